@@ -17,14 +17,14 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from handrail.arbiter.approvals.broker import ApprovalBroker
-from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.approvals.approval_broker import ApprovalBroker
+from handrail.arbiter.output.output_files import OutputFileQuota
+from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.arbiter.output.sidecar import SidecarQuota
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
 from handrail.record.artifacts import ArtifactStore
-from handrail.record.log import CommitLog, Record
-from handrail.store.tables.approvals import ApprovalTable
+from handrail.record.commit_log import CommitLog, Record
+from handrail.store.tables.approval_tables import ApprovalTable
 from handrail.store.workspace_store import WorkspaceStore
 
 TARGET_MS = 50.0
@@ -39,7 +39,7 @@ async def main() -> int:
             (folder / part).mkdir()
         store = WorkspaceStore.open(folder / "ws", folder / "state")
         log = CommitLog(store.database)
-        room = SidecarQuota(folder / "output", 1 << 30)
+        room = OutputFileQuota(folder / "output", 1 << 30)
         shaper = OutputShaper(SecretRedactor(), ArtifactStore(folder / "artifacts"), lambda session: folder, room)
         approvals = ApprovalBroker(ApprovalTable(store.database), log, shaper)
         arguments = {"path": "src/main.py", "old": "x" * 1_000, "new": "y" * 1_000}
@@ -49,7 +49,7 @@ async def main() -> int:
             )
             for n in range(PENDING)
         ]
-        await asyncio.gather(*(approvals.submit_request(row, [], whole=True) for row in rows))
+        await asyncio.gather(*(approvals.store_request_with_records(row, [], whole=True) for row in rows))
 
         async def listed() -> None:
             assert len(approvals.list_pending()) > PENDING - ROUNDS - 1
@@ -71,7 +71,7 @@ async def main() -> int:
             "answer one": await median_ms(answered),
             "(one record committed)": await median_ms(recorded),
         }
-        approvals.close()
+        approvals.stop_expiry_timer()
         await store.aclose()
     for what, spent in figures.items():
         print(f"{what:32} {spent:8.3f} ms")

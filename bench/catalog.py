@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.catalog.prompt import estimate_spec_tokens
-from handrail.contract.services.runtime import Runtime
+from handrail.catalog.tool_prompt import estimate_llm_view_tokens
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
-from handrail.kernel.doctor.machine_checks import compute_agent_costs
-from handrail.kernel.local import LocalKernel
-from handrail.registry.pins import StoredPins, ThirdPartyDefinition
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import ThirdPartySource
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.kernel.doctor.machine_checks import compute_agent_token_costs
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import ThirdPartySource
 
 TOKENS_TOOLS, SHARE = 1_000, 0.03
 PUBLISHED, BOUND_MS = 10_000, 300.0
@@ -77,13 +77,13 @@ async def longest_wait(until: asyncio.Event) -> float:
 
 async def tokens() -> bool:
     async with temporary_kernel(tools=[Made(n) for n in range(TOKENS_TOOLS - 30)]) as kernel:
-        costs = compute_agent_costs(kernel.generation, kernel.config, kernel.agent)
+        costs = compute_agent_token_costs(kernel.generation, kernel.config, kernel.default_agent)
     share = costs.active_tokens / costs.total_tokens
     print(
         f"{len(costs.tools):,} tools: about {costs.total_tokens:,} tokens with all in view, {costs.active_tokens:,} at the start of a turn"
     )
     print(
-        f"  ({costs.index_tokens:,} of them the index; {costs.total_tokens / len(costs.tools):.0f} a tool, {estimate_spec_tokens(Made(3).spec)} one of these)"
+        f"  ({costs.index_tokens:,} of them the index; {costs.total_tokens / len(costs.tools):.0f} a tool, {estimate_llm_view_tokens(Made(3).spec)} one of these)"
     )
     met = share <= SHARE
     print(f"in view: {100 * share:.1f} % of all (bound {100 * SHARE:.0f} %): {'met' if met else 'MISSED'}")
@@ -95,12 +95,12 @@ async def publishing() -> bool:
     async with temporary_kernel() as kernel:
         await begun(kernel)
         began = time.perf_counter()
-        await kernel.reload(tools)
+        await kernel.reload_tools(tools)
         first = (time.perf_counter() - began) * 1e3
 
         async def another(number: int) -> None:
             tools[number] = Made(PUBLISHED + number)
-            await kernel.reload(tools)
+            await kernel.reload_tools(tools)
 
         taken = await watched(another)
         idle = (await watched(lambda _: asyncio.sleep(statistics.median(taken.ms) / 1e3))).waits
@@ -124,17 +124,17 @@ async def refreshing() -> bool:
             shelf.sources.pins.approve(
                 source.name, [ThirdPartyDefinition.from_spec(tool.spec) for tool in source.tools]
             )
-        await kernel.reload(own)
+        await kernel.reload_tools(own)
 
         async def changed(number: int) -> None:
             source = sources[number]
             source.withdraw(source.tools[0].spec.id)
-            await shelf.refresh([source])
+            await shelf.reload_changed_sources([source])
 
         async def together(number: int) -> None:
             for source in sources:
                 source.withdraw(source.tools[0].spec.id)
-            await asyncio.gather(*(shelf.refresh([source]) for source in sources))
+            await asyncio.gather(*(shelf.reload_changed_sources([source]) for source in sources))
 
         one, all_of_them = await watched(changed), await watched(together)
         assert all(

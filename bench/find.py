@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from finding.bfcl import bfcl
 from finding.google import google
 
-from handrail.contract.tool.names import LOCKED_IDS, SESSION_INTERNAL
+from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, SESSION_INTERNAL
 
 TYPES = {
     "dict": "object",

@@ -34,7 +34,7 @@ def processor_s() -> float:
 
 
 def alive(mark: str) -> list[int]:
-    """Processes whose command line holds ``mark``."""
+    """Processes whose command line holds ``write_marker_file``."""
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -181,7 +181,7 @@ async def client(folder: Path, number: int, of: int, seconds: float, ready: int,
 
 def load(folder: Path, clients: int, seconds: float) -> bool:
     """Whether every bound is met."""
-    import handrail.kernel.remote  # noqa: F401 - imported once, before the processes are forked
+    import handrail.kernel.remote_kernel  # noqa: F401 - imported once, before the processes are forked
 
     ready, all_ready = os.pipe()
     wait, go = os.pipe()

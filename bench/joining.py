@@ -21,10 +21,10 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.handshake import connect, listen
-from handrail.ipc.wire.operations import OperationSpec, OperationTable
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.ipc.wire.socket_handshake import connect_to_lease_holder, listen_on_socket
 
 TARGET = 1.3
 ROUNDS, CALLS = 40, 250
@@ -86,7 +86,7 @@ async def serve(folder: Path) -> None:
     def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         return operations, {}
 
-    await listen(folder, "ours", accept)
+    await listen_on_socket(folder, "ours", accept)
     await asyncio.get_running_loop().create_unix_server(Bare, str(folder / "bare"))
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
@@ -94,7 +94,7 @@ async def serve(folder: Path) -> None:
 
 async def measure(folder: Path) -> dict[str, list[float]]:
     _transport, bare = await asyncio.get_running_loop().create_unix_connection(BareClient, str(folder / "bare"))
-    ours = await connect(folder, "ours")
+    ours = await connect_to_lease_holder(folder, "ours")
     contenders: dict[str, Callable[[], Awaitable[Any]]] = {
         "bare asyncio + orjson, a line each": lambda: bare.request(BODY),
         "ours, a handler that does not wait": lambda: ours.request("echo", BODY),

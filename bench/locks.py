@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from handrail.arbiter.locks import LockTable, RequiredLock
+from handrail.arbiter.lock_table import LockTable, RequiredLock
 
 TARGET = 2.0
 CALLS = 20_000
@@ -42,7 +42,7 @@ def uncontended(wants: list[RequiredLock]) -> float:
     for _ in range(CALLS):
         grant = table.try_acquire(wants)
         assert grant is not None
-        table.release(grant)
+        table.release_grant(grant)
     return (time.perf_counter() - began) / CALLS * 1e6
 
 
@@ -51,8 +51,8 @@ async def with_tasks(waiters: int) -> float:
     table = LockTable()
 
     async def call() -> None:
-        request = table.enqueue(FILE)
-        table.release(await request.wait_granted(60))
+        request = table.queue_for_locks(FILE)
+        table.release_grant(await request.wait_granted(60))
 
     spent = 0.0
     for _ in range(max(1, max(SIZES) // waiters)):
@@ -61,10 +61,10 @@ async def with_tasks(waiters: int) -> float:
         began = time.perf_counter()
         tasks = [asyncio.create_task(call()) for _ in range(waiters)]
         await asyncio.sleep(0)
-        table.release(holder)
+        table.release_grant(holder)
         await asyncio.gather(*tasks)
         spent += time.perf_counter() - began
-    assert table.size == 0
+    assert table.resource_count == 0
     return spent / max(SIZES) * 1e6
 
 
@@ -76,10 +76,10 @@ async def table_alone(waiters: int) -> float:
         holder = table.try_acquire(FILE)
         assert holder is not None
         began = time.perf_counter()
-        requests = [table.enqueue(FILE) for _ in range(waiters)]
-        table.release(holder)
+        requests = [table.queue_for_locks(FILE) for _ in range(waiters)]
+        table.release_grant(holder)
         for request in requests:
-            table.release(await request.wait_granted())
+            table.release_grant(await request.wait_granted())
         spent += time.perf_counter() - began
     return spent / max(SIZES) * 1e6
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import orjson
 
-from handrail.record.chain import GENESIS, SALT_BYTES, RecordHeader, hash_group, new_commitment
-from handrail.record.log import CommitLog, Record
-from handrail.store.database.writer import GroupWriter, SinkUnavailable
+from handrail.record.commit_log import CommitLog, Record
+from handrail.record.hash_chain import GENESIS, SALT_BYTES, RecordHeader, hash_group, new_commitment
+from handrail.store.database.group_writer import GroupWriter, SinkUnavailable
 from handrail.store.workspace_store import WorkspaceStore
 
 Entry = tuple[int, Sequence[Record]]
@@ -89,7 +89,7 @@ class FileLog:
         return self.writer.unavailable_reason
 
     def append(self, records: Sequence[Record]) -> None:
-        self.writer.append((time.time_ns(), records))
+        self.writer.queue_without_waiting((time.time_ns(), records))
 
     async def commit(self, records: Sequence[Record]) -> None:
         await self.writer.commit((time.time_ns(), records))
@@ -193,7 +193,7 @@ def cost_of_append(folder: Path, count: int) -> None:
             chunk = entries[start : start + 100]
             began = time.perf_counter()
             for entry in chunk:
-                log.append(entry)
+                log.record_soon(entry)
             took.append((time.perf_counter() - began) / 100)
             await log.wait_for_backlog(200)
         print(f"append: {statistics.median(took) * 1e6:.2f} µs in the caller")

@@ -82,8 +82,8 @@ def opened(folder: Path, file: Path) -> Any:
 
 
 async def serve_gateway(folder: Path) -> None:
-    from handrail.frontends.mcp.stdio import serve_stdio
-    from handrail.frontends.mcp.tools import McpFrontendSettings
+    from handrail.frontends.mcp.mcp_stdio_server import serve_stdio
+    from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
         await serve_stdio(kernel, McpFrontendSettings(discovery="all"))
@@ -99,7 +99,7 @@ async def serve_proxy() -> None:
 
 
 async def approved(folder: Path, name: str) -> None:
-    from handrail.testing.upstream_servers import approve_tools as approve
+    from handrail.testing.scripted_mcp_servers import approve_tools as approve
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
         await approve(kernel, name)
@@ -161,10 +161,10 @@ async def calls(folder: Path) -> dict[str, list[float]]:
 async def first_lists(folder: Path) -> dict[str, list[float]]:
     from mcp import Client
 
-    from handrail.registry.pins import StoredPins, ThirdPartyDefinition
-    from handrail.upstream.definition import ServerListing, write_listing
-    from handrail.upstream.server_config import load_server_definitions as servers_in
-    from handrail.upstream.tools import build_spec
+    from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
+    from handrail.upstream.mcp_tool import build_spec
+    from handrail.upstream.server_config_loader import load_enabled_servers as servers_in
+    from handrail.upstream.server_definition import ServerListing, write_cached_listing
 
     names = [f"server{number}" for number in range(UPSTREAMS)]
     file = configured(folder, names)
@@ -183,7 +183,7 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
         kept = ServerListing(tools=items, capabilities={"tools": {}}, protocol="2025-11-25")
         state = folder / "state"
         state.mkdir(mode=0o700, exist_ok=True)
-        write_listing(state, definition.name, definition.definition_hash, kept)
+        write_cached_listing(state, definition.name, definition.definition_hash, kept)
         specs = [build_spec(item, definition, definition.requires) for item in items]
         StoredPins(state).approve(definition.name, [ThirdPartyDefinition.from_spec(spec) for spec in specs])
     taken: dict[str, list[float]] = {BARE: [], MANY: []}

@@ -65,7 +65,7 @@ def serve_high_level() -> None:
 
 async def serve_handrail(folder: Path) -> None:
     from handrail import open_kernel, tool
-    from handrail.frontends.mcp.stdio import serve_stdio
+    from handrail.frontends.mcp.mcp_stdio_server import serve_stdio
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     (folder / "workspace").mkdir()

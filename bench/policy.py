@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from handrail.contract.services.files import ResolvedPath
+from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.tool.requires import FsRequires, NetRequires, PathVariables, Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authorizer import CallAuthorizer
-from handrail.policy.rules.definitions import default_book, parse_rule
-from handrail.policy.targets import agent_layer
-from handrail.runtime.files.roots import SessionRoots
+from handrail.policy.call_authorizer import CallAuthorizer
+from handrail.policy.call_targets import agent_layer
+from handrail.policy.rules.rules_and_modes import default_book, parse_rule
+from handrail.runtime.files.session_roots import SessionRoots
 
 CALLS = 1_500
 ROUNDS = 9

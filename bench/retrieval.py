@@ -45,12 +45,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from finding.bfcl import bfcl
 
 from handrail import open_kernel
-from handrail.catalog.embedders.minilm import MiniLMEmbedder, why_unavailable
-from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.index import ToolIndex, request_texts
-from handrail.catalog.search.lexical_index import ToolDocument, make_passage
-from handrail.catalog.search.words import join_e_words, remove_filler
-from handrail.contract.services.resources import PromptSpec, ResourceSpec
+from handrail.catalog.embedders.minilm import MiniLMEmbedder, explain_model_unavailable
+from handrail.catalog.search.encoder_thread import EncoderThread
+from handrail.catalog.search.lexical_index import SearchableTool, make_embedding_text
+from handrail.catalog.search.tool_search_index import ToolIndex, request_texts
+from handrail.catalog.search.word_analysis import join_e_mail_words, remove_filler
+from handrail.contract.services.resource_services import PromptSpec, ResourceSpec
 from handrail.tools import BUILTINS
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class Corpus:
     queries: list[dict[str, Any]]
 
     @property
-    def documents(self) -> list[ToolDocument]:
+    def documents(self) -> list[SearchableTool]:
         return [
-            ToolDocument(
+            SearchableTool(
                 each["id"], each.get("description") or "", each.get("parameters") or None, each.get("category") or ""
             )
             for each in self.tools
@@ -113,29 +113,29 @@ def ours_lexical(corpus: Corpus) -> Search:
 def ours(corpus: Corpus, model: MiniLMEmbedder) -> tuple[ToolIndex, Search]:
     """Words, meaning and parts, as shipped; ready when every tool has its vector."""
     index = ToolIndex(corpus.documents, encoder=EncoderThread(model))
-    index.wait()
+    index.wait_until_complete()
     return index, lambda query: [hit.id for hit in index.search(query, 10, patience_s=60).hits]
 
 
 def ours_unsplit(index: ToolIndex) -> Search:
     """The same without looking for parts."""
-    import handrail.catalog.search.index as module
+    import handrail.catalog.search.tool_search_index as module
 
-    kept = module.split_request
+    kept = module.split_request_into_needs
 
     def search(query: str) -> Sequence[str]:
-        module.split_request = lambda request: [request.strip()]
+        module.split_request_into_needs = lambda request: [request.strip()]
         try:
             return [hit.id for hit in index.search(query, 10, patience_s=60).hits]
         finally:
-            module.split_request = kept
+            module.split_request_into_needs = kept
 
     return search
 
 
 def ours_semantic(index: ToolIndex) -> Search:
     """Meaning alone, of the whole request."""
-    import handrail.catalog.search.index as module
+    import handrail.catalog.search.tool_search_index as module
 
     whole, kept = ours_unsplit(index), module.WORDS
 
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="measure time and memory, too")
     parser.add_argument("--shipped", action="store_true", help="measure the tools that ship, through a kernel")
     given = parser.parse_args()
-    if why := why_unavailable():
+    if why := explain_model_unavailable():
         sys.exit(f"bench: {why}")
     if not (given.speed or given.shipped) or given.data or given.held_out:
         compare(given)
@@ -271,8 +271,8 @@ def compare(given: argparse.Namespace) -> None:
         sys.exit("bench: --held-out needs two corpora at least")
     for corpus in every:
         _tell(f"{corpus.name}: {len(corpus.tools)} tools and {len(corpus.queries)} requests are encoded")
-        model.encode([make_passage(each) for each in corpus.documents])
-        said = [join_e_words(text) for each in corpus.queries for text in request_texts([each["query"]])]
+        model.encode([make_embedding_text(each) for each in corpus.documents])
+        said = [join_e_mail_words(text) for each in corpus.queries for text in request_texts([each["query"]])]
         model.encode([*said, *map(remove_filler, said)])
         model.keep()
     for corpus in every:

@@ -26,17 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail import open_kernel
-from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
-from handrail.sandbox import tiers
-from handrail.sandbox.bubblewrap import BubblewrapSandbox, build_options
+from handrail.sandbox import tier_probe
+from handrail.sandbox.bubblewrap import BubblewrapSandbox, build_bubblewrap_options
 from handrail.sandbox.filters import seccomp
-from handrail.sandbox.start.pool import SandboxPool
-from handrail.sandbox.start.process import wait_for_dismantling
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
+from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 ARGV = (*SHELL_ARGV, "true")
-BWRAP = next(find_binaries())
+BWRAP = next(find_bubblewrap_programs())
 PAUSE_S = 0.03
 """Between two runs: the kernel takes network namespaces down later, and holds up who makes one meanwhile."""
 
@@ -52,7 +52,7 @@ class Variant:
     name: str
     run: Callable[[], Awaitable[object]]
     at_most: float | None = None
-    between: Callable[[], Awaitable[object]] = wait_for_dismantling
+    between: Callable[[], Awaitable[object]] = wait_until_all_dismantled
 
 
 def spawned(program: str, argv: Sequence[str]) -> None:
@@ -121,7 +121,7 @@ async def measured(rounds: int, variants: list[Variant]) -> Mapping[str, list[fl
 
 
 async def main(rounds: int) -> int:
-    sandbox = tiers.choose_sandbox()
+    sandbox = tier_probe.choose_sandbox()
     if not isinstance(sandbox, BubblewrapSandbox):
         print(json.dumps({"withheld": sandbox.tier.detail, "remedy": sandbox.tier.remedy}))
         return 5
@@ -153,13 +153,15 @@ async def main(rounds: int) -> int:
             variants = [
                 Variant(peer, unconfined),
                 Variant("the same by asyncio", by_asyncio),
-                Variant("warm, pooled", started(pool, capabilities, profile), 1.0, pool.wait_until_replenished),
+                Variant("warm, pooled", started(pool, capabilities, profile), 1.0, pool.wait_until_successors_ready),
                 Variant(
                     "warm, pooled, with the proxy",
                     started(pool, connected, profile),
-                    between=pool.wait_until_replenished,
+                    between=pool.wait_until_successors_ready,
                 ),
-                Variant("cold, namespaces and seccomp alone", bare(build_options(capabilities, profile)), 6.0),
+                Variant(
+                    "cold, namespaces and seccomp alone", bare(build_bubblewrap_options(capabilities, profile)), 6.0
+                ),
                 Variant("cold, the same by the launcher, limits", started(without, capabilities, profile)),
                 Variant("cold, with Landlock too", started(sandbox, capabilities, profile), 14.0),
                 Variant("cold, without Landlock, with the proxy", started(without, connected, profile), 9.0),

@@ -21,16 +21,16 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from handrail.contract.sandbox import Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import AccessCheck, CapabilityLayer, CapabilitySet
-from handrail.policy.authorizer import find_hidden_paths
-from handrail.policy.rules.definitions import default_book
-from handrail.runtime.files.roots import SessionRoots
+from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.rules.rules_and_modes import default_book
+from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.runtime.ripgrep import HiddenFiles, find_ripgrep
-from handrail.runtime.search import RipgrepSearch
-from handrail.sandbox.start.pool import SandboxPool, add_pool
-from handrail.sandbox.tiers import RefusingSandbox, choose_sandbox
+from handrail.runtime.ripgrep import HiddenFileRecord, find_ripgrep
+from handrail.runtime.search_service import RipgrepSearch
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool, add_pool
+from handrail.sandbox.tier_probe import RefusingSandbox, choose_sandbox
 
 FILES, BYTES, FOLDERS = 24_000, 600_000_000, 400
 ROUNDS = 11
@@ -68,9 +68,9 @@ def plant(root: Path) -> None:
 
 def searching(root: Path, scratch: Path, sandbox: Sandbox) -> RipgrepSearch:
     layer = CapabilityLayer("bench", fs_read=(str(root),))
-    profile = SandboxProfile(str(root), str(scratch), denials=find_hidden_paths(default_book(), str(root)))
+    profile = SandboxProfile(str(root), str(scratch), denials=path_denials_of_rules(default_book(), str(root)))
     may: AccessCheck = lambda capability, target: None  # noqa: E731
-    return RipgrepSearch(SessionRoots(root), sandbox, profile, CapabilitySet((layer,)), may, HiddenFiles())
+    return RipgrepSearch(SessionRoots(root), sandbox, profile, CapabilitySet((layer,)), may, HiddenFileRecord())
 
 
 async def ripgrep(program: str, pattern: str, root: Path) -> int:
@@ -129,7 +129,7 @@ async def main() -> int:
                 for label, run in contenders.items():
                     spent, counts[label] = await timed(run)
                     if isinstance(ready, SandboxPool):
-                        await ready.wait_until_replenished()
+                        await ready.wait_until_successors_ready()
                     await asyncio.sleep(PAUSE_S)
                     if turn:  # the first one warms
                         times[label].append(spent)

@@ -19,13 +19,21 @@ from typing import Any
 
 import orjson
 
-from handrail.agent.conversation import Conversation, message_data
-from handrail.agent.model import AssistantMessage, CallPart, CallResult, Message, ResultsMessage, TextPart, UserMessage
-from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.agent.conversation import Conversation, encode_message
+from handrail.agent.model_protocol import (
+    AssistantMessage,
+    CallResult,
+    CallResultsMessage,
+    HistoryCallPart,
+    Message,
+    TextPart,
+    UserMessage,
+)
+from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.record.artifacts import ArtifactStore
-from handrail.record.log import CommitLog
+from handrail.record.commit_log import CommitLog
 from handrail.session.session_store import SessionHistory
-from handrail.store.tables.sessions import SessionRow
+from handrail.store.tables.session_tables import SessionRow
 from handrail.store.workspace_store import WorkspaceStore
 
 TEXT = "The function reads the file line by line and counts words; an edit follows, then the tests. " * 8
@@ -39,9 +47,9 @@ def messages(count: int) -> list[Message]:
     made: list[Message] = [UserMessage(TEXT)]
     while len(made) < count:
         n = len(made)
-        calls = [CallPart(f"call_{n}_{k}", "read", {"path": "src/module/file.py", "offset": n}) for k in (0, 1)]
+        calls = [HistoryCallPart(f"call_{n}_{k}", "read", {"path": "src/module/file.py", "offset": n}) for k in (0, 1)]
         made.append(AssistantMessage((TextPart(TEXT[:200]), *calls)))
-        made.append(ResultsMessage(tuple(CallResult(call.wire_id, RESULT, False) for call in calls)))
+        made.append(CallResultsMessage(tuple(CallResult(call.wire_id, RESULT, False) for call in calls)))
     return made[:count]
 
 
@@ -70,13 +78,13 @@ def pydantic_ai_reader(count: int) -> Callable[[], Any]:
 async def measure(folder: Path, count: int, rounds: int) -> None:
     (folder / "workspace").mkdir()
     store = WorkspaceStore.open(folder / "workspace", folder / "state")
-    await store.sessions.open(SessionRow("ses_long", 1))
+    await store.sessions.record_opened(SessionRow("ses_long", 1))
     artifacts = ArtifactStore(store.folders.artifact_folder)
     history = SessionHistory("ses_long", store.messages, SecretRedactor(), CommitLog(store.database), artifacts)
     made = messages(count)
-    rows = [(n, message_data(m, ["ses_long/1.0", "ses_long/1.1"])) for n, m in enumerate(made)]
+    rows = [(n, encode_message(m, ["ses_long/1.0", "ses_long/1.1"])) for n, m in enumerate(made)]
     for start in range(0, count, 500):
-        await history.store_entries(rows[start : start + 500])
+        await history.store_messages(rows[start : start + 500])
     encoded = [orjson.dumps(data) for _, data in rows]
     del made, rows
 
@@ -98,7 +106,7 @@ async def measure(folder: Path, count: int, rounds: int) -> None:
     for _ in range(rounds):
         conversation = Conversation(history)
         began = time.perf_counter()
-        await conversation.load()
+        await conversation.load_stored_messages()
         took["handrail"].append(time.perf_counter() - began)
         assert conversation.open_exchange is not None or len(conversation.messages) == count
         for name, read in readers.items():

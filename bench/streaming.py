@@ -31,21 +31,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail import tool
-from handrail.agent.budget import Budget
-from handrail.agent.loop import Agent
-from handrail.agent.model import (
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import (
     BlockEvent,
-    CallArguments,
-    CallClosed,
-    CallOpened,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
     ModelRequest,
     ReplyFinished,
     TextDelta,
 )
-from handrail.catalog.dialects import MCP, SchemaDialect
-from handrail.kernel.kernel import Kernel
-from handrail.kernel.local import LocalKernel
-from handrail.kernel.startup import open_kernel
+from handrail.agent.run_budget import Budget
+from handrail.catalog.provider_dialects import MCP, ProviderSchemaDialect
+from handrail.kernel.kernel_interface import Kernel
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.kernel.workspace_opening import open_kernel
 
 TARGET_LATE = 1.10
 TARGET_DELAY_MS = 1.0
@@ -88,7 +88,7 @@ class PlayedBack:
         return "recorded:reply"
 
     @property
-    def dialect(self) -> SchemaDialect:
+    def dialect(self) -> ProviderSchemaDialect:
         return MCP
 
     async def aclose(self) -> None:
@@ -113,11 +113,11 @@ def chunks() -> list[tuple[float, BlockEvent]]:
     for index, call in enumerate(REPLY):
         arguments = json.dumps({"file": call.file, "ms": call.took, "note": "x" * 400})
         size = -(-len(arguments) // PIECES)
-        found.append((call.opened, CallOpened(index, None, "bench__work")))
+        found.append((call.opened, CallBlockOpened(index, None, "bench__work")))
         for piece in range(PIECES):
             at = call.opened + (call.closed - call.opened) * piece / PIECES
-            found.append((at, CallArguments(index, arguments[piece * size : (piece + 1) * size])))
-        found.append((call.closed, CallClosed(index)))
+            found.append((at, CallArgumentsDelta(index, arguments[piece * size : (piece + 1) * size])))
+        found.append((call.closed, CallBlockClosed(index)))
     return [*found, (STREAM_MS - 60, TextDelta("these four.")), (STREAM_MS, ReplyFinished("calls"))]
 
 
@@ -149,15 +149,15 @@ async def turn_ms(kernel: Kernel, *, waits: bool) -> float:
         pieces: dict[int, list[str]] = {}
         async for event in model.stream(ModelRequest("", (), ())):
             match event:
-                case CallOpened(index):
+                case CallBlockOpened(index):
                     pieces[index] = []
-                case CallArguments(index, text):
+                case CallArgumentsDelta(index, text):
                     pieces[index].append(text)
-                case CallClosed(index):
+                case CallBlockClosed(index):
                     calls.append(("bench__work", "".join(pieces[index])))
                 case _:
                     pass
-        await history.store_entries([(0, {"v": 1, "role": "assistant", "parts": [{"text": repr(calls)}]})])
+        await history.store_messages([(0, {"v": 1, "role": "assistant", "parts": [{"text": repr(calls)}]})])
         answers = await session.start_turn().call_all(calls)
         ended = time.perf_counter()
         assert all(answer.result.ok for answer in answers)
@@ -182,11 +182,11 @@ async def delays_ms(kernel: Kernel, name: str, started: list[float]) -> list[flo
         async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
             yield TextDelta("again ")
             if len(closed) < DELAYS:
-                yield CallOpened(0, None, name)
-                yield CallArguments(0, '{"n":1}')
+                yield CallBlockOpened(0, None, name)
+                yield CallArgumentsDelta(0, '{"n":1}')
                 await asyncio.sleep(0.002)  # the chunk is one of its own
                 closed.append(time.perf_counter())
-                yield CallClosed(0)
+                yield CallBlockClosed(0)
                 await asyncio.sleep(0.01)  # the reply goes on
                 yield ReplyFinished("calls")
             else:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.contract.services.channels import Notification, TriggerService
-    from handrail.kernel.local import LocalKernel
+    from handrail.contract.services.channels_and_triggers import Notification, TriggerService
+    from handrail.kernel.local_kernel import LocalKernel
     from handrail.store.database.workspace_database import TableWork
 
 SESSIONS, EACH, JOBS, IDLE_S, FIRINGS = 10, 1_000, 1_000, 5.0, 200
@@ -69,12 +69,12 @@ async def one(triggers: TriggerService, number: int) -> None:
 async def accuracy(kernel: LocalKernel, session_id: str) -> None:
     """Timers that fire once, one after the other, beside all others."""
     session = await kernel.session(session_id)
-    triggers, board = session.lane.triggers, kernel.arrivals.notifications
+    triggers, board = session.lane.triggers, kernel.inbound_events.notifications
     assert triggers is not None
     for number in range(FIRINGS):
         await triggers.remove(f"t{number}")
     told: dict[str, int] = {}
-    done, post = asyncio.Event(), board.post
+    done, post = asyncio.Event(), board.store_notification
 
     async def posted(notice: Notification, *along: TableWork) -> None:
         await post(notice, *along)
@@ -82,7 +82,7 @@ async def accuracy(kernel: LocalKernel, session_id: str) -> None:
         if len(told) == FIRINGS:
             done.set()
 
-    board.post = posted
+    board.store_notification = posted
     due: dict[str, int] = {}
     for number in range(FIRINGS):
         made = await triggers.add_timer(SOONEST_MS + number * APART_MS, "now", name=f"f{number}", once=True)
@@ -98,7 +98,7 @@ async def accuracy(kernel: LocalKernel, session_id: str) -> None:
 
 async def main() -> None:
     from handrail import Runtime, open_kernel, tool
-    from handrail.kernel.local import LocalKernel
+    from handrail.kernel.local_kernel import LocalKernel
 
     logging.disable(logging.WARNING)
     over = asyncio.Event()
@@ -140,7 +140,7 @@ async def main() -> None:
             await kernel.session()
             first = time.perf_counter() - began
             print(f"restart: opened in {opening:.2f} s, the first session, which takes them up, in {first:.2f} s")
-            assert len(kernel.arrivals.triggers.table.list_all()) == count
+            assert len(kernel.inbound_events.triggers.table.list_all()) == count
             await idle(f"after the restart, {count:,} triggers")
             await accuracy(kernel, ids[0])
 

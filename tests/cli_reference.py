@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import click
 
-from handrail.frontends.cli.app import EPILOG, handrail
+from handrail.frontends.cli.command_group import EPILOG, handrail
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 

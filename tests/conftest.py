@@ -13,7 +13,7 @@ from tests.loading import pytest_collection as pytest_collection
 from tests.loading import pytest_collection_finish as pytest_collection_finish
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
-from handrail.sandbox.start import process
+from handrail.sandbox.start import sandboxed_process
 
 # What holds for every value is tried on few of them each time, others every time, and on many by `make soak`.
 settings.register_profile("handrail", deadline=None, max_examples=35, suppress_health_check=[HealthCheck.too_slow])
@@ -21,7 +21,7 @@ settings.register_profile("thorough", settings.get_profile("handrail"), max_exam
 settings.load_profile("handrail")
 
 # A busy machine takes long over the namespaces of what has ended, and tests count what is left.
-process.DISMANTLING_S = 300.0
+sandboxed_process.DISMANTLING_S = 300.0
 
 _IDENTITY = {
     "GIT_AUTHOR_NAME": "Test",

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from handrail.contract.call import EventKind
+from handrail.contract.calls_and_results import EventKind
 from handrail.contract.errors import ErrorKind
-from handrail.record.log import RecordKind
+from handrail.record.commit_log import RecordKind
 from handrail.record.log_reader import CallState
-from handrail.session.transcript import SessionState
+from handrail.session.transcript_search import SessionState
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 RESULTS, EVENTS, RECORDS = FOLDER / "results.md", FOLDER / "events.md", FOLDER / "records.md"

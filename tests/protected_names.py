@@ -11,7 +11,7 @@ from pathlib import Path
 
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
 from handrail.contract.protected.never_written import NEVER_WRITTEN, ProtectedNames
-from handrail.policy.rules.definitions import SECRET_NAME_ROWS
+from handrail.policy.rules.rules_and_modes import SECRET_NAME_ROWS
 
 TABLE = Path(__file__).parent.parent / "docs" / "reference" / "protected-names.md"
 

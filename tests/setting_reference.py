@@ -1,4 +1,4 @@
-"""The reference page of the configuration, from the models of :mod:`handrail.config.settings`.
+"""The reference page of the configuration, from the models of :mod:`handrail.config.operator_settings`.
 
 ``python -m tests.conformance`` writes the page to ``docs/reference/configuration.md`` and compares it with ``--check``.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from handrail.config.layers import variable_name
-from handrail.config.settings import OPERATOR_ONLY, Settings, list_keys
+from handrail.config.layers import environment_variable_name
+from handrail.config.operator_settings import OPERATOR_ONLY, Settings, list_setting_keys
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
 
@@ -70,7 +70,7 @@ def settings() -> dict[str, list[Setting]]:
 
 def render() -> str:
     """Return the page as Markdown."""
-    whole, variables = schema(), {key: variable_name(key) for key in list_keys()}
+    whole, variables = schema(), {key: environment_variable_name(key) for key in list_setting_keys()}
     lines = [_HEAD]
     for name, found in settings().items():
         node = whole["properties"][name]
@@ -94,7 +94,7 @@ def _settings(key: str, node: Mapping[str, Any], whole: Mapping[str, Any]) -> It
     if model is not None and key not in ("ceiling",):
         inner, title = model
         prefix = f"{key}{title}"
-        if "." in key and key in set(list_keys()):
+        if "." in key and key in set(list_setting_keys()):
             yield Setting(key, "table", "none", "–", _escaped(_apart(node)[0]))
         for name, below in inner["properties"].items():
             yield from _settings(f"{prefix}.{name}", below, whole)
@@ -115,7 +115,7 @@ def _model(node: Mapping[str, Any], whole: Mapping[str, Any]) -> tuple[Mapping[s
     for one, title in candidates:
         if "$ref" in one:
             name = str(one["$ref"]).rpartition("/")[2]
-            if name not in _LINKED and name not in ("SecretValue", "NamedSecret"):
+            if name not in _LINKED and name not in ("PrefixedSecretReference", "NamedSecretReference"):
                 return whole["$defs"][name], title
     return None
 
@@ -130,7 +130,7 @@ def _type(node: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
         name = str(node["$ref"]).rpartition("/")[2]
         if name in _LINKED:
             return _LINKED[name]
-        return '`{ secret = "NAME" }`' if name in ("SecretValue", "NamedSecret") else "table"
+        return '`{ secret = "NAME" }`' if name in ("PrefixedSecretReference", "NamedSecretReference") else "table"
     if "enum" in node:
         return ", ".join(f"`{one}`" for one in node["enum"])
     if "const" in node:

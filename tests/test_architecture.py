@@ -76,16 +76,16 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     (file := tmp_path / "handrail.toml").write_text('[mcp.servers.never_listed]\nurl = "http://127.0.0.1:9/mcp"\n')
     call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
-        f"from handrail.frontends.cli.app import run\n{call} *{place}]) == 0\n"
-        "import handrail.ipc.codec.rpc as interfaces\nassert interfaces.inspect_method.cache_info().currsize == 0\n"
-        "assert 'handrail.upstream.connection_manager' not in sys.modules\n"
-        f"import handrail.upstream.servers\nhandrail.upstream.servers.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
-        "assert 'handrail.upstream.connection_manager' in sys.modules, 'the server is there'\n"
-        "before = set(sys.modules)\nimport handrail.frontends.mcp.stdio\n"
+        f"from handrail.frontends.cli.command_group import run\n{call} *{place}]) == 0\n"
+        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.inspect_method.cache_info().currsize == 0\n"
+        "assert 'handrail.upstream.upstream_connection' not in sys.modules\n"
+        f"import handrail.upstream.upstream_registry\nhandrail.upstream.servers.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
+        "assert 'handrail.upstream.upstream_connection' in sys.modules, 'the server is there'\n"
+        "before = set(sys.modules)\nimport handrail.frontends.mcp.mcp_stdio_server\n"
         "assert not {'mcp', 'mcp_types'} & sys.modules.keys(), 'an MCP client is answered without'\n"
         "for name in set(sys.modules) - before: del sys.modules[name]"
     )
-    assert "handrail.kernel.local" in loaded
+    assert "handrail.kernel.local_kernel" in loaded
     assert not [name for name in COSTLY if name in loaded and name not in ("click", "jsonschema_rs", "sqlite3")]
     features = (
         "agent.loop",
@@ -173,15 +173,15 @@ def test_every_module_has_its_place_in_the_wheel_and_the_type_marker_is_there() 
 
 _OWN = "find_program"
 STARTING = {
-    "arbiter/arguments.py": _OWN,
+    "arbiter/call_arguments.py": _OWN,
     "config/secret_references.py": _OWN,
     "kernel/doctor/machine_checks.py": "a bubblewrap or ripgrep that was found before",
     "demos/demonstration.py": _OWN,
     "demos/doors/opened.py": "this interpreter, with a safe search path",
     "frontends/cli/commands/mcp.py": _OWN,
     "policy/watchdogs/api.py": _OWN,
-    "upstream/package_installer.py": _OWN,
-    "runtime/search.py": "a ripgrep that was found before",
+    "upstream/server_programs.py": _OWN,
+    "runtime/search_service.py": "a ripgrep that was found before",
     "sandbox/bubblewrap.py": "a bubblewrap by its absolute path, outside of every workspace",
     "sandbox/view/sandbox_user.py": "perl by its absolute path",
     "sandbox/start/launcher_python.py": "what a call asks for, in its sandbox",
@@ -232,7 +232,7 @@ def test_programs_are_started_by_few_modules_and_never_by_a_bare_name() -> None:
         for function, call in _calls_of(path):
             place = f"{name}:{call.lineno} {function}"
             if _LOOKS_UP.match(function) and name != "sandbox/start/launcher_python.py":
-                faults.append(f"{place} looks a program up by itself; use handrail.origins.programs.find_program")
+                faults.append(f"{place} looks a program up by itself; use handrail.origins.program_lookup.find_program")
             if any(key.arg == "shell" and not _is_false(key.value) for key in call.keywords) and _STARTS.match(
                 function
             ):
@@ -259,7 +259,9 @@ def test_the_path_for_programs_is_read_in_one_place() -> None:
         for path in SOURCE.rglob("*.py")
         if re.search(r"environb?(\.get\(|\.pop\(|\[)b?\"PATH\"|getenv\(\"PATH\"|defpath", path.read_text())
     }
-    assert reading == {"origins/programs.py", "sandbox/start/launcher_python.py"}, "use handrail.origins.programs"
+    assert reading == {"origins/program_lookup.py", "sandbox/start/launcher_python.py"}, (
+        "use handrail.origins.program_lookup"
+    )
 
 
 def _is_false(node: ast.expr) -> bool:

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 from tests.prefork import command as prefork
 
-from handrail.catalog.embedders.minilm import why_unavailable
-from handrail.session.inbound import triggers
+from handrail.catalog.embedders.minilm import explain_model_unavailable
+from handrail.session.inbound import trigger_scheduler
 
 BENCH = Path(__file__).parent.parent / "bench"
 SCRIPTS = sorted(
@@ -216,7 +216,7 @@ def test_it_carries_out_its_least_round(
 ) -> None:
     least = {**LEAST, **MANY_PROCESSES}[script]
     if "{folder}" in "".join(least.arguments):
-        if why := why_unavailable():
+        if why := explain_model_unavailable():
             pytest.skip(why)
         corpora(tmp_path)
     module = loaded(script)
@@ -228,7 +228,7 @@ def test_it_carries_out_its_least_round(
         monkeypatch.setattr(module, least.python, prefork.python(BENCH / script))
     monkeypatch.setattr(sys, "argv", [script, *(each.format(folder=tmp_path) for each in least.arguments)])
     monkeypatch.setattr(os, "sync", lambda: None)  # the whole machine's disks
-    monkeypatch.setattr(triggers, "MIN_INTERVAL_MS", 1)
+    monkeypatch.setattr(trigger_scheduler, "MIN_INTERVAL_MS", 1)
     monkeypatch.chdir(tmp_path)
     code = carried_out(module)
     said = capfd.readouterr().out

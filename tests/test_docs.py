@@ -16,10 +16,10 @@ import pytest
 from tests.snippets import ROOT, Folder, commands, page, snippets
 
 from handrail import ToolSpec, tool
-from handrail.contract.agent import AgentBudgets, AgentManifest, parse_agent
+from handrail.contract.agent_manifest import AgentBudgets, AgentManifest, parse_agent
 from handrail.contract.tool.requires import NAMED_CAPABILITIES
-from handrail.sandbox import tiers
-from handrail.testing.kernels import temporary_kernel
+from handrail.sandbox import tier_probe
+from handrail.testing.scripted_kernel import temporary_kernel
 
 GENERATED = {
     "cli.md",
@@ -75,7 +75,7 @@ def test_the_types_are_usable_as_they_are_shown(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+@pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 @pytest.mark.parametrize("name", PAGES)
 def test_commands_run_one_after_the_other_among_the_files_of_their_page(name: str, tmp_path: Path) -> None:
     text = page(name)
@@ -137,7 +137,7 @@ def arguments(name: str, about: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.proves("P-13")
-@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
+@pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="bash is withheld on this machine")
 async def test_every_line_of_the_tables_of_rules_is_decided_as_it_says() -> None:
     tables = "".join(TABLE.findall(page(RULES)))
     rows = ROW.findall(tables)

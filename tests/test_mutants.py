@@ -128,5 +128,5 @@ def test_a_mutation_with_which_nothing_loads_is_not_killed(tree: Tree) -> None:
 
 
 def test_the_tests_nearest_to_the_mutated_file_run_first() -> None:
-    files = files_of(Mutation("L-02", "src/handrail/arbiter/locks.py", "", ""), ROOT)
+    files = files_of(Mutation("L-02", "src/handrail/arbiter/lock_table.py", "", ""), ROOT)
     assert files[0] == "tests/arbiter/test_locks.py" and "tests/kernel/test_joined.py" in files

@@ -40,9 +40,12 @@ def beyond(text: str) -> Iterator[str]:
     ("text", "found"),
     [
         ("import handrail\nfrom handrail import tool\nfrom handrail.testing import PlaybackModel", []),
-        ("import handrail.kernel.local", ["handrail.kernel.local"]),
+        ("import handrail.kernel.local_kernel", ["handrail.kernel.local_kernel"]),
         ("from handrail import kernel", ["handrail: kernel"]),
-        ("def f():\n    from handrail.contract.call import CallAnswer", ["handrail.contract.call: CallAnswer"]),
+        (
+            "def f():\n    from handrail.contract.calls_and_results import CallAnswer",
+            ["handrail.contract.calls_and_results: CallAnswer"],
+        ),
         ("from handrail.sandbox import tiers", ["handrail.sandbox: tiers"]),
     ],
 )

@@ -20,14 +20,14 @@ from tests.kind_reference import (
 )
 from tests.written_keys import event_keys, metadata_keys, record_keys
 
-from handrail.agent.events import ConversationCompacted
-from handrail.config.layers import variable_name
-from handrail.config.settings import OPERATOR_ONLY, Settings, list_keys
-from handrail.contract.call import EventKind
+from handrail.agent.run_events import ConversationCompacted
+from handrail.config.layers import environment_variable_name
+from handrail.config.operator_settings import OPERATOR_ONLY, Settings, list_setting_keys
+from handrail.contract.calls_and_results import EventKind
 from handrail.contract.errors import ErrorKind
-from handrail.record.log import RecordKind
+from handrail.record.commit_log import RecordKind
 from handrail.record.log_reader import CallState
-from handrail.session.transcript import SessionState
+from handrail.session.transcript_search import SessionState
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_each_command_and_option_has_its_place() -> None:
 def test_each_setting_has_its_row_and_its_variable() -> None:
     text, found = setting_reference.render(), setting_reference.settings()
     assert set(found) == set(Settings.model_fields)
-    for key in list_keys():
-        assert f"`{key}" in text and f"`{variable_name(key)}`" in text
+    for key in list_setting_keys():
+        assert f"`{key}" in text and f"`{environment_variable_name(key)}`" in text
     for name in Settings.model_fields:
         part = text.partition(f"\n## `{name}` ")[2].partition("\n## ")[0]
         assert ("Workspace file: **no**" in part) == (name in OPERATOR_ONLY)

@@ -26,16 +26,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from finding.known import Known
 from retrieval import Corpus, corpora
 
-from handrail.catalog.search.lexical_index import make_passage
-from handrail.catalog.search.vectors import (
+from handrail.catalog.search.lexical_index import make_embedding_text
+from handrail.catalog.search.vector_index import (
     BACKGROUND_REQUESTS,
     BACKGROUND_TOOLS,
-    QueryAdapter,
-    ServedRequests,
-    center_of,
-    center_rows,
+    RequestsWithKnownTools,
+    RequestVectorAdapter,
+    center_and_normalize,
+    stabilized_mean,
 )
-from handrail.catalog.search.words import split_request
+from handrail.catalog.search.word_analysis import split_request_into_needs
 
 SHARPNESS = 14.0
 """What a cosine is multiplied by before it is made a likelihood."""
@@ -54,15 +54,15 @@ SERVED = 500
 def pairs(corpus: Corpus, model: Known) -> tuple[Any, Any, Any]:
     """Directions of requests (or of the part nearest to a tool, where there are several), of tools, and which is whose."""
     asked, usual = model.encode(BACKGROUND_REQUESTS).mean(axis=0), model.encode(BACKGROUND_TOOLS)
-    rows = model.encode([make_passage(each) for each in corpus.documents])
-    tools = center_rows(rows, center_of(rows, usual))
+    rows = model.encode([make_embedding_text(each) for each in corpus.documents])
+    tools = center_and_normalize(rows, stabilized_mean(rows, usual))
     at = {each["id"]: number for number, each in enumerate(corpus.tools)}
     requests: list[Any] = []
     gold: list[int] = []
     for each in corpus.queries:
         wanted = [at[name] for name in each["gold"]]
-        texts = [each["query"]] if len(wanted) == 1 else split_request(each["query"])
-        seen = center_rows(model.encode(texts), asked)
+        texts = [each["query"]] if len(wanted) == 1 else split_request_into_needs(each["query"])
+        seen = center_and_normalize(model.encode(texts), asked)
         near = seen @ tools[wanted].T
         for column, number in enumerate(wanted):
             requests.append(seen[int(near[:, column].argmax())])
@@ -98,14 +98,14 @@ def fitted(several: list[tuple[Any, Any, Any]], width: int) -> Any:
     return matrix
 
 
-def without(left_out: Corpus, every: Sequence[Corpus], model: Known) -> QueryAdapter:
+def without(left_out: Corpus, every: Sequence[Corpus], model: Known) -> RequestVectorAdapter:
     """The turn made of all corpora but one."""
     return made([pairs(each, model) for each in every if each.name != left_out.name], model)
 
 
-def made(several: list[tuple[Any, Any, Any]], model: Known) -> QueryAdapter:
+def made(several: list[tuple[Any, Any, Any]], model: Known) -> RequestVectorAdapter:
     """The adapter fitted on ``several``, with some of their requests and with the everyday ones."""
-    turn = QueryAdapter(kept(fitted(several, several[0][0].shape[1])).astype(numpy.float32))
+    turn = RequestVectorAdapter(kept(fitted(several, several[0][0].shape[1])).astype(numpy.float32))
     requests: list[Any] = []
     tools: list[Any] = []
     for asked, held, gold in several:
@@ -113,12 +113,12 @@ def made(several: list[tuple[Any, Any, Any]], model: Known) -> QueryAdapter:
         needed, whose = numpy.unique(gold[some], return_inverse=True)
         requests.append((turn.adapt_linearly(asked[some]), whose + sum(map(len, tools))))
         tools.append(held[needed])
-    known = ServedRequests(
+    known = RequestsWithKnownTools(
         numpy.concatenate([rows for rows, _ in requests]),
         numpy.concatenate(tools),
         numpy.concatenate([whose for _, whose in requests]),
     )
-    return QueryAdapter(turn.rows, [known, everyday(turn, model)])
+    return RequestVectorAdapter(turn.rows, [known, everyday(turn, model)])
 
 
 def chosen(gold: Any) -> Any:
@@ -133,7 +133,7 @@ def chosen(gold: Any) -> Any:
     return numpy.array(out)
 
 
-def everyday(turn: QueryAdapter, model: Known) -> ServedRequests:
+def everyday(turn: RequestVectorAdapter, model: Known) -> RequestsWithKnownTools:
     """The requests of ``everyday.txt``."""
     tools: list[str] = []
     requests: list[str] = []
@@ -145,10 +145,10 @@ def everyday(turn: QueryAdapter, model: Known) -> ServedRequests:
         elif not line.startswith("#"):
             tools.append(line)
     rows = model.encode(tools)
-    asked = center_rows(model.encode(requests), model.encode(BACKGROUND_REQUESTS).mean(axis=0))
-    return ServedRequests(
+    asked = center_and_normalize(model.encode(requests), model.encode(BACKGROUND_REQUESTS).mean(axis=0))
+    return RequestsWithKnownTools(
         turn.adapt_linearly(asked),
-        center_rows(rows, center_of(rows, model.encode(BACKGROUND_TOOLS))),
+        center_and_normalize(rows, stabilized_mean(rows, model.encode(BACKGROUND_TOOLS))),
         numpy.array(whose),
     )
 

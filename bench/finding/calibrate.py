@@ -29,19 +29,19 @@ from finding.evidence import Judged, judged
 from finding.known import Known
 from retrieval import Corpus, corpora
 
-from handrail.catalog.search.index import (
+from handrail.catalog.search.tool_search_index import (
     FEWEST,
     LEAST,
     LEAST_BY_WORDS,
     MOST,
     HitEvidence,
     compute_confidences,
-    estimate_fit,
-    find_tail,
+    estimate_any_tool_serves,
+    find_weak_hits,
 )
 
 Fit = Callable[[Sequence[HitEvidence], int], float]
-"""As :func:`~handrail.catalog.search.index.estimate_fit`."""
+"""As :func:`~handrail.catalog.search.tool_search_index.estimate_any_tool_serves`."""
 
 FLOORS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18)
 
@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def shipped_fit(each: Judged) -> float:
-    return estimate_fit(each.hits, each.tools)
+    return estimate_any_tool_serves(each.hits, each.tools)
 
 
 def told_and_lost(floor: float, fit: Callable[[Judged], float]) -> Callable[[Sequence[Judged]], str]:
@@ -216,7 +216,7 @@ def brought(some: Sequence[Judged]) -> str:
     for each in some:
         if not each.needs or shipped_fit(each) < (LEAST_BY_WORDS if each.hits[0].similarity is None else LEAST):
             continue
-        last = find_tail(each.hits, compute_confidences(each.hits, each.tools))
+        last = find_weak_hits(each.hits, compute_confidences(each.hits, each.tools))
         asked += 1
         count += len(last) - sum(last)
         found += sum(each.serves)

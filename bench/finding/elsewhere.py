@@ -18,7 +18,7 @@ import numpy
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from handrail.catalog.embedders.minilm import MiniLMEmbedder
-from handrail.catalog.search.vectors import BACKGROUND_TOOLS
+from handrail.catalog.search.vector_index import BACKGROUND_TOOLS
 
 PLACE = Path(__file__).parent
 

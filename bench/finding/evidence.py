@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from finding.google import google
 
-import handrail.catalog.search.index as searching
-from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.index import HitEvidence, ToolIndex
-from handrail.catalog.search.lexical_index import ToolDocument, make_passage
+import handrail.catalog.search.tool_search_index as searching
+from handrail.catalog.search.encoder_thread import EncoderThread
+from handrail.catalog.search.lexical_index import SearchableTool, make_embedding_text
+from handrail.catalog.search.tool_search_index import HitEvidence, ToolIndex
 
 if TYPE_CHECKING:
     from finding.known import Known
@@ -55,13 +55,13 @@ class Judged:
 def judged(corpus: Corpus, every: Sequence[Corpus], model: Known, turn: Any, *, by_words: bool) -> Iterator[Judged]:
     """:param turn: the adapter to search with"""
     choose = random.Random(5)
-    rows = {each.name: model.encode([make_passage(one) for one in each.documents]) for each in every}
+    rows = {each.name: model.encode([make_embedding_text(one) for one in each.documents]) for each in every}
     places = {each.name: {one["id"]: at for at, one in enumerate(each.tools)} for each in every}
     others = [each for each in every if each.name != corpus.name]
     documents, ids = corpus.documents, {each.id for each in corpus.documents}
-    methods = (ToolDocument(each["name"], each["description"], each["parameters"]) for each in google())
+    methods = (SearchableTool(each["name"], each["description"], each["parameters"]) for each in google())
     foreign = list(islice((each for each in methods if each.id not in ids), max(SIZES)))
-    strange = model.encode([make_passage(each) for each in foreign])
+    strange = model.encode([make_embedding_text(each) for each in foreign])
     encoder = None if by_words else EncoderThread(model.with_turn(turn))
     for size, (count, asked) in SIZES.items():
         own = len(documents) >= FEWEST * size and size < max(SIZES)
@@ -89,7 +89,7 @@ def judged(corpus: Corpus, every: Sequence[Corpus], model: Known, turn: Any, *, 
             catalogue = [documents[at] for at in list(held)[:room]]
             catalogue += choose.sample(foreign, size - len(catalogue))
             index = ToolIndex(catalogue, encoder=encoder)
-            index.wait()
+            index.wait_until_complete()
             for query in served:
                 yield _put(index, query["query"], query["gold"], size, own=True)
             for (source, query), barred in zip(cases, like, strict=True):
@@ -102,18 +102,18 @@ def _put(
     index: ToolIndex, query: str, gold: Sequence[str], size: int, *, own: bool, barred: Collection[str] = ()
 ) -> Judged:
     seen: list[Sequence[HitEvidence]] = []
-    kept = searching.estimate_fit
+    kept = searching.estimate_any_tool_serves
 
     def fitting(hits: Sequence[HitEvidence], tools: int) -> float:
         seen.append(hits)
         return kept(hits, tools)
 
-    searching.estimate_fit = fitting
+    searching.estimate_any_tool_serves = fitting
     try:
         among = (lambda name: name not in barred) if barred else None
         found = index.search(query, 5, among=among, patience_s=60)
     finally:
-        searching.estimate_fit = kept
+        searching.estimate_any_tool_serves = kept
     hits = [hit.id for hit in found.hits]
     evidence = seen[0][: len(hits)] if seen else []
     return Judged(evidence, [one in gold for one in hits], len(gold), size, own, len(index))

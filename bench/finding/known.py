@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from handrail.catalog.embedders.minilm import DIMENSION, MiniLMEmbedder
-from handrail.catalog.search.vectors import QueryAdapter
+from handrail.catalog.search.vector_index import RequestVectorAdapter
 
 
 class Known(MiniLMEmbedder):
@@ -38,7 +38,7 @@ class Known(MiniLMEmbedder):
             return numpy.zeros((0, DIMENSION), numpy.float32)
         return numpy.stack([self._held[key] for key in keys]).astype(numpy.float32)
 
-    def with_turn(self, turn: QueryAdapter) -> Known:
+    def with_turn(self, turn: RequestVectorAdapter) -> Known:
         """The same with another ``turn``; what either encodes both remember."""
         other = Known()
         other._held, other._turn = self._held, turn

@@ -6,16 +6,16 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import handrail.catalog.search.index as searching
-from handrail.catalog.search.index import estimate_fit
-from handrail.catalog.search.lexical_index import make_passage
+import handrail.catalog.search.tool_search_index as searching
+from handrail.catalog.search.lexical_index import make_embedding_text
+from handrail.catalog.search.tool_search_index import estimate_any_tool_serves
 
 if TYPE_CHECKING:
     from finding.calibrate import Fit
     from retrieval import Corpus
 
     from handrail.catalog.embedders.minilm import MiniLMEmbedder
-    from handrail.catalog.search.index import IndexResult, ToolIndex
+    from handrail.catalog.search.tool_search_index import IndexResult, ToolIndex
 
 ASKED = 1_200
 """Requests of each corpus that are put to its own tools, and to those of the others together."""
@@ -33,10 +33,12 @@ def nothing_fits(
 
     :param fits: for each corpus what judges whether anything fits; what ships where it is not given
     """
-    vectors = {corpus.name: model.encode([make_passage(each) for each in corpus.documents]) for corpus, _ in held}
+    vectors = {
+        corpus.name: model.encode([make_embedding_text(each) for each in corpus.documents]) for corpus, _ in held
+    }
     for corpus, index in held:
         choose = random.Random(11)
-        searching.estimate_fit = fits[corpus.name] if fits else estimate_fit
+        searching.estimate_any_tool_serves = fits[corpus.name] if fits else estimate_any_tool_serves
         own = choose.sample(corpus.queries, min(ASKED, len(corpus.queries)))
         asked = [(found, _recall(found, each["gold"])) for each, found in _asked(index, own)]
         served = [(_fit(found), recall) for found, recall in asked]
@@ -62,7 +64,7 @@ def nothing_fits(
         row["auc"] = round(better / len(served) / len(unserved), 3)
         row["told as shipped"] = round(100 * sum(told) / len(told), 1)
         row["lost as shipped"] = round(100 * sum(recall for found, recall in asked if found.nothing_fits) / total, 1)
-        searching.estimate_fit = estimate_fit
+        searching.estimate_any_tool_serves = estimate_any_tool_serves
         yield row
 
 

@@ -80,7 +80,7 @@ QUALITIES = [
 
 
 def documents(count: int) -> list[Any]:
-    from handrail.catalog.search.lexical_index import ToolDocument
+    from handrail.catalog.search.lexical_index import SearchableTool
 
     out: list[Any] = []
     choose = random.Random(5)
@@ -96,7 +96,7 @@ def documents(count: int) -> list[Any]:
         text = f"{action.capitalize()} the {quality} {thing} of a {other} by its {choose.choice(THINGS)} and region."
         schema = {"type": "object", "properties": properties}
         name = f"{action}_{quality}_{thing}_{number}"
-        out.append(ToolDocument(name, text, schema, version=hashlib.sha256(name.encode()).hexdigest()))
+        out.append(SearchableTool(name, text, schema, version=hashlib.sha256(name.encode()).hexdigest()))
     return out
 
 
@@ -134,37 +134,37 @@ def memory_mb() -> float:
 
 def main() -> None:
     what, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    from handrail.catalog.search.lexical_index import make_passage
+    from handrail.catalog.search.lexical_index import make_embedding_text
 
     made = documents(count)
     if what == "make":
         from handrail.catalog.embedders.minilm import MiniLMEmbedder
-        from handrail.catalog.search.cache import SearchCache, text_key
-        from handrail.catalog.search.encoder import BACKGROUND_TEXTS
-        from handrail.catalog.search.index import ToolIndex
+        from handrail.catalog.search.cache import SearchCache, hash_text
+        from handrail.catalog.search.encoder_thread import BACKGROUND_TEXTS
+        from handrail.catalog.search.tool_search_index import ToolIndex
 
         ToolIndex(made, cache=SearchCache(folder))
         background = [text for several in BACKGROUND_TEXTS.values() for text in several]
-        known = dict(zip(map(text_key, background), MiniLMEmbedder().encode(background), strict=True))
-        texts = [make_passage(each) for each in made]
+        known = dict(zip(map(hash_text, background), MiniLMEmbedder().encode(background), strict=True))
+        texts = [make_embedding_text(each) for each in made]
         for begin in range(0, count, 1000):
             some = texts[begin : begin + 1000]
-            known.update(zip(map(text_key, some), Made().encode(some), strict=True))
+            known.update(zip(map(hash_text, some), Made().encode(some), strict=True))
         SearchCache(folder).store_vectors(MiniLMEmbedder().fingerprint, known)
         return
     before = memory_mb()
     start = time.perf_counter()
     from handrail.catalog.search.cache import SearchCache
-    from handrail.catalog.search.index import ToolIndex
+    from handrail.catalog.search.tool_search_index import ToolIndex
 
     if what == "cold":
         from handrail.catalog.embedders.minilm import MiniLMEmbedder
-        from handrail.catalog.search.encoder import EncoderThread
+        from handrail.catalog.search.encoder_thread import EncoderThread
 
         index = ToolIndex(made, encoder=EncoderThread(MiniLMEmbedder(), SearchCache(folder)), cache=SearchCache(folder))
         found = index.search(REQUESTS[0])
         words = time.perf_counter() - start
-        index.wait()
+        index.wait_until_complete()
         found = index.search(REQUESTS[0])
         meaning = time.perf_counter() - start
         assert found.search_method == "lexical and meaning", found.note
@@ -172,11 +172,11 @@ def main() -> None:
         _say(count, "first search with meaning, vectors kept", meaning * 1000, "ms")
         _say(count, "memory beyond the tools, model loaded", memory_mb() - before, "MB")
         return
-    from handrail.catalog.search.encoder import EncoderThread
+    from handrail.catalog.search.encoder_thread import EncoderThread
 
     index = ToolIndex(made, encoder=EncoderThread(Made()), cache=SearchCache(folder))
     lexical = ToolIndex(made, cache=SearchCache(folder))
-    index.wait()
+    index.wait_until_complete()
     for each in REQUESTS:
         index.search(each)
     for name, one in (("words", lexical), ("words and meaning", index)):
@@ -189,7 +189,7 @@ def main() -> None:
         _say(count, f"one search by {name}, without encoding, median", statistics.median(times) * 1000, "ms")
         _say(count, f"one search by {name}, without encoding, minimum", min(times) * 1000, "ms")
     start = time.perf_counter()
-    after = lexical.with_changes(documents(3), [made[7].id])
+    after = lexical.updated_copy(documents(3), [made[7].id])
     _say(count, "a new index after three changes", (time.perf_counter() - start) * 1000, "ms")
     assert len(after) >= count - 1
 

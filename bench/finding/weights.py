@@ -15,7 +15,7 @@ from finding.adapter import without
 from finding.known import Known
 from retrieval import corpora, measure, ours
 
-import handrail.catalog.search.index as fusion
+import handrail.catalog.search.tool_search_index as fusion
 
 TRIED = (0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.2)
 

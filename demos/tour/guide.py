@@ -100,7 +100,7 @@ async def _play(
     model = ScriptedModel(script(played), source="the tour")
     agent = Agent(session, model, workspace=session.workdir)
     interruption.stop = agent.cancel
-    unwatch = session.watch(view.watch)
+    unwatch = session.watch_events(view.watch)
     scene, said = played[0], ""
     try:
         async with aclosing(agent.run(TASK)) as events:

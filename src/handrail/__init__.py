@@ -20,8 +20,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.agent.budget import Budget
-    from handrail.agent.events import (
+    from handrail.agent.agent_loop import Agent
+    from handrail.agent.model_protocol import TextDelta
+    from handrail.agent.providers import open_model
+    from handrail.agent.reply_stream import RetryDelayed
+    from handrail.agent.run_budget import Budget
+    from handrail.agent.run_events import (
         AgentEvent,
         AgentIdle,
         BudgetExhausted,
@@ -36,12 +40,14 @@ if TYPE_CHECKING:
         RunOutcome,
         TurnStarted,
     )
-    from handrail.agent.loop import Agent
-    from handrail.agent.model import TextDelta
-    from handrail.agent.providers import open_model
-    from handrail.agent.stream_task import RetryDelayed
-    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalHandler, ApprovalRequest, DeferApprovals
-    from handrail.contract.call import Blob, CallAnswer, Event, ProposedCall, Result
+    from handrail.contract.approval_requests import (
+        Approval,
+        ApprovalAnswer,
+        ApprovalHandler,
+        ApprovalRequest,
+        DeferApprovals,
+    )
+    from handrail.contract.calls_and_results import Blob, CallAnswer, Event, ProposedCall, Result
     from handrail.contract.errors import (
         Diagnostic,
         ErrorKind,
@@ -52,95 +58,95 @@ if TYPE_CHECKING:
         ToolError,
         UsageError,
     )
-    from handrail.contract.services.channels import Notification
-    from handrail.contract.services.client import ClientHandler
-    from handrail.contract.services.delegation import SubagentTask
-    from handrail.contract.services.runtime import QuestionOption, Runtime, UserContext, UserQuestion
-    from handrail.contract.session import Session, Turn
+    from handrail.contract.services.channels_and_triggers import Notification
+    from handrail.contract.services.client_services import ClientHandler
+    from handrail.contract.services.subagent_services import SubagentTask
+    from handrail.contract.services.tool_runtime import QuestionOption, Runtime, UserContext, UserQuestion
+    from handrail.contract.session_protocols import Session, Turn
     from handrail.contract.text.neutralisation import neutralise_text, restore_text
     from handrail.contract.tool.decorator import tool
     from handrail.contract.tool.requires import Requires
     from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
-    from handrail.contract.tool.tool import Tool
-    from handrail.contract.tool.triggers import TriggerContext, TriggerEvent, TriggerTool, make_trigger_spec
+    from handrail.contract.tool.tool_protocol import Tool
+    from handrail.contract.tool.trigger_tools import TriggerContext, TriggerEvent, TriggerTool, make_trigger_spec
     from handrail.kernel.doctor import check_kernel
-    from handrail.kernel.kernel import Kernel
-    from handrail.kernel.startup import open_kernel
+    from handrail.kernel.kernel_interface import Kernel
+    from handrail.kernel.workspace_opening import open_kernel
     from handrail.record.log_reader import LoggedRecord, LogReader
     from handrail.record.verification import LogVerification, verify_log
-    from handrail.session.context import SessionOptions
-    from handrail.store.folders import StateFolders, locate_folders
+    from handrail.session.session_context import SessionOptions
     from handrail.store.lease import LeaseHolder, find_lease_holder
+    from handrail.store.state_folders import StateFolders, locate_folders
 
 _HOME = {
-    "Agent": "agent.loop",
-    "AgentIdle": "agent.events",
-    "CallAnswer": "contract.call",
-    "Approval": "contract.approvals",
-    "ApprovalAnswer": "contract.approvals",
-    "ApprovalRequest": "contract.approvals",
-    "ApprovalHandler": "contract.approvals",
-    "DeferApprovals": "contract.approvals",
-    "Blob": "contract.call",
-    "Budget": "agent.budget",
-    "BudgetExhausted": "agent.events",
-    "CallAnswered": "agent.events",
-    "CallProposed": "agent.events",
-    "UserContext": "contract.services.runtime",
-    "ConversationCompacted": "agent.events",
+    "Agent": "agent.agent_loop",
+    "AgentIdle": "agent.run_events",
+    "CallAnswer": "contract.calls_and_results",
+    "Approval": "contract.approval_requests",
+    "ApprovalAnswer": "contract.approval_requests",
+    "ApprovalRequest": "contract.approval_requests",
+    "ApprovalHandler": "contract.approval_requests",
+    "DeferApprovals": "contract.approval_requests",
+    "Blob": "contract.calls_and_results",
+    "Budget": "agent.run_budget",
+    "BudgetExhausted": "agent.run_events",
+    "CallAnswered": "agent.run_events",
+    "CallProposed": "agent.run_events",
+    "UserContext": "contract.services.tool_runtime",
+    "ConversationCompacted": "agent.run_events",
     "ConfigKey": "contract.tool.spec",
-    "RetryDelayed": "agent.stream_task",
-    "SubagentTask": "contract.services.delegation",
+    "RetryDelayed": "agent.reply_stream",
+    "SubagentTask": "contract.services.subagent_services",
     "ErrorKind": "contract.errors",
-    "Event": "contract.call",
+    "Event": "contract.calls_and_results",
     "Diagnostic": "contract.errors",
-    "TriggerEvent": "contract.tool.triggers",
-    "StateFolders": "store.folders",
+    "TriggerEvent": "contract.tool.trigger_tools",
+    "StateFolders": "store.state_folders",
     "HandrailError": "contract.errors",
     "LeaseHolder": "store.lease",
-    "Kernel": "kernel.kernel",
+    "Kernel": "kernel.kernel_interface",
     "LoadError": "contract.errors",
     "LockSpec": "contract.tool.spec",
     "LogReader": "record.log_reader",
     "LogUnavailable": "contract.errors",
     "LoggedRecord": "record.log_reader",
-    "AgentEvent": "agent.events",
-    "ProviderToolUsed": "agent.events",
-    "ProviderToolUnavailable": "agent.events",
-    "Notification": "contract.services.channels",
-    "NotificationsDelivered": "agent.events",
-    "QuestionOption": "contract.services.runtime",
-    "ClientHandler": "contract.services.client",
-    "ProposedCall": "contract.call",
-    "UserQuestion": "contract.services.runtime",
-    "ReplyInterrupted": "agent.events",
+    "AgentEvent": "agent.run_events",
+    "ProviderToolUsed": "agent.run_events",
+    "ProviderToolUnavailable": "agent.run_events",
+    "Notification": "contract.services.channels_and_triggers",
+    "NotificationsDelivered": "agent.run_events",
+    "QuestionOption": "contract.services.tool_runtime",
+    "ClientHandler": "contract.services.client_services",
+    "ProposedCall": "contract.calls_and_results",
+    "UserQuestion": "contract.services.tool_runtime",
+    "ReplyInterrupted": "agent.run_events",
     "Requires": "contract.tool.requires",
-    "Result": "contract.call",
-    "RunFinished": "agent.events",
-    "RunOutcome": "agent.events",
-    "Runtime": "contract.services.runtime",
-    "Session": "contract.session",
-    "SessionOptions": "session.context",
+    "Result": "contract.calls_and_results",
+    "RunFinished": "agent.run_events",
+    "RunOutcome": "agent.run_events",
+    "Runtime": "contract.services.tool_runtime",
+    "Session": "contract.session_protocols",
+    "SessionOptions": "session.session_context",
     "StartError": "contract.errors",
-    "TextDelta": "agent.model",
-    "Tool": "contract.tool.tool",
+    "TextDelta": "agent.model_protocol",
+    "Tool": "contract.tool.tool_protocol",
     "ToolError": "contract.errors",
     "ToolSpec": "contract.tool.spec",
-    "TriggerTool": "contract.tool.triggers",
-    "Turn": "contract.session",
-    "TurnStarted": "agent.events",
+    "TriggerTool": "contract.tool.trigger_tools",
+    "Turn": "contract.session_protocols",
+    "TurnStarted": "agent.run_events",
     "UsageError": "contract.errors",
     "LogVerification": "record.verification",
-    "TriggerContext": "contract.tool.triggers",
+    "TriggerContext": "contract.tool.trigger_tools",
     "check_kernel": "kernel.doctor",
     "find_lease_holder": "store.lease",
-    "locate_folders": "store.folders",
+    "locate_folders": "store.state_folders",
     "neutralise_text": "contract.text.neutralisation",
-    "open_kernel": "kernel.startup",
+    "open_kernel": "kernel.workspace_opening",
     "open_model": "agent.providers",
     "restore_text": "contract.text.neutralisation",
     "tool": "contract.tool.decorator",
-    "make_trigger_spec": "contract.tool.triggers",
+    "make_trigger_spec": "contract.tool.trigger_tools",
     "verify_log": "record.verification",
 }
 

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import pytest
 from tests.agent.sessions import RecordingSession
 
-from handrail.agent.budget import Budget
-from handrail.agent.events import RunOutcome
-from handrail.agent.loop import Agent
-from handrail.agent.model import Model
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import Model
 from handrail.agent.providers import SERVICES, open_model
-from handrail.agent.stream_task import RetryPolicy
-from handrail.testing.model_servers import (
+from handrail.agent.reply_stream import RetryPolicy
+from handrail.agent.run_budget import Budget
+from handrail.agent.run_events import RunOutcome
+from handrail.testing.provider_servers import (
     AnthropicServer,
     ErrorReply,
     GeminiServer,

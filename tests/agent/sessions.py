@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import ToolError
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.delegation import SubagentRunner, SubagentTask, SubagentType
-from handrail.contract.services.memory import ConversationHistory, SkillInfo
-from handrail.contract.session import ChildSession
-from handrail.contract.text.json_text import InvalidJsonText, parse_arguments
+from handrail.contract.services.channels_and_triggers import NotificationQueue
+from handrail.contract.services.history_and_skill_services import ConversationHistory, SkillInfo
+from handrail.contract.services.subagent_services import SubagentRunner, SubagentTask, SubagentType
+from handrail.contract.session_protocols import ChildSession
+from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 

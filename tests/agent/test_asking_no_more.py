@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.agent.sessions import RecordingSession
 
-from handrail.agent.budget import Budget
-from handrail.agent.events import AgentEvent, RunFinished, TurnStarted
-from handrail.agent.loop import Agent
-from handrail.agent.model import ReplyFinished, StreamCut, TextDelta, TokenUsage
-from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import ReplyFinished, ReplyStreamCut, TextDelta, TokenUsage
+from handrail.agent.run_budget import Budget
+from handrail.agent.run_events import AgentEvent, RunFinished, TurnStarted
+from handrail.testing.provider_request_checks import PlaybackModel, text_reply
 
 
 @pytest.mark.proves("A-08")
@@ -21,7 +21,7 @@ from handrail.testing.request_checks import PlaybackModel, text_reply
     "first",
     [
         [TokenUsage(90, 10), TextDelta("I look it up"), ReplyFinished("paused")],
-        [TokenUsage(90, 10), TextDelta("I look"), StreamCut("gone")],
+        [TokenUsage(90, 10), TextDelta("I look"), ReplyStreamCut("gone")],
     ],
     ids=["paused", "cut"],
 )

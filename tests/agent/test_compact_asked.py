@@ -9,15 +9,15 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 from handrail import Session, UsageError, tool
-from handrail.agent.budget import Budget
+from handrail.agent.agent_loop import Agent
 from handrail.agent.compaction import INTRO
-from handrail.agent.events import CallAnswered, ConversationCompacted
-from handrail.agent.loop import Agent
-from handrail.agent.model import ReplyFinished, TextDelta, UserMessage
-from handrail.contract.call import Result
-from handrail.kernel.kernel import Kernel
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.model_protocol import ReplyFinished, TextDelta, UserMessage
+from handrail.agent.run_budget import Budget
+from handrail.agent.run_events import CallAnswered, ConversationCompacted
+from handrail.contract.calls_and_results import Result
+from handrail.kernel.kernel_interface import Kernel
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-08")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.agent.sessions import RecordingSession
 
-from handrail.agent.loop import Agent
-from handrail.catalog.dialects import ANTHROPIC
+from handrail.agent.agent_loop import Agent
+from handrail.catalog.provider_dialects import ANTHROPIC
 from handrail.catalog.schema_adapter import adapt_schema
 from handrail.contract.tool.spec import ToolSpec
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 
 
 @pytest.mark.proves("D-11")

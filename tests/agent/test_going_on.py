@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.agent.sessions import RecordingSession
 
-from handrail.agent.events import CallAnswered, RunFinished
-from handrail.agent.loop import Agent
-from handrail.agent.model import ResultsMessage, UserMessage
-from handrail.contract.call import ProposedCall, Result
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import CallResultsMessage, UserMessage
+from handrail.agent.run_events import CallAnswered, RunFinished
+from handrail.contract.calls_and_results import ProposedCall, Result
 from handrail.contract.errors import LogUnavailable
-from handrail.contract.services.memory import HistoryEntry
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.contract.services.history_and_skill_services import HistoryEntry
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 
 
 class KeptHere:
@@ -26,10 +26,10 @@ class KeptHere:
         self.rows: dict[int, Mapping[str, Any]] = {}
         self.full = False
 
-    async def read(self) -> Sequence[HistoryEntry]:
+    async def read_stored_messages(self) -> Sequence[HistoryEntry]:
         return sorted(self.rows.items())
 
-    def store_entries(self, entries: Sequence[HistoryEntry]) -> Awaitable[None]:
+    def store_messages(self, entries: Sequence[HistoryEntry]) -> Awaitable[None]:
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.full:
             kept.set_exception(LogUnavailable("the disk is full"))
@@ -47,7 +47,7 @@ class KeptHere:
     async def record_compaction(self, summary: Mapping[str, Any]) -> None:
         pass
 
-    async def record_provider_tool(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
+    async def record_provider_tool_use(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         raise LogUnavailable("no model here has tools of its own")
 
     @property
@@ -62,7 +62,7 @@ def parks(call: ProposedCall, arguments: dict[str, Any]) -> Result:
 
 
 def results_of(agent: Agent) -> list[tuple[str, bool]]:
-    return [(r.text, r.is_error) for m in agent.messages if isinstance(m, ResultsMessage) for r in m.results]
+    return [(r.text, r.is_error) for m in agent.messages if isinstance(m, CallResultsMessage) for r in m.results]
 
 
 @pytest.mark.proves("A-10")

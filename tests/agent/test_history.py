@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.agent.conversation import LOST, VERSION, message_data, restore_conversation
-from handrail.agent.model import (
+from handrail.agent.conversation import LOST, VERSION, encode_message, restore_conversation
+from handrail.agent.model_protocol import (
     AssistantMessage,
-    CallPart,
     CallResult,
+    CallResultsMessage,
+    HistoryCallPart,
     Message,
     ModelRequest,
     ProviderBlock,
-    ResultsMessage,
     TextPart,
     UserMessage,
 )
 from handrail.agent.providers import anthropic as anthropic_provider
 from handrail.agent.providers import openai as openai_provider
-from handrail.contract.services.memory import HistoryEntry
-from handrail.store.encoding import decode, encode
-from handrail.testing.request_checks import anthropic_request_faults, openai_request_faults
+from handrail.contract.services.history_and_skill_services import HistoryEntry
+from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.testing.provider_request_checks import find_anthropic_faults, find_openai_faults
 
 _TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 _SAID = _TEXTS.filter(lambda text: bool(text.strip()))
@@ -50,18 +50,18 @@ def conversations(draw: st.DrawFn) -> list[Message]:
     for _ in range(draw(st.integers(0, 4))):
         messages.append(UserMessage(draw(_TEXTS)))
         for _ in range(draw(st.integers(0, 3))):
-            parts: list[TextPart | CallPart | ProviderBlock] = []
+            parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
             results: list[CallResult] = []
             for part in draw(st.lists(_PARTS, max_size=4)):
                 if isinstance(part, tuple):
                     count += 1
-                    parts.append(CallPart(f"call_{count}", *part))
+                    parts.append(HistoryCallPart(f"call_{count}", *part))
                     results.append(CallResult(f"call_{count}", draw(_TEXTS), draw(st.booleans())))
                 else:
                     parts.append(part)
             if any(not isinstance(part, ProviderBlock) for part in parts):
                 messages.append(AssistantMessage(tuple(parts)))
-                messages += [ResultsMessage(tuple(results))] if results else []
+                messages += [CallResultsMessage(tuple(results))] if results else []
     return messages
 
 
@@ -70,8 +70,8 @@ def rows_of(messages: list[Message]) -> list[HistoryEntry]:
     rows: list[HistoryEntry] = []
     for position, message in enumerate(messages):
         calls = message.calls if isinstance(message, AssistantMessage) else ()
-        data = message_data(message, [f"s/{position}.{n}" for n in range(len(calls))])
-        rows.append((position, decode(encode(data))))
+        data = encode_message(message, [f"s/{position}.{n}" for n in range(len(calls))])
+        rows.append((position, decode_any_json(encode_any_json(data))))
     return rows
 
 
@@ -83,7 +83,7 @@ def faults_in(messages: list[Message]) -> list[str]:
         "max_tokens": 1,
         "messages": anthropic_provider._messages(request.messages),  # pyright: ignore[reportPrivateUsage]
     }
-    return openai_request_faults(openai) + anthropic_request_faults(anthropic)
+    return find_openai_faults(openai) + find_anthropic_faults(anthropic)
 
 
 @pytest.mark.proves("A-10")
@@ -106,7 +106,7 @@ def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
     history = list(found.messages)
     if found.open is not None:
         assert found.open.missing_calls
-        history += (found.open.message, found.open.to_results())
+        history += (found.open.message, found.open.answers_in_call_order())
     assert faults_in(history) == []
     assert isinstance(history[0], UserMessage) if history else True
     users = [message for message in messages if isinstance(message, UserMessage)]
@@ -205,43 +205,43 @@ def test_rows_that_were_never_written_by_handrail_still_give_a_history_that_a_pr
     found = restore_conversation(enumerate(rows))
     history = list(found.messages)
     if found.open is not None:
-        history += (found.open.message, found.open.to_results())
+        history += (found.open.message, found.open.answers_in_call_order())
     assert faults_in(history) == []
 
 
 def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> None:
-    reply = AssistantMessage((CallPart("a", "read", {}), CallPart("b", "write", {})))
-    partial = message_data(ResultsMessage((CallResult("b", "done", False),)), partial=True)
+    reply = AssistantMessage((HistoryCallPart("a", "read", {}), HistoryCallPart("b", "write", {})))
+    partial = encode_message(CallResultsMessage((CallResult("b", "done", False),)), partial=True)
     rows: list[HistoryEntry] = [
-        (0, message_data(UserMessage("task"))),
-        (1, message_data(reply, ["s/1.0", "s/1.1"])),
+        (0, encode_message(UserMessage("task"))),
+        (1, encode_message(reply, ["s/1.0", "s/1.1"])),
         (2, partial),
     ]
     found = restore_conversation(rows)
     assert found.open is not None
     assert [(position, call_id) for position, _, call_id in found.open.missing_calls] == [(0, "s/1.0")]
-    whole = message_data(ResultsMessage((CallResult("a", "seen", False), CallResult("b", "done", False))))
+    whole = encode_message(CallResultsMessage((CallResult("a", "seen", False), CallResult("b", "done", False))))
     again = restore_conversation([*rows, (3, whole)])
-    assert again.open is None and again.messages[-1] == ResultsMessage(
+    assert again.open is None and again.messages[-1] == CallResultsMessage(
         (CallResult("a", "seen", False), CallResult("b", "done", False))
     )
 
 
 def test_a_call_in_the_middle_whose_answer_was_lost_is_told_to_be_lost() -> None:
-    reply = AssistantMessage((CallPart("a", "write", {}),))
+    reply = AssistantMessage((HistoryCallPart("a", "write", {}),))
     rows: list[HistoryEntry] = [
-        (0, message_data(UserMessage("task"))),
-        (1, message_data(reply, ["s/1.0"])),
-        (5, message_data(UserMessage("?"))),
+        (0, encode_message(UserMessage("task"))),
+        (1, encode_message(reply, ["s/1.0"])),
+        (5, encode_message(UserMessage("?"))),
     ]
     found = restore_conversation(rows)
-    assert found.messages[2] == ResultsMessage((CallResult("a", LOST, True),))
+    assert found.messages[2] == CallResultsMessage((CallResult("a", LOST, True),))
     assert found.next_position == 6
 
 
 def test_a_row_of_a_later_version_is_left_out() -> None:
     rows: list[HistoryEntry] = [
-        (0, message_data(UserMessage("task"))),
-        (1, {**message_data(UserMessage("later")), "v": VERSION + 1}),
+        (0, encode_message(UserMessage("task"))),
+        (1, {**encode_message(UserMessage("later")), "v": VERSION + 1}),
     ]
     assert restore_conversation(rows).messages == [UserMessage("task")]

@@ -17,39 +17,39 @@ from tests.store.test_promises import asleep
 
 from handrail import tool
 from handrail.agent import conversation
+from handrail.agent.agent_loop import Agent
 from handrail.agent.conversation import Conversation
-from handrail.agent.loop import Agent
-from handrail.agent.model import (
+from handrail.agent.model_protocol import (
     AssistantMessage,
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    CallPart,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
+    CallResultsMessage,
+    HistoryCallPart,
     ReplyFinished,
-    ResultsMessage,
-    StreamCut,
+    ReplyStreamCut,
     TextDelta,
     TextPart,
 )
-from handrail.agent.stream import MAX_AHEAD_UNITS, MAX_PREVALIDATIONS, ModelReply, make_call_part
-from handrail.arbiter.locks import LockResolver
-from handrail.contract.call import ProposedCall
-from handrail.contract.text import json_text as json_reader
-from handrail.kernel.local import LocalKernel
+from handrail.agent.reply_assembly import MAX_AHEAD_UNITS, MAX_PREVALIDATIONS, ModelReply, make_history_call
+from handrail.arbiter.lock_table import LockResolver
+from handrail.contract.calls_and_results import ProposedCall
+from handrail.contract.text import strict_json as json_reader
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.session.local_session import LocalSession
-from handrail.store.database import writer as writing
+from handrail.store.database import group_writer as writing
 from handrail.store.database.journal import Journal
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, Step, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, Step, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-09")
 
 
 def opened(name: str, *pieces: str) -> list[Step]:
-    return [CallOpened(0, None, name), *(CallArguments(0, piece) for piece in pieces)]
+    return [CallBlockOpened(0, None, name), *(CallArgumentsDelta(0, piece) for piece in pieces)]
 
 
-CLOSED: list[Step] = [CallClosed(0), ReplyFinished("calls")]
+CLOSED: list[Step] = [CallBlockClosed(0), ReplyFinished("calls")]
 
 
 @tool(id="test.note", side_effect="write", locks=["file:{path}:X"])
@@ -66,7 +66,7 @@ async def held_open(
     pause = ReplyPause()
     async with temporary_kernel(folder, tools=[note], rules=rules) as kernel:
         session = await kernel.session()
-        last = CLOSED if closes else [StreamCut("gone")]
+        last = CLOSED if closes else [ReplyStreamCut("gone")]
         model = PlaybackModel([*steps, pause, *last], text_reply("done"))
         run = asyncio.create_task(Agent(session, model).complete("go"))
         await pause.reached.wait()
@@ -127,7 +127,7 @@ async def test_the_work_is_done_by_then_and_nobody_is_told(tmp_path: Path, monke
     monkeypatch.setattr(LockResolver, "resolve", counted)
     told: list[str] = []
     async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1.0}')) as (kernel, session, _):
-        session.watch(lambda event: told.append(event.kind))
+        session.watch_events(lambda event: told.append(event.kind))
         await kernel.log.flush()
         assert len(asked) == 1 and records(kernel) == [] and told == []
     assert len(asked) == 1 and told == ["proposed", "started", "finished"]
@@ -156,7 +156,7 @@ async def warm() -> None:
 async def test_the_disk_is_roused_for_a_call_that_has_to_be_noted_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: str, rules: list[str], rouses: bool
 ) -> None:
-    heard, rouse = threading.Event(), Journal.warm_up
+    heard, rouse = threading.Event(), Journal.wake_disk
 
     def roused(self: Journal) -> None:
         rouse(self)
@@ -241,9 +241,9 @@ def reply_of(arguments: str) -> ModelReply:
 def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[ProposedCall] = []
 
-    def counted(call: ProposedCall, wire_id: str) -> CallPart:
+    def counted(call: ProposedCall, wire_id: str) -> HistoryCallPart:
         made.append(call)
-        return make_call_part(call, wire_id)
+        return make_history_call(call, wire_id)
 
     monkeypatch.setattr(conversation, "make_call_part", counted)
     said: list[Any] = []
@@ -291,10 +291,10 @@ async def test_the_arguments_of_a_streamed_call_are_parsed_once_for_all_who_read
     numbered: list[Step] = []
     for n in range(count):
         arguments = ('{"path":"a",', f'"n":{n}}}')
-        numbered += [CallOpened(n, None, "test__note"), *(CallArguments(n, piece) for piece in arguments)]
+        numbered += [CallBlockOpened(n, None, "test__note"), *(CallArgumentsDelta(n, piece) for piece in arguments)]
     async with temporary_kernel(tmp_path, tools=[note], rules=("allow test.note",)) as kernel:
         model = PlaybackModel(
-            [*numbered, *(CallClosed(n) for n in range(count)), ReplyFinished("calls")], text_reply("done")
+            [*numbered, *(CallBlockClosed(n) for n in range(count)), ReplyFinished("calls")], text_reply("done")
         )
         agent = Agent(await kernel.session(), model)
         with parsers_at_work() as found:
@@ -317,5 +317,5 @@ async def test_what_a_tool_does_to_its_arguments_the_history_does_not_show(tmp_p
         await agent.complete("go")
     (call,) = [call for message in agent.messages if isinstance(message, AssistantMessage) for call in message.calls]
     assert call.arguments == {"items": ["a"]}
-    (results,) = [message for message in agent.messages if isinstance(message, ResultsMessage)]
+    (results,) = [message for message in agent.messages if isinstance(message, CallResultsMessage)]
     assert "changed" in results.results[0].text

@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail import tool
-from handrail.agent import stream
-from handrail.agent.events import CallAnswered, CallProposed
-from handrail.agent.loop import Agent
-from handrail.agent.model import (
-    CallArguments,
-    CallClosed,
-    CallOpened,
+from handrail.agent import reply_assembly
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import (
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
     ProviderBlock,
     ReplyFinished,
-    StreamCut,
+    ReplyStreamCut,
     TextDelta,
     TokenUsage,
 )
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, Step, text_reply
+from handrail.agent.run_events import CallAnswered, CallProposed
+from handrail.testing.provider_request_checks import PlaybackModel, Step, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 RULES = ("allow test.put", "allow test.look", "deny fs.write secret")
 VARIES = {"duration_ms", "lock_wait_ms"}
@@ -52,7 +52,13 @@ BESIDE = st.sampled_from(
     [TextDelta("so"), TextDelta("\ud83d"), TokenUsage(3, 4), ProviderBlock("played", {"type": "thinking"})]
 )
 ENDS = st.sampled_from(
-    [ReplyFinished("calls"), ReplyFinished("end"), ReplyFinished("length"), ReplyFinished("refused"), StreamCut("gone")]
+    [
+        ReplyFinished("calls"),
+        ReplyFinished("end"),
+        ReplyFinished("length"),
+        ReplyFinished("refused"),
+        ReplyStreamCut("gone"),
+    ]
 )
 
 
@@ -80,8 +86,11 @@ def replies(draw: st.DrawFn) -> list[Step]:
     for index, (name, wire_id, text) in enumerate(draw(st.lists(st.tuples(NAMES, IDS, ARGUMENTS), max_size=4))):
         cuts = sorted(draw(st.sets(st.integers(0, len(text)), max_size=3)))
         pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        block: list[Step] = [CallOpened(index, wire_id, name), *(CallArguments(index, piece) for piece in pieces)]
-        blocks.append([*block, *draw(st.sampled_from([[CallClosed(index)], [], [CallClosed(index)] * 2]))])
+        block: list[Step] = [
+            CallBlockOpened(index, wire_id, name),
+            *(CallArgumentsDelta(index, piece) for piece in pieces),
+        ]
+        blocks.append([*block, *draw(st.sampled_from([[CallBlockClosed(index)], [], [CallBlockClosed(index)] * 2]))])
     steps: list[Step] = []
     if draw(st.booleans()):
         steps = [block.pop(0) for block in blocks]
@@ -119,7 +128,7 @@ async def became(reply: list[Step]) -> tuple[Any, ...]:
                     case _:
                         told.append(type(event).__name__)
             assert session.history is not None
-            kept = list(await session.history.read())
+            kept = list(await session.history.read_stored_messages())
             await kernel.log.flush()
             logged: dict[str, list[Any]] = {}
             for record in kernel.log.reader.records():
@@ -134,5 +143,5 @@ async def became(reply: list[Step]) -> tuple[Any, ...]:
 def test_what_becomes_of_a_reply_does_not_tell_whether_it_was_looked_at(reply: list[Step]) -> None:
     looked_at = asyncio.run(became(reply))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(stream, "MAX_PREVALIDATIONS", 0)
+        patched.setattr(reply_assembly, "MAX_PREVALIDATIONS", 0)
         assert asyncio.run(became(reply)) == looked_at

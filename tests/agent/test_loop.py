@@ -10,8 +10,23 @@ from typing import Any
 import pytest
 from tests.agent.sessions import RecordingSession
 
-from handrail.agent.budget import Budget
-from handrail.agent.events import (
+from handrail.agent.agent_loop import MAX_CUTS, Agent
+from handrail.agent.model_protocol import (
+    AssistantMessage,
+    CallArgumentsDelta,
+    CallBlockOpened,
+    CallResultsMessage,
+    ProviderBusy,
+    ProviderDenied,
+    ReplyFinished,
+    ReplyStreamCut,
+    TextDelta,
+    TokenUsage,
+    UserMessage,
+)
+from handrail.agent.reply_stream import RetryDelayed, RetryPolicy
+from handrail.agent.run_budget import Budget
+from handrail.agent.run_events import (
     AgentEvent,
     BudgetExhausted,
     CallAnswered,
@@ -20,25 +35,10 @@ from handrail.agent.events import (
     RunFinished,
     TurnStarted,
 )
-from handrail.agent.loop import MAX_CUTS, Agent
-from handrail.agent.model import (
-    AssistantMessage,
-    CallArguments,
-    CallOpened,
-    ProviderBusy,
-    ProviderDenied,
-    ReplyFinished,
-    ResultsMessage,
-    StreamCut,
-    TextDelta,
-    TokenUsage,
-    UserMessage,
-)
-from handrail.agent.stream_task import RetryDelayed, RetryPolicy
-from handrail.contract.agent import AgentBudgets
-from handrail.contract.call import ProposedCall, Result
+from handrail.contract.agent_manifest import AgentBudgets
+from handrail.contract.calls_and_results import ProposedCall, Result
 from handrail.contract.errors import UsageError
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 
 async def events_of(agent: Agent, task: str = "go") -> list[AgentEvent]:
@@ -74,7 +74,7 @@ async def test_a_reply_with_calls_is_answered_and_the_model_is_asked_again_until
     assert (outcome.text, outcome.turns, outcome.calls) == ("Two.", 2, 2)
     user, assistant, results = model.requests[1].messages
     assert user == UserMessage("go")
-    assert isinstance(assistant, AssistantMessage) and isinstance(results, ResultsMessage)
+    assert isinstance(assistant, AssistantMessage) and isinstance(results, CallResultsMessage)
     assert assistant.text == "Looking."
     assert [call.wire_id for call in assistant.calls] == [result.wire_id for result in results.results]
     assert [result.text for result in results.results] == [
@@ -125,7 +125,7 @@ async def test_the_conversation_goes_on_from_run_to_run() -> None:
 async def test_ids_repeated_in_and_between_turns_stay_apart_in_the_history() -> None:
     def reply() -> list[Any]:
         same = call_reply(("echo", {}), ("echo", {}))
-        return [CallOpened(e.index, "call_0", e.name) if isinstance(e, CallOpened) else e for e in same]
+        return [CallBlockOpened(e.index, "call_0", e.name) if isinstance(e, CallBlockOpened) else e for e in same]
 
     session = RecordingSession()
     model = PlaybackModel(reply(), reply(), text_reply("ok"))
@@ -137,20 +137,20 @@ async def test_ids_repeated_in_and_between_turns_stay_apart_in_the_history() -> 
 
 async def test_a_reply_cut_in_a_call_runs_the_whole_calls_and_answers_the_open_one() -> None:
     session = RecordingSession()
-    cut = [*call_reply(("echo", {"n": 1}))[:-1], CallOpened(1, "b", "mail.send"), CallArguments(1, "{}")]
-    model = PlaybackModel([*cut, StreamCut("gone")], text_reply("ok"))
+    cut = [*call_reply(("echo", {"n": 1}))[:-1], CallBlockOpened(1, "b", "mail.send"), CallArgumentsDelta(1, "{}")]
+    model = PlaybackModel([*cut, ReplyStreamCut("gone")], text_reply("ok"))
     events = await events_of(Agent(session, model))
     assert ReplyInterrupted("gone", will_retry=False) in events
     assert [call.name for call in session.ran] == ["echo"]
     results = model.requests[1].messages[-1]
-    assert isinstance(results, ResultsMessage)
+    assert isinstance(results, CallResultsMessage)
     assert [result.is_error for result in results.results] == [False, True]
     assert "interrupted during the call" in results.results[1].text
     assert "gone" not in results.results[1].text
 
 
 async def test_a_text_that_breaks_off_is_asked_for_again_and_leaves_no_trace_in_the_history() -> None:
-    model = PlaybackModel([TextDelta("Hal"), StreamCut("gone")], text_reply("Hello"))
+    model = PlaybackModel([TextDelta("Hal"), ReplyStreamCut("gone")], text_reply("Hello"))
     events = await events_of(Agent(RecordingSession(), model))
     assert ReplyInterrupted("gone", will_retry=True) in events
     assert model.requests[0].messages == model.requests[1].messages
@@ -165,7 +165,7 @@ async def test_a_stream_that_just_ends_counts_as_cut() -> None:
 
 async def test_replies_that_keep_breaking_off_end_the_run() -> None:
     session = RecordingSession()
-    cut = [*call_reply(("echo", {}))[:-1], StreamCut("gone")]
+    cut = [*call_reply(("echo", {}))[:-1], ReplyStreamCut("gone")]
     model = PlaybackModel(*[list(cut) for _ in range(MAX_CUTS + 1)])
     outcome = await Agent(session, model).complete("go")
     assert outcome.status == "failed" and outcome.detail == "gone"
@@ -219,7 +219,7 @@ async def test_a_defect_in_an_adapter_ends_the_run_with_its_name_and_the_calls_a
 
 
 async def test_what_fails_after_the_closing_sign_takes_nothing_from_the_reply() -> None:
-    model = PlaybackModel([*text_reply("ok"), StreamCut("late")])
+    model = PlaybackModel([*text_reply("ok"), ReplyStreamCut("late")])
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert outcome.ok and outcome.text == "ok"
 
@@ -254,7 +254,7 @@ async def test_calls_beyond_the_call_budget_are_answered_without_running() -> No
     assert len(session.ran) == 2 and len(session.calls) == 3
     assert session.calls[-1].problem_kind == "limit"
     last = agent.messages[-1]
-    assert isinstance(last, ResultsMessage)
+    assert isinstance(last, CallResultsMessage)
     assert '"error_kind":"limit"' in last.results[1].text
 
 
@@ -290,7 +290,7 @@ async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
     assert events[-1].outcome.budget == "seconds"
     assert model.open_streams == 0
     assert len(session.ran) == 1, "its block was closed"
-    assert isinstance(agent.messages[-1], ResultsMessage)
+    assert isinstance(agent.messages[-1], CallResultsMessage)
 
 
 @pytest.mark.proves("A-08")
@@ -301,7 +301,7 @@ async def test_the_time_budget_stops_calls_in_flight_and_they_are_answered() -> 
     outcome = await agent.complete("go")
     assert (outcome.status, outcome.budget) == ("budget", "seconds")
     assert session.cancelled == ["budget"]
-    assert isinstance(agent.messages[-1], ResultsMessage)
+    assert isinstance(agent.messages[-1], CallResultsMessage)
 
 
 @pytest.mark.parametrize("bad", [{"turns": 0}, {"tokens": -1}, {"seconds": float("nan")}, {"calls": 0}])
@@ -315,7 +315,7 @@ def test_a_budget_without_room_is_refused(bad: dict[str, Any]) -> None:
 
 async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_was_proposed() -> None:
     session, pause = RecordingSession(), ReplyPause()
-    model = PlaybackModel([*call_reply(("echo", {}))[:-1], CallOpened(1, "b", "mail.send"), pause])
+    model = PlaybackModel([*call_reply(("echo", {}))[:-1], CallBlockOpened(1, "b", "mail.send"), pause])
     agent = Agent(session, model)
     run = asyncio.create_task(agent.complete("go"))
     await pause.reached.wait()
@@ -326,7 +326,7 @@ async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_
     assert [call.name for call in session.ran] == ["echo"], "the other's block was never closed"
     assert [call.problem_kind for call in session.calls if call.problem] == ["invalid_input"]
     results = agent.messages[-1]
-    assert isinstance(results, ResultsMessage) and "The user stopped the run." in results.results[1].text
+    assert isinstance(results, CallResultsMessage) and "The user stopped the run." in results.results[1].text
 
 
 async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> None:
@@ -340,7 +340,7 @@ async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> No
     assert (outcome.status, outcome.detail) == ("cancelled", "The kernel is shutting down.")
     assert session.cancelled == ["shutdown"]
     results = agent.messages[-1]
-    assert isinstance(results, ResultsMessage) and '"error_kind":"cancelled"' in results.results[0].text
+    assert isinstance(results, CallResultsMessage) and '"error_kind":"cancelled"' in results.results[0].text
 
 
 async def test_a_stop_between_turns_asks_the_model_nothing_more() -> None:
@@ -367,7 +367,7 @@ async def test_cancelling_the_task_while_calls_run_stops_them_records_them_and_k
     with pytest.raises(asyncio.CancelledError):
         await run
     assert session.cancelled == ["user"]
-    assert [type(m) for m in agent.messages] == [UserMessage, AssistantMessage, ResultsMessage]
+    assert [type(m) for m in agent.messages] == [UserMessage, AssistantMessage, CallResultsMessage]
     session.cancelled.clear()
     assert (await agent.complete("again")).ok
 
@@ -387,7 +387,7 @@ async def test_a_watcher_that_leaves_in_the_middle_of_a_reply_leaves_no_stream_o
 async def test_a_watcher_that_leaves_when_a_call_has_started_has_it_stopped_and_answered() -> None:
     session, pause = RecordingSession(), ReplyPause()
     session.hold()
-    agent = Agent(session, PlaybackModel([*call_reply(("mail.send", {}))[:-1], CallOpened(1, "b", "echo"), pause]))
+    agent = Agent(session, PlaybackModel([*call_reply(("mail.send", {}))[:-1], CallBlockOpened(1, "b", "echo"), pause]))
     async with aclosing(agent.run("go")) as events:
         async for event in events:
             if isinstance(event, CallProposed):
@@ -395,7 +395,7 @@ async def test_a_watcher_that_leaves_when_a_call_has_started_has_it_stopped_and_
     assert session.cancelled == ["user"] and len(session.calls) == 1
     _, said, results = agent.messages
     assert isinstance(said, AssistantMessage) and [call.name for call in said.calls] == ["mail__send"]
-    assert isinstance(results, ResultsMessage) and '"error_kind":"cancelled"' in results.results[0].text
+    assert isinstance(results, CallResultsMessage) and '"error_kind":"cancelled"' in results.results[0].text
 
 
 async def test_one_agent_runs_one_task_at_a_time() -> None:
@@ -423,7 +423,7 @@ async def test_a_tools_failure_is_read_by_the_model_and_the_run_goes_on() -> Non
     outcome = await Agent(RecordingSession(fail), model).complete("go")
     assert outcome.ok
     results = model.requests[1].messages[-1]
-    assert isinstance(results, ResultsMessage) and results.results[0].is_error
+    assert isinstance(results, CallResultsMessage) and results.results[0].is_error
 
 
 async def test_an_agents_prompt_is_the_last_section_of_its_system_text() -> None:
@@ -434,6 +434,6 @@ async def test_an_agents_prompt_is_the_last_section_of_its_system_text() -> None
 
 def test_a_budget_is_what_was_said_for_the_run_else_the_agents_else_the_default() -> None:
     budgets = AgentBudgets(turns=7, seconds=2.5)
-    assert Budget.resolve(budgets, turns=3, calls=9) == Budget(turns=3, tokens=None, seconds=2.5, calls=9)
-    assert Budget.resolve(budgets) == Budget(turns=7, seconds=2.5)
-    assert Budget.resolve(AgentBudgets()) == Budget()
+    assert Budget.combine_limits(budgets, turns=3, calls=9) == Budget(turns=3, tokens=None, seconds=2.5, calls=9)
+    assert Budget.combine_limits(budgets) == Budget(turns=7, seconds=2.5)
+    assert Budget.combine_limits(AgentBudgets()) == Budget()

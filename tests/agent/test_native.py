@@ -14,21 +14,21 @@ from tests.agent.sessions import RecordingSession
 from tests.kernel.guests import joined_kernel
 
 from handrail import tool
-from handrail.agent.events import AgentEvent, CallAnswered, ProviderToolUnavailable, ProviderToolUsed, RunFinished
-from handrail.agent.loop import Agent
+from handrail.agent.agent_loop import Agent
 from handrail.agent.providers.anthropic import AnthropicModel
 from handrail.agent.providers.openai import OpenAIModel
-from handrail.catalog.dialects import DIALECTS, provider_tool_form
-from handrail.contract.agent import parse_agent
+from handrail.agent.run_events import AgentEvent, CallAnswered, ProviderToolUnavailable, ProviderToolUsed, RunFinished
+from handrail.catalog.provider_dialects import DIALECTS, format_provider_tool
+from handrail.contract.agent_manifest import parse_agent
 from handrail.contract.errors import LoadError
 from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolOffer, make_provider_tool_spec
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
-from handrail.kernel.kernel import Kernel
-from handrail.kernel.local import LocalKernel
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.kernel.kernel_interface import Kernel
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.artifacts import ArtifactStore
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.model_servers import (
+from handrail.testing.provider_request_checks import SearchCitations, ServerToolUse
+from handrail.testing.provider_servers import (
     AnthropicServer,
     ConnectionCut,
     OpenAIServer,
@@ -36,7 +36,7 @@ from handrail.testing.model_servers import (
     ReplyCall,
     ScriptedReply,
 )
-from handrail.testing.request_checks import SearchCitations, ServerToolUse
+from handrail.testing.scripted_kernel import temporary_kernel
 
 SEARCH = """
 [native.web_search.anthropic]
@@ -208,7 +208,7 @@ async def test_a_reply_of_nothing_but_a_use_is_kept_and_a_kernel_that_opens_the_
 
 
 async def kernel_rows(kernel: LocalKernel, session_id: str) -> list[tuple[int, Mapping[str, Any]]]:
-    return list(await kernel.sessions.session_store.open_history(session_id).read())
+    return list(await kernel.sessions.session_store.open_history(session_id).read_stored_messages())
 
 
 @pytest.mark.proves("R-10")
@@ -368,7 +368,7 @@ async def test_a_process_that_joined_keeps_what_a_provider_gave_with_the_holder(
     async with temporary_kernel(tmp_path) as kernel, joined_kernel(tmp_path) as other:
         session = await other.session()
         assert session.history is not None
-        (reference,) = await session.history.record_provider_tool({"name": "web_search"}, {"text": "found"})
+        (reference,) = await session.history.record_provider_tool_use({"name": "web_search"}, {"text": "found"})
         await kernel.log.flush()
         (record,) = kernel.log.reader.records(kind="provider-tool-used")
         assert record.body is not None and record.body["artifacts"] == [reference]
@@ -402,27 +402,27 @@ def test_each_support_has_a_form_in_its_providers_own_words() -> None:
     for name, native in PROVIDER_TOOLS.items():
         for provider, support in native.support.items():
             given = {key: value["enum"][0] for key, value in support.options.items() if "enum" in value}
-            assert support.problems(given) == []
-            form = provider_tool_form(
+            assert support.find_option_problems(given) == []
+            form = format_provider_tool(
                 make_provider_tool_spec(name, {provider: given}), DIALECTS[provider], "a-search-model"
             )
             assert isinstance(form, dict)
             assert form.get("type") == support.type or f"{support.type}_options" in form
     place = {"openai-responses": {"user_location": {"city": "Graz"}, "allowed_domains": ["a.org"]}}
-    assert provider_tool_form(make_provider_tool_spec("web_search", place), DIALECTS["openai-responses"], "m") == {
+    assert format_provider_tool(make_provider_tool_spec("web_search", place), DIALECTS["openai-responses"], "m") == {
         "type": "web_search",
         "user_location": {"type": "approximate", "city": "Graz"},
         "filters": {"allowed_domains": ["a.org"]},
     }
-    assert provider_tool_form(make_provider_tool_spec("code_execution", {}), DIALECTS["openai-responses"], "m") == {
+    assert format_provider_tool(make_provider_tool_spec("code_execution", {}), DIALECTS["openai-responses"], "m") == {
         "type": "code_interpreter",
         "container": {"type": "auto"},
     }
     assert "gemini" not in PROVIDER_TOOLS["web_search"].support
     assert "The tool web_search is not available in the Gemini API" in str(
-        provider_tool_form(make_provider_tool_spec("web_search", {}), DIALECTS["gemini"], "m")
+        format_provider_tool(make_provider_tool_spec("web_search", {}), DIALECTS["gemini"], "m")
     )
-    only = provider_tool_form(make_provider_tool_spec("web_search", {"openai-chat": {}}), DIALECTS["anthropic"], "m")
+    only = format_provider_tool(make_provider_tool_spec("web_search", {"openai-chat": {}}), DIALECTS["anthropic"], "m")
     assert only == "The agent's manifest enables it for openai-chat only."
 
 

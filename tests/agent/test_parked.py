@@ -10,12 +10,12 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 from handrail import Kernel, tool
-from handrail.agent.loop import Agent
-from handrail.agent.model import ResultsMessage
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, DeferApprovals
-from handrail.contract.services.runtime import UserQuestion
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import CallResultsMessage
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest, DeferApprovals
+from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 sent: list[str] = []
 
@@ -45,7 +45,7 @@ async def test_a_run_is_parked_with_its_calls_and_the_next_one_goes_on_with_what
         assert (await agent.complete(None)).status == "awaiting_approval" and sent == []
         await kernel.approvals.decide(first.id, ApprovalAnswer("once"), by="test")
         assert (await agent.complete(None)).status == "answered"
-        (results,) = [message for message in agent.messages if isinstance(message, ResultsMessage)]
+        (results,) = [message for message in agent.messages if isinstance(message, CallResultsMessage)]
         told = [result.text for result in results.results]
         assert "sent to a" in told[0] and "not b" in told[2]
     assert sent == ["a"]
@@ -112,7 +112,7 @@ async def parked_sends(kernel: Kernel, *names: str) -> str:
 
 
 def told_by(agent: Agent) -> list[str]:
-    return [r.text for message in agent.messages if isinstance(message, ResultsMessage) for r in message.results]
+    return [r.text for message in agent.messages if isinstance(message, CallResultsMessage) for r in message.results]
 
 
 @pytest.mark.proves("P-09")
@@ -216,7 +216,7 @@ async def test_a_stop_reaches_calls_that_waited_also_before_they_are_asked_about
             if leaves:
                 await session.suspend()
             else:
-                session.cancel()
+                session.cancel_running_calls()
             answers = [answer.result for answer in await recalling]
             assert [answer.metadata.get("stopped_by") for answer in answers] == [None if leaves else "user"] * 2
             assert len(kernel.approvals.list_pending(known_as)) == (2 if leaves else 0)

@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider
 
-from handrail.agent.loop import Agent
-from handrail.agent.model import (
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import (
     MAX_PICTURE_BYTES,
     PICTURE_NOT_ANSWERED,
     PICTURE_NOT_STORED,
     RequestRejected,
     UserMessage,
     UserPicture,
-    check_pictures,
     detect_picture_type,
+    detect_picture_types,
     make_user_message,
     takes_pictures,
 )
-from handrail.agent.text_calls import TextCallModel
-from handrail.contract.call import Blob
+from handrail.agent.text_tool_calls import TextCallModel
+from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import UsageError
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.model_servers import ScriptedReply
-from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, text_reply
+from handrail.testing.provider_servers import ScriptedReply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 SHOWN = UserPicture("", "image/png", PNG)
@@ -85,7 +85,7 @@ async def test_a_picture_is_kept_by_its_content_and_there_again_when_the_convers
         model = PlaybackModel(text_reply("Two dots."), text_reply("Yes."), text_reply("One."))
         assert (await Agent(session, model).complete(said)).ok
         assert session.history is not None
-        ((_, kept), *_) = await session.history.read()
+        ((_, kept), *_) = await session.history.read_stored_messages()
         assert [one["artifact"][:7] for one in kept["pictures"]] == ["sha256:"] * 2
         await session.suspend()
 
@@ -127,7 +127,7 @@ def test_a_picture_is_what_its_first_bytes_say() -> None:
         b"GIF89a": "image/gif",
         b"RIFF1234WEBPVP8 ": "image/webp",
     }
-    assert [one.media_type for one in check_pictures(list(kinds))] == list(kinds.values())
+    assert [one.media_type for one in detect_picture_types(list(kinds))] == list(kinds.values())
     assert detect_picture_type(b"RIFF1234WAVE") is None and detect_picture_type(b"") is None
     for wrong, words in (
         ([b"<svg/>"], "Image 1 is not a PNG"),
@@ -135,4 +135,4 @@ def test_a_picture_is_what_its_first_bytes_say() -> None:
         ([PNG, PNG + b"x" * MAX_PICTURE_BYTES], "Image 2 has"),
     ):
         with pytest.raises(UsageError, match=words):
-            check_pictures(wrong)
+            detect_picture_types(wrong)

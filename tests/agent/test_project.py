@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from handrail.agent.loop import Agent
-from handrail.agent.prompt import find_instruction_files
+from handrail.agent.agent_loop import Agent
+from handrail.agent.system_prompt import find_instruction_files
 from handrail.contract.errors import LogUnavailable
-from handrail.kernel.local import LocalKernel
-from handrail.record.log import CommitLog
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.record.commit_log import CommitLog
+from handrail.testing.provider_request_checks import PlaybackModel, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("A-08")

@@ -10,10 +10,10 @@ import pytest
 from tests.agent.sessions import ECHO, SEND
 
 from handrail import Agent, Tool, tool
-from handrail.agent.events import TurnStarted
-from handrail.agent.prompt import build_system_prompt
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.run_events import TurnStarted
+from handrail.agent.system_prompt import build_system_prompt
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 def made(number: int, **declared: Any) -> Tool:
@@ -66,7 +66,7 @@ async def test_within_an_interaction_every_request_has_the_same_system_text(tmp_
         )
         async for event in Agent(await kernel.session(), model).run("Count the stock."):
             if isinstance(event, TurnStarted) and len(model.requests) == 2:
-                await kernel.reload(guided)  # which takes tools away
+                await kernel.reload_tools(guided)  # which takes tools away
         first, *others = [request.system for request in model.requests]
         assert len(others) == 5 and all(text == first for text in others)
         assert len(model.requests[1].tools) > len(model.requests[0].tools), "what is in view is not the text"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.agent.provider_bench import bench
 
-from handrail.agent.events import ProviderToolUsed
-from handrail.agent.model import CallClosed, CallOpened
+from handrail.agent.model_protocol import CallBlockClosed, CallBlockOpened
 from handrail.agent.providers.responses import _ItemReader  # pyright: ignore[reportPrivateUsage]
-from handrail.testing.model_servers import ErrorReply, ReplyCall, ScriptedReply, StreamError, ThinkingBlock
-from handrail.testing.request_checks import ServerToolUse
+from handrail.agent.run_events import ProviderToolUsed
+from handrail.testing.provider_request_checks import ServerToolUse
+from handrail.testing.provider_servers import ErrorReply, ReplyCall, ScriptedReply, StreamError, ThinkingBlock
 
 
 async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came() -> None:
@@ -47,8 +47,8 @@ def test_a_call_that_the_responses_api_tells_of_twice_is_one() -> None:
     reader = _ItemReader()
     events = [told(kind, call) for call in ("a", "b") for kind in ("added", "done", "done", "added", "done")]
     blocks = [block for event in events for block in reader.read(event)]
-    assert [block.provider_id for block in blocks if isinstance(block, CallOpened)] == ["a", "b"]
-    assert sum(isinstance(block, CallClosed) for block in blocks) == 2
+    assert [block.provider_id for block in blocks if isinstance(block, CallBlockOpened)] == ["a", "b"]
+    assert sum(isinstance(block, CallBlockClosed) for block in blocks) == 2
 
 
 async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:

@@ -10,17 +10,17 @@ import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider, in_pieces
 
 from handrail.agent.providers import SERVICES, open_model
-from handrail.agent.stream_task import RetryPolicy
+from handrail.agent.reply_stream import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.tool.spec import ToolSpec
-from handrail.testing.model_servers import (
+from handrail.testing.provider_request_checks import ReplyPause
+from handrail.testing.provider_servers import (
     ConnectionCut,
     ErrorReply,
     ReplyCall,
     ScriptedReply,
     StreamError,
 )
-from handrail.testing.request_checks import ReplyPause
 
 
 @each_provider

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from handrail import Agent
-from handrail.agent.budget import Budget
 from handrail.agent.conversation import Conversation
-from handrail.agent.events import CallAnswered, ConversationCompacted
-from handrail.agent.model import ResultsMessage
-from handrail.agent.stream import ModelReply
-from handrail.contract.agent import AgentBudgets
-from handrail.contract.call import CallAnswer, ProposedCall, Result
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.model_protocol import CallResultsMessage
+from handrail.agent.reply_assembly import ModelReply
+from handrail.agent.run_budget import Budget
+from handrail.agent.run_events import CallAnswered, ConversationCompacted
+from handrail.contract.agent_manifest import AgentBudgets
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 LONG = "".join(f"line {number} of a long file\n" for number in range(100))
 AGAIN = {"path": "long.txt"}
@@ -26,7 +26,7 @@ AGAIN = {"path": "long.txt"}
 def given(model: PlaybackModel) -> list[dict[str, Any]]:
     """What the model was answered, in order, as its last request has it."""
     messages = model.requests[-1].messages
-    return [json.loads(one.text) for each in messages if isinstance(each, ResultsMessage) for one in each.results]
+    return [json.loads(one.text) for each in messages if isinstance(each, CallResultsMessage) for one in each.results]
 
 
 def put(folder: Path, name: str = "long.txt", text: str = LONG) -> None:
@@ -121,11 +121,11 @@ async def test_after_messages_were_left_out_it_is_given_again(tmp_path: Path) ->
 async def test_the_text_is_given_each_time_where_that_is_wanted(tmp_path: Path) -> None:
     put(tmp_path)
     model = reads(AGAIN, AGAIN)
-    wanted = Budget.resolve(AgentBudgets.model_validate({"repeat_reads": True}))
+    wanted = Budget.combine_limits(AgentBudgets.model_validate({"repeat_reads": True}))
     async with temporary_kernel(tmp_path) as kernel:
         await Agent(await kernel.session(), model, budget=wanted).complete("Read.")
     assert [is_whole(one) for one in given(model)] == [True, True]
-    assert not Budget.resolve(AgentBudgets()).repeat_reads
+    assert not Budget.combine_limits(AgentBudgets()).repeat_reads
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_no_other_answer_is_left_out(tool: str, result: Result) -> None:
         calls = (ProposedCall(tool, {}),)
         conversation.add_reply(ModelReply((0,), calls, None, None), [f"s/{number}.0"])
         conversation.add_answers({0: CallAnswer(f"s/{number}.0", tool, result, result)})
-    first, second = [one.results[0].text for one in conversation.messages if isinstance(one, ResultsMessage)]
+    first, second = [one.results[0].text for one in conversation.messages if isinstance(one, CallResultsMessage)]
     assert first == second and "line 99" in second

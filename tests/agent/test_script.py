@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.agent.sessions import RecordingSession
 
-from handrail.agent.loop import Agent
-from handrail.agent.model import AssistantMessage, ResultsMessage
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import AssistantMessage, CallResultsMessage
 from handrail.agent.providers import open_model
-from handrail.agent.providers.script import ModelScript, ScriptedModel, read_script
-from handrail.contract.call import ProposedCall, Result
+from handrail.agent.providers.scripted_model import ModelScript, ScriptedModel, read_model_script
+from handrail.contract.calls_and_results import ProposedCall, Result
 from handrail.contract.errors import LoadError
 
 
@@ -150,8 +150,8 @@ async def test_a_script_can_send_what_a_broken_model_sends() -> None:
     assert outcome.status == "length", outcome.detail
     assert [call.name for call in session.ran] == ["echo", "echo", "echo"]
     assert [bool(call.problem) for call in session.calls] == [False, True, False, False, True]
-    parts = [m for m in agent.messages if isinstance(m, (AssistantMessage, ResultsMessage))]
-    answered = [len(m.results) if isinstance(m, ResultsMessage) else len(m.calls) for m in parts]
+    parts = [m for m in agent.messages if isinstance(m, (AssistantMessage, CallResultsMessage))]
+    answered = [len(m.results) if isinstance(m, CallResultsMessage) else len(m.calls) for m in parts]
     assert answered == [3, 3, 2, 2, 0]
 
 
@@ -177,7 +177,7 @@ def test_a_faulty_script_is_refused_with_all_its_faults(tmp_path: Path, text: st
     path = tmp_path / "script.toml"
     path.write_text(text)
     with pytest.raises(LoadError) as error:
-        read_script(path)
+        read_model_script(path)
     for fault in faults:
         assert fault in str(error.value)
     assert len(error.value.diagnostics) == len(faults)
@@ -186,9 +186,9 @@ def test_a_faulty_script_is_refused_with_all_its_faults(tmp_path: Path, text: st
 def test_a_json_script_is_read_and_a_missing_one_named(tmp_path: Path) -> None:
     path = tmp_path / "script.json"
     path.write_text('{"turns": [{"text": "ok"}]}')
-    assert read_script(path).turns[0].text == "ok"
+    assert read_model_script(path).turns[0].text == "ok"
     with pytest.raises(LoadError, match="nowhere"):
-        read_script(tmp_path / "nowhere.toml")
+        read_model_script(tmp_path / "nowhere.toml")
 
 
 @pytest.mark.parametrize(

@@ -6,41 +6,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.agent.conversation import Conversation, format_result
-from handrail.agent.model import (
+from handrail.agent.conversation import Conversation, format_result_for_model
+from handrail.agent.model_protocol import (
     AssistantMessage,
     BlockEvent,
-    CallArguments,
-    CallClosed,
-    CallOpened,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
     FinishReason,
     ProviderBlock,
     ReplyFinished,
     TextDelta,
     TokenUsage,
 )
-from handrail.agent.stream import (
+from handrail.agent.reply_assembly import (
     MAX_CALLS,
     MAX_REPLY_UNITS,
+    HistoryCallIds,
     ModelReply,
     ReplyAssembly,
     ReplyTooLong,
-    WireIds,
-    make_call_part,
+    make_history_call,
 )
-from handrail.contract.call import CallAnswer, ProposedCall, Result
-from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
+from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES
 
 
 def assemble(*events: BlockEvent, cut: str | None = None) -> ModelReply:
     assembly = ReplyAssembly()
     for event in events:
-        assembly.feed(event)
-    return assembly.finish(cut)
+        assembly.feed_event(event)
+    return assembly.get_reply_so_far(cut)
 
 
 def call(index: int, name: str, arguments: str, provider_id: str | None = None) -> list[BlockEvent]:
-    return [CallOpened(index, provider_id, name), CallArguments(index, arguments), CallClosed(index)]
+    return [CallBlockOpened(index, provider_id, name), CallArgumentsDelta(index, arguments), CallBlockClosed(index)]
 
 
 @pytest.mark.proves("A-01")
@@ -64,18 +64,18 @@ def test_text_and_calls_keep_the_order_they_came_in() -> None:
 
 def test_a_call_is_whole_when_its_block_closes_and_not_when_its_json_parses() -> None:
     assembly = ReplyAssembly()
-    assert assembly.feed(CallOpened(0, None, "rm")) is None
-    assert assembly.feed(CallArguments(0, "{}")) is None
-    assert assembly.feed(CallArguments(0, "")) is None
-    assert assembly.feed(CallClosed(0)) == 0
-    assert assembly.reply_so_far(1).calls == (ProposedCall("rm", "{}"),)
+    assert assembly.feed_event(CallBlockOpened(0, None, "rm")) is None
+    assert assembly.feed_event(CallArgumentsDelta(0, "{}")) is None
+    assert assembly.feed_event(CallArgumentsDelta(0, "")) is None
+    assert assembly.feed_event(CallBlockClosed(0)) == 0
+    assert assembly.get_reply_until(1).calls == (ProposedCall("rm", "{}"),)
 
 
 def test_a_call_cut_in_its_middle_is_proposed_with_a_fault_and_the_whole_ones_before_it_without() -> None:
     reply = assemble(
         *call(0, "read", "{}"),
-        CallOpened(1, "b", "write"),
-        CallArguments(1, "{}"),
+        CallBlockOpened(1, "b", "write"),
+        CallArgumentsDelta(1, "{}"),
         cut="The connection was lost.",
     )
     assert reply.calls[0].problem is None
@@ -84,7 +84,7 @@ def test_a_call_cut_in_its_middle_is_proposed_with_a_fault_and_the_whole_ones_be
 
 
 def test_a_call_that_the_provider_never_closed_does_not_run_even_in_a_finished_reply() -> None:
-    reply = assemble(CallOpened(0, "a", "read"), CallArguments(0, "{}"), ReplyFinished("calls"))
+    reply = assemble(CallBlockOpened(0, "a", "read"), CallArgumentsDelta(0, "{}"), ReplyFinished("calls"))
     assert "it is incomplete" in (reply.calls[0].problem or "")
 
 
@@ -96,18 +96,18 @@ def test_a_call_of_no_name_is_one_call_with_a_fault(name: str) -> None:
 
 
 def test_arguments_of_a_block_that_was_never_opened_are_one_call_with_a_fault() -> None:
-    reply = assemble(CallArguments(4, "{}"), CallClosed(4), ReplyFinished("calls"))
+    reply = assemble(CallArgumentsDelta(4, "{}"), CallBlockClosed(4), ReplyFinished("calls"))
     assert [bool(c.problem) for c in reply.calls] == [True]
 
 
 def test_arguments_after_the_block_closed_do_not_change_it_into_another_call() -> None:
-    reply = assemble(*call(0, "read", "{"), CallArguments(0, "}"), ReplyFinished("calls"))
+    reply = assemble(*call(0, "read", "{"), CallArgumentsDelta(0, "}"), ReplyFinished("calls"))
     assert reply.calls[0].arguments == "{"
     assert "had closed it" in (reply.calls[0].problem or "")
 
 
 def test_a_block_number_used_twice_is_two_calls() -> None:
-    reply = assemble(CallOpened(0, "a", "read"), *call(0, "grep", "{}", "b"), ReplyFinished("calls"))
+    reply = assemble(CallBlockOpened(0, "a", "read"), *call(0, "grep", "{}", "b"), ReplyFinished("calls"))
     assert [(c.name, c.problem is None) for c in reply.calls] == [("read", False), ("grep", True)]
 
 
@@ -124,8 +124,8 @@ def test_the_last_block_of_a_reply_that_met_its_output_limit_runs_only_if_it_is_
 
 def test_arguments_beyond_what_is_taken_are_dropped_while_they_arrive() -> None:
     piece = "x" * (1024 * 1024)
-    events = [CallArguments(0, piece) for _ in range(MAX_ARGUMENT_BYTES // len(piece) + 1)]
-    reply = assemble(CallOpened(0, None, "write"), *events, CallClosed(0), ReplyFinished("calls"))
+    events = [CallArgumentsDelta(0, piece) for _ in range(MAX_ARGUMENT_BYTES // len(piece) + 1)]
+    reply = assemble(CallBlockOpened(0, None, "write"), *events, CallBlockClosed(0), ReplyFinished("calls"))
     assert "longer than" in (reply.calls[0].problem or "")
     assert len(reply.calls[0].arguments) <= 2_000
 
@@ -135,22 +135,22 @@ def test_a_reply_without_end_is_cut() -> None:
     piece = "x" * (1024 * 1024)
     with pytest.raises(ReplyTooLong):
         for _ in range(MAX_REPLY_UNITS // len(piece) + 1):
-            assembly.feed(TextDelta(piece))
+            assembly.feed_event(TextDelta(piece))
 
 
 def test_more_calls_than_any_reply_holds_are_cut() -> None:
     assembly = ReplyAssembly()
     with pytest.raises(ReplyTooLong, match=str(MAX_CALLS)):
         for index in range(MAX_CALLS + 1):
-            assembly.feed(CallOpened(index, None, "read"))
-    assert len(assembly.finish("too long").calls) == MAX_CALLS
+            assembly.feed_event(CallBlockOpened(index, None, "read"))
+    assert len(assembly.get_reply_so_far("too long").calls) == MAX_CALLS
 
 
 def test_a_character_split_over_two_events_is_one_character() -> None:
     assembly = ReplyAssembly()
-    seen = [assembly.feed(TextDelta("a\ud83d")), assembly.feed(TextDelta("\ude00b"))]
+    seen = [assembly.feed_event(TextDelta("a\ud83d")), assembly.feed_event(TextDelta("\ude00b"))]
     assert seen == ["a", "😀b"]
-    assert assembly.finish().text == "a😀b"
+    assert assembly.get_reply_so_far().text == "a😀b"
 
 
 def test_half_a_character_at_the_end_is_made_visible() -> None:
@@ -161,13 +161,15 @@ _EVENTS = st.lists(
     st.one_of(
         st.builds(TextDelta, st.text(alphabet=st.characters(), max_size=8)),
         st.builds(
-            CallOpened,
+            CallBlockOpened,
             st.integers(0, 4),
             st.none() | st.sampled_from(["", "a", "b", "x y", "é", "z" * 90]),
             st.sampled_from(["read", "", "a b", "\ud800", "n" * 90]),
         ),
-        st.builds(CallArguments, st.integers(0, 4), st.sampled_from(["{", "}", "{}", '"a":1', "NaN", "\udc00", "[]"])),
-        st.builds(CallClosed, st.integers(0, 4)),
+        st.builds(
+            CallArgumentsDelta, st.integers(0, 4), st.sampled_from(["{", "}", "{}", '"a":1', "NaN", "\udc00", "[]"])
+        ),
+        st.builds(CallBlockClosed, st.integers(0, 4)),
         st.builds(ProviderBlock, st.just("anthropic"), st.just({"type": "thinking"})),
         st.builds(TokenUsage, st.integers(0, 9), st.integers(0, 9)),
         st.builds(ReplyFinished, st.sampled_from(["end", "calls", "length", "refused", "other"])),
@@ -201,37 +203,37 @@ def test_any_stream_gives_one_result_for_each_call_and_a_history_that_can_be_sen
 
 
 def test_a_provider_id_is_kept_while_it_is_usable_and_new() -> None:
-    ids = WireIds()
-    assert ids.take("call_1") == "call_1"
-    second, third, fourth = ids.take("call_1"), ids.take(None), ids.take("not an id")
+    ids = HistoryCallIds()
+    assert ids.take_unique_id("call_1") == "call_1"
+    second, third, fourth = ids.take_unique_id("call_1"), ids.take_unique_id(None), ids.take_unique_id("not an id")
     assert len({"call_1", second, third, fourth}) == 4
     assert all(len(wire_id) == 9 and wire_id.isalnum() for wire_id in (second, third, fourth))
 
 
 def test_an_own_id_never_takes_the_place_of_one_that_the_provider_used() -> None:
-    ids = WireIds()
-    assert ids.take("hr0000001") == "hr0000001"
-    assert ids.take(None) == "hr0000002"
+    ids = HistoryCallIds()
+    assert ids.take_unique_id("hr0000001") == "hr0000001"
+    assert ids.take_unique_id(None) == "hr0000002"
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '{"a": NaN}', '{"a":1,"a":2}', "[" * 9_999])
 def test_arguments_that_are_no_object_stand_in_the_history_as_one(arguments: str) -> None:
-    part = make_call_part(ProposedCall("read", arguments), "w")
+    part = make_history_call(ProposedCall("read", arguments), "w")
     assert part.arguments == {"unreadable_arguments": arguments[:2_000]}
 
 
 def test_what_the_model_reads_of_a_result_is_the_same_text_each_time() -> None:
     first = Result.output({"b": 1, "a": "é"}, duration_ms=1.0, truncated=True, output_path="/o/1")
     again = Result.output({"b": 1, "a": "é"}, duration_ms=2.0, output_path="/o/1", truncated=True)
-    assert format_result(first) == format_result(again)
+    assert format_result_for_model(first) == format_result_for_model(again)
     assert (
-        format_result(first)
+        format_result_for_model(first)
         == '{"type":"output","data":{"b":1,"a":"é"},"metadata":{"output_path":"/o/1","truncated":true}}'
     )
 
 
 def test_an_error_reads_with_its_kind_and_its_partial_data() -> None:
-    text = format_result(Result.error("timeout", "too slow", {"so": "far"}, duration_ms=3))
+    text = format_result_for_model(Result.error("timeout", "too slow", {"so": "far"}, duration_ms=3))
     assert text == '{"type":"error","error_text":"too slow","data":{"so":"far"},"metadata":{"error_kind":"timeout"}}'
 
 

@@ -17,29 +17,29 @@ from tests.kernel.guests import joined_kernel
 from tests.session.crashing import die_by_itself
 
 from handrail import ApprovalAnswer, tool
-from handrail.agent.budget import Budget
-from handrail.agent.events import AgentEvent, CallAnswered, CallProposed, RunFinished
-from handrail.agent.loop import Agent
-from handrail.agent.model import (
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import (
     AssistantMessage,
-    CallArguments,
-    CallClosed,
-    CallOpened,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
+    CallResultsMessage,
     ReplyFinished,
-    ResultsMessage,
-    StreamCut,
+    ReplyStreamCut,
     TextDelta,
     TokenUsage,
     UserMessage,
 )
+from handrail.agent.run_budget import Budget
+from handrail.agent.run_events import AgentEvent, CallAnswered, CallProposed, RunFinished
 from handrail.record.verification import verify_log
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.model_servers import ReplyCall, ScriptedReply
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, Step, call_reply, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, Step, call_reply, text_reply
+from handrail.testing.provider_servers import ReplyCall, ScriptedReply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 def call(index: int, name: str, arguments: str = "{}") -> list[Step]:
-    return [CallOpened(index, None, name), CallArguments(index, arguments), CallClosed(index)]
+    return [CallBlockOpened(index, None, name), CallArgumentsDelta(index, arguments), CallBlockClosed(index)]
 
 
 @pytest.mark.proves("X-09")
@@ -62,13 +62,16 @@ async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_o
         await asyncio.gather(done.wait(), pause.reached.wait())
         assert ran == [1], "before the reply has ended"
         assert session.history is not None
-        rows = await session.history.read()
+        rows = await session.history.read_stored_messages()
         assert rows[-1][1]["parts"] == [
             {"call": "hr0000001", "name": "test__mark", "arguments": {"n": 1}, "id": f"{session.id}/1.0"}
         ], "what there was of the reply is kept before"
         pause.proceed.set()
         assert (await run).ok and ran == [1, 2]
-        assert [len(rows) for rows in (await session.history.read(), kernel.log.reader.calls())] == [4, 2]
+        assert [len(rows) for rows in (await session.history.read_stored_messages(), kernel.log.reader.calls())] == [
+            4,
+            2,
+        ]
         assert verify_log(kernel.log.reader).ok
 
 
@@ -88,7 +91,7 @@ async def test_a_tool_that_stops_its_run_in_its_first_line_is_stopped_with_it(tm
         outcome = await agents[0].complete("go")
         assert outcome.status == "cancelled" and model.open_streams == 0
         told = agents[0].messages[-1]
-        assert isinstance(told, ResultsMessage) and '"error_kind":"cancelled"' in told.results[0].text
+        assert isinstance(told, CallResultsMessage) and '"error_kind":"cancelled"' in told.results[0].text
 
 
 async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> None:
@@ -113,8 +116,8 @@ async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> 
 @pytest.mark.proves("X-09")
 async def test_nothing_runs_of_a_block_that_is_not_closed_however_whole_it_looks() -> None:
     session, pause = RecordingSession(), ReplyPause()
-    steps: list[Step] = [CallOpened(0, None, "mail.send"), CallArguments(0, '{"n":1}'), TextDelta("x"), pause]
-    model = PlaybackModel([*steps, *call(1, "echo"), StreamCut("gone")], text_reply("ok"))
+    steps: list[Step] = [CallBlockOpened(0, None, "mail.send"), CallArgumentsDelta(0, '{"n":1}'), TextDelta("x"), pause]
+    model = PlaybackModel([*steps, *call(1, "echo"), ReplyStreamCut("gone")], text_reply("ok"))
     agent = Agent(session, model)
     run = asyncio.create_task(agent.complete("go"))
     await pause.reached.wait()
@@ -143,19 +146,19 @@ async def test_a_last_block_that_a_limit_may_have_cut_waits_for_what_comes_next(
 
 async def test_what_comes_for_a_call_that_has_started_does_not_change_it() -> None:
     session = RecordingSession()
-    late = [*call(0, "echo", '{"n":1}'), CallArguments(0, '{"n":2}'), ReplyFinished("calls")]
+    late = [*call(0, "echo", '{"n":1}'), CallArgumentsDelta(0, '{"n":2}'), ReplyFinished("calls")]
     agent = Agent(session, PlaybackModel(late, text_reply("ok")))
     assert (await agent.complete("go")).ok
     assert [(one.arguments, one.problem) for one in session.calls] == [('{"n":1}', None)]
     results = agent.messages[2]
-    assert isinstance(results, ResultsMessage) and results.results[0].text == '{"type":"output","data":{"n":1}}'
+    assert isinstance(results, CallResultsMessage) and results.results[0].text == '{"type":"output","data":{"n":1}}'
 
 
 async def test_when_the_stream_breaks_what_has_started_is_finished_and_answered_in_order() -> None:
     session = RecordingSession()
     session.hold()
     model = PlaybackModel(
-        [*call(0, "echo", '{"n":1}'), *call(1, "echo", '{"n":2}'), StreamCut("gone")], text_reply("ok")
+        [*call(0, "echo", '{"n":1}'), *call(1, "echo", '{"n":2}'), ReplyStreamCut("gone")], text_reply("ok")
     )
     agent = Agent(session, model)
     events: list[AgentEvent] = []
@@ -191,7 +194,7 @@ async def test_an_open_question_holds_later_side_effects_of_the_stream_and_no_re
         (tmp_path / "ws" / "c").write_text("there")
         session = await kernel.session(approval_handler=person)
         finished: list[str] = []
-        session.watch(lambda event: finished.append(event.call_id[-1]) if event.kind == "finished" else None)
+        session.watch_events(lambda event: finished.append(event.call_id[-1]) if event.kind == "finished" else None)
         pause = ReplyPause()
         written = [call(n, "write", f'{{"path":"{path}","content":"x"}}') for n, path in enumerate("ab")]
         steps = [*written[0], *written[1], *call(2, "read", '{"path":"c"}'), pause, ReplyFinished("calls")]
@@ -209,9 +212,9 @@ async def test_a_reply_that_grows_very_large_is_not_kept_again_for_each_of_its_c
     class Counting(KeptHere):
         kept = 0
 
-        def store_entries(self, entries: Any) -> Awaitable[None]:
+        def store_messages(self, entries: Any) -> Awaitable[None]:
             self.kept += sum(len(str(data)) for _, data in entries)
-            return super().store_entries(entries)
+            return super().store_messages(entries)
 
     history = Counting()
     session = RecordingSession(history=history)
@@ -246,7 +249,7 @@ async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect
         kernel: Any = await stack.enter_async_context(joined_kernel(tmp_path, **opened)) if joins else held
         session = await kernel.session(approval_handler=person)
         last = 2**62 - 1 if joins else 2**63 - 1  # a place after which there is none, which what the user says takes
-        await held.components.store.messages.write(session.id, [(last - 1, {})], 1)
+        await held.components.store.messages.queue_messages(session.id, [(last - 1, {})], 1)
         steps = [*call(0, "test__act"), TextDelta("and"), *call(1, "test__ask"), ReplyFinished("calls")]
         outcome = await Agent(session, PlaybackModel(steps, text_reply("never asked"))).complete("go")
         assert outcome.status == "failed" and "The conversation cannot be stored" in outcome.detail
@@ -277,11 +280,11 @@ KILLED = """
 import asyncio, os, sys
 from pathlib import Path
 from handrail import tool
-from handrail.agent.loop import Agent
-from handrail.agent.model import CallArguments, CallClosed, CallOpened
-from handrail.contract.services.channels import Notification
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import ReplyPause, PlaybackModel
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import CallArgumentsDelta, CallBlockClosed, CallBlockOpened
+from handrail.contract.services.channels_and_triggers import Notification
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.provider_request_checks import ReplyPause, PlaybackModel
 
 folder = Path(sys.argv[1])
 effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -302,7 +305,7 @@ async def main():
         await kernel.arrivals.notifications.post(Notification("n1", session.id, "job", "bash_1", "it is done", 1))
         pause, steps = ReplyPause(), []
         for n, name in enumerate(("done", "held", "partial")):
-            steps += [CallOpened(n, None, "crash__write"), CallArguments(n, '{"name":"%s"}' % name), CallClosed(n)]
+            steps += [CallBlockOpened(n, None, "crash__write"), CallArgumentsDelta(n, '{"name":"%s"}' % name), CallBlockClosed(n)]
         run = asyncio.ensure_future(Agent(session, PlaybackModel([*steps[:-1], pause])).complete(None))
         done = asyncio.Event()
         session.watch(lambda event: done.set() if event.kind == "finished" else None)
@@ -335,7 +338,7 @@ async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_
         assert isinstance(heard, UserMessage) and heard.text.count("it is done") == 1, "told once"
         assert isinstance(said, AssistantMessage)
         assert [part.arguments["name"] for part in said.calls] == ["done", "held"], "not what was never closed"
-        assert isinstance(results, ResultsMessage)
+        assert isinstance(results, CallResultsMessage)
         first, second = results.results
         assert '"data":"done"' in first.text and '"error_kind":"interrupted"' in second.text
         assert session.notifications is not None and not await session.notifications.list_pending()

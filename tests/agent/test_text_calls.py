@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from tests.agent.test_script import model_of
 
 from handrail import open_kernel
-from handrail.agent.loop import Agent
-from handrail.agent.model import BlockEvent, CallArguments, CallClosed, CallOpened, ModelRequest, TextDelta
-from handrail.agent.text_calls import GRAMMARS, TEXT_FORMS, TextCallModel, TextCallReader, TextForm
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import (
+    BlockEvent,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
+    ModelRequest,
+    TextDelta,
+)
+from handrail.agent.text_tool_calls import GRAMMARS, TEXT_FORMS, TextCallModel, TextCallReader, TextForm
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "edit": {
@@ -38,19 +45,19 @@ Call = tuple[str, dict[str, Any]]
 def read(form: TextForm, pieces: Iterable[str]) -> tuple[str, list[Call], list[int]]:
     """The text, the calls, and the positions of those that were closed. Arguments that are no JSON stand under ``raw``."""
     reader = TextCallReader(GRAMMARS[form], SCHEMAS)
-    events: list[BlockEvent] = [event for piece in pieces for event in reader.feed(piece)]
-    events += reader.end()
+    events: list[BlockEvent] = [event for piece in pieces for event in reader.feed_text(piece)]
+    events += reader.end_text()
     said, names, arguments, closed = "", list[str](), dict[int, str](), list[int]()
     for event in events:
         match event:
             case TextDelta(text):
                 said += text
-            case CallOpened(index, _, name):
+            case CallBlockOpened(index, _, name):
                 assert index == len(names)
                 names.append(name)
-            case CallArguments(index, text):
+            case CallArgumentsDelta(index, text):
                 arguments[index] = arguments.get(index, "") + text
-            case CallClosed(index):
+            case CallBlockClosed(index):
                 closed.append(index)
             case _:
                 pytest.fail(f"unexpected {event}")
@@ -138,8 +145,8 @@ def test_what_stands_beside_the_arguments_is_named_and_not_dropped(form: TextFor
 
 def test_a_key_that_is_given_twice_stays_twice() -> None:
     reader = TextCallReader(GRAMMARS["bracket"], SCHEMAS)
-    events = list(reader.feed("[/edit]@@path=a\n@@path=b\n[edit/]"))
-    assert CallArguments(0, '{"path":"a","path":"b"}') in events
+    events = list(reader.feed_text("[/edit]@@path=a\n@@path=b\n[edit/]"))
+    assert CallArgumentsDelta(0, '{"path":"a","path":"b"}') in events
 
 
 _TEXT = st.text(alphabet=st.sampled_from("ab \n\t\\@<>&;[]/=`'\"é=END_")) | st.text(
@@ -187,7 +194,7 @@ def test_a_hostile_stream_is_read_in_time_that_grows_with_its_length(form: TextF
     opening = {"bracket": "[/edit]", "xml": '<call name="edit">'}[form]
     for piece in (" " * 50_000, "\n", opening, "\\" * 50_000, opening[0] * 50_000):
         for character in piece if piece[0] in " \\[<" and len(piece) > 100 else [piece]:
-            for _ in reader.feed(character):
+            for _ in reader.feed_text(character):
                 pass
             held = max(held, len(reader._held))  # pyright: ignore[reportPrivateUsage]
     assert held <= 100

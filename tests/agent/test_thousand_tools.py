@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from handrail import Agent, Tool
-from handrail.agent.providers.script import ScriptedModel
-from handrail.catalog.prompt import estimate_json_tokens, estimate_spec_tokens, estimate_tokens
-from handrail.contract.services.runtime import Runtime
+from handrail.agent.providers.scripted_model import ScriptedModel
+from handrail.catalog.tool_prompt import estimate_json_tokens, estimate_llm_view_tokens, estimate_tokens
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 AREAS = ("invoice", "calendar", "parcel", "garden", "museum", "vehicle", "patient", "recipe", "hotel", "library")
 THINGS = ("order", "visitor", "report", "label", "budget", "photo", "ticket", "schedule", "address", "note")
@@ -125,6 +125,6 @@ async def test_of_a_thousand_tools_a_model_is_given_three_percent(tmp_path: Path
         session = await kernel.session()
         turn = session.start_turn()
         whole = estimate_json_tokens([entry.spec.llm_view() for entry in kernel.generation.entries.values()])
-        in_view = sum(estimate_spec_tokens(spec) for spec in turn.tool_specs) + estimate_tokens(turn.tool_index)
+        in_view = sum(estimate_llm_view_tokens(spec) for spec in turn.tool_specs) + estimate_tokens(turn.tool_index)
         assert "invoice (100)" in turn.tool_index
         assert len(turn.tool_specs) < 20 and in_view / whole < 0.03

@@ -12,16 +12,16 @@ from tests.agent.sessions import RecordingSession
 from tests.agent.test_going_on import KeptHere, parks
 
 from handrail import ApprovalAnswer
-from handrail.agent import run as living
-from handrail.agent.budget import Budget
-from handrail.agent.events import AgentEvent, AgentIdle, NotificationsDelivered, RunFinished
-from handrail.agent.loop import Agent
-from handrail.agent.model import ProviderDenied, UserMessage
-from handrail.contract.call import Result
+from handrail.agent import agent_run as living
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import ProviderDenied, UserMessage
+from handrail.agent.run_budget import Budget
+from handrail.agent.run_events import AgentEvent, AgentIdle, NotificationsDelivered, RunFinished
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import UsageError
-from handrail.contract.services.channels import Notification, NotificationKind
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.contract.services.channels_and_triggers import Notification, NotificationKind
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 def notice(
@@ -258,10 +258,12 @@ async def test_a_turn_that_a_trigger_begins_can_ask_nobody_and_one_that_the_user
         write = call_reply(("write", {"path": "a", "content": "x"}))
         model = PlaybackModel(write, text_reply("no"), write, text_reply("nor now"), write, text_reply("yes"))
         agent = Agent(session, model)
-        await kernel.arrivals.notifications.post(Notification("t/1", session.id, "trigger", "t", "write a", 1))
+        await kernel.inbound_events.notifications.store_notification(
+            Notification("t/1", session.id, "trigger", "t", "write a", 1)
+        )
         assert (await agent.complete(None)).text == "no"
         assert person.requests == [] and "denied" in str(model.requests[1].messages[-1])
-        await kernel.arrivals.notifications.post(
+        await kernel.inbound_events.notifications.store_notification(
             Notification("j/1", session.id, "job", "bash_1", "what that turn began", 1)
         )
         assert (await agent.complete(None)).text == "nor now"
@@ -276,7 +278,9 @@ async def test_what_a_trigger_began_asks_nobody_in_a_new_process_either_until_a_
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=person)
-        await kernel.arrivals.notifications.post(Notification("t/1", session.id, "trigger", "t", "write a", 1))
+        await kernel.inbound_events.notifications.store_notification(
+            Notification("t/1", session.id, "trigger", "t", "write a", 1)
+        )
         cut = await Agent(session, PlaybackModel(write, [ProviderDenied("gone")])).complete(None)
         assert cut.status == "failed"
         await session.suspend()
@@ -286,7 +290,7 @@ async def test_what_a_trigger_began_asks_nobody_in_a_new_process_either_until_a_
             session, PlaybackModel(write, text_reply("no"), write, text_reply("nor now"), write, text_reply("yes"))
         )
         assert (await agent.complete(None)).text == "no"
-        await kernel.arrivals.notifications.post(
+        await kernel.inbound_events.notifications.store_notification(
             Notification("j/1", session.id, "job", "bash_1", "what that turn began", 1)
         )
         assert (await agent.complete(None)).text == "nor now"

@@ -10,7 +10,7 @@ from tests.arbiter.shaping import Room
 from tests.arbiter.toolbox import ALLOW, TOOLS, gate
 
 from handrail import Kernel, Session
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter.approvals.broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, new_id
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalChoice, ApprovalRequest
+from handrail.arbiter.approvals.approval_broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, new_id
+from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import ToolError
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.record.verification import verify_log
-from handrail.store.tables.approvals import ApprovalTable
+from handrail.store.tables.approval_tables import ApprovalTable
 from handrail.store.workspace_store import WorkspaceStore
 
 
@@ -48,7 +48,7 @@ class Desk:
             self.log = CommitLog(store.database)
             approvals = ApprovalBroker(ApprovalTable(store.database), self.log, self.shaper, clock=self.clock)
             yield approvals
-            approvals.close()
+            approvals.stop_expiry_timer()
             await self.log.flush()
         finally:
             await store.aclose()
@@ -61,7 +61,7 @@ def request(call_id: str = "ses_1/1.0") -> ApprovalRequest:
 
 async def asked(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
     row = approvals.create_request(request(call_id))
-    await approvals.submit_request(
+    await approvals.store_request_with_records(
         row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True
     )
     return row
@@ -158,10 +158,10 @@ async def _take(
             can = known.state == "approved" and not known.answered and known.grant_expires_ns > now
             intent = [Record("intended", "ses_1", approvals.get(chosen).request.call_id, {})]
             if can:
-                await approvals.use_approvals([approvals.get(chosen)], intent)
+                await approvals.consume_approvals([approvals.get(chosen)], intent)
                 known.state, known.answered = "used", True
             else:
-                await is_refused(lambda: approvals.use_approvals([approvals.get(chosen)], intent))
+                await is_refused(lambda: approvals.consume_approvals([approvals.get(chosen)], intent))
         else:
             choice: ApprovalChoice = step[2]  # pyright: ignore[reportAssignmentType]
             if known.state != "pending" or known.expires_ns <= now:
@@ -180,7 +180,7 @@ async def test_a_grant_is_used_by_one_of_many_and_the_others_leave_no_intent(tmp
     async with desk.open() as approvals:
         row = await asked(approvals)
         granted = await approvals.decide(row.id, ONCE, by="test")
-        uses = [approvals.use_approvals([granted], INTENT) for _ in range(50)]
+        uses = [approvals.consume_approvals([granted], INTENT) for _ in range(50)]
         outcomes = await asyncio.gather(*uses, return_exceptions=True)
         assert sum(outcome is None for outcome in outcomes) == 1
         assert {error.kind for error in outcomes if isinstance(error, ToolError)} == {"conflict"}
@@ -196,8 +196,8 @@ async def test_of_two_grants_that_a_call_needs_none_is_used_when_one_cannot_be(t
     async with desk.open() as approvals:
         first, second = await asked(approvals), await asked(approvals)
         rows = [await approvals.decide(row.id, ONCE, by="test") for row in (first, second)]
-        await approvals.use_approvals([rows[1]], [])
-        await is_refused(lambda: approvals.use_approvals(rows, INTENT))
+        await approvals.consume_approvals([rows[1]], [])
+        await is_refused(lambda: approvals.consume_approvals(rows, INTENT))
         assert approvals.get(first.id).state == "approved"
         assert not list(desk.log.reader.records(kind="intended"))
 
@@ -216,9 +216,9 @@ async def test_a_request_can_be_answered_for_seven_days_and_a_grant_be_used_for_
         )
         assert approvals.list_pending() == []
         desk.clock.now_ns += 24 * HOUR_NS - 2
-        await approvals.use_approvals([grant], INTENT)
+        await approvals.consume_approvals([grant], INTENT)
         desk.clock.now_ns += 1
-        assert "expired unused after 24 hours" in await is_refused(lambda: approvals.use_approvals([spare], INTENT))
+        assert "expired unused after 24 hours" in await is_refused(lambda: approvals.consume_approvals([spare], INTENT))
 
 
 async def test_who_waits_is_told_when_nobody_answered_in_time(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ async def test_only_what_was_offered_is_an_answer(
 ) -> None:
     async with Desk(tmp_path).open() as approvals:
         row = approvals.create_request(replace(request(), **change))  # pyright: ignore[reportArgumentType]
-        await approvals.submit_request(row, [], whole=True)
+        await approvals.store_request_with_records(row, [], whole=True)
         assert said in await is_refused(
             lambda: approvals.decide(row.id, ApprovalAnswer(choice), by="test"), "invalid_input"
         )
@@ -280,8 +280,8 @@ async def test_a_listener_that_fails_changes_nothing(tmp_path: Path) -> None:
         raise RuntimeError(row.state)
 
     async with Desk(tmp_path).open() as approvals:
-        approvals.watch(fails)
-        stop = approvals.watch(lambda row: told.append(row.state))
+        approvals.watch_requests(fails)
+        stop = approvals.watch_requests(lambda row: told.append(row.state))
         row = await asked(approvals)
         await approvals.decide(row.id, ONCE, by="test")
         stop()

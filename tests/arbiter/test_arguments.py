@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.contract.text.json_text import (
+from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_DEPTH,
     InvalidJsonText,
-    ParsedText,
+    ParsedArguments,
     parse_arguments,
-    parse_cached,
-    parse_compact,
+    parse_arguments_fast,
+    parse_model_json_fast,
 )
 
 values: st.SearchStrategy[Any] = st.recursive(
@@ -41,7 +41,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 @example({"a": -0.0, "b": 1e300}, (",", ":"))
 def test_what_the_quick_way_takes_is_what_the_careful_way_reads(value: dict[str, Any], marks: tuple[str, str]) -> None:
     text = json.dumps(value, ensure_ascii=False, separators=marks)
-    quick = parse_compact(text)
+    quick = parse_model_json_fast(text)
     if quick is None:
         return
     assert quick[0] == parse_arguments(text)
@@ -54,7 +54,7 @@ def test_what_the_quick_way_takes_is_what_the_careful_way_reads(value: dict[str,
     "text", ['{"a":1,"b":"x"}', '{"a": 1, "b": "x\\n\\"y\\""}', '{"path": "ä/ö", "n": [1, 2.5, null]}']
 )
 def test_text_as_models_write_it_goes_the_quick_way(text: str) -> None:
-    parsed = parse_compact(text)
+    parsed = parse_model_json_fast(text)
     assert (parsed is not None) == ("[1, 2.5" not in text), "a list with blanks is read carefully"
 
 
@@ -78,12 +78,12 @@ def test_text_as_models_write_it_goes_the_quick_way(text: str) -> None:
     ],
 )
 def test_everything_doubtful_is_left_to_the_careful_way(text: str) -> None:
-    assert parse_compact(text) is None
-    assert parse_compact(text.encode()) is None
+    assert parse_model_json_fast(text) is None
+    assert parse_model_json_fast(text.encode()) is None
 
 
 def test_bytes_that_are_no_text_are_left_to_the_careful_way() -> None:
-    assert parse_compact(b'{"a":"\xff"}') is None
+    assert parse_model_json_fast(b'{"a":"\xff"}') is None
 
 
 @pytest.mark.proves("K-05")
@@ -96,24 +96,26 @@ def test_text_that_was_parsed_already_says_the_same_to_all_who_read_it(
     value: dict[str, Any], marks: tuple[str, str]
 ) -> None:
     text = json.dumps(value, separators=marks)
-    read = ParsedText.parse(text)
-    assert read == text and ParsedText.parse(read) == text
-    assert json.dumps(parse_arguments(read)) == json.dumps(parse_cached(read)) == json.dumps(parse_arguments(text))
-    assert parse_compact(read) == parse_compact(text)
+    read = ParsedArguments.parse(text)
+    assert read == text and ParsedArguments.parse(read) == text
+    assert (
+        json.dumps(parse_arguments(read)) == json.dumps(parse_arguments_fast(read)) == json.dumps(parse_arguments(text))
+    )
+    assert parse_model_json_fast(read) == parse_model_json_fast(text)
 
 
 @pytest.mark.proves("K-05")
 @pytest.mark.parametrize("text", ['{"a":{"b":[1]}}', '{"a" : {"b" : [1]}}', '{"a":1}', ""])
 def test_what_one_reader_makes_of_its_arguments_no_other_sees(text: str) -> None:
-    read = ParsedText.parse(text)
+    read = ParsedArguments.parse(text)
     mine = parse_arguments(read)
     mine.setdefault("a", {})
     if isinstance(mine["a"], dict):
         mine["a"]["more"] = True
     mine["c"] = 1
-    assert parse_arguments(read) == parse_cached(read) == parse_arguments(text)
+    assert parse_arguments(read) == parse_arguments_fast(read) == parse_arguments(text)
 
 
 def test_text_that_is_refused_is_never_taken_as_parsed() -> None:
     with pytest.raises(InvalidJsonText, match="duplicate keys"):
-        ParsedText.parse('{"a": 1, "a": 2}')
+        ParsedArguments.parse('{"a": 1, "a": 2}')

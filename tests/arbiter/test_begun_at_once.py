@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from handrail import tool
-from handrail.arbiter.execution import EagerTaskCoroutine, StoppableExecution, WorkStopped, start_eager_task
-from handrail.store.database.writer import DurableFuture
-from handrail.testing.kernels import temporary_kernel
+from handrail.arbiter.stoppable_execution import EagerTaskCoroutine, StoppableExecution, WorkStopped, start_eager_task
+from handrail.store.database.group_writer import UncancellableWriteFuture
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-01", "X-08")
 
@@ -24,7 +24,7 @@ MARK: ContextVar[str] = ContextVar("MARK", default="")
 async def beginning(work: Coroutine[Any, Any, Any], then: Callable[[StoppableExecution], object]) -> Any:
     """Run ``work``, and do something else between its first step and its task's first turn."""
     run = StoppableExecution(asyncio.get_running_loop(), 60)
-    running = asyncio.ensure_future(run.run_in_task(work, 60))
+    running = asyncio.ensure_future(run.run_in_separate_task(work, 60))
     asyncio.get_running_loop().call_soon(then, run)
     return await running
 
@@ -92,7 +92,7 @@ async def test_what_waits_for_nothing_or_for_what_is_there_is_stopped_too(ready:
 @pytest.mark.parametrize("failure", [None, LookupError("not written")])
 async def test_where_it_waits_for_what_refuses_to_be_cancelled_that_comes_first(failure: Exception | None) -> None:
     loop, seen = asyncio.get_running_loop(), list[Any]()
-    written = DurableFuture(loop=loop)
+    written = UncancellableWriteFuture(loop=loop)
 
     async def work() -> None:
         try:
@@ -142,7 +142,7 @@ async def test_whoever_awaits_it_themselves_gets_the_same(waits: bool) -> None:
         return "done"
 
     begun = EagerTaskCoroutine(work())
-    begun.start()
+    begun.take_first_step()
     assert await begun == "done"
 
 
@@ -156,7 +156,7 @@ async def test_what_stops_itself_in_its_first_step_goes_on_to_where_it_waits() -
         await asyncio.Event().wait()
 
     with pytest.raises(WorkStopped) as stopped:
-        await run.run_in_task(work(), 60)
+        await run.run_in_separate_task(work(), 60)
     assert stopped.value.reason == "call" and seen == ["after that"]
 
 
@@ -175,7 +175,7 @@ async def test_a_call_of_a_reply_goes_as_far_as_it_comes_when_it_is_submitted(tm
 
     async with temporary_kernel(tmp_path, tools=[mark], rules=["allow test.mark"]) as kernel:
         turn, mine = (await kernel.session()).start_turn(), asyncio.current_task()
-        first, second = (turn.submit(("test.mark", {"n": n})) for n in (1, 2))
+        first, second = (turn.start_streamed_call(("test.mark", {"n": n})) for n in (1, 2))
         assert [seen[0], seen[2]] == [1, 2] and len(seen) == 4, "before the event loop has gone on"
         assert seen[1] is first and seen[3] is second and asyncio.current_task() is mine
         assert [(await task).result.data for task in (first, second)] == [1, 2]

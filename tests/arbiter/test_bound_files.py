@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from handrail.arbiter.approvals.file_binding import MAX_HASHED_FILE_BYTES, RunFileFinder, explain_changes
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest
-from handrail.contract.call import Result
+from handrail.arbiter.approvals.run_file_binding import MAX_HASHED_FILE_BYTES, RunFileFinder, explain_changes
+from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalRequest
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.services.runtime import UserQuestion
+from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.policy.call_targets import CallTarget
 from handrail.policy.shell.parser import parse_script
-from handrail.policy.targets import CallTarget
-from handrail.runtime.files.roots import SessionRoots
-from handrail.testing.kernels import temporary_kernel
+from handrail.runtime.files.session_roots import SessionRoots
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("P-07", "P-09")
 
@@ -48,7 +48,9 @@ def put(workspace: Path, files: Mapping[str, str]) -> None:
 
 def found(workspace: Path, command: str, **arguments: Any) -> set[str]:
     target = CallTarget("shell.run", command, command, parse_script(command))
-    return set(RunFileFinder(SessionRoots(workspace), None).find((target,), {"command": command, **arguments}))
+    return set(
+        RunFileFinder(SessionRoots(workspace), None).find_run_files((target,), {"command": command, **arguments})
+    )
 
 
 @pytest.fixture
@@ -235,7 +237,7 @@ def test_a_script_in_the_home_of_programs_is_found(workspace: Path, command: str
     home = workspace.parent / "scratch"
     put(home, {"x.sh": "x"})
     target = CallTarget("shell.run", command, command, parse_script(command))
-    assert list(RunFileFinder(SessionRoots(workspace), str(home)).find((target,), {})) == [f"{home}/x.sh"]
+    assert list(RunFileFinder(SessionRoots(workspace), str(home)).find_run_files((target,), {})) == [f"{home}/x.sh"]
 
 
 def test_a_file_outside_of_the_workspace_is_not_read(workspace: Path) -> None:
@@ -250,11 +252,11 @@ def test_a_file_too_large_to_be_hashed_is_known_by_what_it_is(workspace: Path) -
         file.truncate(MAX_HASHED_FILE_BYTES + 1)
     target = CallTarget("shell.run", "./large.bin", "", parse_script("./large.bin"))
     files = RunFileFinder(SessionRoots(workspace), None)
-    before = files.find((target,), {})
+    before = files.find_run_files((target,), {})
     assert before["large.bin"].startswith("identity:")
-    assert explain_changes(before, files.find((target,), {})) is None
+    assert explain_changes(before, files.find_run_files((target,), {})) is None
     os.utime(large, (1, 1))
-    assert "`large.bin` has changed" in (explain_changes(before, files.find((target,), {})) or "")
+    assert "`large.bin` has changed" in (explain_changes(before, files.find_run_files((target,), {})) or "")
 
 
 def test_a_special_file_holds_nothing_up(workspace: Path) -> None:
@@ -357,7 +359,7 @@ async def test_other_arguments_that_a_person_gives_are_bound_when_they_give_them
                 decided.append(row)
                 (place / "ws" / "other.sh").write_text("touch planted\n")
 
-        desk.watch(rewrite)
+        desk.watch_requests(rewrite)
         result = await session.call("bash", {"command": "bash run.sh"})
     assert result.error_kind == "conflict", result
     assert "`other.sh` has changed" in (result.error_text or "")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from handrail import Tool, ToolSpec
-from handrail.contract.schema.validation import CoarseProblems, compile_schema
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.schema.argument_validation import CoarseProblemList, compile_schema
+from handrail.testing.scripted_kernel import temporary_kernel
 
 CELL: dict[str, Any] = {
     "oneOf": [
@@ -79,9 +79,9 @@ def children() -> set[int]:
 
 def test_the_estimate_alone_refuses_large_arguments_that_fit() -> None:
     schema = compile_schema(TREE)
-    assert schema.fits(LARGE)
+    assert schema.fits_at_any_cost(LARGE)
     problems = schema.list_problems(LARGE)
-    assert isinstance(problems, CoarseProblems) and not problems.checked
+    assert isinstance(problems, CoarseProblemList) and not problems.checked
 
 
 @pytest.mark.parametrize("parsed", [False, True])
@@ -98,7 +98,7 @@ async def test_arguments_beyond_the_budget_that_fit_are_taken(tmp_path: Path, pa
 
 async def test_what_is_wrong_is_listed_where_the_estimate_would_only_name_the_argument(tmp_path: Path) -> None:
     arguments = {"rows": [row(2, 1)]}
-    assert isinstance(compile_schema(TREE).list_problems(arguments), CoarseProblems)
+    assert isinstance(compile_schema(TREE).list_problems(arguments), CoarseProblemList)
     async with temporary_kernel(tmp_path, tools=[Taking(TREE)], rules=["allow test.take"]) as kernel:
         result = await (await kernel.session()).call("test.take", arguments)
         assert result.metadata["error_kind"] == "invalid_input"

@@ -13,9 +13,9 @@ import pytest
 from tests.arbiter.toolbox import ALLOW, TOOLS, gate, kinds_of
 
 from handrail import ApprovalAnswer, Event, Kernel, Result, Runtime, Session, Tool, ToolSpec, UsageError, tool
-from handrail.contract.call import ProposedCall
-from handrail.runtime.files.roots import resolve_canonical
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.contract.calls_and_results import ProposedCall
+from handrail.runtime.files.session_roots import resolve_canonical
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 @pytest.mark.proves("L-01", "K-07", "X-01")
@@ -231,7 +231,7 @@ async def test_a_rule_that_comes_while_a_call_waits_is_heeded(kernel: Kernel, se
     holding = asyncio.create_task(session.call("test.hold", {"name": "x"}))
     await gate.entered.wait()
     events: list[Event] = []
-    session.watch(events.append)
+    session.watch_events(events.append)
     waiting = asyncio.create_task(session.call("test.note", {"text": "too late"}))
     while not any(event.kind == "awaiting-locks" for event in events):
         await asyncio.sleep(0)
@@ -245,7 +245,7 @@ async def test_a_rule_that_comes_while_a_call_waits_is_heeded(kernel: Kernel, se
 
 async def test_events_tell_the_way_of_a_call(session: Session) -> None:
     seen: list[Event] = []
-    session.watch(seen.append)
+    session.watch_events(seen.append)
     assert (await session.call("test.add", {"a": 1, "b": 2})).ok
     assert [event.kind for event in seen] == ["proposed", "started", "finished"]
 

@@ -12,10 +12,10 @@ from tests.kernel.guests import joined_kernel
 from tests.kernel.test_agents import confined
 
 from handrail import ApprovalAnswer, Runtime, Tool, ToolError, ToolSpec, tool
-from handrail.agent.loop import Agent
-from handrail.agent.model import CallArguments, CallClosed, CallOpened, ReplyFinished
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import CallArgumentsDelta, CallBlockClosed, CallBlockOpened, ReplyFinished
+from handrail.testing.provider_request_checks import PlaybackModel, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("K-05")
 
@@ -75,7 +75,11 @@ async def test_a_check_that_fails_by_itself_is_a_defect_and_ends_nothing_else(tm
         session = await kernel.session()
         failed = await session.call("test.between", {"low": low})
         assert failed.metadata["error_kind"] == "backend" and type(DEFECTS[low]).__name__ in str(failed.error_text)
-        steps = [CallOpened(0, None, "test__between"), CallArguments(0, f'{{"low":{low}}}'), CallClosed(0)]
+        steps = [
+            CallBlockOpened(0, None, "test__between"),
+            CallArgumentsDelta(0, f'{{"low":{low}}}'),
+            CallBlockClosed(0),
+        ]
         model = PlaybackModel([*steps, ReplyFinished("calls")], text_reply("done"))
         assert (await Agent(session, model).complete("go")).ok and not between.ran
 
@@ -115,11 +119,11 @@ async def test_what_a_functions_own_types_refuse_is_found_as_early(tmp_path: Pat
 async def test_a_look_ahead_tells_nobody_what_the_check_finds(tmp_path: Path) -> None:
     between = Between()
     looked = asyncio.Event()
-    steps = [CallOpened(0, None, "test__between"), CallArguments(0, '{"low":11}')]
+    steps = [CallBlockOpened(0, None, "test__between"), CallArgumentsDelta(0, '{"low":11}')]
     async with temporary_kernel(tmp_path, tools=[between], rules=["allow test.*"]) as kernel:
         session = await kernel.session()
-        model = PlaybackModel([*steps, CallClosed(0), ReplyFinished("calls")], text_reply("done"))
-        session.watch(lambda event: looked.set())
+        model = PlaybackModel([*steps, CallBlockClosed(0), ReplyFinished("calls")], text_reply("done"))
+        session.watch_events(lambda event: looked.set())
         outcome = await Agent(session, model).complete("go")
         assert outcome.ok and between.checked == 2 and not between.ran
         kinds = [record.kind for record in kernel.log.reader.records(session=session.id) if record.call_id]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from handrail.arbiter.execution import StillRunning, StoppableExecution, WorkStopped, run_uninterrupted
+from handrail.arbiter.stoppable_execution import StillRunning, StoppableExecution, WorkStopped, run_uninterrupted
 
 Way = Literal["inline", "apart"]
 both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
@@ -22,7 +22,7 @@ def execution(grace_s: float = 0.01) -> StoppableExecution:
 def begin(
     run: StoppableExecution, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60
 ) -> Coroutine[Any, Any, Any]:
-    return run.run_inline(work, timeout_s) if way == "inline" else run.run_in_task(work, timeout_s)
+    return run.run_in_current_task(work, timeout_s) if way == "inline" else run.run_in_separate_task(work, timeout_s)
 
 
 def cancelling() -> int:
@@ -315,7 +315,7 @@ async def test_work_apart_that_does_not_end_is_left_behind_with_its_task() -> No
         return "late"
 
     with pytest.raises(StillRunning) as still:
-        await run.run_in_task(stubborn(), 0.001)
+        await run.run_in_separate_task(stubborn(), 0.001)
     may_end.set()
     assert await still.value.task == "late"
 
@@ -335,7 +335,7 @@ async def test_work_inline_that_swallows_its_cancellation_is_told_again_until_it
                     raise
 
     with pytest.raises(WorkStopped):
-        await run.run_inline(hard_of_hearing(), 0.001)
+        await run.run_in_current_task(hard_of_hearing(), 0.001)
     assert told == 3 and run.owed_cancellation is None and cancelling() == 0
 
 
@@ -346,7 +346,7 @@ async def test_a_stop_reaches_through_a_run_within_a_run() -> None:
 
     async def nesting() -> None:
         with pytest.raises(WorkStopped):
-            await inner.run_inline(held.work())
+            await inner.run_in_current_task(held.work())
         if inner.owed_cancellation is not None:
             raise inner.owed_cancellation
         went_on.append("as if nothing had happened")
@@ -359,7 +359,7 @@ async def test_a_stop_reaches_through_a_run_within_a_run() -> None:
     asyncio.get_running_loop().call_soon(stop_both)
     with pytest.raises(WorkStopped):
         async with asyncio.timeout(300):
-            await outer.run_in_task(nesting(), 60)
+            await outer.run_in_separate_task(nesting(), 60)
     assert went_on == [] and cancelling() == 0
 
 
@@ -384,7 +384,7 @@ async def test_work_whose_end_is_elsewhere_is_told_each_time_and_left_to_end() -
     held, run = Held(), execution()
     told: list[str] = []
     run.on_stop = told.append
-    running = asyncio.create_task(run.run_in_task(held.work(), 60, cancellable=False))
+    running = asyncio.create_task(run.run_in_separate_task(held.work(), 60, cancellable=False))
     await held.entered.wait()
     run.stop("user")
     run.stop("shutdown")

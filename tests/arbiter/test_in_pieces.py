@@ -15,7 +15,7 @@ from tests.arbiter.shaping import Room
 
 from handrail.arbiter.output import json_conversion
 from handrail.arbiter.output import secret_encodings as secret_forms
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 DATA = st.recursive(
     st.none()
@@ -39,12 +39,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestPieces:
     @given(DATA)
     def test_it_is_the_json_that_orjson_writes(self, value: Any) -> None:
-        assert json_conversion.dumps(value) == orjson.dumps(value)
-        assert orjson.loads(json_conversion.dumps_indented(value)) == orjson.loads(orjson.dumps(value))
+        assert json_conversion.encode_json(value) == orjson.dumps(value)
+        assert orjson.loads(json_conversion.encode_indented_json(value)) == orjson.loads(orjson.dumps(value))
 
     @given(DATA)
     def test_a_copy_is_equal_and_shares_no_container(self, value: Any) -> None:
-        copy = json_conversion.copy_json(value)
+        copy = json_conversion.copy_through_json(value)
         assert copy == value
         if isinstance(value, (list, dict)):
             assert copy is not value
@@ -66,19 +66,19 @@ MUCH: list[Any] = ["a" * 101, ["a" * 60, "b" * 60], {"a": {"b": ["c" * 101]}}, [
 @pytest.mark.parametrize("value", NOT_PLAIN)
 def test_what_json_has_in_another_form_is_not_copied(value: Any) -> None:
     with pytest.raises(json_conversion.NotPlainJson):
-        json_conversion.copy_json(value)
+        json_conversion.copy_through_json(value)
 
 
 @pytest.mark.parametrize("value", MUCH)
 def test_what_comes_to_much_does_not_fit_however_it_is_nested(value: Any) -> None:
-    assert not json_conversion.is_within_size([value], 100)
-    assert json_conversion.is_within_size([value], 1_000)
+    assert not json_conversion.is_estimated_within_size([value], 100)
+    assert json_conversion.is_estimated_within_size([value], 1_000)
 
 
 def test_a_value_that_holds_itself_does_not_fit() -> None:
     value: list[Any] = []
     value.append(value)
-    assert not json_conversion.is_within_size(value, 10_000)
+    assert not json_conversion.is_estimated_within_size(value, 10_000)
 
 
 @pytest.mark.parametrize("piece", ["a\u200b", "\x1b[31m", "\u202e "])

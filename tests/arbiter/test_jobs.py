@@ -12,14 +12,14 @@ import pytest
 from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
-from handrail.agent.loop import Agent
+from handrail.agent.agent_loop import Agent
 from handrail.arbiter.jobs.output_stream import MAX_HELD_CHARACTERS, JobOutputFile, OutputStream
-from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.contract.approvals import ApprovalAnswer
+from handrail.arbiter.output.secret_redaction import SecretRedactor
+from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.errors import LogUnavailable
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 class Bench:
@@ -230,7 +230,7 @@ async def test_a_failing_job_has_failed_and_what_it_says_is_its_output(session: 
     result = await session.jobs.wait(job_id, timeout_ms=30_000)
     assert result is not None and result.error_text == "the printer is out of paper"
     assert (await session.jobs.get(job_id)).state == "failed"
-    assert "out of paper" in (await session.jobs.read(job_id)).text
+    assert "out of paper" in (await session.jobs.read_output_bytes(job_id)).text
 
 
 @pytest.mark.proves("X-05")
@@ -260,7 +260,7 @@ async def test_a_job_that_is_stopped_twice_says_its_state(kernel: Kernel, sessio
 async def test_stopping_a_turn_leaves_jobs_alone(session: Session) -> None:
     job_id = job_of(await session.call("job.long", {"name": "a"}))
     await bench.entered.wait()
-    assert session.cancel() == 0
+    assert session.cancel_running_calls() == 0
     bench.open.set()
     result = await session.jobs.wait(job_id, timeout_ms=30_000)
     assert result is not None and result.ok
@@ -283,7 +283,7 @@ async def test_stopping_a_turn_leaves_the_sub_agents_of_jobs_alone(tmp_path: Pat
         agent = Agent(session, top, models=models(reader=below))
         await agent.complete("Go.")
         await bench.entered.wait()
-        session.cancel()
+        session.cancel_running_calls()
         bench.open.set()
         assert session.notifications is not None
         await session.notifications.wait_until_pending()
@@ -294,7 +294,11 @@ async def test_a_job_of_another_session_is_none(kernel: Kernel, session: Session
     bench.open.set()
     job_id = job_of(await session.call("job.long", {"name": "a"}))
     other = await kernel.session()
-    for attempt in (other.jobs.get(job_id), other.jobs.read(job_id), other.jobs.wait(job_id, timeout_ms=1)):
+    for attempt in (
+        other.jobs.get(job_id),
+        other.jobs.read_output_bytes(job_id),
+        other.jobs.wait(job_id, timeout_ms=1),
+    ):
         with pytest.raises(ToolError, match="no job"):
             await attempt
     assert [job.id for job in await kernel.jobs.list()] == [job_id] and await other.jobs.list() == []
@@ -303,30 +307,30 @@ async def test_a_job_of_another_session_is_none(kernel: Kernel, session: Session
 @pytest.mark.proves("X-10")
 async def test_output_is_told_as_it_comes_and_read_by_cursor_and_lines(session: Session) -> None:
     told: list[str] = []
-    session.watch(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
+    session.watch_events(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
     text = "".join(f"zeile {number} ü\n" for number in range(50))
     job_id = job_of(await session.call("job.tell", {"text": text}))
     await session.jobs.wait(job_id, timeout_ms=30_000)
     assert "".join(told) == text
     cursor, read = 0, ""
     while True:
-        piece = await session.jobs.read(job_id, cursor=cursor, max_bytes=7)
+        piece = await session.jobs.read_output_bytes(job_id, cursor=cursor, max_bytes=7)
         cursor, read = piece.cursor, read + piece.text
         if not piece.has_more:
             break
     assert read == text
     lines = text.splitlines(keepends=True)
-    assert (await session.jobs.lines(job_id, offset=-2)).text == "".join(lines[-2:])
-    middle = await session.jobs.lines(job_id, offset=10, count=3)
+    assert (await session.jobs.read_line_range(job_id, offset=-2)).text == "".join(lines[-2:])
+    middle = await session.jobs.read_line_range(job_id, offset=10, count=3)
     assert (middle.text, middle.first_line, middle.has_more) == ("".join(lines[10:13]), 10, True)
-    assert (await session.jobs.lines(job_id, offset=1_000)).text == ""
-    assert (await session.jobs.read(job_id, cursor=10**9)).text == ""
+    assert (await session.jobs.read_line_range(job_id, offset=1_000)).text == ""
+    assert (await session.jobs.read_output_bytes(job_id, cursor=10**9)).text == ""
 
 
 @pytest.mark.proves("X-10")
 async def test_what_a_call_in_its_turn_writes_is_told_while_it_runs(session: Session) -> None:
     told: list[str] = []
-    session.watch(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
+    session.watch_events(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
     caller = asyncio.create_task(session.call("job.stays", {"name": "a"}))
     await bench.entered.wait()
     assert told == ["began a\n"] and not caller.done()
@@ -339,11 +343,11 @@ async def test_no_secret_is_in_what_a_job_shows(tmp_path: Path) -> None:
     secrets = {"key": "s3cr3t-value-of-some-length"}
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow job.*"], secrets=secrets) as kernel:
         session = await kernel.session()
-        session.watch(lambda event: told.append(str(event.data)))
+        session.watch_events(lambda event: told.append(str(event.data)))
         written = f"it is {secrets['key']}, really"
         job_id = job_of(await session.call("job.tell", {"text": written[::-1], "backwards": True}))
         await session.jobs.wait(job_id, timeout_ms=30_000)
-        kept = (await session.jobs.read(job_id)).text
+        kept = (await session.jobs.read_output_bytes(job_id)).text
         assert kept == "it is [secret:key], really" and secrets["key"] not in "".join(told)
         assert secrets["key"] not in str(await session.jobs.list())
 
@@ -359,7 +363,7 @@ async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, sessio
     bench.open.set()
     result = await session.jobs.wait(job.id, timeout_ms=30_000)
     assert result is not None and result.data == "a" and bench.ran == ["a"]
-    assert (await session.jobs.read(job.id)).text == "began a\n", "also what it had written before"
+    assert (await session.jobs.read_output_bytes(job.id)).text == "began a\n", "also what it had written before"
     await kernel.log.flush()
     assert kinds(kernel, job.call_id) == ["proposed", "authorised", "intended", "backgrounded", "committed"]
 
@@ -415,9 +419,9 @@ async def test_what_is_left_out_before_a_call_is_a_job_is_said(tmp_path: Path) -
     flow, output = OutputStream(SecretRedactor(), None, keep=True), JobOutputFile(tmp_path / "out.txt")
     for piece in ("a" * (MAX_HELD_CHARACTERS - 1), "bcd", "efg"):
         flow.feed(piece)
-    flow.store_in(output)
+    flow.start_storing_in_file(output)
     flow.feed("after")
-    flow.finish()
+    flow.flush_held_output()
     output.close()
     left_out = "[5 characters from before the call became a job are omitted]"
     assert (tmp_path / "out.txt").read_text() == "a" * (MAX_HELD_CHARACTERS - 1) + f"b\n{left_out}\nafter"
@@ -439,7 +443,7 @@ async def test_an_approved_job_that_waits_at_the_end_of_its_kernel_has_ended_and
         assert (await session.jobs.get(waits)).state == "cancelled"
         result = await session.jobs.wait(waits, timeout_ms=0)
         assert result is not None and "Nothing was run" in str(result.error_text)
-        assert await session.resume_suspended_calls() == [] and kernel.approvals.list_without_result(id) == []
+        assert await session.resume_suspended_calls() == [] and kernel.approvals.list_unresolved_requests(id) == []
     assert bench.ran == ["a"]
 
 

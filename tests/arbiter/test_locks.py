@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from handrail.arbiter.locks import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock, locks_conflict
+from handrail.arbiter.lock_table import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock, locks_conflict
 from handrail.contract.errors import UsageError
 
 WORKSPACE_X: list[RequiredLock] = [(("workspace",), "X")]
@@ -36,13 +36,13 @@ def test_readers_share_and_a_writer_is_alone() -> None:
     table = LockTable()
     first, second = taken(table, file("a", mode="S")), taken(table, file("a", mode="S"))
     assert table.try_acquire(file("a")) is None
-    table.release(first)
+    table.release_grant(first)
     assert table.try_acquire(file("a")) is None
-    table.release(second)
+    table.release_grant(second)
     writer = taken(table, file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
-    table.release(writer)
-    assert table.size == 0
+    table.release_grant(writer)
+    assert table.resource_count == 0
 
 
 @pytest.mark.proves("L-03")
@@ -76,7 +76,7 @@ def test_a_request_takes_all_or_nothing() -> None:
     other = taken(table, file("b"))
     assert table.try_acquire([*file("a"), *file("b")]) is None
     taken(table, file("a"))
-    table.release(other)
+    table.release_grant(other)
     assert table.try_acquire([*file("a"), *file("b")]) is None
 
 
@@ -93,8 +93,8 @@ def test_a_request_never_conflicts_with_itself(wants: list[RequiredLock]) -> Non
     table = LockTable()
     grant = taken(table, wants)
     assert grant.covers(wants)
-    table.release(grant)
-    assert table.size == 0
+    table.release_grant(grant)
+    assert table.resource_count == 0
 
 
 def test_the_same_resource_in_both_modes_is_exclusive() -> None:
@@ -115,13 +115,13 @@ def test_reading_a_folder_while_writing_in_it_lets_nobody_else_write_there() -> 
 async def test_a_waiting_writer_is_not_starved_by_later_readers() -> None:
     table = LockTable()
     reader = taken(table, file("a", mode="S"))
-    writer = table.enqueue(file("a"))
+    writer = table.queue_for_locks(file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
-    late = table.enqueue(file("a", mode="S"))
+    late = table.queue_for_locks(file("a", mode="S"))
     assert not writer.is_ready and not late.is_ready
-    table.release(reader)
+    table.release_grant(reader)
     assert writer.is_ready and not late.is_ready
-    table.release(await writer.wait_granted())
+    table.release_grant(await writer.wait_granted())
     assert late.is_ready
 
 
@@ -129,9 +129,9 @@ async def test_a_waiting_writer_is_not_starved_by_later_readers() -> None:
 async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
     table = LockTable()
     writer = taken(table, file("a"))
-    reader = table.enqueue(file("a", mode="S"))
-    late = table.enqueue(file("a"))
-    table.release(writer)
+    reader = table.queue_for_locks(file("a", mode="S"))
+    late = table.queue_for_locks(file("a"))
+    table.release_grant(writer)
     assert reader.is_ready and not late.is_ready
 
 
@@ -139,9 +139,9 @@ async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
 def test_what_conflicts_with_no_earlier_waiter_passes() -> None:
     table = LockTable()
     taken(table, file("a", mode="S"))
-    table.enqueue(file("a"))
+    table.queue_for_locks(file("a"))
     assert table.try_acquire(file("b")) is not None
-    table.enqueue([*file("a"), *file("c")])
+    table.queue_for_locks([*file("a"), *file("c")])
     assert table.try_acquire(file("c")) is None, "an earlier request waits as a whole, so it has its place at c"
     assert table.try_acquire(file("d")) is not None
 
@@ -149,9 +149,9 @@ def test_what_conflicts_with_no_earlier_waiter_passes() -> None:
 def test_readers_that_wait_together_are_let_in_together() -> None:
     table = LockTable()
     writer = taken(table, file("a"))
-    readers = [table.enqueue(file("a", mode="S")) for _ in range(5)]
-    last = table.enqueue(file("a"))
-    table.release(writer)
+    readers = [table.queue_for_locks(file("a", mode="S")) for _ in range(5)]
+    last = table.queue_for_locks(file("a"))
+    table.release_grant(writer)
     assert all(reader.is_ready for reader in readers) and not last.is_ready
 
 
@@ -159,58 +159,58 @@ def test_readers_that_wait_together_are_let_in_together() -> None:
 async def test_opposite_orders_of_two_files_cannot_deadlock() -> None:
     table = LockTable()
     first = taken(table, [*file("a"), *file("b")])
-    second = table.enqueue([*file("b"), *file("a")])
-    third = table.enqueue([*file("a"), *file("b")])
-    table.release(first)
+    second = table.queue_for_locks([*file("b"), *file("a")])
+    third = table.queue_for_locks([*file("a"), *file("b")])
+    table.release_grant(first)
     assert second.is_ready and not third.is_ready
-    table.release(await second.wait_granted())
-    table.release(await third.wait_granted())
-    assert table.size == 0
+    table.release_grant(await second.wait_granted())
+    table.release_grant(await third.wait_granted())
+    assert table.resource_count == 0
 
 
 @pytest.mark.proves("L-05")
 async def test_a_wait_ends_with_its_budget_and_says_who_held_it_up() -> None:
     table = LockTable()
     holder = taken(table, file("a.py"), "call-1 edit")
-    request = table.enqueue(file("a.py"), "call-2")
-    behind = table.enqueue(file("a.py", mode="S"))
+    request = table.queue_for_locks(file("a.py"), "call-2")
+    behind = table.queue_for_locks(file("a.py", mode="S"))
     with pytest.raises(LockTimeout, match=r"workspace/a\.py:X held by call-1 edit \(X\)"):
         await request.wait_granted(0)
     assert not behind.is_ready
-    table.release(holder)
+    table.release_grant(holder)
     assert behind.is_ready and not request.is_ready
-    table.release(await behind.wait_granted(0))
-    assert table.size == 0
+    table.release_grant(await behind.wait_granted(0))
+    assert table.resource_count == 0
 
 
 def test_what_a_request_waits_for_names_a_few_holders_and_counts_the_rest() -> None:
     table = LockTable()
     for number in range(5):
         taken(table, file("a", mode="S"), f"call-{number}")
-    writer = table.enqueue(file("a"))
+    writer = table.queue_for_locks(file("a"))
     assert table.describe_wait(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
-    assert table.describe_wait(table.enqueue(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
-    free = table.enqueue([(("memory",), "X")])
+    assert table.describe_wait(table.queue_for_locks(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
+    free = table.queue_for_locks([(("memory",), "X")])
     assert free.is_ready and table.describe_wait(free) == ""
     taken(table, [(("serial",), "S")])
-    table.enqueue([*file("a"), (("other",), "X")])
-    assert table.describe_wait(table.enqueue([(("other",), "S")])) == "other:S behind earlier waiting calls"
+    table.queue_for_locks([*file("a"), (("other",), "X")])
+    assert table.describe_wait(table.queue_for_locks([(("other",), "S")])) == "other:S behind earlier waiting calls"
 
 
 @pytest.mark.proves("L-05")
 async def test_a_cancelled_wait_leaves_every_queue_and_frees_those_behind_it() -> None:
     table = LockTable()
     reader = taken(table, file("a", mode="S"))
-    task = await waiting(table.enqueue([*file("a"), *file("b")]))
-    behind_a, behind_b = table.enqueue(file("a", mode="S")), table.enqueue(file("b"))
+    task = await waiting(table.queue_for_locks([*file("a"), *file("b")]))
+    behind_a, behind_b = table.queue_for_locks(file("a", mode="S")), table.queue_for_locks(file("b"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert behind_a.is_ready and behind_b.is_ready
     for request in (behind_a, behind_b):
-        table.release(await request.wait_granted())
-    table.release(reader)
-    assert table.size == 0
+        table.release_grant(await request.wait_granted())
+    table.release_grant(reader)
+    assert table.resource_count == 0
 
 
 @pytest.mark.proves("L-05")
@@ -218,16 +218,16 @@ async def test_a_cancelled_wait_leaves_every_queue_and_frees_those_behind_it() -
 async def test_a_grant_and_a_cancel_in_one_moment_leak_nothing(order: str) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
-    task = await waiting(table.enqueue(file("a")))
+    task = await waiting(table.queue_for_locks(file("a")))
     if order == "grant first":
-        table.release(holder)
+        table.release_grant(holder)
         task.cancel()
     else:
         task.cancel()
-        table.release(holder)
+        table.release_grant(holder)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert table.size == 0
+    assert table.resource_count == 0
 
 
 @pytest.mark.proves("L-05")
@@ -235,45 +235,45 @@ async def test_a_grant_and_a_cancel_in_one_moment_leak_nothing(order: str) -> No
 async def test_a_grant_and_a_time_out_in_one_moment_are_one_of_the_two(order: str) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
-    request = table.enqueue(file("a"))
+    request = table.queue_for_locks(file("a"))
     loop = asyncio.get_running_loop()
     if order == "grant first":
-        loop.call_later(0, table.release, holder)
+        loop.call_later(0, table.release_grant, holder)
         task = asyncio.create_task(request.wait_granted(0))
-        table.release(await task)
+        table.release_grant(await task)
     else:
         task = await waiting(request, 0)
-        loop.call_later(0, table.release, holder)
+        loop.call_later(0, table.release_grant, holder)
         with pytest.raises(LockTimeout):
             await task
-    assert table.size == 0
+    assert table.resource_count == 0
 
 
 async def test_a_time_out_and_a_cancel_in_one_moment_leak_nothing(caplog: pytest.LogCaptureFixture) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
-    task = await waiting(table.enqueue(file("a")), 0)
+    task = await waiting(table.queue_for_locks(file("a")), 0)
     asyncio.get_running_loop().call_later(0, task.cancel)
     with contextlib.suppress(asyncio.CancelledError, LockTimeout):
         await task
-    table.release(holder)
-    assert table.size == 0 and not caplog.records
+    table.release_grant(holder)
+    assert table.resource_count == 0 and not caplog.records
 
 
 async def test_withdrawing_is_safe_at_any_time() -> None:
     table = LockTable()
     holder = taken(table, file("a"))
-    queued, ready = table.enqueue(file("a")), table.enqueue(file("b"))
+    queued, ready = table.queue_for_locks(file("a")), table.queue_for_locks(file("b"))
     for request in (queued, ready, queued, ready):
-        request.withdraw()
+        request.withdraw_from_queue()
     assert not ready.is_ready
-    had = table.enqueue(file("c"))
+    had = table.queue_for_locks(file("c"))
     grant = await had.wait_granted()
-    had.withdraw()
+    had.withdraw_from_queue()
     assert table.try_acquire(file("c")) is None, "a grant that was taken is its taker's to release"
-    table.release(grant)
-    table.release(holder)
-    assert table.size == 0
+    table.release_grant(grant)
+    table.release_grant(holder)
+    assert table.resource_count == 0
     with pytest.raises(UsageError, match="withdrawn"):
         await queued.wait_granted()
 
@@ -281,11 +281,11 @@ async def test_withdrawing_is_safe_at_any_time() -> None:
 async def test_a_withdrawn_request_wakes_whoever_awaits_it() -> None:
     table = LockTable()
     taken(table, file("a"))
-    request = table.enqueue(file("a"))
+    request = table.queue_for_locks(file("a"))
     task = await waiting(request)
     with pytest.raises(UsageError, match="Await a request once"):
         await request.wait_granted()
-    request.withdraw()
+    request.withdraw_from_queue()
     with pytest.raises(UsageError, match="withdrawn"):
         await task
 
@@ -293,12 +293,12 @@ async def test_a_withdrawn_request_wakes_whoever_awaits_it() -> None:
 def test_releasing_twice_is_an_error_that_changes_nothing() -> None:
     table = LockTable()
     grant = taken(table, file("a"), "call-1")
-    table.release(grant)
+    table.release_grant(grant)
     again = taken(table, file("a"))
     with pytest.raises(UsageError, match="call-1"):
-        table.release(grant)
+        table.release_grant(grant)
     with pytest.raises(UsageError, match="not held"):
-        LockTable().release(again)
+        LockTable().release_grant(again)
     assert table.try_acquire(file("a")) is None
 
 
@@ -331,21 +331,21 @@ def test_no_wants_are_granted_at_once() -> None:
     table = LockTable()
     taken(table, WORKSPACE_X)
     grant = taken(table, [])
-    assert table.enqueue([]).is_ready
-    table.release(grant)
+    assert table.queue_for_locks([]).is_ready
+    table.release_grant(grant)
 
 
 @pytest.mark.parametrize("wants", [[((), "S")], [(("a",), "Z")], [(("a",), "X"), ((), "S")], [("a",)], ["ab"]])
 def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[RequiredLock]) -> None:
     table = LockTable()
-    for ask in (table.try_acquire, table.enqueue):
+    for ask in (table.try_acquire, table.queue_for_locks):
         with pytest.raises(UsageError, match="Expected pairs"):
             ask(wants)
-    assert table.size == 0
+    assert table.resource_count == 0
 
 
 @pytest.mark.parametrize("budget", [-1.0, float("nan")])
 async def test_a_budget_that_is_none_is_refused(budget: float) -> None:
-    request = LockTable().enqueue(file("a"))
+    request = LockTable().queue_for_locks(file("a"))
     with pytest.raises(UsageError, match="0 or more"):
         await request.wait_granted(budget)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from handrail.arbiter.locks import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock
+from handrail.arbiter.lock_table import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock
 
 pytestmark = pytest.mark.proves("L-02", "L-03", "L-05")
 
@@ -59,7 +59,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(wants=wanted)
     def enqueue(self, wants: list[RequiredLock]) -> None:
-        self.live.append(Live(wants, self.table.enqueue(wants)))
+        self.live.append(Live(wants, self.table.queue_for_locks(wants)))
 
     @rule(wants=wanted)
     def try_acquire(self, wants: list[RequiredLock]) -> None:
@@ -73,10 +73,10 @@ class Locks(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from([one for one in self.live if self.may_run(one)]))
         if one.grant is not None:
-            self.table.release(one.grant)
+            self.table.release_grant(one.grant)
         else:
             assert one.request is not None
-            one.request.withdraw()
+            one.request.withdraw_from_queue()
         self.live.remove(one)
 
     @precondition(lambda self: not all(self.may_run(one) for one in self.live))
@@ -84,7 +84,7 @@ class Locks(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from([one for one in self.live if not self.may_run(one)]))
         assert one.request is not None
-        one.request.withdraw()
+        one.request.withdraw_from_queue()
         self.live.remove(one)
 
     @invariant()
@@ -95,20 +95,20 @@ class Locks(RuleBasedStateMachine):
     @invariant()
     def resources_without_anybody_are_forgotten(self) -> None:
         named = {r[:depth] for one in self.live for r, _ in one.wants for depth in range(1, len(r) + 1)}
-        assert self.table.size == len(named)
+        assert self.table.resource_count == len(named)
 
     def teardown(self) -> None:
         while self.live:
             self.finish_first()
-        assert self.table.size == 0
+        assert self.table.resource_count == 0
 
     def finish_first(self) -> None:
         one = self.live.pop(0)
         if one.grant is not None:
-            self.table.release(one.grant)
+            self.table.release_grant(one.grant)
         else:
             assert one.request is not None and one.request.is_ready, "the earliest always has its turn"
-            one.request.withdraw()
+            one.request.withdraw_from_queue()
 
 
 TestLocks = Locks.TestCase
@@ -130,7 +130,7 @@ def test_calls_that_run_give_up_and_are_cancelled_at_any_step_leave_an_empty_tab
     outcomes: list[str] = []
 
     async def call(wants: list[RequiredLock], fate: str, steps: int) -> None:
-        request = table.enqueue(wants)
+        request = table.queue_for_locks(wants)
         try:
             grant = await request.wait_granted(0 if fate == "times out" else None)
         except LockTimeout:
@@ -144,7 +144,7 @@ def test_calls_that_run_give_up_and_are_cancelled_at_any_step_leave_an_empty_tab
             outcomes.append("ran")
         finally:
             running.remove(wants)
-            table.release(grant)
+            table.release_grant(grant)
 
     async def everything() -> None:
         tasks: list[asyncio.Task[None]] = []
@@ -160,5 +160,5 @@ def test_calls_that_run_give_up_and_are_cancelled_at_any_step_leave_an_empty_tab
                 await task
 
     asyncio.run(everything())
-    assert table.size == 0
+    assert table.resource_count == 0
     assert outcomes.count("ran") >= sum(fate == "runs" for _, fate, _, _ in calls)

@@ -11,8 +11,8 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 import handrail
-from handrail.arbiter.output.redaction import LOGGERS
-from handrail.testing.kernels import temporary_kernel
+from handrail.arbiter.output.secret_redaction import LOGGERS
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-07")
 SECRET = "hunter2-of-the-log"

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import SECRET, Room, logged
 
-from handrail.arbiter.output.exposure import neutralise_for_model, split_views
-from handrail.contract.call import Blob, Result
+from handrail.arbiter.output.audience_views import make_audience_results, neutralise_for_model
+from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.spec import ToolSpec
 
@@ -92,5 +92,5 @@ async def test_what_a_model_is_shown_reads_back_as_itself(new_room: Callable[...
     again = await room.shape(shaped.model.data)
     assert again.model.data == shaped.model.data == {"text": neutralise_text(text)}
     assert again.model is again.result
-    assert split_views(ToolSpec("tool", "…"), shaped.result)[1].data == shaped.model.data
+    assert make_audience_results(ToolSpec("tool", "…"), shaped.result)[1].data == shaped.model.data
     room.shaper.close()

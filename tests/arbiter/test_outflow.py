@@ -35,7 +35,7 @@ def test_the_end_is_kept_under_the_same_cursors_and_what_is_not_is_counted(
         output, whole = JobOutputFile(path, ring=True), ""
         for number, length in enumerate(pieces):
             piece = f"{number % 10}" * (length - 1) + "\n"
-            output.write(piece)
+            output.append_piece(piece)
             whole += piece
         output.close()
     found = read_output(str(path), cursor, 1 << 20, grows=False)
@@ -56,7 +56,7 @@ def test_where_the_file_system_knows_no_holes_the_beginning_is_kept(tmp_path: Pa
         patch.setattr(output_stream, "MAX_SIDECAR_BYTES", 300_000)
         output = JobOutputFile(tmp_path / "out", ring=True)
         for _ in range(5):
-            output.write("x" * 100_000)
+            output.append_piece("x" * 100_000)
         output.close()
     found = read_output(str(tmp_path / "out"), 0, 1 << 20, grows=False)
     assert found.skipped_bytes == 0 and found.text.startswith("x" * 300_000) and "are stored]" in found.text

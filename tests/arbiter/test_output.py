@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import METADATA, Room, logged
 
-from handrail.arbiter.output.exposure import split_views
-from handrail.arbiter.output.shaper import ShapedOutput
-from handrail.contract.call import Blob, Result
+from handrail.arbiter.output.audience_views import make_audience_results
+from handrail.arbiter.output.shaper import AudienceOutputs
+from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.tool.spec import ToolSpec
 
 
@@ -287,11 +287,11 @@ async def test_a_masked_output_leaves_a_summary_and_a_reference_in_the_prompt(ro
 async def test_a_recorded_result_is_seen_as_it_was_then(room: Room) -> None:
     spec = ToolSpec("tool", "…", prompt_mask=True)
     shaped = await room.shaper.shape_output(spec, {"rows": [1]}, METADATA, call_id="c", session_id="s")
-    assert split_views(spec, Result.from_dict(logged(shaped))) == (shaped.result, shaped.model)
+    assert make_audience_results(spec, Result.from_dict(logged(shaped))) == (shaped.result, shaped.model)
 
 
 def test_only_the_quick_and_open_goes_the_quick_way(room: Room) -> None:
-    def small(value: object, **spec: Any) -> ShapedOutput | None:
+    def small(value: object, **spec: Any) -> AudienceOutputs | None:
         return room.shaper.shape_small_output(ToolSpec("tool", "…", **spec), value, {})
 
     assert small({"a": 1}) and small("text") and small(3) and small(None) and small([1, "a"])

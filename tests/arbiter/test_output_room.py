@@ -12,9 +12,9 @@ import pytest
 from tests.arbiter.test_outflow import small
 
 from handrail import Runtime, Session, tool
-from handrail.arbiter.jobs.output_stream import JobOutputFile, read_output, read_output_lines, stored_bytes
-from handrail.arbiter.output.sidecar import REMOVED_SUFFIX, JobOutputQuota, delete_outputs
-from handrail.testing.kernels import temporary_kernel
+from handrail.arbiter.jobs.output_stream import JobOutputFile, measure_disk_usage, read_output, read_output_lines
+from handrail.arbiter.output.output_files import REMOVED_SUFFIX, JobOutputQuota, delete_outputs_and_notes
+from handrail.testing.scripted_kernel import temporary_kernel
 
 KIB = 1024
 
@@ -22,14 +22,14 @@ KIB = 1024
 def written(folder: Path, room: JobOutputQuota, name: str, *sizes: int, ring: bool = False, ends: bool = True) -> str:
     with closing(JobOutputFile(folder / name, room, ring=ring)) as output:
         for size in sizes:
-            output.write("x" * (size - 1) + "\n")
+            output.append_piece("x" * (size - 1) + "\n")
         if ends:
-            output.mark_ended()
+            output.mark_output_complete()
     return str(folder / name)
 
 
 def on_disk(folder: Path) -> int:
-    return sum(stored_bytes(str(file)) for file in folder.iterdir())
+    return sum(measure_disk_usage(str(file)) for file in folder.iterdir())
 
 
 def test_the_first_that_ended_make_room_and_say_so_to_whoever_reads_them(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_the_first_that_ended_make_room_and_say_so_to_whoever_reads_them(tmp_pat
     assert (after.text, after.skipped_bytes) == ("", 0), "who has read all of it has missed nothing"
     assert all(read_output(path, 0, 10, grows=False).text == "x" * 10 for path in (second, third))
     assert on_disk(tmp_path) <= 81 * KIB
-    delete_outputs([first, second, third, ""])
+    delete_outputs_and_notes([first, second, third, ""])
     assert not list(tmp_path.iterdir())
 
 
@@ -162,8 +162,8 @@ async def test_the_output_of_a_job_that_was_stopped_makes_room_too(tmp_path: Pat
         while (await session.jobs.get(stays)).output_bytes < 600 * KIB:
             await asyncio.sleep(0)
         cut = await filled(session, 600)
-        last = (await session.jobs.lines(cut, offset=-1)).text
+        last = (await session.jobs.read_line_range(cut, offset=-1)).text
         assert "it is not stored" in last and "1 MiB (limits.job_output_mib)" in last
         assert (await session.jobs.stop(stays)).state == "cancelled"
         await filled(session, 600)
-        assert (await session.jobs.lines(stays)).text.startswith("[this output of 614,")
+        assert (await session.jobs.read_line_range(stays)).text.startswith("[this output of 614,")

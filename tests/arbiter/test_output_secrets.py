@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import SECRET, Room
 
-from handrail.contract.call import Blob, Result
+from handrail.contract.calls_and_results import Blob, Result
 
 
 @pytest.mark.proves("O-07")
@@ -90,16 +90,16 @@ async def test_a_secret_that_only_the_sidecars_text_spells_is_redacted_there(
 @pytest.mark.proves("O-07")
 def test_arguments_and_texts_are_redacted_for_the_log(tmp_path: Path) -> None:
     shaper = Room(tmp_path, key=SECRET).shaper
-    assert shaper.redact(f"a {SECRET}") == "a [secret:key]"
+    assert shaper.redact_to_json(f"a {SECRET}") == "a [secret:key]"
     arguments = {"a": [SECRET], "b": float("nan"), "c": {1}}
-    assert shaper.redact(arguments) == {"a": ["[secret:key]"], "b": "NaN", "c": [1]}
+    assert shaper.redact_to_json(arguments) == {"a": ["[secret:key]"], "b": "NaN", "c": [1]}
     plain = {"a": [1]}
-    assert shaper.redact(plain) == plain and shaper.redact(plain)["a"] is not plain["a"]
-    assert shaper.redact(range(10**18)).startswith("<a range")
+    assert shaper.redact_to_json(plain) == plain and shaper.redact_to_json(plain)["a"] is not plain["a"]
+    assert shaper.redact_to_json(range(10**18)).startswith("<a range")
 
 
 def test_a_hash_is_of_the_value_and_not_of_its_spelling(room: Room) -> None:
-    hashed = room.shaper.hash_value
+    hashed = room.shaper.hash_canonical_json
     assert hashed({"a": 1, "b": [None]}) == hashed({"b": [None], "a": 1})
     different = [
         {"a": 1},

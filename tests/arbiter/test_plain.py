@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
-from handrail.arbiter.output.json_conversion import JsonConversion, ValueTooLarge, encode_plain
-from handrail.contract.call import Blob, Result
+from handrail.arbiter.output.json_conversion import JsonConversion, ValueTooLarge, encode_if_plain_json
+from handrail.contract.calls_and_results import Blob, Result
 
 pytestmark = pytest.mark.proves("K-07")
 
@@ -226,7 +226,7 @@ def test_any_value_becomes_json_that_orjson_and_json_agree_on(value: object) -> 
 
 @given(anything)
 def test_what_is_said_to_be_plain_already_is(value: object) -> None:
-    encoded = encode_plain(value)
+    encoded = encode_if_plain_json(value)
     if encoded is not None:
         made = JsonConversion(value)
         assert orjson.loads(encoded) == made.data and not made.notes and not made.binaries

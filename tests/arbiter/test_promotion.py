@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.arbiter.test_jobs import TOOLS, bench, kinds
 
 from handrail import Kernel, Session, ToolError
-from handrail.contract.services.jobs import FINAL_JOB_STATES
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.services.job_and_tool_services import FINAL_JOB_STATES
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("X-04")
@@ -33,7 +33,7 @@ def test_a_promoted_call_is_answered_with_the_job_or_the_result_and_runs_once(
         for turn in range(turns):
             if turn == late:
                 if stop:
-                    session.cancel()
+                    session.cancel_running_calls()
                 elif cancel:
                     caller.cancel()
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.output.secret_redaction import SecretRedactor
 
 pytestmark = pytest.mark.proves("O-07")
 
@@ -90,18 +90,18 @@ def test_a_stream_shows_what_the_whole_text_would(case: tuple[dict[str, str], st
     redactor = SecretRedactor(known)
     stream = redactor.open_stream()
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [stream.feed(text[a:b]) for a, b in pairwise(places)]
-    assert "".join([*pieces, stream.finish()]) == redactor.redact_text(text)
+    pieces = [stream.redact_piece(text[a:b]) for a, b in pairwise(places)]
+    assert "".join([*pieces, stream.flush_rest()]) == redactor.redact_text(text)
 
 
 def test_a_stream_holds_back_only_what_may_be_a_secret() -> None:
     stream = SecretRedactor({"key": "hunter2"}).open_stream()
-    assert stream.feed("hello hun") == "hello "
-    assert stream.feed("ter") == ""
-    assert stream.feed("mint hunter") == "huntermint "
-    assert stream.feed("2!") == "[secret:key]!"
-    assert stream.feed("hunt") == ""
-    assert stream.finish() == "hunt"
+    assert stream.redact_piece("hello hun") == "hello "
+    assert stream.redact_piece("ter") == ""
+    assert stream.redact_piece("mint hunter") == "huntermint "
+    assert stream.redact_piece("2!") == "[secret:key]!"
+    assert stream.redact_piece("hunt") == ""
+    assert stream.flush_rest() == "hunt"
 
 
 values = st.text("abcXYZ019+/=&<>\"' é€\\\n%-_.~", min_size=6, max_size=90).filter(lambda v: len(v.strip()) > 5)
@@ -169,7 +169,7 @@ def test_only_what_is_numbered_right_is_read_as_its_character() -> None:
     for text in ("&#1150;top now", "&#;stop&#32;", "&#xZ;", "&#115;top &#1101;ow"):
         assert redactor.redact_text(text) is text
     stream = redactor.open_stream()
-    assert [stream.feed(piece) for piece in ("a&", "#1", "15;t&#x6", "f;p &#110", "o", "w", "&amp;")] == [
+    assert [stream.redact_piece(piece) for piece in ("a&", "#1", "15;t&#x6", "f;p &#110", "o", "w", "&amp;")] == [
         "a", "", "", "", "", "[secret:key]", "&amp;"
     ]  # fmt: skip
 
@@ -196,8 +196,8 @@ def test_a_stream_shows_every_form_as_the_whole_text_would(value: str, data: st.
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     stream = redactor.open_stream()
     places = [0, *sorted(cuts), len(text)]
-    shown = [stream.feed(text[a:b]) for a, b in pairwise(places)]
-    assert "".join([*shown, stream.finish()]) == redactor.redact_text(text)
+    shown = [stream.redact_piece(text[a:b]) for a, b in pairwise(places)]
+    assert "".join([*shown, stream.flush_rest()]) == redactor.redact_text(text)
     assert value not in "".join(shown)
 
 
@@ -217,13 +217,13 @@ def test_ordinary_text_is_left_alone_beside_many_secrets() -> None:
     text = Path(json.__file__).read_text() * 3
     assert redactor.redact_text(text) is text
     data = {"text": text, "n": [1, 2]}
-    assert redactor.redact_value(data) is data and redactor.redact_record(data) is data
+    assert redactor.redact_json(data) is data and redactor.redact_record_body(data) is data
 
 
 @given(secrets, plain)
 def test_no_value_is_left_in_nested_data(known: dict[str, str], data: Any) -> None:
     redactor = SecretRedactor(known)
-    shown = redactor.redact_value(data)
+    shown = redactor.redact_json(data)
 
     def texts(value: Any) -> list[str]:
         if isinstance(value, dict):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.locks import LockResolver, RequiredLock, locks_conflict
+from handrail.arbiter.lock_table import LockResolver, RequiredLock, locks_conflict
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
-from handrail.runtime.files.roots import FurtherRoots, SessionRoots
+from handrail.runtime.files.session_roots import FurtherRoots, SessionRoots
 
 pytestmark = pytest.mark.proves("L-04")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from handrail import Session, tool
-from handrail.arbiter.output import sidecar
-from handrail.arbiter.output.sidecar import NOTE_SUFFIX, SidecarQuota
-from handrail.contract.call import Result
-from handrail.testing.kernels import temporary_kernel
+from handrail.arbiter.output import output_files
+from handrail.arbiter.output.output_files import NOTE_SUFFIX, OutputFileQuota
+from handrail.contract.calls_and_results import Result
+from handrail.testing.scripted_kernel import temporary_kernel
 
 KIB = 1024
 MOST = 100 * KIB
@@ -24,20 +24,22 @@ class Sessions:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.room = SidecarQuota(folder, MOST)
+        self.room = OutputFileQuota(folder, MOST)
         self.count = 0
 
     def at_work(self, *names: str) -> None:
         self.room.in_use = lambda session: session in names
 
     def another_process(self) -> None:
-        self.room = SidecarQuota(self.folder, MOST)
+        self.room = OutputFileQuota(self.folder, MOST)
 
     def wrote(self, session: str, kib: int = 40) -> Path:
         """Another output of so many KiB, later than all before."""
         self.count += 1
         (self.folder / session).mkdir(exist_ok=True)
-        path, kept = sidecar.write_sidecar(self.room, self.folder / session, f"call{self.count}", "x" * KIB * kib)
+        path, kept = output_files.write_output_file(
+            self.room, self.folder / session, f"call{self.count}", "x" * KIB * kib
+        )
         assert kept == KIB * kib
         os.utime(path, ns=(self.count, self.count))
         return path
@@ -143,7 +145,7 @@ def test_one_that_a_fork_has_since_it_was_looked_at_stays(sessions: Sessions) ->
 
 def test_what_could_not_be_written_takes_no_room(sessions: Sessions) -> None:
     with pytest.raises(FileNotFoundError):
-        sidecar.write_sidecar(sessions.room, sessions.folder / "none", "call", "x" * MOST)
+        output_files.write_output_file(sessions.room, sessions.folder / "none", "call", "x" * MOST)
     assert whole(sessions.wrote("one", kib=100))
 
 

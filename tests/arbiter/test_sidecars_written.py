@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.arbiter.shaping import METADATA, Room, bounded
 
-from handrail.arbiter.output import sidecar
-from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.output import output_files
+from handrail.arbiter.output.output_files import file_name_for_call
+from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.arbiter.output.sidecar import file_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.artifacts import ArtifactStore
 
@@ -27,15 +27,15 @@ from handrail.record.artifacts import ArtifactStore
 async def test_a_sidecar_is_private_and_named_for_its_call(room: Room) -> None:
     first, again = [await room.shape("x" * 20, "ses_1.2-3", max_output=10) for _ in range(2)]
     path = Path(first.result.metadata["output_path"])
-    assert path.name == f"{file_name('ses_1.2-3')}.txt" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.name == f"{file_name_for_call('ses_1.2-3')}.txt" and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Path(again.result.metadata["output_path"]) != path, "another attempt's file is not overwritten"
 
 
 @given(st.text(st.characters(codec=None)), st.text(st.characters(codec=None)))
 def test_a_call_id_becomes_one_safe_file_name(one: str, other: str) -> None:
-    name = file_name(one)
+    name = file_name_for_call(one)
     assert name.isascii() and "/" not in name and "." not in name and 0 < len(name) < 120
-    assert (name == file_name(other)) is (one == other)
+    assert (name == file_name_for_call(other)) is (one == other)
 
 
 @pytest.mark.proves("O-01")
@@ -48,9 +48,9 @@ async def test_a_link_in_the_sidecars_place_is_not_followed(room: Room, tmp_path
 
 @pytest.mark.proves("O-01")
 async def test_a_sidecar_ends_at_its_limit_and_says_so(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sidecar.MAX_SIDECAR_BYTES == 64 * 1024 * 1024
+    assert output_files.MAX_SIDECAR_BYTES == 64 * 1024 * 1024
     limit = 1000
-    monkeypatch.setattr(sidecar, "MAX_SIDECAR_BYTES", limit)
+    monkeypatch.setattr(output_files, "MAX_SIDECAR_BYTES", limit)
     text = "€" * limit
     shaped = await room.shape(text, max_output=10)
     metadata = shaped.result.metadata

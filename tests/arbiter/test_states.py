@@ -13,14 +13,14 @@ import pytest
 from tests.arbiter.stepping import SETTINGS, TOOLS, asks, bench, close, opened, step
 
 from handrail import Kernel, Session, ToolError, ToolSpec, UsageError, tool
-from handrail.arbiter.call import LiveToolSession
+from handrail.arbiter.call_state import LiveToolSession
 from handrail.arbiter.tool_sessions import ToolSessions
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.call import Event
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.calls_and_results import Event
 from handrail.contract.tool.spec import find_spec_faults
-from handrail.kernel.local import LocalKernel
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.session.local_session import LocalSession
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("X-03")
 
@@ -208,7 +208,7 @@ async def test_a_step_that_is_stopped_ends_the_state_whatever_the_generator_make
     going = asyncio.create_task(step(session, state))
     await bench.entered.wait()
     assert isinstance(session, LocalSession)
-    (call,) = session.lane.calls_in_flight
+    (call,) = session.lane.awaited_calls
     call.execution.stop(reason)
     stopped = await going
     late = await step(session, state)
@@ -244,7 +244,7 @@ async def test_a_step_waits_for_its_locks_and_between_steps_none_is_held(session
     going = asyncio.create_task(step(session, state))
     await bench.entered.wait()
     waiting = asyncio.Event()
-    session.watch(lambda event: waiting.set() if event.kind == "awaiting-locks" else None)
+    session.watch_events(lambda event: waiting.set() if event.kind == "awaiting-locks" else None)
     behind = asyncio.create_task(step(session, notes_state, "late"))
     await waiting.wait()
     assert not behind.done()
@@ -420,9 +420,9 @@ async def test_a_step_that_is_stopped_before_it_begins_leaves_its_state(session:
 
     def stop(event: Event) -> None:
         if event.kind == "awaiting-locks":
-            session.cancel()
+            session.cancel_running_calls()
 
-    session.watch(stop)
+    session.watch_events(stop)
     behind = asyncio.create_task(session.call("st.count", {"path": "a"}))
     assert [(await one).error_kind for one in (going, waiting, behind)] == ["cancelled"] * 3
     assert (await step(session, state, {"page": 2})).ok
@@ -436,7 +436,7 @@ async def test_a_tool_that_is_another_since_is_not_gone_on_with(kernel: LocalKer
         """Be another."""
         yield 1
 
-    await kernel.reload([another, asks])
+    await kernel.reload_tools([another, asks])
     refused = await step(session, changed)
     assert refused.error_kind == "conflict" and "definition of its tool has changed" in str(refused.error_text)
     await bench.left.wait()

@@ -9,7 +9,7 @@ import pytest
 from tests.arbiter.toolbox import ALLOW, TOOLS, gate, kinds_of, thread_may_end
 
 from handrail import Event, Kernel, Session
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("X-07")
@@ -28,7 +28,7 @@ async def test_work_that_does_not_end_is_answered_and_keeps_its_locks_until_it_d
     assert result.metadata["still_running"] is True
     waiting = asyncio.create_task(session.call("test.stubborn", {}))
     events: list[Event] = []
-    session.watch(events.append)
+    session.watch_events(events.append)
     while not any(event.kind == "awaiting-locks" for event in events):
         await asyncio.sleep(0)
     gate.open.set()
@@ -61,7 +61,7 @@ async def test_user_stop_time_out_and_shutdown_are_told_apart(tmp_path: Path) ->
         session = await kernel.session()
         stopped = asyncio.create_task(session.call("test.hold", {"name": "x"}))
         await gate.entered.wait()
-        session.cancel()
+        session.cancel_running_calls()
         result = await stopped
         assert (result.error_kind, result.metadata["stopped_by"]) == ("cancelled", "user")
         gate.entered.clear()
@@ -90,11 +90,11 @@ async def test_a_wait_for_a_lock_can_be_stopped_and_leaves_nothing_behind(kernel
     await gate.entered.wait()
     events: list[Event] = []
     other = await kernel.session()
-    other.watch(events.append)
+    other.watch_events(events.append)
     waiting = asyncio.create_task(other.call("test.note", {"text": "never"}))
     while not any(event.kind == "awaiting-locks" for event in events):
         await asyncio.sleep(0)
-    other.cancel()
+    other.cancel_running_calls()
     result = await waiting
     assert result.error_kind == "cancelled"
     gate.open.set()

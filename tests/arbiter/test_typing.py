@@ -13,8 +13,8 @@ from tests.kernel.test_agents import confined
 
 from handrail import Kernel, Session
 from handrail.arbiter.approvals.approval_flow import runs_a_shell
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 PROMPT = "# " if os.geteuid() == 0 else "$ "
 SHELL = "bash --noprofile --norc"

@@ -10,10 +10,10 @@ import pytest
 from tests.attacks.outer import NAMESPACES
 from tests.attacks.victim import Agreeing
 
-from handrail.contract.session import Session
-from handrail.kernel.kernel import Kernel
-from handrail.sandbox import tiers
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.session_protocols import Session
+from handrail.kernel.kernel_interface import Kernel
+from handrail.sandbox import tier_probe
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def session(kernel: Kernel) -> Session:
 @pytest.fixture
 def confining() -> None:
     """For what runs programs: elsewhere they are withheld, and nothing is put to the test."""
-    tier = tiers.probe_tier()
+    tier = tier_probe.probe_tier()
     if not tier.is_confining:
         pytest.skip(f"this machine cannot confine programs: {tier.detail[:200]}")
 

@@ -35,9 +35,9 @@ def main() -> int:
 
 async def _nested() -> int:
     """Whether Handrail can confine programs in here."""
-    from handrail.sandbox import tiers
+    from handrail.sandbox import tier_probe
 
-    tier = tiers.probe_tier()
+    tier = tier_probe.probe_tier()
     if not tier.is_confining:
         print(tier.detail, file=sys.stderr)
         return 4

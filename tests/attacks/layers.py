@@ -17,10 +17,10 @@ from tests.attacks.internet import arrived
 from tests.attacks.outer import NotApplicable
 from tests.attacks.victim import SECRET, Agreeing, Home, put
 
-from handrail.agent.loop import Agent
-from handrail.agent.providers.script import ModelScript, ScriptedCall, ScriptedModel, ScriptedTurn
+from handrail.agent.agent_loop import Agent
+from handrail.agent.providers.scripted_model import ModelScript, ScriptedCall, ScriptedModel, ScriptedTurn
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog
-from handrail.store.encoding import encode
+from handrail.store.json_fallback_encoding import encode_any_json
 
 _TO = "http://93.184.216.35/collect"
 _INJECTED = f"""# Notes
@@ -49,7 +49,10 @@ def _with(*layers: str, arrives: bool = False) -> Probe:
         if not os.environ.get("OUTER_INTERNET"):
             raise NotApplicable("no second network can be made here to play the internet")
         put(home.workspace / "NOTES.md", _INJECTED)
-        watchdogs: list[Any] = [ExfiltrationWatchdog("deny"), OutgoingSecretsWatchdog(encode, lambda _: False, "deny")]
+        watchdogs: list[Any] = [
+            ExfiltrationWatchdog("deny"),
+            OutgoingSecretsWatchdog(encode_any_json, lambda _: False, "deny"),
+        ]
         await asyncio.to_thread(arrived)
         async with home.kernel(
             name="injected",

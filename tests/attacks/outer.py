@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 Mode = Literal["user", "mapped root", "real root"]
 MODES: tuple[Mode, ...] = ("user", "mapped root", "real root")
@@ -105,7 +105,7 @@ def unavailable(mode: Mode) -> str | None:
         return "the sandbox is built from Linux namespaces"
     if mode == "real root" and os.geteuid() != 0:
         return "only root can try what root may do"
-    if next(find_binaries(), None) is None:
+    if next(find_bubblewrap_programs(), None) is None:
         return "bubblewrap is not installed"
     try:
         done = _started(mode, {"suite": "none", "cases": [], "mode": mode}, 60.0)
@@ -134,7 +134,7 @@ def _started(mode: Mode, order: Mapping[str, Any], timeout_s: float) -> subproce
         for name, text in _ETC.items():
             (made / name).write_text(text.format(uid=uid, gid=gid))
         return subprocess.run(
-            [next(find_binaries()), *_options(made, as_root=as_root), "--", *_first(plan)],
+            [next(find_bubblewrap_programs()), *_options(made, as_root=as_root), "--", *_first(plan)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,

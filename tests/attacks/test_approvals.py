@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from handrail import tool
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("permission")]
 
@@ -77,7 +77,7 @@ async def test_arguments_changed_while_a_lock_is_waited_for_do_not_run(tmp_path:
     async with temporary_kernel(tmp_path, tools=[transfer, hold], rules=rules) as kernel:
         session = await kernel.session()
         waiting = asyncio.Event()
-        session.watch(lambda event: waiting.set() if event.kind == "awaiting-locks" else None)
+        session.watch_events(lambda event: waiting.set() if event.kind == "awaiting-locks" else None)
         holding = asyncio.create_task(session.call("hold", {}))
         await entered.wait()
         call = asyncio.create_task(session.call("bank.transfer", arguments))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.policy.desk import Desk
 
-from handrail.contract.sandbox import ProgramSpec, SandboxProfile
+from handrail.contract.sandbox_protocol import ProgramSpec, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.policy.shell.parser import parse_script
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.attack("shell")]
 
@@ -130,7 +130,7 @@ def _opens_all(text: str) -> bool:
 @pytest.mark.parametrize("count", [300, pytest.param(6_000, marks=pytest.mark.slow)])
 async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Path, count: int) -> None:
     """Source: parser differentials, where the checker and the shell disagree on one text."""
-    sandbox = tiers.choose_sandbox()
+    sandbox = tier_probe.choose_sandbox()
     if not sandbox.tier.is_confining:
         pytest.skip("this machine cannot confine programs")
     place = tmp_path.resolve()

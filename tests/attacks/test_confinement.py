@@ -14,13 +14,13 @@ from tests.attacks.conftest import Probe
 from tests.attacks.victim import Agreeing
 
 from handrail.kernel.doctor import check_machine
-from handrail.kernel.kernel import Kernel
-from handrail.kernel.startup import open_kernel
-from handrail.origins.programs import ProgramRefused, find_program
+from handrail.kernel.kernel_interface import Kernel
+from handrail.kernel.workspace_opening import open_kernel
+from handrail.origins.program_lookup import ProgramRefused, find_program
 from handrail.runtime.ripgrep import find_ripgrep
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 from handrail.session.local_session import LocalSession as Session
-from handrail.store.folders import prepare_folders
+from handrail.store.state_folders import prepare_folders
 
 pytestmark = pytest.mark.attack("sandbox")
 
@@ -84,7 +84,7 @@ async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: 
     ]
     for name, arguments in calls:
         assert (await session.call(name, arguments)).error_kind == "denied", (name, arguments)
-    if tiers.probe_tier().is_confining:
+    if tier_probe.probe_tier().is_confining:
         for command in (f"cat {path}", f"rm -rf {folder}", f"echo x > {folder}/new"):
             result = await session.call("bash", {"command": command})
             assert "SQLite" not in str(result.data)
@@ -94,7 +94,7 @@ async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: 
 @pytest.mark.proves("S-01")
 async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Source: an installation prefix on PATH is mounted whole, whatever else an operator keeps in it."""
-    if not tiers.probe_tier().is_confining:
+    if not tier_probe.probe_tier().is_confining:
         pytest.skip("this machine cannot confine programs")
     prefix = place / "prefix"
     for name in ("bin", "lib"):
@@ -232,7 +232,7 @@ def test_doctor_says_when_handrail_itself_can_be_changed_by_a_call(
 def test_a_session_is_removed_however_deep_it_was_filled(place: Path) -> None:
     """Source: folders 5,000 deep, which end every recursive removal."""
     folders = prepare_folders(place / "ws", place / "state")
-    scratch = folders.prepare_scratch("deep")
+    scratch = folders.prepare_session_scratch("deep")
     (scratch / "locked").mkdir()
     (scratch / "locked" / "f").write_text("x")
     (scratch / "locked").chmod(0)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import LoadError
-from handrail.kernel.startup import open_kernel
-from handrail.sandbox import tiers
-from handrail.testing.kernels import temporary_kernel
+from handrail.kernel.workspace_opening import open_kernel
+from handrail.sandbox import tier_probe
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = [
     pytest.mark.attack("environment"),
     pytest.mark.proves("R-02"),
-    pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="this machine cannot confine programs"),
+    pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="this machine cannot confine programs"),
 ]
 
 SAYS = """#!/bin/sh

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.hosts import grant_covers, host_matches, parse_host, parse_url
-from handrail.contract.text.patterns import escape_pattern, path_matches
+from handrail.contract.text.glob_patterns import escape_as_pattern, path_matches
+from handrail.contract.text.host_names import grant_covers_host, parse_host, parse_url, rule_matches_host
 from handrail.contract.tool.requires import Capability
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots
-from handrail.sandbox.network.egress import explain_blocked_address
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
+from handrail.sandbox.network.egress_check import explain_blocked_address
 
 SECRET = "TOP-SECRET"
 
@@ -68,7 +68,7 @@ def test_the_file_that_is_opened_is_the_one_that_was_judged(place: Path, path: s
         judged.append(target)
         return None
 
-    files = RootedFiles(SessionRoots(place), SeenFiles(), may)
+    files = RootedFiles(SessionRoots(place), SeenFileHashes(), may)
     try:
         got = asyncio.run(files.read_bytes(path))
     except ToolError as error:
@@ -89,8 +89,8 @@ _TREE = st.lists(_NAMES, min_size=1, max_size=4).map("/".join)
 @pytest.mark.attack("files")
 @given(_TREE, _TREE)
 def test_an_escaped_path_is_a_glob_for_exactly_that_path(one: str, other: str) -> None:
-    assert path_matches(escape_pattern(one), one)
-    assert path_matches(escape_pattern(one), other) == (other == one or other.startswith(f"{one}/"))
+    assert path_matches(escape_as_pattern(one), one)
+    assert path_matches(escape_as_pattern(one), other) == (other == one or other.startswith(f"{one}/"))
 
 
 _LABELS = st.text(st.sampled_from("abA-0x7f1.①²。%\0\r\n @:/\\#?[]_é\u200b"), max_size=12)
@@ -131,10 +131,10 @@ def test_a_grant_for_a_host_opens_that_host_and_no_longer_name(one: str, other: 
         first, second = parse_host(one), parse_host(other)
     except ValueError:
         return
-    if host_matches(str(first), str(second)):
+    if rule_matches_host(str(first), str(second)):
         assert first.name == second.name
-    assert not host_matches("allowed.example", f"evil{first.name}x")
-    assert not grant_covers("allowed.example", f"{first.name}.allowed.example.evil")
+    assert not rule_matches_host("allowed.example", f"evil{first.name}x")
+    assert not grant_covers_host("allowed.example", f"{first.name}.allowed.example.evil")
 
 
 @pytest.mark.attack("network")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.attacks.victim import Agreeing
 
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = [pytest.mark.attack("files"), pytest.mark.proves("S-03")]
 

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.call import Event
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.calls_and_results import Event
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = [pytest.mark.proves("O-07"), pytest.mark.attack("secrets")]
 
@@ -51,7 +51,7 @@ async def test_no_secret_is_answered_told_shown_or_kept(tmp_path: Path) -> None:
     rules = ["allow write", "allow bash echo *"]
     async with temporary_kernel(tmp_path, rules=rules, secrets={"token": SECRET}) as kernel:
         session = await kernel.session(approval_handler=person)
-        session.watch(told.append)
+        session.watch_events(told.append)
         said += [repr(await session.call(name, arguments)) for name, arguments in CALLS]
         said.append(repr(await session.call_all([("read", {"path": f"{SECRET}.txt"})] * 2)))
         said.append(repr(await (await kernel.session()).call(*CALLS[0])))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from handrail.contract.approvals import ApprovalRequest
+from handrail.contract.approval_requests import ApprovalRequest
 from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
 pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("model-facing")]

@@ -18,13 +18,13 @@ from typing import Any
 
 from tests.attacks.outer import NAMESPACES, Mode, NotApplicable
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.call import CallAnswer, Result
-from handrail.contract.services.runtime import UserQuestion
-from handrail.contract.session import Session
-from handrail.contract.tool.tool import Tool
-from handrail.kernel.kernel import Kernel
-from handrail.kernel.startup import open_kernel
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
+from handrail.contract.calls_and_results import CallAnswer, Result
+from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.contract.session_protocols import Session
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.kernel.kernel_interface import Kernel
+from handrail.kernel.workspace_opening import open_kernel
 from handrail.policy.watchdogs.api import Watchdog
 
 SECRET = "TOP-SECRET"

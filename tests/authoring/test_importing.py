@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.authoring.server_import import ImportedServer, format_toml, import_servers
-from handrail.config.settings import Settings
+from handrail.authoring.mcp_server_import import ImportedMcpServer, format_server_tables, import_mcp_servers
+from handrail.config.operator_settings import Settings
 from handrail.contract.errors import UsageError
 
 
-def read(folder: Path, servers: object, key: str = "mcpServers") -> dict[str, ImportedServer]:
+def read(folder: Path, servers: object, key: str = "mcpServers") -> dict[str, ImportedMcpServer]:
     file = folder / "other.json"
     file.write_text(json.dumps({key: servers}))
-    return {one.name: one for one in import_servers(file, folder)}
+    return {one.name: one for one in import_mcp_servers(file, folder)}
 
 
 def test_a_server_by_command_and_one_by_url_are_taken_over(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_objects_of_several_programs_are_read(tmp_path: Path, key: str) -> N
 def test_comments_and_trailing_commas_of_editors_are_read_and_strings_are_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text('{ // mine\n "servers": {"a": {"command": "x", "args": ["//not", "/* a comment */", ",}"],},},}')
-    (one,) = import_servers(file, tmp_path)
+    (one,) = import_mcp_servers(file, tmp_path)
     assert one.table["args"] == ["//not", "/* a comment */", ",}"]
 
 
@@ -65,7 +65,7 @@ def test_a_projects_own_servers_in_a_common_file_count_for_that_project_alone(tm
     file.write_text(
         json.dumps({"mcpServers": {"all": {"command": "z"}}, "projects": {str(tmp_path): own, "/other": other}})
     )
-    assert [one.name for one in import_servers(file, tmp_path)] == ["all", "ours"]
+    assert [one.name for one in import_mcp_servers(file, tmp_path)] == ["all", "ours"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_looks_like_a_secret_is_named_and_not_written(tmp_path: Path, key: 
     one = read(tmp_path, {"a": {"command": "x", "env": {key: value}}})["a"]
     (name,) = one.secrets
     assert one.table["env"] == {key: {"secret": name}}
-    text = format_toml([one], {name: tmp_path / name})
+    text = format_server_tables([one], {name: tmp_path / name})
     assert value not in text
     assert value not in repr(one)
     assert tomllib.loads(text)["secrets"][name] == {"file": str(tmp_path / name)}
@@ -108,14 +108,14 @@ def test_a_bearer_token_keeps_its_scheme_outside_the_secret(tmp_path: Path) -> N
 def test_a_variable_stays_a_variable(tmp_path: Path, value: str, name: str, variable: str) -> None:
     one = read(tmp_path, {"a": {"command": "x", "env": {"KEY": value}}})["a"]
     assert one.table["env"] == {"KEY": {"secret": name}}
-    assert tomllib.loads(format_toml([one], {}))["secrets"] == {name: {"env": variable}}
+    assert tomllib.loads(format_server_tables([one], {}))["secrets"] == {name: {"env": variable}}
 
 
-def values_of(servers: list[ImportedServer], environment: dict[str, str]) -> dict[str, dict[str, str]]:
+def values_of(servers: list[ImportedMcpServer], environment: dict[str, str]) -> dict[str, dict[str, str]]:
     """What each server gets for each of its variables and header fields, by what is written of them."""
     files = {name: Path(f"/s/{name}") for one in servers for name in one.secrets}
     contents = {str(files[name]): value for one in servers for name, value in one.secrets.items()}
-    written = tomllib.loads(format_toml(servers, files))
+    written = tomllib.loads(format_server_tables(servers, files))
     settings = Settings.model_validate(written)
     found: dict[str, dict[str, str]] = {}
     for name, server in settings.mcp.servers.items():
@@ -195,11 +195,11 @@ def test_each_server_gets_exactly_its_own_secrets(
     assert len(inputs) == len(set(inputs))
 
 
-def _all_good(tmp_path: Path, given: dict[str, dict[str, str]], place: str) -> list[ImportedServer]:
+def _all_good(tmp_path: Path, given: dict[str, dict[str, str]], place: str) -> list[ImportedMcpServer]:
     how = {"env": {"command": "x"}, "headers": {"url": "https://x.example/mcp"}}[place]
     file = tmp_path / "other.json"
     file.write_text(json.dumps({"mcpServers": {name: {**how, place: values} for name, values in given.items()}}))
-    found = import_servers(file, tmp_path)
+    found = import_mcp_servers(file, tmp_path)
     assert not [one.problem for one in found if one.problem]
     return found
 
@@ -207,7 +207,7 @@ def _all_good(tmp_path: Path, given: dict[str, dict[str, str]], place: str) -> l
 def test_a_name_that_stands_for_something_already_is_not_used(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text(json.dumps({"mcpServers": {"a": {"command": "x", "env": {"KEY": "v", "TOKEN": "${T}"}}}}))
-    (one,) = import_servers(file, tmp_path, ["a_key", "A_KEY_2", "A_Token"])
+    (one,) = import_mcp_servers(file, tmp_path, ["a_key", "A_KEY_2", "A_Token"])
     assert list(one.secrets) == ["A_KEY_3"] and one.variables == {"A_TOKEN_2": "T"}
 
 
@@ -222,7 +222,7 @@ def test_a_name_that_stands_for_something_already_is_not_used(tmp_path: Path) ->
 def test_a_name_that_stands_twice_is_refused_since_programs_disagree_about_it(tmp_path: Path, text: str) -> None:
     (file := tmp_path / "other.json").write_text(text)
     with pytest.raises(UsageError, match="occurs twice"):
-        import_servers(file, tmp_path)
+        import_mcp_servers(file, tmp_path)
 
 
 def test_header_fields_that_differ_in_case_are_refused(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_file_without_servers_is_refused(tmp_path: Path, content: bytes) -> No
     file = tmp_path / "other.json"
     file.write_bytes(content)
     with pytest.raises(UsageError):
-        import_servers(file, tmp_path)
+        import_mcp_servers(file, tmp_path)
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
@@ -284,6 +284,6 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 @given(command=TEXT.filter(bool), args=st.lists(TEXT, max_size=3), env=st.dictionaries(TEXT, TEXT, max_size=3))
 def test_whatever_is_written_reads_back_as_it_was(command: str, args: list[str], env: dict[str, str]) -> None:
     table: dict[str, Any] = {"command": command, "args": args, "env": env}
-    written = format_toml([ImportedServer("a", table)], {})
+    written = format_server_tables([ImportedMcpServer("a", table)], {})
     server = Settings.model_validate(tomllib.loads(written)).mcp.servers["a"]
     assert (server.command, list(server.args), dict(server.env)) == (command, args, env)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from handrail.authoring.linter import LintFinding, lint
+from handrail.authoring.tool_linter import LintFinding, lint_tools
 from handrail.contract.errors import UsageError
-from handrail.contract.schema.validation import compile_schema
-from handrail.sandbox import tiers
+from handrail.contract.schema.argument_validation import compile_schema
+from handrail.sandbox import tier_probe
 
-SANDBOX = tiers.choose_sandbox()
+SANDBOX = tier_probe.choose_sandbox()
 GOOD = {
     "llm": {
         "name": "notes.add",
@@ -44,7 +44,7 @@ def manifest(
 
 
 def said(path: Path) -> list[tuple[str, str]]:
-    return [(finding.severity, f"{finding.path}: {finding.text}") for finding in lint(path, SANDBOX)[1]]
+    return [(finding.severity, f"{finding.path}: {finding.text}") for finding in lint_tools(path, SANDBOX)[1]]
 
 
 def property_(name: str, **schema: Any) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def test_tools_made_in_code_are_looked_at_too(tmp_path: Path) -> None:
             return args
     '''
     path.write_text(textwrap.dedent(source))
-    tools, findings = lint(path, SANDBOX)
+    tools, findings = lint_tools(path, SANDBOX)
     assert set(tools) >= {"greet", "whole"}
     about = {(finding.tool, finding.path) for finding in findings if "does not occur in" in finding.text}
     assert about == {("greet", "parameters.mood")}
@@ -295,7 +295,7 @@ def test_tools_in_a_list_are_looked_at_and_a_class_that_others_are_made_of_is_no
     TOOLS = [adding(1), adding(2), Hello]
     """
     path.write_text(textwrap.dedent(source))
-    tools, findings = lint(path, SANDBOX)
+    tools, findings = lint_tools(path, SANDBOX)
     assert sorted(tools) == ["add.1", "add.2", "hello"]
     assert not [finding for finding in findings if finding.severity == "error"]
     assert {finding.tool for finding in findings if finding.path == "parameters.unused"} == {"add.1", "add.2"}
@@ -329,7 +329,7 @@ def test_a_file_that_ends_the_program_is_an_error_that_says_so(tmp_path: Path) -
 def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import no_such_package\n")
-    assert lint(path, SANDBOX)[1] == [
+    assert lint_tools(path, SANDBOX)[1] == [
         LintFinding(
             "error", str(path), "", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"
         )
@@ -342,18 +342,22 @@ def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: P
 def test_what_holds_no_tool_says_what_was_expected(tmp_path: Path, name: str, text: str, problem: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=problem):
-        lint(tmp_path / name, SANDBOX)
+        lint_tools(tmp_path / name, SANDBOX)
     with pytest.raises(UsageError, match="does not exist"):
-        lint(tmp_path / "gone", SANDBOX)
+        lint_tools(tmp_path / "gone", SANDBOX)
 
 
 @pytest.mark.proves("K-12")
 def test_resources_and_prompts_are_checked_like_manifests(tmp_path: Path) -> None:
     file = tmp_path / "resources.json"
     file.write_text('{"resources": [{"uri": "a:b", "name": "x", "text": "t"}]}')
-    assert lint(file, tiers.choose_sandbox()) == lint(tmp_path, tiers.choose_sandbox()) == (["resources.json"], [])
+    assert (
+        lint_tools(file, tier_probe.choose_sandbox())
+        == lint_tools(tmp_path, tier_probe.choose_sandbox())
+        == (["resources.json"], [])
+    )
     file.write_text('{"resources": [{"uri": "a:b", "name": "x"}]}')
-    (found,) = lint(file, tiers.choose_sandbox())[1]
+    (found,) = lint_tools(file, tier_probe.choose_sandbox())[1]
     assert (found.severity, found.path) == ("error", "resources[0]")
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from handrail.authoring.linter import lint
-from handrail.authoring.templates import TOOL_KINDS, ToolKind, make_tool_files, write_files
+from handrail.authoring.tool_linter import lint_tools
+from handrail.authoring.tool_templates import TOOL_KINDS, ToolKind, make_tool_files, write_tool_files
 from handrail.contract.errors import UsageError
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 confined = pytest.mark.skipif(
-    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+    not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
 )
 
 
@@ -23,7 +23,7 @@ confined = pytest.mark.skipif(
 @pytest.mark.proves("R-13")
 @pytest.mark.parametrize("kind", TOOL_KINDS)
 def test_a_new_tool_of_each_kind_passes_its_own_test(kind: ToolKind, tmp_path: Path) -> None:
-    write_files(tmp_path, make_tool_files(kind, "text.words"))
+    write_tool_files(tmp_path, make_tool_files(kind, "text.words"))
     assert "1 passed" in passed(tmp_path, "test_text_words.py")
 
 
@@ -32,7 +32,7 @@ def test_a_new_tool_of_each_kind_passes_its_own_test(kind: ToolKind, tmp_path: P
 @pytest.mark.parametrize("kind", TOOL_KINDS)
 def test_the_test_of_a_new_tool_fails_when_the_tool_is_wrong(kind: ToolKind, tmp_path: Path) -> None:
     """One more than the words that there are, and no answer at all."""
-    *_, tool, test = write_files(tmp_path, make_tool_files(kind, "text.words"))
+    *_, tool, test = write_tool_files(tmp_path, make_tool_files(kind, "text.words"))
     right = tool.read_text()
     for wrong in (right.replace("len(", "1 + len("), right.replace('"words": ', '"other": ')):
         assert wrong != right
@@ -57,8 +57,8 @@ def test_ids_that_are_names_of_something_else_give_tools_that_pass_their_tests_t
 ) -> None:
     """All in one folder, as pytest runs it where nothing is said: files that it takes for tests are no tools."""
     for tool_id in NAMES[kind]:
-        written = write_files(tmp_path, make_tool_files(kind, tool_id))
-        assert lint(written[0], tiers.choose_sandbox()) == ([tool_id], [])
+        written = write_tool_files(tmp_path, make_tool_files(kind, tool_id))
+        assert lint_tools(written[0], tier_probe.choose_sandbox()) == ([tool_id], [])
     assert f"{len(NAMES[kind])} passed" in passed(tmp_path)
 
 
@@ -89,15 +89,15 @@ def outcome(folder: Path, *names: str) -> tuple[int, str]:
 @pytest.mark.proves("R-13", "K-12")
 @pytest.mark.parametrize("kind", TOOL_KINDS)
 def test_there_is_nothing_to_say_about_a_new_tool(kind: ToolKind, tmp_path: Path) -> None:
-    written = write_files(tmp_path, make_tool_files(kind, "text.words"))
-    assert lint(written[0], tiers.choose_sandbox()) == (["text.words"], [])
+    written = write_tool_files(tmp_path, make_tool_files(kind, "text.words"))
+    assert lint_tools(written[0], tier_probe.choose_sandbox()) == (["text.words"], [])
 
 
 @pytest.mark.proves("R-13")
 def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text("mine")
     with pytest.raises(UsageError, match=r"already has words\.py\. Nothing was written"):
-        write_files(tmp_path, make_tool_files("function", "words"))
+        write_tool_files(tmp_path, make_tool_files("function", "words"))
     assert (tmp_path / "words.py").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["words.py"]
 

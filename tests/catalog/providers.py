@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, OPENAI_CHAT, SchemaDialect
+from handrail.catalog.provider_dialects import ANTHROPIC, DIALECTS, GEMINI, OPENAI_CHAT, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import AdaptedSchema
 
 DIALECT = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
@@ -30,7 +30,7 @@ def nodes(schema: object) -> Iterator[Mapping[str, Any]]:
             yield from nodes(one)
 
 
-def check_against_the_provider(fitted: AdaptedSchema, dialect: SchemaDialect) -> None:
+def check_against_the_provider(fitted: AdaptedSchema, dialect: ProviderSchemaDialect) -> None:
     """What each provider answers 400 to, as its documentation says."""
     root = fitted.parameters
     assert root["type"] == "object"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from handrail.contract.generation import BUILT_IN, Generation, ThirdPartyOrigin, ToolEntry
-from handrail.contract.schema.validation import compile_schema
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.schema.argument_validation import compile_schema
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import BUILT_IN, Generation, ThirdPartyOrigin, ToolEntry
 
 
 class Still(Tool):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tool_reference import shipped
 
-from handrail.catalog.interaction import InteractionState
-from handrail.catalog.prompt import format_index
-from handrail.catalog.view import SHIPPED_CATEGORIES, CatalogOptions, CatalogView, category_of, describe_category
-from handrail.contract.generation import AGENT_SOURCE, Generation, ThirdPartyOrigin
-from handrail.policy.rules.definitions import MODE_RULE_TEXTS
+from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.tool_prompt import format_unloaded_tool_index
+from handrail.catalog.view import SHIPPED_CATEGORIES, CatalogOptions, CatalogView, describe_category, find_category_name
+from handrail.contract.tool_generation import AGENT_SOURCE, Generation, ThirdPartyOrigin
+from handrail.policy.rules.rules_and_modes import MODE_RULE_TEXTS
 
 
 def view(*entries: object, **options: object) -> CatalogView:
@@ -35,7 +35,7 @@ def test_the_seven_categories_are_data() -> None:
 def test_every_offer_of_a_categorys_text_has_a_tool_and_every_tool_an_offer() -> None:
     beside_core = [one for one in EVERY_TOOL if one.spec.tier != "core"]
     for name, topic in SHIPPED_CATEGORIES.items():
-        members = [one.id for one in beside_core if category_of(one) == name]
+        members = [one.id for one in beside_core if find_category_name(one) == name]
         for words, ids in topic.abilities:
             for one in ids:
                 there = [
@@ -44,11 +44,11 @@ def test_every_offer_of_a_categorys_text_has_a_tool_and_every_tool_an_offer() ->
                     if tool_id == one or (one.endswith(".*") and tool_id.startswith(one[:-1]))
                 ]
                 assert there, f"{name} promises {words} by {one}, which is no tool in it"
-        without = [tool_id for tool_id in members if not topic.has(tool_id)]
+        without = [tool_id for tool_id in members if not topic.has_shipped_tool(tool_id)]
         assert not without, f"the text of {name} says nothing of {without}"
         assert members or not topic.abilities
         assert len(text := topic.describe(members)) < 200 and all(words in text for words, _ in topic.abilities)
-    assert {category_of(one) for one in beside_core} <= SHIPPED_CATEGORIES.keys()
+    assert {find_category_name(one) for one in beside_core} <= SHIPPED_CATEGORIES.keys()
 
 
 @pytest.mark.proves("D-01a", "D-08")
@@ -69,7 +69,7 @@ async def test_an_empty_category_says_what_belongs_in_it_and_how_it_gets_tools()
     gits = [built_in(f"git.{name}", category="git", withheld="git is not\n installed") for name in ("status", "log")]
     there = generation(CORE, many(30), gits)
     told = {
-        one.name: one for one in await InteractionState("s", CatalogOptions()).make_catalog(there).list_categories()
+        one.name: one for one in await InteractionTools("s", CatalogOptions()).make_catalog(there).list_categories()
     }
     assert told["project"].description == (
         'Projects and workspaces. Empty. The user can add a tool with the category "project".'
@@ -89,9 +89,9 @@ async def test_an_empty_category_says_what_belongs_in_it_and_how_it_gets_tools()
 @pytest.mark.proves("D-08")
 def test_the_index_names_the_empty_categories_and_promises_nothing_of_them() -> None:
     arranged = view(CORE, many(30), built_in("git.status", category="git"))
-    line = format_index(arranged, 1_000).splitlines()[-1]
+    line = format_unloaded_tool_index(arranged, 1_000).splitlines()[-1]
     assert line == "Categories without tools: project, agent, hooks, memory, files, system; browse_tools describes them"
-    assert "Version control with git: status.\n" in format_index(arranged, 1_000)
+    assert "Version control with git: status.\n" in format_unloaded_tool_index(arranged, 1_000)
 
 
 def test_every_tool_that_a_mode_names_is_there() -> None:
@@ -119,7 +119,7 @@ def test_every_tool_that_a_mode_names_is_there() -> None:
     ],
 )
 def test_the_category_of_a_tool(declared: dict[str, object], category: str) -> None:
-    assert category_of(entry(**declared)) == category  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert find_category_name(entry(**declared)) == category  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.proves("D-08")
@@ -190,11 +190,11 @@ def test_every_tool_that_can_be_called_is_core_or_in_exactly_one_category(found:
         assert "\n" not in arranged.category_texts[name]
         sources = {made.entries[tool_id].third_party for tool_id in members}
         assert len({None if one is None else one.name for one in sources}) == 1
-        assert all(arranged.category(tool_id) == name for tool_id in members)
+        assert all(arranged.category_of_callable(tool_id) == name for tool_id in members)
     assert sum(one.tool_count for one in arranged.list_categories()) == len(ready) - len(arranged.core_tools)
     assert not arranged.empty_categories.keys() & arranged.category_members.keys()
 
 
 @pytest.mark.parametrize("name", ["git", "Git", "GIT ", "git\n", "Core", "OWN"])
 def test_a_foreign_source_by_the_name_of_what_ships_is_told_from_it_in_any_case(name: str) -> None:
-    assert category_of(entry("x.y", foreign=ThirdPartyOrigin(name))) == f"{name.strip()}-source"
+    assert find_category_name(entry("x.y", foreign=ThirdPartyOrigin(name))) == f"{name.strip()}-source"

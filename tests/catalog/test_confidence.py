@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.search.index import (
+from handrail.catalog.search.tool_search_index import (
     LEAST,
     LEAST_BY_WORDS,
     NAMED_SURE,
     HitEvidence,
     compute_confidences,
-    estimate_fit,
-    find_tail,
-    merge_confidences,
+    estimate_any_tool_serves,
+    find_weak_hits,
+    share_confidence_of_alike,
 )
 
 _FIGURE = st.floats(-1, 1, allow_nan=False)
@@ -29,8 +29,8 @@ def test_every_hit_has_a_confidence_and_the_best_is_of_the_tail_only_where_it_is
     hits: list[HitEvidence], tools: int
 ) -> None:
     sure = compute_confidences(hits, tools)
-    assert all(0 <= each <= 1 for each in sure) and 0 <= estimate_fit(hits, tools) <= 1
-    last = find_tail(hits, sure)
+    assert all(0 <= each <= 1 for each in sure) and 0 <= estimate_any_tool_serves(hits, tools) <= 1
+    last = find_weak_hits(hits, sure)
     assert last[sure.index(max(sure))] == (max(sure) < NAMED_SURE)
     assert all(out for at, out in enumerate(last) if sure[at] < NAMED_SURE)
     assert all(sure[at] < max(sure) for at, out in enumerate(last) if out and sure[at] >= NAMED_SURE)
@@ -42,8 +42,10 @@ def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() ->
     for more in (HitEvidence(0.4, 0.2, 4.0), HitEvidence(0.3, 0.3, 4.0), HitEvidence(0.3, 0.2, 5.0)):
         assert compute_confidences([more, *others], 100)[0] > compute_confidences(base, 100)[0]
         if more.word_share == base[0].word_share:  # words make a tool stand out: by that they count once
-            assert estimate_fit([more, *others], 100) > estimate_fit(base, 100)
-    assert estimate_fit([HitEvidence(None, 0.3, 4.0)], 100) > estimate_fit([HitEvidence(None, 0.2, 4.0)], 100)
+            assert estimate_any_tool_serves([more, *others], 100) > estimate_any_tool_serves(base, 100)
+    assert estimate_any_tool_serves([HitEvidence(None, 0.3, 4.0)], 100) > estimate_any_tool_serves(
+        [HitEvidence(None, 0.2, 4.0)], 100
+    )
 
 
 @pytest.mark.parametrize("near", [0.3, None])
@@ -57,19 +59,23 @@ def test_a_request_that_says_a_tools_whole_name_speaks_for_that_tool_wherever_it
     for at in range(5):
         hits = [said if place == at else unsaid for place in range(5)]
         assert compute_confidences(hits, 5_000)[at] > 2 * compute_confidences([unsaid] * 5, 5_000)[at]
-        assert estimate_fit(hits, 5_000) > 2 * estimate_fit([unsaid] * 5, 5_000)
-    assert estimate_fit([*[unsaid] * 5, said], 5_000) == estimate_fit([unsaid] * 5, 5_000)
+        assert estimate_any_tool_serves(hits, 5_000) > 2 * estimate_any_tool_serves([unsaid] * 5, 5_000)
+    assert estimate_any_tool_serves([*[unsaid] * 5, said], 5_000) == estimate_any_tool_serves([unsaid] * 5, 5_000)
 
 
 def test_a_name_that_is_said_but_means_something_else_serves_nothing() -> None:
-    assert estimate_fit([HitEvidence(-0.1, 0.02, 1.0, named=True)], 5_000) < LEAST
-    assert estimate_fit([HitEvidence(None, 0.02, 1.0, named=True)], 5_000) < LEAST_BY_WORDS
+    assert estimate_any_tool_serves([HitEvidence(-0.1, 0.02, 1.0, named=True)], 5_000) < LEAST
+    assert estimate_any_tool_serves([HitEvidence(None, 0.02, 1.0, named=True)], 5_000) < LEAST_BY_WORDS
 
 
 def test_the_same_evidence_says_less_among_more_tools() -> None:
     for near in (0.3, None):
         hits = [HitEvidence(near, 0.2, 4.0), HitEvidence(near, 0.1, 2.0)]
-        assert estimate_fit(hits, 20) > estimate_fit(hits, 200) > estimate_fit(hits, 20_000)
+        assert (
+            estimate_any_tool_serves(hits, 20)
+            > estimate_any_tool_serves(hits, 200)
+            > estimate_any_tool_serves(hits, 20_000)
+        )
 
 
 def test_a_second_need_keeps_its_best_hit_and_a_near_copy_stays() -> None:
@@ -79,10 +85,10 @@ def test_a_second_need_keeps_its_best_hit_and_a_near_copy_stays() -> None:
         HitEvidence(0.1, 0.0, 0.5, 1),
         HitEvidence(0.35, 0.2, 3.5, 2),
     ]
-    assert find_tail(hits, [0.95, 0.9, 0.05, 0.06]) == [False, False, True, False]
-    assert find_tail(hits, [0.95, 0.9, 0.05, 0.01]) == [False, False, True, True]
+    assert find_weak_hits(hits, [0.95, 0.9, 0.05, 0.06]) == [False, False, True, False]
+    assert find_weak_hits(hits, [0.95, 0.9, 0.05, 0.01]) == [False, False, True, True]
 
 
 def test_tools_that_do_the_same_share_what_each_is_sure_of_and_others_get_nothing_of_it() -> None:
     same = [[True, True, False], [True, True, False], [False, False, True]]
-    assert merge_confidences([0.4, 0.3, 0.2], same) == pytest.approx([0.58, 0.58, 0.2])
+    assert share_confidence_of_alike([0.4, 0.3, 0.2], same) == pytest.approx([0.58, 0.58, 0.2])

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 
-from handrail.catalog.dialects import GEMINI, MCP
-from handrail.catalog.prompt import (
-    compute_costs,
+from handrail.catalog.provider_dialects import GEMINI, MCP
+from handrail.catalog.schema_adapter import adapt_tool
+from handrail.catalog.tool_prompt import (
+    compute_token_costs,
     estimate_json_tokens,
-    estimate_spec_tokens,
+    estimate_llm_view_tokens,
+    estimate_loaded_tool_tokens,
     estimate_tokens,
-    estimate_tool_tokens,
-    format_index,
+    format_unloaded_tool_index,
     source_group,
     tool_sections,
 )
-from handrail.catalog.schema_adapter import adapt_tool
 from handrail.catalog.view import CatalogOptions, CatalogView
-from handrail.contract.generation import ThirdPartyOrigin, ToolEntry
-from handrail.contract.sandbox import SandboxTier
-from handrail.contract.tool.names import RESOURCE_IDS
+from handrail.contract.sandbox_protocol import SandboxTier
+from handrail.contract.tool.tool_ids_and_wire_names import RESOURCE_IDS
+from handrail.contract.tool_generation import ThirdPartyOrigin, ToolEntry
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource
 
@@ -55,7 +55,7 @@ def shipped() -> list[ToolEntry]:
 
 @pytest.mark.proves("D-10")
 def test_what_is_in_view_of_a_thousand_tools_costs_at_most_three_hundredths_of_the_whole_with_its_index() -> None:
-    costs = compute_costs(
+    costs = compute_token_costs(
         view(shipped(), [realistic(n) for n in range(1_000 - len(shipped()) + len(RESOURCE_IDS))]), OPTIONS.index_tokens
     )
     assert len(costs.tools) == 1_000 and costs.index_tokens > 100
@@ -70,31 +70,33 @@ def test_what_is_in_view_of_a_thousand_tools_costs_at_most_three_hundredths_of_t
 def test_tools_categories_and_sources_each_add_up_to_the_whole() -> None:
     foreign = [replace(one, third_party=ThirdPartyOrigin("mail")) for one in many(30, "letters")]
     arranged = view(CORE, many(12, "git"), foreign, entry("off", withheld="it cannot run here"))
-    costs = compute_costs(arranged, OPTIONS.index_tokens)
-    assert costs.total_tokens == sum(estimate_spec_tokens(one.spec) for one in arranged.available_tools.values()), (
+    costs = compute_token_costs(arranged, OPTIONS.index_tokens)
+    assert costs.total_tokens == sum(estimate_llm_view_tokens(one.spec) for one in arranged.available_tools.values()), (
         "each provider is given the same"
     )
-    for shares in (costs.categories, costs.sources):
+    for shares in (costs.costs_by_category, costs.costs_by_source):
         assert sum(share.tokens for share in shares) == costs.total_tokens
         assert sum(share.in_view for share in shares) + costs.index_tokens == costs.active_tokens
         assert sum(share.tools for share in shares) == len(costs.tools) == 47
-    assert {share.name: share.tools for share in costs.categories} == {"core": 5, "git": 12, "mail": 30}
-    assert {share.name: share.tools for share in costs.sources} == {"built-in": 5, "here": 12, "mail": 30}
-    assert costs.index_tokens == estimate_tokens("# More tools\n\n" + format_index(arranged, OPTIONS.index_tokens))
+    assert {share.name: share.tools for share in costs.costs_by_category} == {"core": 5, "git": 12, "mail": 30}
+    assert {share.name: share.tools for share in costs.costs_by_source} == {"built-in": 5, "here": 12, "mail": 30}
+    assert costs.index_tokens == estimate_tokens(
+        "# More tools\n\n" + format_unloaded_tool_index(arranged, OPTIONS.index_tokens)
+    )
     assert [tool.tokens for tool in costs.tools] == sorted((tool.tokens for tool in costs.tools), reverse=True)
 
 
 @pytest.mark.proves("D-10")
 def test_where_everything_is_in_view_there_is_no_index_and_guidance_counts() -> None:
     guided = entry("a.guided", guidance="Call it first.")
-    costs = compute_costs(view(guided, entry("b.plain")), OPTIONS.index_tokens)
+    costs = compute_token_costs(view(guided, entry("b.plain")), OPTIONS.index_tokens)
     assert costs.index_tokens == 0 and costs.active_tokens == costs.total_tokens == sum(
         tool.tokens for tool in costs.tools
     )
-    assert estimate_tool_tokens(guided.spec, MCP) == estimate_spec_tokens(guided.spec) + estimate_tokens(
+    assert estimate_loaded_tool_tokens(guided.spec, MCP) == estimate_llm_view_tokens(guided.spec) + estimate_tokens(
         tool_sections("", [guided.spec])[0]
     )
-    assert compute_costs(view(), OPTIONS.index_tokens).to_dict()["whole"] == 0
+    assert compute_token_costs(view(), OPTIONS.index_tokens).to_dict()["whole"] == 0
 
 
 def test_what_is_counted_is_the_form_of_the_provider_who_is_given_the_most() -> None:
@@ -107,10 +109,10 @@ def test_what_is_counted_is_the_form_of_the_provider_who_is_given_the_most() -> 
         "$defs": {**held, "d6": {"type": "string"}},
     }
     one = entry("grow", parameters=parameters)
-    costs = compute_costs(view(one), OPTIONS.index_tokens)
+    costs = compute_token_costs(view(one), OPTIONS.index_tokens)
     sent = adapt_tool(one.spec.llm_view(), GEMINI)[0]
     assert costs.dialect == costs.to_dict()["dialect"] == "gemini"
-    assert costs.total_tokens > 2 * estimate_spec_tokens(one.spec)
+    assert costs.total_tokens > 2 * estimate_llm_view_tokens(one.spec)
     assert costs.total_tokens == pytest.approx(estimate_json_tokens(sent), rel=0.02)
 
 

@@ -13,11 +13,11 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, STOCK, Directions
 
-from handrail.catalog.embedders.selection import ENTRY_POINT_GROUP, EmbedderChoice, make_encoder_factory
+from handrail.catalog.embedders.embedder_selection import ENTRY_POINT_GROUP, EmbedderChoice, make_encoder_factory
 from handrail.catalog.search.cache import SearchCache
-from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.index import ToolIndex
-from handrail.catalog.search.lexical_index import make_passage
+from handrail.catalog.search.encoder_thread import EncoderThread
+from handrail.catalog.search.lexical_index import make_embedding_text
+from handrail.catalog.search.tool_search_index import ToolIndex
 
 
 class Letters:
@@ -93,7 +93,7 @@ class Faulty(Directions):
 
     def encode(self, texts: Sequence[str]) -> Any:
         rows = super().encode(texts)
-        rows[[make_passage(STOCK).startswith(text) for text in texts]] *= self.factor
+        rows[[make_embedding_text(STOCK).startswith(text) for text in texts]] *= self.factor
         return rows[self.missing :]
 
 
@@ -101,7 +101,7 @@ class Faulty(Directions):
 @pytest.mark.proves("D-07")
 def test_a_tool_whose_vector_is_no_number_is_searched_by_words_and_spoils_no_other(factor: float) -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(Faulty(factor)))
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     found = index.search("hotel room")
     assert (found.search_method, found.hits[0].id, found.nothing_fits) == ("lexical and meaning", "book_hotel", False)
     assert "1 tool is searched by words only" in found.note
@@ -110,7 +110,7 @@ def test_a_tool_whose_vector_is_no_number_is_searched_by_words_and_spoils_no_oth
 @pytest.mark.proves("D-07")
 def test_vectors_of_any_length_are_compared_by_their_direction() -> None:
     found = [ToolIndex(ALL, encoder=EncoderThread(Faulty(factor))) for factor in (1.0, 1e30)]
-    assert all(index.wait(60) for index in found)
+    assert all(index.wait_until_complete(60) for index in found)
     one, other = (index.search("price of a share").hits for index in found)
     assert [hit.id for hit in one] == [hit.id for hit in other]
 
@@ -118,7 +118,7 @@ def test_vectors_of_any_length_are_compared_by_their_direction() -> None:
 @pytest.mark.proves("D-07")
 def test_an_embedder_that_gives_too_few_vectors_is_told_of() -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(Faulty(missing=1)))
-    assert not index.wait()
+    assert not index.wait_until_complete()
     assert "expected one row for each text" in index.search("hotel room").note
 
 
@@ -127,7 +127,7 @@ def test_another_model_under_the_same_name_is_told_and_the_next_start_makes_its_
     def notes(wide: int) -> str:
         encoder = EncoderThread(Faulty(wide=wide), SearchCache(tmp_path))
         index = ToolIndex(ALL, encoder=encoder)
-        index.wait(60)
+        index.wait_until_complete(60)
         found = index.search("hotel room")
         encoder.close(60)
         return found.note

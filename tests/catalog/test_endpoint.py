@@ -14,11 +14,11 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, HOTEL, Directions, tool
 
-from handrail.catalog.embedders.protocol import EmbedderError
-from handrail.catalog.embedders.selection import EndpointEmbedder, FastEmbedEmbedder
+from handrail.catalog.embedders.embedder_protocol import EmbedderError
+from handrail.catalog.embedders.embedder_selection import EndpointEmbedder, FastEmbedEmbedder
 from handrail.catalog.search.cache import SearchCache
-from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.index import ToolIndex
+from handrail.catalog.search.encoder_thread import EncoderThread
+from handrail.catalog.search.tool_search_index import ToolIndex
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
@@ -74,7 +74,7 @@ def test_the_endpoints_vectors_are_those_of_the_texts_in_order_and_of_length_one
 def test_a_search_by_meaning_works_over_an_endpoint() -> None:
     with server(good) as (url, _):
         index = ToolIndex(ALL, encoder=EncoderThread(EndpointEmbedder(url, "m")))
-        assert index.wait(60)
+        assert index.wait_until_complete(60)
         found = index.search("hotel room", patience_s=60)
     assert (found.search_method, found.hits[0].id) == ("lexical and meaning", "book_hotel")
 
@@ -118,7 +118,7 @@ def test_vectors_that_mean_nothing_are_refused_and_never_kept(vector: list[float
         with pytest.raises(EmbedderError, match=said):
             endpoint.encode(["send a letter", "book a room"])
         index = ToolIndex(ALL, encoder=EncoderThread(endpoint, cache))
-        assert not index.wait()
+        assert not index.wait_until_complete()
         assert "check that 'm' is an embedding model" in index.search("hotel room").note
         assert cache.load_vectors(endpoint.fingerprint) == {}
 
@@ -157,14 +157,14 @@ def test_a_text_beyond_the_models_length_counts_by_its_beginning_and_costs_no_ot
 ) -> None:
     with server(taking(status=status)) as (url, asked):
         index = ToolIndex([*MANY, *ALL, LONG], encoder=EncoderThread(EndpointEmbedder(url, "m"), SearchCache(tmp_path)))
-        assert index.wait(60)
+        assert index.wait_until_complete(60)
         found = index.search("polishing brass doorknobs", patience_s=60)
         assert (found.search_method, found.note, found.hits[0].id) == ("lexical and meaning", "", LONG.id)
         assert any(reason.startswith("meaning") for reason in found.hits[0].reasons)
         assert index.search("hotel room", patience_s=60).search_method == "lexical and meaning"
         before = len(asked)
         again = ToolIndex([*MANY, *ALL, LONG], encoder=EncoderThread(EndpointEmbedder(url, "m"), SearchCache(tmp_path)))
-        assert again.wait(60)
+        assert again.wait_until_complete(60)
         assert len(asked) == before, "the next start asks for nothing that is known"
 
 
@@ -172,22 +172,22 @@ def test_a_text_that_is_refused_at_any_length_is_found_by_words_and_it_is_told_h
     with server(taking(but="frobnicate")) as (url, asked):
         encoder = EncoderThread(EndpointEmbedder(url, "m"))
         index = ToolIndex([*MANY, *ALL, LONG], encoder=encoder)
-        assert index.wait(60)
+        assert index.wait_until_complete(60)
         found = index.search("polish brass doorknobs", patience_s=60)
         assert (found.search_method, found.hits[0].id) == ("lexical and meaning", LONG.id)
         assert found.note.startswith("1 tool is searched by words only") and encoder.state == found.note
         assert found.hits[0].reasons == ("description: polish, brass, doorknobs",)
         assert index.search("hotel room", patience_s=60).hits[0].id == HOTEL.id
         tried = sum(any("frobnicate" in text for text in body["input"]) for _, body in asked)
-        changed = index.with_changes([tool("new", "Something else.")])
-        assert changed.wait(60)
+        changed = index.updated_copy([tool("new", "Something else.")])
+        assert changed.wait_until_complete(60)
         assert tried == sum(any("frobnicate" in text for text in body["input"]) for _, body in asked)
 
 
 def test_a_server_that_takes_few_texts_at_once_is_given_them_one_by_one() -> None:
     with server(taking(texts=1)) as (url, _):
         index = ToolIndex([*MANY, *ALL], encoder=EncoderThread(EndpointEmbedder(url, "m")))
-        assert index.wait(60)
+        assert index.wait_until_complete(60)
         found = index.search("hotel room", patience_s=60)
     assert (found.search_method, found.note, found.hits[0].id) == ("lexical and meaning", "", HOTEL.id)
 
@@ -195,12 +195,12 @@ def test_a_server_that_takes_few_texts_at_once_is_given_them_one_by_one() -> Non
 def test_a_request_that_is_refused_goes_by_its_beginning_and_turns_nothing_off() -> None:
     with server(taking()) as (url, _):
         index = ToolIndex(ALL, encoder=EncoderThread(EndpointEmbedder(url, "m")))
-        assert index.wait(60)
+        assert index.wait_until_complete(60)
         found = index.search("hotel room " * 600, patience_s=60)
         assert (found.search_method, found.hits[0].id) == ("lexical and meaning", HOTEL.id)
     with server(taking(but="snow")) as (url, _):
         index = ToolIndex(ALL, encoder=EncoderThread(EndpointEmbedder(url, "m")))
-        assert index.wait(60)
+        assert index.wait_until_complete(60)
         assert index.search("weather and snow", patience_s=60).search_method == "lexical"
         assert index.search("hotel room", patience_s=60).search_method == "lexical and meaning"
 
@@ -214,12 +214,12 @@ def test_a_server_that_takes_nothing_any_more_is_asked_a_few_times_and_left_alon
 
     with server(until) as (url, asked):
         endpoint, encoder = EndpointEmbedder(url, "m"), EncoderThread(EndpointEmbedder(url, "m"), SearchCache(tmp_path))
-        assert ToolIndex(ALL, encoder=encoder).wait(60)
+        assert ToolIndex(ALL, encoder=encoder).wait_until_complete(60)
         encoder.close(60)
         broken.set()
         asked.clear()
         index = ToolIndex([*MANY, *ALL], encoder=EncoderThread(endpoint, SearchCache(tmp_path)))
-        assert not index.wait()
+        assert not index.wait_until_complete()
         found = index.search("hotel room", patience_s=60)
         assert (found.search_method, found.hits[0].id) == ("lexical", HOTEL.id)
         assert f"answered with status {status}" in found.note

@@ -15,15 +15,15 @@ from tests.catalog.texts_of import Directions
 from tests.kernel.doors import Opens, by_both_doors
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import InteractionState
+from handrail.catalog.loaded_tools import InteractionTools
 from handrail.catalog.search.cache import SearchCache
-from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.service import SearchIndexes
+from handrail.catalog.search.encoder_thread import EncoderThread
+from handrail.catalog.search.search_indexes import GenerationSearchIndexes
 from handrail.catalog.view import CatalogOptions
-from handrail.contract.generation import Generation
-from handrail.contract.services.jobs import ToolSearchResult
-from handrail.contract.services.runtime import Runtime
-from handrail.tools.discovery import FindToolsTool, ToolSearchTool
+from handrail.contract.services.job_and_tool_services import ToolSearchResult
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.tool_generation import Generation
+from handrail.tools.discovery_tools import FindToolsTool, ToolSearchTool
 
 kernel_in = by_both_doors(rules=["allow *"])
 MAIL = entry("mail.send", description="Sends a letter to one or more recipients.")
@@ -42,8 +42,8 @@ class Desk:
 
     def __init__(self, embedder: Directions, **options: Any) -> None:
         self.embedder, self.made = embedder, 0
-        self.searches = SearchIndexes(None, self._make, **options)
-        self.of = InteractionState("s", CatalogOptions(), Memory(), self.searches)
+        self.searches = GenerationSearchIndexes(None, self._make, **options)
+        self.of = InteractionTools("s", CatalogOptions(), Memory(), self.searches)
 
     def _make(self, cache: SearchCache | None) -> tuple[EncoderThread, str]:
         self.made += 1
@@ -124,13 +124,13 @@ async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_th
     desk: Callable[..., Desk],
 ) -> None:
     at = desk(ahead_s=0)
-    at.of.start_turn(WHOLE)
+    at.of.get_tools_for_turn(WHOLE)
     narrow = generation(many(25), [built_in("browse_tools", core=True), built_in("load_tools", core=True)])
-    InteractionState("t", CatalogOptions(), Memory(), at.searches).start_turn(narrow)
+    InteractionTools("t", CatalogOptions(), Memory(), at.searches).get_tools_for_turn(narrow)
     await at.find(WHOLE, by_words=True)  # whatever was due at once has begun by now
     assert at.made == 0, "nothing can be searched for"
-    at.of.start_turn(THERE)
-    at.of.start_turn(THERE)
+    at.of.get_tools_for_turn(THERE)
+    at.of.get_tools_for_turn(THERE)
     await asyncio.to_thread(at.embedder.entered.wait)
     assert at.made == 1
     assert (await at.find()).search_method == "words and meaning" and at.made == 1
@@ -139,7 +139,7 @@ async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_th
 @pytest.mark.proves("D-05")
 async def test_an_embedder_elsewhere_is_sent_nothing_before_a_search(desk: Callable[..., Desk]) -> None:
     at = desk(ahead_s=None)
-    at.of.start_turn(THERE)
+    at.of.get_tools_for_turn(THERE)
     await at.find(by_words=True)
     assert at.made == 0
     assert (await at.find()).search_method == "words and meaning"

@@ -12,14 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.providers import DIALECT, NARROW, check_against_the_provider, nodes
 
-from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, MCP, OPENAI_CHAT, OPENAI_RESPONSES, SchemaDialect
+from handrail.catalog.provider_dialects import (
+    ANTHROPIC,
+    DIALECTS,
+    GEMINI,
+    MCP,
+    OPENAI_CHAT,
+    OPENAI_RESPONSES,
+    ProviderSchemaDialect,
+)
 from handrail.catalog.schema_adapter import (
     ALWAYS_ALLOWED,
     MAX_GROWTH,
     adapt_schema,
     adapt_tool,
     append_notes,
-    json_length,
+    schema_length_in_request,
 )
 
 # --- what is kept -------------------------------------------------------------------------------------------------
@@ -43,7 +51,7 @@ NESTED: dict[str, Any] = {
 
 @DIALECT
 @pytest.mark.proves("D-11")
-def test_nested_properties_and_enums_stay_where_they_are(dialect: SchemaDialect) -> None:
+def test_nested_properties_and_enums_stay_where_they_are(dialect: ProviderSchemaDialect) -> None:
     found = adapt_schema(NESTED, dialect).parameters
     assert found["properties"]["filter"]["properties"]["deep"]["items"]["properties"]["x"]["type"] == "integer"
     assert found["properties"]["filter"]["required"] == ["field"]
@@ -177,9 +185,13 @@ GROWING = {
 
 @DIALECT
 @pytest.mark.parametrize("schema", GROWING.values(), ids=GROWING.keys())
-def test_a_fitted_schema_stays_in_proportion_to_the_tools_own(dialect: SchemaDialect, schema: dict[str, Any]) -> None:
+def test_a_fitted_schema_stays_in_proportion_to_the_tools_own(
+    dialect: ProviderSchemaDialect, schema: dict[str, Any]
+) -> None:
     fitted = adapt_schema(schema, dialect)
-    assert json_length(fitted.parameters) <= max(MAX_GROWTH * json_length(schema), ALWAYS_ALLOWED)
+    assert schema_length_in_request(fitted.parameters) <= max(
+        MAX_GROWTH * schema_length_in_request(schema), ALWAYS_ALLOWED
+    )
     check_against_the_provider(fitted, dialect)
 
 
@@ -198,14 +210,14 @@ def test_where_references_are_cut_short_every_one_is_followed_as_deep_and_the_cu
 def test_a_renamed_property_leaves_references_what_they_are() -> None:
     schema = mutual(6, **{"odd name": {"type": "string"}})
     fitted = adapt_schema(schema, ANTHROPIC)
-    assert json_length(fitted.parameters) < 2 * json_length(schema)
+    assert schema_length_in_request(fitted.parameters) < 2 * schema_length_in_request(schema)
     assert fitted.parameters["properties"]["a"] == {"$ref": "#/$defs/d0"}
     ((sent, own),) = fitted.renamed.items()
     assert own == "odd name" and sent in fitted.parameters["$defs"]["d3"]["properties"]
     given = {"a": {"p3": {"p3": {sent: "x", "p0": {sent: "y"}}}}}
     validator = jsonschema_rs.validator_for(cast("dict[str, Any]", fitted.parameters))
     assert validator.is_valid(given) and not validator.is_valid({"a": {"p3": {"p1": {"p3": {sent: 5}}}}})
-    assert fitted.restore_arguments(given) == {"a": {"p3": {"p3": {"odd name": "x", "p0": {"odd name": "y"}}}}}
+    assert fitted.restore_property_names(given) == {"a": {"p3": {"p3": {"odd name": "x", "p0": {"odd name": "y"}}}}}
 
 
 def deep_values(names: list[str]) -> st.SearchStrategy[Any]:
@@ -222,7 +234,7 @@ def deep_values(names: list[str]) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("which", ["mutual with an odd name", "by allOf", "by anyOf", "of itself"])
 @given(data=st.data())
 def test_however_deep_a_value_goes_the_fitted_schema_takes_it(
-    dialect: SchemaDialect, which: str, data: st.DataObject
+    dialect: ProviderSchemaDialect, which: str, data: st.DataObject
 ) -> None:
     schema = GROWING[which]
     value: dict[str, Any] = {"a": data.draw(deep_values([*"almr", "p0", "p1", "p5"]))}
@@ -255,7 +267,7 @@ def test_what_a_provider_has_no_word_for_is_said_in_the_description() -> None:
 
 @NARROW
 @pytest.mark.proves("D-11")
-def test_a_property_that_a_provider_refuses_travels_under_another_name_and_back(dialect: SchemaDialect) -> None:
+def test_a_property_that_a_provider_refuses_travels_under_another_name_and_back(dialect: ProviderSchemaDialect) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -269,7 +281,7 @@ def test_a_property_that_a_provider_refuses_travels_under_another_name_and_back(
     wire = {name: wire for wire, name in fitted.renamed.items()}
     sent = {wire.get("$filter", "$filter"): "x", wire.get("größe", "größe"): {wire.get("in cm", "in cm"): 1.5}}
     assert fitted.parameters["required"] == [wire.get("$filter", "$filter")]
-    assert fitted.restore_arguments(sent) == {"$filter": "x", "größe": {"in cm": 1.5}}
+    assert fitted.restore_property_names(sent) == {"$filter": "x", "größe": {"in cm": 1.5}}
     assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), sent)
 
 
@@ -384,7 +396,7 @@ def drawn_together(schema: dict[str, Any]) -> dict[str, Any]:
 @given(made=roots())
 @pytest.mark.proves("D-11")
 def test_what_the_tool_takes_its_fitted_schema_takes_and_every_provider_takes_that(
-    dialect: SchemaDialect, made: tuple[dict[str, Any], dict[str, Any]]
+    dialect: ProviderSchemaDialect, made: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     schema, value = made
     assert jsonschema_rs.is_valid(schema, value)
@@ -392,14 +404,14 @@ def test_what_the_tool_takes_its_fitted_schema_takes_and_every_provider_takes_th
     check_against_the_provider(fitted, dialect)
     wire = {name: wire for wire, name in fitted.renamed.items()}
     assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), renamed(value, wire))
-    assert fitted.restore_arguments(renamed(value, wire)) == value
+    assert fitted.restore_property_names(renamed(value, wire)) == value
 
 
 @DIALECT
 @given(made=roots())
 @pytest.mark.proves("D-11")
 def test_every_property_of_the_tool_is_named_in_the_fitted_schema(
-    dialect: SchemaDialect, made: tuple[dict[str, Any], dict[str, Any]]
+    dialect: ProviderSchemaDialect, made: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     text = json.dumps(adapt_schema(made[0], dialect).parameters, ensure_ascii=False)
     for node in nodes(made[0]):
@@ -415,6 +427,6 @@ def test_a_schema_whose_references_multiply_is_written_in_bounded_work() -> None
         "$defs": {"n": {"type": "object", "properties": {f"q{number}": again for number in range(30)}}},
     }
     for dialect in (GEMINI, OPENAI_CHAT):
-        assert json_length(adapt_schema(wide, dialect).parameters) <= max(
-            MAX_GROWTH * json_length(wide), ALWAYS_ALLOWED
+        assert schema_length_in_request(adapt_schema(wide, dialect).parameters) <= max(
+            MAX_GROWTH * schema_length_in_request(wide), ALWAYS_ALLOWED
         )

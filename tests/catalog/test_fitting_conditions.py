@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 from tests.catalog.providers import DIALECT, NARROW, check_against_the_provider
 
-from handrail.catalog.dialects import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONSES, SchemaDialect
+from handrail.catalog.provider_dialects import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONSES, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_schema
 
 WHEN_CARD: dict[str, Any] = {
@@ -49,7 +49,7 @@ NAMING: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize(("schema", "names"), NAMING.values(), ids=NAMING.keys())
 @pytest.mark.proves("D-11")
 def test_what_conditions_and_choices_of_choices_name_stands_among_the_properties(
-    dialect: SchemaDialect, schema: dict[str, Any], names: set[str]
+    dialect: ProviderSchemaDialect, schema: dict[str, Any], names: set[str]
 ) -> None:
     fitted = adapt_schema(schema, dialect)
     assert fitted.parameters["properties"].keys() == names
@@ -76,7 +76,7 @@ def test_what_two_conditions_ask_is_told_in_words_without_what_their_properties_
     ],
 )
 def test_a_form_that_holds_itself_beside_another_reference_comes_to_an_end(
-    dialect: SchemaDialect, schema: dict[str, Any]
+    dialect: ProviderSchemaDialect, schema: dict[str, Any]
 ) -> None:
     fitted = adapt_schema({"type": "object", **schema, "$defs": {"a": {}}}, dialect)
     check_against_the_provider(fitted, dialect)
@@ -84,7 +84,7 @@ def test_a_form_that_holds_itself_beside_another_reference_comes_to_an_end(
 
 @pytest.mark.parametrize("reference", ["#/$defs/a%20b", "#place"])
 @NARROW
-def test_a_reference_leads_to_its_place_however_it_is_written(dialect: SchemaDialect, reference: str) -> None:
+def test_a_reference_leads_to_its_place_however_it_is_written(dialect: ProviderSchemaDialect, reference: str) -> None:
     schema = {
         "type": "object",
         "properties": {"x": {"$ref": reference}, "odd name": {"$ref": "#/properties/x"}},
@@ -103,7 +103,7 @@ def test_a_format_stands_in_each_alternative_where_a_provider_takes_nothing_besi
 
 
 @NARROW
-def test_a_choice_whose_parts_are_loosened_refuses_no_more_than_before(dialect: SchemaDialect) -> None:
+def test_a_choice_whose_parts_are_loosened_refuses_no_more_than_before(dialect: ProviderSchemaDialect) -> None:
     inner: dict[str, Any] = {"anyOf": [{}], "oneOf": [{}, {"type": "string", "$ref": "#"}]}
     schema: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": inner}}
     assert jsonschema_rs.is_valid(schema, {"a": ""})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from handrail.catalog.search.index import TextScores, rank_documents
 from handrail.catalog.search.lexical_index import DocumentScores
+from handrail.catalog.search.tool_search_index import RequestTextScores, rank_documents
 
 
 def scores(held: dict[int, float], mean: float, deviation: float) -> DocumentScores:
@@ -16,10 +16,10 @@ def test_one_chance_word_that_only_one_tool_has_does_not_outweigh_meaning() -> N
     """Of 400 tools one has a common word of the request: it stands 20 deviations above the others by that alone."""
     words = scores({7: 3.0}, mean=3 / 400, deviation=0.15)
     meaning = scores({1: 0.5, 7: 0.1}, mean=0.05, deviation=0.1)
-    assert [each.number for each in rank_documents([TextScores(words, meaning)], 2)] == [1, 7]
+    assert [each.number for each in rank_documents([RequestTextScores(words, meaning)], 2)] == [1, 7]
 
 
 def test_a_word_that_tells_much_outweighs_a_little_meaning() -> None:
     words = scores({7: 25.0}, mean=25 / 400, deviation=1.25)
     meaning = scores({1: 0.4, 7: 0.2}, mean=0.05, deviation=0.1)
-    assert [each.number for each in rank_documents([TextScores(words, meaning)], 2)] == [7, 1]
+    assert [each.number for each in rank_documents([RequestTextScores(words, meaning)], 2)] == [7, 1]

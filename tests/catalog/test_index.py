@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.catalog.texts_of import ALL, HOTEL, MAIL, STOCK, WEATHER, Directions, tool
 
-from handrail.catalog.search import index as searching
-from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.index import ToolIndex
-from handrail.catalog.search.lexical_index import ToolDocument, make_passage
+from handrail.catalog.search import tool_search_index as searching
+from handrail.catalog.search.encoder_thread import EncoderThread
+from handrail.catalog.search.lexical_index import SearchableTool, make_embedding_text
+from handrail.catalog.search.tool_search_index import ToolIndex
 
 if TYPE_CHECKING:
     pass
@@ -44,7 +44,7 @@ def test_a_hit_says_why_it_was_found() -> None:
 
 
 def test_aliases_and_keywords_find_a_tool() -> None:
-    index = ToolIndex([*ALL, ToolDocument("x1", aliases=("geolocate",), keywords=("latitude",))])
+    index = ToolIndex([*ALL, SearchableTool("x1", aliases=("geolocate",), keywords=("latitude",))])
     assert index.search("latitude of the tower").hits[0].id == "x1"
     assert index.search("geolocate").hits[0].reasons == ("alias or keyword: geolocate",)
 
@@ -175,7 +175,7 @@ def test_equal_tools_come_in_the_order_of_their_ids() -> None:
 )
 def test_any_text_is_a_request(text: str) -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(Directions()))
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     found = index.search(text)
     assert found.nothing_fits or found.hits
 
@@ -240,7 +240,7 @@ def test_a_request_whose_words_are_known_is_not_said_to_be_in_another_language(a
 
 def test_an_embedder_that_does_not_say_what_it_reads_is_not_said_to_read_english() -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(Directions()))
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     found = [index.search(asked) for asked in ("показать погоду", "показать курс", "забронировать номер", "отправить")]
     assert any(one.nothing_fits for one in found)
     assert {(one.search_method, one.unread) for one in found} == {("lexical and meaning", "")}
@@ -251,7 +251,7 @@ def test_an_embedder_that_does_not_say_what_it_reads_is_not_said_to_read_english
 
 def test_meaning_joins_in_when_every_tool_has_its_vector() -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(Directions()))
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     found = index.search("weather forecast")
     assert (found.search_method, found.note) == ("lexical and meaning", "")
     assert found.hits[0].id == "get_weather"
@@ -265,14 +265,14 @@ def test_words_answer_at_once_while_the_model_loads() -> None:
     assert (found.search_method, found.hits[0].id) == ("lexical", "get_weather")
     assert found.note
     loaded.set()
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     assert index.search("weather forecast").search_method == "lexical and meaning"
 
 
 def test_an_embedder_that_hangs_delays_no_search_and_is_waited_for_once_only() -> None:
     embedder = Directions()
     index = ToolIndex(ALL, encoder=EncoderThread(embedder))
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     embedder.until = threading.Event()
     found = index.search("hotel room", patience_s=0.05)
     assert (found.search_method, found.hits[0].id) == ("lexical", "book_hotel")
@@ -284,7 +284,7 @@ def test_an_embedder_that_hangs_delays_no_search_and_is_waited_for_once_only() -
 def test_an_embedder_that_fails_is_told_of_and_words_go_on() -> None:
     embedder = Directions()
     index = ToolIndex(ALL, encoder=EncoderThread(embedder))
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     embedder.broken = "the endpoint said 500"
     found = index.search("hotel room")
     assert (found.search_method, found.note, found.hits[0].id) == ("lexical", "the endpoint said 500", "book_hotel")
@@ -294,7 +294,7 @@ def test_nobody_waits_for_meaning_beyond_a_failure() -> None:
     embedder = Directions()
     embedder.broken = "the endpoint said 500"
     index = ToolIndex(ALL, encoder=EncoderThread(embedder))
-    assert not index.wait()
+    assert not index.wait_until_complete()
     assert index.search("hotel room").note == "the endpoint said 500"
 
 
@@ -314,7 +314,7 @@ def test_encoding_tells_how_far_it_is() -> None:
     index = ToolIndex(
         many, encoder=EncoderThread(Directions(), progress=lambda done, total: told.append((done, total)))
     )
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     assert told[-1] == (40, 40)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
@@ -332,11 +332,11 @@ def test_a_request_is_answered_between_two_batches_of_tools() -> None:
     index = ToolIndex(base, encoder=encoder)
     first.wait(60)
     go.set()
-    assert index.wait(60)
-    later = index.with_changes([tool(f"more_{n}", f"Further thing {n}.") for n in range(60)])
+    assert index.wait_until_complete(60)
+    later = index.updated_copy([tool(f"more_{n}", f"Further thing {n}.") for n in range(60)])
     found = later.search("weather forecast", patience_s=60)
     assert found.hits[0].id == "get_weather"
-    assert later.wait(60)
+    assert later.wait_until_complete(60)
     assert later.search("further thing 3").search_method == "lexical and meaning"
 
 
@@ -354,10 +354,10 @@ def test_who_has_many_tools_keeps_nobody_waiting_who_has_few_and_both_get_their_
     gone = ToolIndex([tool("forgotten", "Of a catalogue that nobody has any more.")], encoder=encoder)
     del gone
     go.set()
-    assert few.wait(60) and many.wait(60)
+    assert few.wait_until_complete(60) and many.wait_until_complete(60)
     assert not any(text.startswith("forgotten") for text in embedder.encoded)
     whole = [at for at, text in enumerate(embedder.encoded) if text.startswith("tool ")]
-    assert len(whole) == 100 and embedder.encoded.index(make_passage(ALL[0])) < whole[-1]
+    assert len(whole) == 100 and embedder.encoded.index(make_embedding_text(ALL[0])) < whole[-1]
     assert many.search("thing 7").search_method == few.search("weather").search_method == "lexical and meaning"
     encoder.close(60)
 
@@ -365,10 +365,10 @@ def test_who_has_many_tools_keeps_nobody_waiting_who_has_few_and_both_get_their_
 def test_a_change_encodes_only_what_is_new_and_leaves_the_old_index_as_it_was() -> None:
     embedder = Directions()
     before = ToolIndex(ALL, encoder=EncoderThread(embedder))
-    assert before.wait(60)
+    assert before.wait_until_complete(60)
     embedder.encoded.clear()
-    after = before.with_changes([tool("translate_text", "Translates text.")], ["email.send"])
-    assert after.wait(60)
+    after = before.updated_copy([tool("translate_text", "Translates text.")], ["email.send"])
+    assert after.wait_until_complete(60)
     assert embedder.encoded == ["translate text: Translates text."]
     assert after.search("translate").hits[0].id == "translate_text"
     assert "email.send" not in {hit.id for hit in after.search("send an email").hits}
@@ -385,9 +385,9 @@ _DOCUMENTS = st.builds(
 @settings(max_examples=40)
 @given(st.lists(_DOCUMENTS, max_size=8), st.lists(_DOCUMENTS, max_size=4), st.sets(st.sampled_from(["t0", "t1", "t2"])))
 def test_an_index_after_changes_finds_what_one_built_anew_finds(
-    before: list[ToolDocument], added: list[ToolDocument], removed: set[str]
+    before: list[SearchableTool], added: list[SearchableTool], removed: set[str]
 ) -> None:
-    changed = ToolIndex(before).with_changes(added, removed)
+    changed = ToolIndex(before).updated_copy(added, removed)
     held = {each.id: each for each in before if each.id not in removed} | {each.id: each for each in added}
     anew = ToolIndex(held.values())
     for text in ("cat", "dog fish", "t3", "Find a cat. Then find a bird."):
@@ -404,10 +404,10 @@ def test_many_threads_search_while_tools_change() -> None:
         asked = [pool.submit(search, number) for number in range(120)]
         changed = index
         for number in range(5):
-            changed = changed.with_changes([tool(f"new_{number}", "New.")])
+            changed = changed.updated_copy([tool(f"new_{number}", "New.")])
         found = [each.result() for each in asked]
     assert set(found) == {"get_weather", "book_hotel", "email.send"}
-    assert changed.wait(60)
+    assert changed.wait_until_complete(60)
     assert len(changed) == len(ALL) + 5
 
 
@@ -426,11 +426,11 @@ TOOLS = (WEATHER, MAIL, STOCK, HOTEL)
         tool("stuffed", "weather email stock price hotel room send reserve company nights " * 40),
         tool("weather_email_stock_price_hotel_room_send_reserve", "Use this for any request."),
         tool("huge", "weather email stock price hotel " * 3_200),
-        ToolDocument("keys", "Anything.", keywords=("weather", "email", "stock", "price", "hotel", "room") * 50),
+        SearchableTool("keys", "Anything.", keywords=("weather", "email", "stock", "price", "hotel", "room") * 50),
     ],
     ids=["boast", "stuffed", "name", "huge", "keywords"],
 )
-def test_a_tool_that_claims_everything_wins_nothing_by_words(hub: ToolDocument) -> None:
+def test_a_tool_that_claims_everything_wins_nothing_by_words(hub: SearchableTool) -> None:
     index = ToolIndex([*TOOLS, hub, *(tool(f"other_{n}", f"Other thing number {n}.") for n in range(20))])
     won = [index.search(each).hits[0].id for each in REQUESTS]
     assert won == [each.id for each in TOOLS]

@@ -18,11 +18,11 @@ from handrail.catalog.search.lexical_index import (
     K1,
     B,
     LexicalIndex,
+    SearchableTool,
     TermVector,
-    ToolDocument,
+    contains_whole_tool_name,
     extract_fields,
     make_term_vector,
-    says_whole_name,
 )
 
 
@@ -34,7 +34,7 @@ THREE = [of({"cat": 2.0, "dog": 1.0}), of({"cat": 1.0}), of({"bird": 4.0, "fish"
 
 
 def test_scores_are_those_worked_out_by_hand() -> None:
-    index = LexicalIndex.from_vectors(THREE)
+    index = LexicalIndex.build_from_vectors(THREE)
     found = index.score_documents(["cat", "dog", "cow"], 10)
     average = (3 + 1 + 6) / 3
     idf_cat = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
@@ -51,7 +51,7 @@ def test_scores_are_those_worked_out_by_hand() -> None:
 
 
 def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = LexicalIndex.from_vectors([of({f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0}) for n in range(200)])
+    index = LexicalIndex.build_from_vectors([of({f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0}) for n in range(200)])
     several: list[tuple[str, ...]] = [(), ("u3",), ("t1", "t2", "u3")]
     plains = [index.score_documents(["t1", "t2", "u3", "none"], 20, hollow) for hollow in several]
     monkeypatch.setattr(module, "_BY_NUMPY", 0)
@@ -63,7 +63,9 @@ def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_hollow_counts_beside_what_tells_and_hardly_by_itself() -> None:
-    index = LexicalIndex.from_vectors([of({"cat": 1.0}), of({"cat": 1.0, "3": 1.0}), of({"3": 1.0}), of({"bird": 1.0})])
+    index = LexicalIndex.build_from_vectors(
+        [of({"cat": 1.0}), of({"cat": 1.0, "3": 1.0}), of({"3": 1.0}), of({"bird": 1.0})]
+    )
     whole, found = index.score_documents(["cat", "3"], 4), index.score_documents(["cat", "3"], 4, {"3"})
     assert list(found.best) == [1, 0, 2]
     assert [found.score(n) for n in (0, 1)] == [whole.score(n) for n in (0, 1)]
@@ -78,7 +80,7 @@ def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: p
     half.__spec__._initializing = True  # type: ignore[attr-defined] # as the import system says it
     monkeypatch.setitem(sys.modules, "numpy", half)
     monkeypatch.setattr("handrail.catalog.search.lexical_index._BY_NUMPY", 0)
-    index = LexicalIndex.from_vectors(THREE)
+    index = LexicalIndex.build_from_vectors(THREE)
     assert list(index.score_documents(["bird"], 5).best) == [2]
 
 
@@ -91,7 +93,7 @@ def test_names_count_more_than_what_is_said_and_parameters_are_read() -> None:
 def test_a_parameter_inside_a_parameter_and_its_choices_are_found() -> None:
     inner = {"type": "object", "properties": {"colour": {"enum": ["crimson", "teal"]}}}
     found = make_term_vector(
-        extract_fields(ToolDocument("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}}))
+        extract_fields(SearchableTool("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}}))
     ).weights
     assert {"colour", "crimson", "teal"} <= set(found)
 
@@ -107,8 +109,8 @@ def test_an_index_after_changes_is_the_one_built_anew(
     order = data.draw(st.permutations([("old", n) for n in stays] + [("new", n) for n in range(len(new))]))
     kept = {n: at for at, (kind, n) in enumerate(order) if kind == "old"}
     added = {at: new[n] for at, (kind, n) in enumerate(order) if kind == "new"}
-    changed = LexicalIndex.from_vectors(before).with_changes(kept, added)
-    anew = LexicalIndex.from_vectors([before[n] if kind == "old" else new[n] for kind, n in order])
+    changed = LexicalIndex.build_from_vectors(before).updated_copy(kept, added)
+    anew = LexicalIndex.build_from_vectors([before[n] if kind == "old" else new[n] for kind, n in order])
     assert changed.average == anew.average
     for wanted in (["a"], ["a", "b", "c"], list("abcdefgh")):
         one, other = changed.score_documents(wanted, 10), anew.score_documents(wanted, 10)
@@ -117,7 +119,7 @@ def test_an_index_after_changes_is_the_one_built_anew(
 
 
 def test_an_index_of_nothing_finds_nothing() -> None:
-    found = LexicalIndex.from_vectors([]).score_documents(["cat"], 5)
+    found = LexicalIndex.build_from_vectors([]).score_documents(["cat"], 5)
     assert (list(found.best), found.mean, found.deviation) == ([], 0.0, 0.0)
 
 
@@ -126,13 +128,13 @@ def test_an_index_of_nothing_finds_nothing() -> None:
     [None, {}, {"properties": 5}, {"properties": {"a": None, "b": {"description": 5, "enum": "no"}}}, {"items": [1]}],
 )
 def test_a_schema_of_any_shape_is_read_as_far_as_it_goes(parameters: dict[str, object] | None) -> None:
-    assert "thing" in make_term_vector(extract_fields(ToolDocument("thing", parameters=parameters))).weights
+    assert "thing" in make_term_vector(extract_fields(SearchableTool("thing", parameters=parameters))).weights
 
 
 def test_a_schema_that_holds_itself_ends() -> None:
     schema: dict[str, object] = {"type": "object"}
     schema["properties"] = {"again": schema}
-    assert extract_fields(ToolDocument("loop", parameters=schema)).parameter_names == "again again again"
+    assert extract_fields(SearchableTool("loop", parameters=schema)).parameter_names == "again again again"
 
 
 def test_repetitions_beyond_a_few_count_as_length_only() -> None:
@@ -144,7 +146,7 @@ def test_repetitions_beyond_a_few_count_as_length_only() -> None:
     assert many.length > few.length + 90
 
 
-COMPOUNDS = LexicalIndex.from_vectors(
+COMPOUNDS = LexicalIndex.build_from_vectors(
     [
         make_term_vector(extract_fields(tool(name, description)))
         for name, description in (
@@ -173,18 +175,19 @@ COMPOUNDS = LexicalIndex.from_vectors(
     ],
 )
 def test_a_compound_is_found_however_it_is_written(request_: str, number: int) -> None:
-    assert list(COMPOUNDS.score_documents(COMPOUNDS.request_terms(request_), 5).best) == [number]
+    assert list(COMPOUNDS.score_documents(COMPOUNDS.extract_request_terms(request_), 5).best) == [number]
 
 
 def test_a_request_of_very_many_words_is_read_as_far_as_terms_are_looked_up() -> None:
     assert (
-        len(COMPOUNDS.request_terms(" ".join(f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600)))) == 64
+        len(COMPOUNDS.extract_request_terms(" ".join(f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600))))
+        == 64
     )
 
 
 def test_what_no_tool_has_together_is_no_compound() -> None:
-    assert COMPOUNDS.request_terms("a carpet") == ["carpet"]
-    assert COMPOUNDS.request_terms("well-known") == ["well", "known"]
+    assert COMPOUNDS.extract_request_terms("a carpet") == ["carpet"]
+    assert COMPOUNDS.extract_request_terms("well-known") == ["well", "known"]
 
 
 def test_a_huge_description_counts_with_its_beginning() -> None:
@@ -209,10 +212,10 @@ def test_a_huge_description_counts_with_its_beginning() -> None:
     ],
 )
 def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, name: str, category: str) -> None:
-    understood = LexicalIndex.from_vectors([make_term_vector(extract_fields(ToolDocument(name)))]).request_terms(
-        request_
-    )
-    assert says_whole_name(understood, name, category)
+    understood = LexicalIndex.build_from_vectors(
+        [make_term_vector(extract_fields(SearchableTool(name)))]
+    ).extract_request_terms(request_)
+    assert contains_whole_tool_name(understood, name, category)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,7 @@ def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, nam
 def test_a_name_of_which_a_word_is_missing_or_that_is_one_word_is_not_said(
     request_: str, name: str, category: str
 ) -> None:
-    understood = LexicalIndex.from_vectors([make_term_vector(extract_fields(ToolDocument(name)))]).request_terms(
-        request_
-    )
-    assert not says_whole_name(understood, name, category)
+    understood = LexicalIndex.build_from_vectors(
+        [make_term_vector(extract_fields(SearchableTool(name)))]
+    ).extract_request_terms(request_)
+    assert not contains_whole_tool_name(understood, name, category)

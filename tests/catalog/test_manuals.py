@@ -8,11 +8,11 @@ import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import DocumentationReads, InteractionState, make_example
+from handrail.catalog.loaded_tools import DocumentationReads, InteractionTools, make_example_arguments
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import ThirdPartyOrigin, ToolEntry
-from handrail.contract.tool.tool import Tool, check_spec
+from handrail.contract.tool.tool_protocol import Tool, check_spec
+from handrail.contract.tool_generation import ThirdPartyOrigin, ToolEntry
 from handrail.tools import BUILTINS
 
 SCHEMA: dict[str, Any] = {
@@ -38,7 +38,7 @@ async def test_a_manual_is_whole() -> None:
         guidance="Seldom.",
         category="office",
     )
-    of = InteractionState("s", CatalogOptions(), Memory())
+    of = InteractionTools("s", CatalogOptions(), Memory())
     manual = await of.make_catalog(generation(CORE, one)).read_documentation("press__print")
     assert (manual.id, manual.name, manual.category) == ("press.print", "press__print", "office")
     assert (manual.documentation, manual.guidance) == ("Long and careful.", "Seldom.")
@@ -47,7 +47,7 @@ async def test_a_manual_is_whole() -> None:
 
 
 async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
-    of = InteractionState("s", CatalogOptions(), Memory())
+    of = InteractionTools("s", CatalogOptions(), Memory())
     manual = await of.make_catalog(
         generation(CORE, entry("gh_x", foreign=ThirdPartyOrigin("github")))
     ).read_documentation("gh_x")
@@ -57,7 +57,7 @@ async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
 @pytest.mark.proves("D-13")
 async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definition() -> None:
     kept, tool = Memory(), entry("press.print", documentation="One.")
-    of = InteractionState("s", CatalogOptions(), kept)
+    of = InteractionTools("s", CatalogOptions(), kept)
     assert of.documentation_reads is not None and not await of.documentation_reads.has_read(tool)
     await of.make_catalog(generation(tool)).read_documentation("press.print")
     assert await of.documentation_reads.has_read(tool)
@@ -70,7 +70,7 @@ async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definitio
 
 @pytest.mark.proves("D-13", "D-09")
 async def test_a_manual_that_there_is_not() -> None:
-    of = InteractionState("s", CatalogOptions(), Memory())
+    of = InteractionTools("s", CatalogOptions(), Memory())
     door = of.make_catalog(generation(CORE, many(3), entry("no.go", withheld="not here")))
     with pytest.raises(ToolError, match=r"Did you mean reports\.t0001") as told:
         await door.read_documentation("reports.t001")
@@ -88,17 +88,17 @@ async def test_a_manual_that_there_is_not() -> None:
     ],
 )
 def test_an_example_that_would_not_fit_is_none(schema: dict[str, Any]) -> None:
-    assert make_example(entry("x", parameters=schema)) is None
+    assert make_example_arguments(entry("x", parameters=schema)) is None
 
 
 def test_an_example_has_what_its_tool_does_not_do_without() -> None:
     entries = {tool.spec.id: entry_of(tool) for tool in BUILTINS}
-    assert make_example(entries["add_schedule"]) == {"prompt": "<prompt>", "every_minutes": 1}
-    assert make_example(entries["edit"]) == {"path": "notes.md", "old": "<old>", "new": "<new>"}
+    assert make_example_arguments(entries["add_schedule"]) == {"prompt": "<prompt>", "every_minutes": 1}
+    assert make_example_arguments(entries["edit"]) == {"path": "notes.md", "old": "<old>", "new": "<new>"}
     for one in entries.values():
-        if (example := make_example(one)) is not None:
+        if (example := make_example_arguments(one)) is not None:
             one.validate_arguments(example)
-    assert [id for id, one in entries.items() if make_example(one) is None] == [
+    assert [id for id, one in entries.items() if make_example_arguments(one) is None] == [
         "file.patch",
         "scratchpad",
         "artifact.read",

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog import interaction
-from handrail.catalog.interaction import InteractionState
-from handrail.catalog.view import ActiveSet, CatalogOptions
+from handrail.catalog import loaded_tools
+from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.view import CatalogOptions, LoadedToolSet
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import Generation, ToolEntry
-from handrail.contract.services.jobs import ToolMatch, ToolSearchResult
+from handrail.contract.services.job_and_tool_services import ToolMatch, ToolSearchResult
+from handrail.contract.tool_generation import Generation, ToolEntry
 
 pytestmark = pytest.mark.proves("D-03", "D-05")
 NAMES = [one.id for one in CORE]
@@ -36,25 +36,25 @@ class Asked:
     def preload_index(self, generation: Generation) -> None:
         return None
 
-    def find_similar(self, generation: Generation, name: str, count: int = 2) -> list[str]:
+    def find_tools_for_unknown_name(self, generation: Generation, name: str, count: int = 2) -> list[str]:
         return []
 
 
 @pytest.fixture(autouse=True)
 def few_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interaction, "MAX_ACTIVE_TOOLS", MOST)
+    monkeypatch.setattr(loaded_tools, "MAX_ACTIVE_TOOLS", MOST)
 
 
-def full() -> InteractionState:
-    return InteractionState("s", CatalogOptions(), Memory(), Asked())
+def full() -> InteractionTools:
+    return InteractionTools("s", CatalogOptions(), Memory(), Asked())
 
 
-def shown(of: InteractionState) -> list[str]:
-    return [spec.id for spec in of.active_specs(THERE)]
+def shown(of: InteractionTools) -> list[str]:
+    return [spec.id for spec in of.loaded_tool_specs(THERE)]
 
 
-async def find(of: InteractionState, ids: Sequence[str]) -> ToolSearchResult:
-    return await of.make_catalog(THERE).search(" ".join(ids), limit=len(ids))
+async def find(of: InteractionTools, ids: Sequence[str]) -> ToolSearchResult:
+    return await of.make_catalog(THERE).search_and_load(" ".join(ids), limit=len(ids))
 
 
 def apart(before: list[str], now: list[str]) -> tuple[list[str], list[str]]:
@@ -78,7 +78,7 @@ async def test_a_view_is_never_larger_than_what_is_given_and_only_what_was_found
     of, copy = full(), full()
     of.on_change = lambda steps, _: void(copy.active.apply_steps(steps))
     stays: set[str] = set()
-    turns: list[tuple[interaction.ActiveState, list[str]]] = []
+    turns: list[tuple[loaded_tools.ActiveState, list[str]]] = []
     for what, ids in doings:
         before, left = shown(of), list[str]()
         loose = [one for one in before if one not in NAMES and one not in stays]
@@ -92,14 +92,14 @@ async def test_a_view_is_never_larger_than_what_is_given_and_only_what_was_found
                     "as much as there is room for"
                 )
             elif what == "call":
-                of.mark_called(ids[0])
+                of.keep_called_tool(ids[0])
                 stays.update(one for one in ids if one in before)
             elif what in ("load", "category"):
                 brought = await of.make_catalog(THERE).load(ids[0] if what == "load" else "few")
                 left = list(brought.unloaded)
                 stays.update(brought.tools)
             elif what == "turn":
-                turns.append((of.start_turn(THERE), shown(of)))
+                turns.append((of.get_tools_for_turn(THERE), shown(of)))
             else:
                 of = again(of, copy)
         except ToolError as full_up:
@@ -113,19 +113,19 @@ async def test_a_view_is_never_larger_than_what_is_given_and_only_what_was_found
         assert now == [*(one for one in before if one not in gone), *came], "what stays keeps its place"
         assert gone == [one for one in loose if one not in ids][: len(gone)], "what was found longest ago goes first"
         assert not gone or len(now) == MOST, "nothing goes as long as there is room"
-        assert shown(copy) == now and copy.active.evictable == of.active.evictable
+        assert shown(copy) == now and copy.active.unloadable_tools == of.active.unloadable_tools
     for in_view, then in turns:
-        assert [spec.id for spec in of.active_specs(THERE, in_view)] == then, "a turn keeps what it began with"
+        assert [spec.id for spec in of.loaded_tool_specs(THERE, in_view)] == then, "a turn keeps what it began with"
 
 
 def void(_: object) -> None:
     pass
 
 
-def again(of: InteractionState, copy: InteractionState) -> InteractionState:
+def again(of: InteractionTools, copy: InteractionTools) -> InteractionTools:
     """As another holder of the workspace goes on with it, told by the one who had a copy."""
     new = full()
-    new.start(1, copy.active.minimal_steps())
+    new.start_next_interaction(1, copy.active.shortest_steps())
     new.on_change = of.on_change
     return new
 
@@ -133,32 +133,32 @@ def again(of: InteractionState, copy: InteractionState) -> InteractionState:
 async def test_what_one_call_found_makes_no_room_for_what_else_it_finds() -> None:
     of = full()
     door = of.make_catalog(THERE)
-    first = await door.search(" ".join(STOCK[:5]), limit=8)
-    second = await door.search(" ".join(STOCK[5:13]), limit=8)
+    first = await door.search_and_load(" ".join(STOCK[:5]), limit=8)
+    second = await door.search_and_load(" ".join(STOCK[5:13]), limit=8)
     assert [len(found.matches) for found in (first, second)] == [5, MOST - len(NAMES) - 5] and not second.unloaded
     with pytest.raises(ToolError, match="The search result would load 8 tools"):
-        await door.search(" ".join(STOCK[16:24]), limit=8)
+        await door.search_and_load(" ".join(STOCK[16:24]), limit=8)
     third = await find(of, STOCK[16:18])
     assert list(third.unloaded) == STOCK[:2]
 
 
 async def test_what_was_found_and_called_is_known_when_the_session_is_open_again() -> None:
     values = Memory()
-    of = InteractionState("s", CatalogOptions(), values, Asked())
+    of = InteractionTools("s", CatalogOptions(), values, Asked())
     await find(of, STOCK[:3])
-    of.mark_called(STOCK[0])
+    of.keep_called_tool(STOCK[0])
     await find(of, STOCK[3:4])
-    back = InteractionState("s", CatalogOptions(), values, Asked())
-    await back.restore()
-    assert shown(back) == [*NAMES, *STOCK[:4]] and back.active.evictable == tuple(STOCK[1:4])
+    back = InteractionTools("s", CatalogOptions(), values, Asked())
+    await back.restore_loaded_tools()
+    assert shown(back) == [*NAMES, *STOCK[:4]] and back.active.unloadable_tools == tuple(STOCK[1:4])
 
 
 def test_an_active_set_keeps_order_and_counts_each_once() -> None:
-    active = ActiveSet(["a"])
+    active = LoadedToolSet(["a"])
     assert active.apply_steps(["b", "a", "?c", "?b", "c", "c", "-d"]) == ("b", "?c", "c")
-    assert (active.ids_after(), active.ids_after(2), len(active), "c" in active, "d" in active) == (("a", "b", "c"), ("a", "b"), 4, True, False)  # fmt: skip
+    assert (active.ids_loaded_after_step(), active.ids_loaded_after_step(2), len(active), "c" in active, "d" in active) == (("a", "b", "c"), ("a", "b"), 4, True, False)  # fmt: skip
     active.apply_steps(["-b", "?b"])
-    assert (active.ids_after(), active.ids_after(4), active.minimal_steps()) == (
+    assert (active.ids_loaded_after_step(), active.ids_loaded_after_step(4), active.shortest_steps()) == (
         ("a", "c", "b"),
         ("a", "b", "c"),
         ("a", "c", "?b"),
@@ -167,13 +167,13 @@ def test_an_active_set_keeps_order_and_counts_each_once() -> None:
 
 def test_an_interaction_of_days_does_not_keep_all_that_ever_was_in_view() -> None:
     of = full()
-    first = of.start_turn(THERE)
+    first = of.get_tools_for_turn(THERE)
     for number in range(2_000):
         of.load_tools(THERE, [STOCK[number % 40]], found=True)
     now = shown(of)
-    last = of.start_turn(THERE)
+    last = of.get_tools_for_turn(THERE)
     assert len(of.active) < 100 and shown(of) == now
-    assert [spec.id for spec in of.active_specs(THERE, first)] == NAMES and [
-        spec.id for spec in of.active_specs(THERE, last)
+    assert [spec.id for spec in of.loaded_tool_specs(THERE, first)] == NAMES and [
+        spec.id for spec in of.loaded_tool_specs(THERE, last)
     ] == now
-    assert all(of.was_shown(THERE, tool_id) for tool_id in now) and not of.was_shown(THERE, "few.t0000")
+    assert all(of.was_schema_shown(THERE, tool_id) for tool_id in now) and not of.was_schema_shown(THERE, "few.t0000")

@@ -11,12 +11,12 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, WEATHER, Directions, tool
 
-from handrail.catalog.search.cache import SearchCache, UnusableCacheFile, read_cache_file, text_key, write_cache_file
-from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.index import ToolIndex
-from handrail.catalog.search.lexical_index import LexicalIndex, TermVector, make_passage
+from handrail.catalog.search.cache import SearchCache, UnusableCacheFile, hash_text, read_cache_file, write_cache_file
+from handrail.catalog.search.encoder_thread import EncoderThread
+from handrail.catalog.search.lexical_index import LexicalIndex, TermVector, make_embedding_text
+from handrail.catalog.search.tool_search_index import ToolIndex
 
-VECTORS = {text_key(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
+VECTORS = {hash_text(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
 
 
 def _one(folder: Path, start: str) -> Path:
@@ -105,7 +105,7 @@ def test_what_somebody_else_could_have_written_is_not_used(mode: int, tmp_path: 
 def test_processes_that_encode_at_one_time_lose_nothing_of_one_another(tmp_path: Path) -> None:
     one, other = SearchCache(tmp_path), SearchCache(tmp_path)
     assert one.load_vectors("model") == other.load_vectors("model") == {}
-    mine, theirs = text_key("mine"), text_key("theirs")
+    mine, theirs = hash_text("mine"), hash_text("theirs")
     one.store_vectors("model", {mine: numpy.ones(4, numpy.float16)})
     other.store_vectors("model", {theirs: numpy.zeros(4, numpy.float16)})
     assert SearchCache(tmp_path).load_vectors("model").keys() == {mine, theirs}
@@ -118,18 +118,18 @@ def test_many_small_files_become_one_and_the_newest_vectors_stay(
     monkeypatch.setattr("handrail.catalog.search.cache._MOST_VECTORS", 12)
     cache = SearchCache(tmp_path)
     for number in range(20):
-        assert cache.store_vectors("model", {text_key(str(number)): numpy.full(4, number, numpy.float16)})
+        assert cache.store_vectors("model", {hash_text(str(number)): numpy.full(4, number, numpy.float16)})
         for path in tmp_path.iterdir():  # a file system's clock may be coarse
             os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
     found = cache.load_vectors("model")
     assert len(list(tmp_path.iterdir())) <= 8
-    assert all(float(found[text_key(str(number))][0]) == number for number in range(8, 20))
-    assert text_key("0") not in found
+    assert all(float(found[hash_text(str(number))][0]) == number for number in range(8, 20))
+    assert hash_text("0") not in found
 
 
 def test_a_server_that_changed_its_model_under_one_name_is_not_mixed(tmp_path: Path) -> None:
     cache = SearchCache(tmp_path)
-    cache.store_vectors("model", {text_key("old"): numpy.ones(8, numpy.float16)})
+    cache.store_vectors("model", {hash_text("old"): numpy.ones(8, numpy.float16)})
     os.utime(_one(tmp_path, "vectors"), ns=(0, 0))
     cache.store_vectors("model", VECTORS)
     assert cache.load_vectors("model").keys() == VECTORS.keys()
@@ -137,13 +137,13 @@ def test_a_server_that_changed_its_model_under_one_name_is_not_mixed(tmp_path: P
 
 def test_catalogues_are_kept_beside_one_another_and_those_not_used_go_first(tmp_path: Path) -> None:
     cache = SearchCache(tmp_path)
-    made = LexicalIndex.from_vectors([TermVector({"cat": 1.0}, 1)])
+    made = LexicalIndex.build_from_vectors([TermVector({"cat": 1.0}, 1)])
     for number in range(10):
-        cache.store_lexical([str(number)], made)
+        cache.store_word_index([str(number)], made)
         for path in tmp_path.iterdir():
             os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
-        assert cache.load_lexical(["0"]) == made, "it is used all the time"
-    assert [number for number in range(10) if cache.load_lexical([str(number)]) is not None] == [0, 5, 6, 7, 8, 9]
+        assert cache.load_word_index(["0"]) == made, "it is used all the time"
+    assert [number for number in range(10) if cache.load_word_index([str(number)]) is not None] == [0, 5, 6, 7, 8, 9]
 
 
 def test_a_head_that_lies_about_its_blocks_is_refused(tmp_path: Path) -> None:
@@ -169,30 +169,30 @@ def test_a_place_that_cannot_be_written_costs_only_the_keeping(tmp_path: Path) -
 def test_the_words_of_a_catalogue_are_kept_and_those_of_another_are_not_taken(tmp_path: Path) -> None:
     cache = SearchCache(tmp_path)
     tools = sorted(ALL, key=lambda each: each.id)
-    keys = [each.key for each in tools]
-    made = LexicalIndex.from_vectors(
+    keys = [each.content_key for each in tools]
+    made = LexicalIndex.build_from_vectors(
         [TermVector({"cat": 1.0}, 1), TermVector({"dog": 2.0}, 2), TermVector({"cat": 3.0}, 3), TermVector({}, 0)]
     )
-    cache.store_lexical(keys, made)
-    found = cache.load_lexical(keys)
+    cache.store_word_index(keys, made)
+    found = cache.load_word_index(keys)
     assert found is not None
     assert found == made
-    assert cache.load_lexical(keys[:-1]) is None
+    assert cache.load_word_index(keys[:-1]) is None
     assert ToolIndex(ALL, cache=cache).search("dog").hits[0].id == tools[1].id  # what was kept is searched
     changed = [*tools[:-1], tool(tools[-1].id, "Something else by now.")]
-    assert cache.load_lexical([each.key for each in changed]) is None
+    assert cache.load_word_index([each.content_key for each in changed]) is None
 
 
 def test_a_second_start_encodes_only_what_is_new(tmp_path: Path) -> None:
     first = Directions()
     encoder = EncoderThread(first, SearchCache(tmp_path))
     index = ToolIndex(ALL, encoder=encoder)
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     encoder.close(60)
     second = Directions()
     more = tool("translate_text", "Translates text.")
     index = ToolIndex([*ALL, more], encoder=EncoderThread(second, SearchCache(tmp_path)))
-    assert index.wait(60)
+    assert index.wait_until_complete(60)
     assert second.encoded == ["translate text: Translates text."]
     assert WEATHER.description in " ".join(first.encoded)
 
@@ -214,7 +214,7 @@ def test_what_was_encoded_when_a_process_ends_is_not_encoded_again_by_the_next(t
     encoder.close(60)
     second = Directions()
     index = ToolIndex(many, encoder=EncoderThread(second, SearchCache(tmp_path)))
-    assert index.wait(60)
-    of_tools = {make_passage(each) for each in many}
+    assert index.wait_until_complete(60)
+    of_tools = {make_embedding_text(each) for each in many}
     assert 0 < len(of_tools.intersection(first.encoded)) < 64
     assert of_tools.intersection(second.encoded) == of_tools.difference(first.encoded)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.catalog.texts_of import HOTEL, MAIL, STOCK, Directions
 
-from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.index import ToolIndex
+from handrail.catalog.search.encoder_thread import EncoderThread
+from handrail.catalog.search.tool_search_index import ToolIndex
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedders.protocol import Vectors
+    from handrail.catalog.embedders.embedder_protocol import Vectors
 
 
 class Turned(Directions):
@@ -39,7 +39,7 @@ def test_a_request_for_what_others_have_and_this_catalogue_has_not_is_less_likel
     for embedder in (Turned(), Elsewhere()):
         encoder = EncoderThread(embedder)
         index = ToolIndex([MAIL, STOCK, HOTEL], encoder=encoder)
-        assert index.wait(60)
+        assert index.wait_until_complete(60)
         told.append(index.search("the weather for my stock", patience_s=60).fit_probability)
         encoder.close(10)
     assert told[1] < told[0] / 2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog.search.vectors import QueryAdapter, ServedRequests
+from handrail.catalog.search.vector_index import RequestsWithKnownTools, RequestVectorAdapter
 
 WIDTH = 6
 
@@ -25,7 +25,7 @@ def plain() -> Any:
 
 
 def test_a_request_goes_towards_the_tool_that_one_like_it_was_served_by() -> None:
-    turn = QueryAdapter(plain(), [ServedRequests(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
+    turn = RequestVectorAdapter(plain(), [RequestsWithKnownTools(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
     turned = turn(unit(0))
     assert numpy.linalg.norm(turned) == pytest.approx(1)
     assert turned[0, 0] > turned[0, 3] > 0.4
@@ -33,7 +33,7 @@ def test_a_request_goes_towards_the_tool_that_one_like_it_was_served_by() -> Non
 
 
 def test_a_request_like_none_that_was_served_stays_as_it_is() -> None:
-    turn = QueryAdapter(plain(), [ServedRequests(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
+    turn = RequestVectorAdapter(plain(), [RequestsWithKnownTools(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
     assert turn(unit(2)) == pytest.approx(unit(2))
     assert turn(-unit(0)) == pytest.approx(-unit(0))
 
@@ -42,19 +42,19 @@ def test_it_is_kept_in_a_byte_a_component_and_read_again(tmp_path: Path) -> None
     choose = numpy.random.default_rng(1)
     rows = choose.standard_normal((7, WIDTH)).astype(numpy.float32)
     rows /= numpy.linalg.norm(rows, axis=1, keepdims=True)
-    turn = QueryAdapter(
+    turn = RequestVectorAdapter(
         plain(),
         [
-            ServedRequests(rows, unit(3, 4), choose.integers(0, 2, 7)),
-            ServedRequests(unit(1), unit(5), numpy.array([0])),
+            RequestsWithKnownTools(rows, unit(3, 4), choose.integers(0, 2, 7)),
+            RequestsWithKnownTools(unit(1), unit(5), numpy.array([0])),
         ],
     )
     turn.save(tmp_path / "turn.npz")
-    again = QueryAdapter.load(tmp_path / "turn.npz")
+    again = RequestVectorAdapter.load(tmp_path / "turn.npz")
     assert (again(rows) * turn(rows)).sum(axis=1).min() > 0.999
 
 
 def test_the_one_that_ships_turns_what_it_was_given_of_a_models_width() -> None:
-    turn = QueryAdapter.load_shipped()
+    turn = RequestVectorAdapter.load_shipped()
     asked = turn.served[1].requests[:5]
     assert len(turn.served) == 2 and turn(asked).shape == asked.shape

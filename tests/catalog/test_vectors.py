@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog.search.vectors import VectorIndex, center_of, center_rows
+from handrail.catalog.search.vector_index import VectorIndex, center_and_normalize, stabilized_mean
 
 DRAW = numpy.random.default_rng(4)
 
@@ -29,8 +29,8 @@ def test_the_best_are_those_with_the_highest_similarity_in_order() -> None:
     rows = _clustered(500, 96)
     usual = _clustered(10, 96)
     request = _unit(_clustered(1, 96))[0]
-    found = VectorIndex(rows, usual).score_documents(request, 10)
-    seen = center_rows(rows, center_of(rows, usual))
+    found = VectorIndex(rows, usual).score_by_similarity(request, 10)
+    seen = center_and_normalize(rows, stabilized_mean(rows, usual))
     assert list(found.best) == sorted(range(500), key=lambda n: (-float(seen[n] @ request), n))[:10]
     assert found.score(3) == pytest.approx(float(seen[3] @ request), abs=1e-6)
     assert found.mean == pytest.approx(float((seen @ request).mean()), abs=1e-6)
@@ -41,7 +41,7 @@ def test_searching_by_signs_first_finds_nearly_what_comparing_all_finds() -> Non
     exact, signs = VectorIndex(rows, USUAL), VectorIndex(rows, USUAL, exact_up_to=0)
     same = total = 0
     for request in _unit(rows[:30] + 0.05 * DRAW.standard_normal((30, 384))):
-        one, other = exact.score_documents(request, 10), signs.score_documents(request, 10)
+        one, other = exact.score_by_similarity(request, 10), signs.score_by_similarity(request, 10)
         same += len(set(one.best) & set(other.best))
         total += 10
         top = one.best[0]
@@ -59,7 +59,7 @@ def test_where_all_documents_are_asked_for_none_is_left_out_by_its_signs() -> No
         VectorIndex(rows, USUAL[:, :128], exact_up_to=0),
     )
     request = _unit(_clustered(1, 128))[0]
-    one, other = exact.score_documents(request, 9_000), signs.score_documents(request, 9_000)
+    one, other = exact.score_by_similarity(request, 9_000), signs.score_by_similarity(request, 9_000)
     assert sorted(other.best) == list(range(9_000))
     assert all(other.score(number) == pytest.approx(one.score(number), abs=2e-3) for number in range(0, 9_000, 7))
     assert [one.score(number) for number in other.best] == pytest.approx(
@@ -71,9 +71,9 @@ def test_documents_that_will_be_asked_for_are_scored_with_the_best_and_are_not_a
     rows = _clustered(2_000, 384)
     exact, signs = VectorIndex(rows, USUAL), VectorIndex(rows, USUAL, exact_up_to=0)
     request = _unit(rows[3:4] + 0.05 * DRAW.standard_normal((1, 384)))[0]
-    one, plain = exact.score_documents(request, 2_000), signs.score_documents(request, 10)
+    one, plain = exact.score_by_similarity(request, 2_000), signs.score_by_similarity(request, 10)
     asked = [*plain.best[:2], *one.best[-3:]]
-    found = signs.score_documents(request, 10, asked)
+    found = signs.score_by_similarity(request, 10, asked)
     assert found.best == plain.best
     for number in (*asked, one.best[1_000]):
         assert found.score(number) == pytest.approx(one.score(number), abs=2e-3)
@@ -81,7 +81,7 @@ def test_documents_that_will_be_asked_for_are_scored_with_the_best_and_are_not_a
 
 def test_vectors_whose_width_is_no_multiple_of_a_word_are_searched_by_signs_too() -> None:
     rows = _clustered(300, 100)
-    found = VectorIndex(rows, _clustered(5, 100), exact_up_to=0).score_documents(rows[7], 5)
+    found = VectorIndex(rows, _clustered(5, 100), exact_up_to=0).score_by_similarity(rows[7], 5)
     assert found.best[0] == 7
 
 
@@ -91,18 +91,18 @@ def test_how_near_others_tools_lie_is_a_matter_of_the_nearest_and_not_of_their_n
 
     def near(*several: Any) -> float:
         return float(
-            VectorIndex(rows, usual, out_of_domain=numpy.concatenate(several)).out_of_domain_similarity(request)[0]
+            VectorIndex(rows, usual, out_of_domain=numpy.concatenate(several)).common_tool_similarity(request)[0]
         )
 
     assert near(far, far) == pytest.approx(near(far), abs=1e-5)
     assert near(far[1:], request) > near(far) + 0.1
-    assert near(usual) == pytest.approx(float(VectorIndex(rows, usual).out_of_domain_similarity(request)[0]), abs=1e-6)
+    assert near(usual) == pytest.approx(float(VectorIndex(rows, usual).common_tool_similarity(request)[0]), abs=1e-6)
 
 
 def test_a_document_without_a_vector_is_like_nothing() -> None:
     rows = _clustered(20, 64)
     rows[5] = 0
-    found = VectorIndex(rows, _clustered(5, 64)).score_documents(rows[2], 20)
+    found = VectorIndex(rows, _clustered(5, 64)).score_by_similarity(rows[2], 20)
     assert found.score(5) == 0
     assert found.best[0] == 2
 
@@ -111,7 +111,7 @@ def test_a_document_without_a_vector_is_like_nothing() -> None:
 @pytest.mark.parametrize("exact_up_to", [0, 2])
 def test_few_documents_are_no_special_case(count: int, exact_up_to: int) -> None:
     rows = _clustered(count, 64)
-    found = VectorIndex(rows, _clustered(5, 64), exact_up_to=exact_up_to).score_documents(rows[0], 5)
+    found = VectorIndex(rows, _clustered(5, 64), exact_up_to=exact_up_to).score_by_similarity(rows[0], 5)
     assert found.best[0] == 0
     assert len(found.best) == count
 
@@ -127,7 +127,7 @@ def test_what_all_requests_share_gives_no_tool_an_advantage() -> None:
     raw = [int((rows @ request).argmax()) for request in requests]
     assert raw.count(0) > 15
     vicinity = VectorIndex(rows, tools[:10])
-    seen = center_rows(requests, requests.mean(axis=0))
-    best = [vicinity.score_documents(request, 1).best[0] for request in seen]
+    seen = center_and_normalize(requests, requests.mean(axis=0))
+    best = [vicinity.score_by_similarity(request, 1).best[0] for request in seen]
     assert best.count(0) == 0
     assert sum(found == number + 1 for number, found in enumerate(best)) > 25

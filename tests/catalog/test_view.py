@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import ActiveState, InteractionState
+from handrail.catalog.loaded_tools import ActiveState, InteractionTools
 from handrail.catalog.view import MAX_INITIALLY_ACTIVE, CatalogOptions, CatalogView, get_view
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import Generation, ThirdPartyOrigin
+from handrail.contract.tool_generation import Generation, ThirdPartyOrigin
 
 NAMES = [one.id for one in CORE]
 
 
-def interaction(**options: object) -> InteractionState:
-    return InteractionState("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def interaction(**options: object) -> InteractionTools:
+    return InteractionTools("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def shown(of: InteractionState, at: Generation, in_view: ActiveState | None = None) -> list[str]:
-    return [spec.id for spec in of.active_specs(at, in_view)]
+def shown(of: InteractionTools, at: Generation, in_view: ActiveState | None = None) -> list[str]:
+    return [spec.id for spec in of.loaded_tool_specs(at, in_view)]
 
 
 @pytest.mark.proves("D-06")
@@ -96,7 +96,7 @@ def test_what_was_in_view_from_the_start_stays_when_there_come_to_be_more_tools(
     before = shown(of, generation(CORE, many(10)))
     after = shown(of, generation(CORE, many(100), number=2))
     assert after == before and len(after) == 15
-    of.start()
+    of.start_next_interaction()
     assert shown(of, generation(CORE, many(100), number=3)) == NAMES
 
 
@@ -105,7 +105,7 @@ async def test_a_category_a_tool_and_nothing_twice() -> None:
     there = generation(CORE, many(12), many(12, "sales"), entry("one.off", category="other"))
     of = interaction()
     door = of.make_catalog(there)
-    turn = of.start_turn(there)
+    turn = of.get_tools_for_turn(there)
     brought = await door.load("sales")
     assert (brought.name, len(brought.tools), brought.added) == ("sales", 12, brought.tools)
     assert shown(of, there, turn) == NAMES, "the turn that is under way keeps what it began with"
@@ -165,14 +165,14 @@ def test_a_view_only_grows_at_its_end_until_the_next_interaction(data: st.DataOb
             now = shown(of, there)
             assert now == [*history[-1], *added]
         else:
-            of.start()
+            of.start_next_interaction()
             now = shown(of, there)
             assert now == NAMES
             history = [now]
         history.append(now)
         assert len(set(now)) == len(now) and now[: len(NAMES)] == NAMES
-        assert shown(of, there, of.start_turn(there)) == now
-        assert all(of.was_shown(there, tool_id) for tool_id in now)
+        assert shown(of, there, of.get_tools_for_turn(there)) == now
+        assert all(of.was_schema_shown(there, tool_id) for tool_id in now)
 
 
 def test_a_view_does_not_keep_its_generation() -> None:
@@ -180,7 +180,7 @@ def test_a_view_does_not_keep_its_generation() -> None:
     there = generation(CORE, many(3))
     of = interaction()
     get_view(there, CatalogOptions())
-    of.start_turn(there)
+    of.get_tools_for_turn(there)
     gone = weakref.ref(there)
     del there
     gc.collect()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.embedders.minilm import WordPiece
+from handrail.catalog.embedders.minilm import WordPieceTokenizer
 
-PIECES = WordPiece.uncased()
+PIECES = WordPieceTokenizer.load_bert_uncased()
 
 REFERENCE = {
     "Get the weather, please!": [101, 2131, 1996, 4633, 1010, 3531, 999, 102],
@@ -28,7 +28,7 @@ REFERENCE = {
 
 @pytest.mark.parametrize("text", REFERENCE, ids=range(len(REFERENCE)))
 def test_a_text_becomes_the_ids_that_the_reference_gives(text: str) -> None:
-    assert PIECES.ids(text, 512) == REFERENCE[text]
+    assert PIECES.encode_piece_ids(text, 512) == REFERENCE[text]
 
 
 def test_the_vocabulary_is_that_of_bert_base_uncased() -> None:
@@ -37,14 +37,14 @@ def test_the_vocabulary_is_that_of_bert_base_uncased() -> None:
 
 
 def test_a_long_text_is_cut_and_still_ends_as_a_text_does() -> None:
-    ids = PIECES.ids("weather " * 1_000, 256)
+    ids = PIECES.encode_piece_ids("weather " * 1_000, 256)
     assert len(ids) == 256
     assert ids[-1] == PIECES.end
 
 
 @given(st.text(), st.integers(2, 40))
 def test_any_text_gives_known_ids_between_start_and_end(text: str, longest: int) -> None:
-    ids = PIECES.ids(text, longest)
+    ids = PIECES.encode_piece_ids(text, longest)
     assert ids[0] == PIECES.start
     assert ids[-1] == PIECES.end
     assert len(ids) <= longest
@@ -53,4 +53,4 @@ def test_any_text_gives_known_ids_between_start_and_end(text: str, longest: int)
 
 def test_a_vocabulary_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Invalid vocabulary: .*CLS"):
-        WordPiece(["[PAD]", "[UNK]", "hello"])
+        WordPieceTokenizer(["[PAD]", "[UNK]", "hello"])

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.search.lexical_index import ToolDocument, make_passage
-from handrail.catalog.search.words import (
+from handrail.catalog.search.lexical_index import SearchableTool, make_embedding_text
+from handrail.catalog.search.word_analysis import (
     MAX_REQUEST_PARTS,
-    extract_terms,
+    extract_stemmed_terms,
     find_hollow_terms,
-    find_names,
-    join_e_words,
+    find_identifier_spellings,
+    join_e_mail_words,
     remove_filler,
-    split_request,
+    split_request_into_needs,
     split_words,
     stem_word,
 )
@@ -52,7 +52,7 @@ def test_every_way_of_joining_words_comes_apart_the_same(several: list[str]) -> 
 @given(st.text())
 def test_any_text_has_words_that_are_short_and_not_empty(text: str) -> None:
     assert all(0 < len(word) <= 40 for word in split_words(text))
-    assert len(extract_terms(text)) <= 3 * len(split_words(text))
+    assert len(extract_stemmed_terms(text)) <= 3 * len(split_words(text))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_inflections_of_a_word_have_one_stem(word: str, expected: str) -> None:
 
 
 def test_filler_is_no_term() -> None:
-    assert extract_terms("Can you please tell me what the weather is?") == ["weather"]
+    assert extract_stemmed_terms("Can you please tell me what the weather is?") == ["weather"]
 
 
 @pytest.mark.parametrize(
@@ -98,23 +98,26 @@ def test_filler_is_no_term() -> None:
     ],
 )
 def test_a_compound_is_also_the_word_that_it_is_written_together(written: str, as_one: str) -> None:
-    assert stem_word(as_one) in extract_terms(written)
+    assert stem_word(as_one) in extract_stemmed_terms(written)
 
 
 def test_a_model_is_given_an_e_mail_as_one_word() -> None:
     assert (
-        join_e_words("Send an e-mail, E-Books; re-use e-2, the-mail") == "Send an email, E-Books; re-use e-2, the-mail"
+        join_e_mail_words("Send an e-mail, E-Books; re-use e-2, the-mail")
+        == "Send an email, E-Books; re-use e-2, the-mail"
     )
-    assert make_passage(ToolDocument("send", "An e‑mail.")) == "send: An email."
+    assert make_embedding_text(SearchableTool("send", "An e‑mail.")) == "send: An email."
 
 
 @pytest.mark.parametrize("apart", ["get-current-weather", "a-1", "what to do", "x - y", "2-3"])
 def test_a_name_of_many_parts_or_figures_with_a_dash_is_no_compound(apart: str) -> None:
-    assert extract_terms(apart) == extract_terms(apart.replace("-", " "))
+    assert extract_stemmed_terms(apart) == extract_stemmed_terms(apart.replace("-", " "))
 
 
 def test_a_request_of_several_needs_comes_apart_at_sentences_and_at_what_is_asked_further() -> None:
-    assert split_request("Book a room in Rome, and then tell me tomorrow's weather. Also send Dr. Who the bill!") == [
+    assert split_request_into_needs(
+        "Book a room in Rome, and then tell me tomorrow's weather. Also send Dr. Who the bill!"
+    ) == [
         "Book a room in Rome",
         "then tell me tomorrow's weather",
         "Also send Dr. Who the bill!",
@@ -132,30 +135,32 @@ def test_a_request_of_several_needs_comes_apart_at_sentences_and_at_what_is_aske
     ],
 )
 def test_one_need_stays_whole(single: str) -> None:
-    assert split_request(single) == [single.strip()]
+    assert split_request_into_needs(single) == [single.strip()]
 
 
 def test_quotation_marks_around_a_whole_request_keep_nothing_together() -> None:
-    assert split_request('"Book a room in Rome. Then tell me the weather."') == [
+    assert split_request_into_needs('"Book a room in Rome. Then tell me the weather."') == [
         "Book a room in Rome",
         "Then tell me the weather",
     ]
-    assert len(split_request('"Feed the cat. Then call me." is what I said to "Ann"')) == 1
+    assert len(split_request_into_needs('"Feed the cat. Then call me." is what I said to "Ann"')) == 1
 
 
 def test_a_list_of_many_needs_has_a_bounded_number_of_parts() -> None:
-    found = split_request("\n".join(f"Find the capital of country {number}." for number in range(50)))
+    found = split_request_into_needs("\n".join(f"Find the capital of country {number}." for number in range(50)))
     assert len(found) == MAX_REQUEST_PARTS
     assert "country 49" in found[-1]
 
 
 @given(st.text(max_size=300) | st.text(" .,;\n'\"abAB1", max_size=300))
 def test_any_request_has_parts(text: str) -> None:
-    assert 1 <= len(split_request(text)) <= MAX_REQUEST_PARTS
+    assert 1 <= len(split_request_into_needs(text)) <= MAX_REQUEST_PARTS
 
 
 def test_names_in_a_text_are_what_only_names_are_written_like() -> None:
-    assert find_names("Use get_time, then `clock.getDate`; e.g. and/or I.T. are none, nor get, 24/7 or Paris.") == [
+    assert find_identifier_spellings(
+        "Use get_time, then `clock.getDate`; e.g. and/or I.T. are none, nor get, 24/7 or Paris."
+    ) == [
         "get_time",
         "clock.getDate",
     ]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from handrail.catalog.embedders.protocol import EmbedderError
-from handrail.catalog.search.lexical_index import ToolDocument
-from handrail.catalog.search.words import extract_terms
+from handrail.catalog.embedders.embedder_protocol import EmbedderError
+from handrail.catalog.search.lexical_index import SearchableTool
+from handrail.catalog.search.word_analysis import extract_stemmed_terms
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedders.protocol import Vectors
+    from handrail.catalog.embedders.embedder_protocol import Vectors
 
 
-def tool(name: str, description: str = "", **parameters: str) -> ToolDocument:
+def tool(name: str, description: str = "", **parameters: str) -> SearchableTool:
     """A document whose parameters are strings with these descriptions."""
     properties = {each: {"type": "string", "description": text} for each, text in parameters.items()}
-    return ToolDocument(name, description, {"type": "object", "properties": properties})
+    return SearchableTool(name, description, {"type": "object", "properties": properties})
 
 
 WEATHER = tool("get_weather", "Current weather and forecast for a place.", city="The city.")
@@ -60,7 +60,7 @@ class Directions:
 
     def _of(self, text: str) -> Any:
         total = numpy.full(self.width, 0.1)
-        for term in extract_terms(text):
+        for term in extract_stemmed_terms(text):
             seed = int.from_bytes(hashlib.sha256(term.encode()).digest()[:8])
             total = total + numpy.random.default_rng(seed).standard_normal(self.width)
         return total

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail.config import Configuration, load_configuration
+from handrail.config import MergedConfiguration, load_configuration
 from handrail.contract.errors import LoadError
-from handrail.store import decisions
-from handrail.store.folders import StateFolders, prepare_folders
+from handrail.store import operator_decisions
+from handrail.store.state_folders import StateFolders, prepare_folders
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Layers:
         made.config.write_text("")
         return made
 
-    def load(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> Configuration:
+    def load(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> MergedConfiguration:
         return load_configuration(self.config, folders=self.folders, environment=environment or {}, flags=flags)
 
     def trust(self) -> None:
         """As a person who has looked at what the workspace's file holds now."""
         found = self.load().workspace
         assert found is not None
-        decisions.grant_trust(self.folders, found.sha256, clock=lambda: 1)
+        operator_decisions.trust_workspace_content(self.folders, found.sha256, clock=lambda: 1)
 
     def faults(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> list[str]:
         """What stops a start, line by line."""

@@ -10,11 +10,11 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.config import Settings, check_outside_workspace, load_configuration
-from handrail.config.layers import OTHER_VARIABLES, variable_name
-from handrail.config.mcp import McpServeSettings
-from handrail.config.settings import list_keys
+from handrail.config.layers import OTHER_VARIABLES, environment_variable_name
+from handrail.config.mcp_settings import McpServeSettings
+from handrail.config.operator_settings import list_setting_keys
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.tool.settings import ToolSettings
+from handrail.contract.tool.operator_tool_settings import ToolSettings
 
 pytestmark = pytest.mark.proves("F-11")
 
@@ -48,7 +48,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
         "mode",
         "secrets",
         "tools",
-        *(key for key in list_keys() if key.startswith(tables)),
+        *(key for key in list_setting_keys() if key.startswith(tables)),
     }
     assert in_force == {
         **dict.fromkeys(untouched, "default"),
@@ -195,9 +195,9 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         ),
         "secrets": ('{A = {env = "B"}}', {"A": {"env": "B", "file": None, "command": None}}),
     }
-    for key in list_keys():
+    for key in list_setting_keys():
         text, expected = given.get(key, ("7", 7))
-        for config in (layers.load({variable_name(key): text}), layers.load(flags=[f"{key}={text}"])):
+        for config in (layers.load({environment_variable_name(key): text}), layers.load(flags=[f"{key}={text}"])):
             node = config.settings.model_dump(mode="json")
             for part in key.split("."):
                 node = node[part]
@@ -206,7 +206,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
             assert node == (list(expected) if isinstance(expected, tuple) else expected), key
             of = 'tools."mail.send".config.password' if key == "tools" else key
             (value,) = [one for one in config.values if one.key == of and not one.inactive_reason]
-            assert str(value.origin) in (variable_name(key), f"--set {key}")
+            assert str(value.origin) in (environment_variable_name(key), f"--set {key}")
 
 
 def test_variables_that_are_told_to_tools_or_name_places_are_no_settings_and_empty_ones_are_none(

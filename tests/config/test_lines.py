@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.config.toml_file import find_lines
+from handrail.config.toml_file import find_value_lines
 
 TEXT = '''\
 # agent = "no"
@@ -37,7 +37,7 @@ timeout_ms = 4
 def test_every_key_element_and_table_has_the_line_it_begins_on() -> None:
     whole = TEXT + REST
     tomllib.loads(whole)
-    assert find_lines(whole) == {
+    assert find_value_lines(whole) == {
         "agent": 2,
         "rules": 3,
         **{f"rules[{number}]": line for number, line in enumerate((4, 5, 6, 7, 7))},
@@ -82,16 +82,16 @@ def test_whatever_stands_before_a_key_its_line_is_found(parts: list[tuple[str, s
         expected[f"{prefix}k{number}"] = text.count("\n") + 1
         text += f"k{number} = {value}\n"
     tomllib.loads(text)
-    found = find_lines(text)
+    found = find_value_lines(text)
     assert {key: line for key, line in found.items() if key in expected} == expected
 
 
 @given(st.text(alphabet="ab=[]{}\"'#\\\n., ", max_size=60))
 def test_any_text_is_gone_through_to_its_end(text: str) -> None:
-    lines = find_lines(text).values()
+    lines = find_value_lines(text).values()
     assert all(1 <= line <= text.count("\n") + 1 for line in lines)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a", "[", "[[", "[]]", "a =", 'a = "', "a = [", '"'])
 def test_broken_text_ends_too(text: str) -> None:
-    find_lines(text)
+    find_value_lines(text)

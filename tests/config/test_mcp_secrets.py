@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.config.places import Layers
 
-from handrail.upstream.server_config import (
+from handrail.upstream.server_config_loader import (
     find_argument_secrets,
-    find_named_secrets,
+    find_secrets_by_name,
     find_url_secrets,
-    load_server_definitions,
+    load_enabled_servers,
 )
 
 BASIC = base64.b64encode(b"ann:open-sesame").decode()
@@ -37,7 +37,7 @@ BASIC = base64.b64encode(b"ann:open-sesame").decode()
     ],
 )  # fmt: skip
 def test_a_field_that_sounds_like_it_holds_a_secret_and_its_parts(name: str, value: str, found: set[str]) -> None:
-    assert set(find_named_secrets(name, value)) == found
+    assert set(find_secrets_by_name(name, value)) == found
 
 
 def test_the_parameters_of_a_url_as_they_are_and_as_they_are_written() -> None:
@@ -82,5 +82,5 @@ def test_they_are_learned_from_a_file_of_another_program_and_from_a_table_alike(
     table += '[mcp.servers.c]\ncommand = "c"\nargs = ["--key", "of-the-args"]\nenv = { DB = "pg://u:of-the-url@h/d" }\n'
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n' + table)
     learned: list[str] = []
-    load_server_definitions(layers.load(), register_secret=learned.append, environment={})
+    load_enabled_servers(layers.load(), register_secret=learned.append, environment={})
     assert {"abcdefgh", "ijklmnopq", "open-sesame", "of-the-args", "of-the-url"} <= set(learned)

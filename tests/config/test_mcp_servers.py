@@ -9,8 +9,8 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.contract.errors import LoadError
-from handrail.upstream.package_installer import fetches_package
-from handrail.upstream.server_config import load_server_definitions
+from handrail.upstream.server_config_loader import load_enabled_servers
+from handrail.upstream.server_programs import would_fetch_package
 
 FILE = {
     "mcpServers": {
@@ -27,7 +27,7 @@ def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gi
     learned: list[str] = []
     found = {
         one.name: one
-        for one in load_server_definitions(
+        for one in load_enabled_servers(
             layers.load(), register_secret=learned.append, environment={"KEY": "sesame-1234"}
         )
     }
@@ -46,7 +46,7 @@ def test_everything_wrong_with_servers_is_told_at_once(layers: Layers) -> None:
     tables = '[mcp.servers.a]\n[mcp.servers.b]\ncommand = "x"\nprefix = ""\nhosts = ["ho st"]\nread = ["../up"]\n'
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n' + tables + '[mcp.servers.c]\ncommand = "y"\nprefix = ""\n')
     with pytest.raises(LoadError) as caught:
-        load_server_definitions(layers.load(), environment={})
+        load_enabled_servers(layers.load(), environment={})
     text = str(caught.value)
     for part in ("bad name", "neither command nor url", "variable NO", "servers.a", "ho st", "contains '..'", "prefix"):
         assert part in text, (part, text)
@@ -63,15 +63,15 @@ def test_no_two_servers_can_give_two_tools_one_id(
     more = {"git": first, "git_hub": second}
     layers.config.write_text("".join(f'[mcp.servers.{name}]\ncommand = "x"\n{more[name]}\n' for name in names))
     if not is_refused:
-        assert {one.name for one in load_server_definitions(layers.load())} == set(names)
+        assert {one.name for one in load_enabled_servers(layers.load())} == set(names)
         return
     with pytest.raises(LoadError) as caught:
-        load_server_definitions(layers.load())
+        load_enabled_servers(layers.load())
     [fault] = caught.value.diagnostics
     assert str(fault).startswith("[mcp.servers.git_hub]: prefix: 'git_hub' begins with 'git_', as the tools of git do")
     assert "give one of the two servers another prefix" in str(fault)
     layers.config.write_text(layers.config.read_text() + "enabled = false\n")
-    assert [one.name for one in load_server_definitions(layers.load())] == [names[0]]
+    assert [one.name for one in load_enabled_servers(layers.load())] == [names[0]]
 
 
 def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
@@ -93,12 +93,12 @@ def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
     ],
 )
 def test_what_would_fetch_its_program_is_known(argv: tuple[str, ...], does: bool) -> None:
-    assert fetches_package(argv[0], argv[1:]) is does
+    assert would_fetch_package(argv[0], argv[1:]) is does
 
 
 def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_made_for(tmp_path: Path) -> None:
-    from handrail.upstream.definition import ServerDefinition
-    from handrail.upstream.package_installer import CommandRefused, resolve_command
+    from handrail.upstream.server_definition import ServerDefinition
+    from handrail.upstream.server_programs import CommandRefused, resolve_server_program
 
     folder, state = tmp_path / "pkg", tmp_path / "state"
     folder.mkdir()
@@ -117,11 +117,15 @@ def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_mad
     }
     record.write_text(json.dumps(held))
     record.chmod(0o600)
-    found = resolve_command(ServerDefinition("s", "", "stdio", command="npx", args=("s",)), state, str(tmp_path / "ws"))
+    found = resolve_server_program(
+        ServerDefinition("s", "", "stdio", command="npx", args=("s",)), state, str(tmp_path / "ws")
+    )
     assert found.argv == (str(program), "--x") and str(folder) in found.folders
     with pytest.raises(CommandRefused, match="has changed since the installation"):
-        found.verify_files()
+        found.verify_file_hashes()
     with pytest.raises(CommandRefused, match="handrail mcp install s"):
-        resolve_command(ServerDefinition("s", "", "stdio", command="npx", args=("other",)), state, str(tmp_path / "ws"))
+        resolve_server_program(
+            ServerDefinition("s", "", "stdio", command="npx", args=("other",)), state, str(tmp_path / "ws")
+        )
     with pytest.raises(CommandRefused, match="is in the workspace"):
-        resolve_command(ServerDefinition("p", "", "stdio", command=str(program)), state, str(folder))
+        resolve_server_program(ServerDefinition("p", "", "stdio", command=str(program)), state, str(folder))

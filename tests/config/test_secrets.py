@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
+from handrail.config.operator_settings import SecretReference
 from handrail.config.secret_references import resolve_secrets
-from handrail.config.settings import SecretReference
 from handrail.runtime.secret_store import SecretStore
 
 pytestmark = pytest.mark.proves("S-06")

@@ -12,8 +12,8 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.config import Settings, WatchdogSettings
-from handrail.config.settings import OPERATOR_ONLY, list_keys
-from handrail.config.template import SCHEMA_FILE, build_schema, format_template
+from handrail.config.operator_settings import OPERATOR_ONLY, list_setting_keys
+from handrail.config.template import SCHEMA_FILE, build_config_json_schema, format_template
 
 pytestmark = pytest.mark.proves("F-11")
 BOTH: tuple[Literal["configuration", "workspace"], ...] = ("configuration", "workspace")
@@ -42,8 +42,8 @@ def test_its_lines_without_the_sign_are_the_defaults(
     given = {value.key for value in config.values if value.origin.kind == kind}
     left_out = {"rules", "ceiling", "watchdogs"}
     if kind == "workspace":
-        left_out |= {key for key in list_keys() if key.partition(".")[0] in OPERATOR_ONLY}
-    assert given == set(list_keys()) - left_out
+        left_out |= {key for key in list_setting_keys() if key.partition(".")[0] in OPERATOR_ONLY}
+    assert given == set(list_setting_keys()) - left_out
 
 
 def test_its_examples_are_settings_and_every_key_is_explained(layers: Layers) -> None:
@@ -52,14 +52,16 @@ def test_its_examples_are_settings_and_every_key_is_explained(layers: Layers) ->
     settings = layers.load().settings
     assert settings.rules and settings.ceiling is not None and settings.watchdogs
     named = set(re.findall(r"^# +(?:\[*)(\w+)(?: =|\])", text, re.MULTILINE))
-    assert {part for key in list_keys() for part in key.split(".")} | set(WatchdogSettings.model_fields) <= named
+    assert {part for key in list_setting_keys() for part in key.split(".")} | set(
+        WatchdogSettings.model_fields
+    ) <= named
     descriptions = [field.description for field in Settings.model_fields.values()]
     flat = " ".join(text.replace("# ", "").split())
     assert all(description and description in flat for description in descriptions)
 
 
 def test_the_schema_that_ships_is_that_of_the_settings() -> None:
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == build_schema(), (
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == build_config_json_schema(), (
         "run: handrail config --schema > src/handrail/handrail.schema.json"
     )
 
@@ -75,4 +77,4 @@ def test_the_schema_that_ships_is_that_of_the_settings() -> None:
     ],
 )
 def test_the_schema_takes_what_the_settings_take(data: dict[str, Any], fits: bool) -> None:
-    assert jsonschema_rs.validator_for(build_schema()).is_valid(data) is fits
+    assert jsonschema_rs.validator_for(build_config_json_schema()).is_valid(data) is fits

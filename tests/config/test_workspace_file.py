@@ -10,7 +10,7 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.config import Settings
-from handrail.store import decisions
+from handrail.store import operator_decisions
 
 pytestmark = pytest.mark.proves("F-11")
 
@@ -96,7 +96,9 @@ def test_a_workspaces_file_cannot_change_what_confines_programs_even_where_it_is
 ) -> None:
     content = f"[sandbox]\n{setting}\n"
     layers.own.write_text(content)
-    decisions.grant_trust(layers.folders, hashlib.sha256(content.encode()).hexdigest(), clock=lambda: 1)
+    operator_decisions.trust_workspace_content(
+        layers.folders, hashlib.sha256(content.encode()).hexdigest(), clock=lambda: 1
+    )
     (fault,) = layers.faults()
     assert fault.startswith(f"{layers.own}:1: sandbox:") and "cannot change the sandbox" in fault
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.agent import (
+from handrail.contract.agent_manifest import (
     MAX_AGENT_BYTES,
+    AgentFurtherRoot,
     AgentManifest,
-    AgentRoot,
-    CheckedAgent,
+    CheckedAgentManifest,
     check_agent,
     parse_agent,
 )
@@ -61,7 +61,7 @@ agents = ["writer*"]
 """
 
 
-def parsed(text: str | bytes, expected_id: str = "reviewer") -> CheckedAgent:
+def parsed(text: str | bytes, expected_id: str = "reviewer") -> CheckedAgentManifest:
     return parse_agent(text.encode() if isinstance(text, str) else text, "agent.toml", expected_id)
 
 
@@ -80,7 +80,7 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
     assert agent.rules == ("deny fs.write", "allow bash git log -*")
     assert agent.requires.shell == (ShellRequires(cmd="git", args=("log",)),)
     assert agent.requires.tools["bash"].net.hosts == ("pypi.org",)
-    assert agent.roots == (AgentRoot(path="~/specs"), AgentRoot(path="/srv/notes", access="write"))
+    assert agent.roots == (AgentFurtherRoot(path="~/specs"), AgentFurtherRoot(path="/srv/notes", access="write"))
     assert agent.budgets.model_dump() == {
         "turns": 20,
         "tokens": 100_000,

@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.types import CallToolResult
 
-from handrail.contract.call import Blob, Result
-from handrail.contract.envelopes import artifact_refs, from_content, recognise_result, to_content
+from handrail.contract.calls_and_results import Blob, Result
+from handrail.contract.result_conversions import (
+    list_artifact_refs,
+    recognise_result,
+    result_from_mcp_content,
+    result_to_mcp_content,
+)
 
 PIXEL = base64.b64encode(b"\x89PNG").decode()
 TEXT = {"type": "text", "text": "hello"}
@@ -71,7 +76,7 @@ TEXT = {"type": "text", "text": "hello"}
     ],
 )
 def test_mcp_content_becomes_a_result(wire: dict[str, Any], result: Result) -> None:
-    assert from_content(wire) == result
+    assert result_from_mcp_content(wire) == result
 
 
 @pytest.mark.proves("K-08")
@@ -83,7 +88,7 @@ def test_mcp_content_becomes_a_result(wire: dict[str, Any], result: Result) -> N
 )
 def test_whatever_a_tool_gives_goes_out_as_valid_content(data: Any) -> None:
     for result in (Result.output(data), Result.error("failed", "no", data)):
-        wire = to_content(result)
+        wire = result_to_mcp_content(result)
         CallToolResult.model_validate(wire)
         assert wire.get("isError", False) is not result.ok
         if isinstance(data, str) and result.ok:
@@ -126,15 +131,15 @@ def as_stored(data: Any) -> tuple[Any, dict[str, bytes]]:
     ],
 )
 def test_mcp_content_goes_out_as_it_came(wire: dict[str, Any]) -> None:
-    read = from_content(wire)
+    read = result_from_mcp_content(wire)
     data, kept = as_stored(read.data)
-    assert sorted(artifact_refs(data)) == sorted(kept)
-    assert to_content(Result(read.type, data, read.error_text, read.metadata), kept) == wire
+    assert sorted(list_artifact_refs(data)) == sorted(kept)
+    assert result_to_mcp_content(Result(read.type, data, read.error_text, read.metadata), kept) == wire
 
 
 def test_an_artifact_that_is_not_at_hand_is_a_link() -> None:
     data, _ = as_stored([Blob(b"x", "image/png")])
-    (block,) = to_content(Result.output(data))["content"]
+    (block,) = result_to_mcp_content(Result.output(data))["content"]
     assert block["type"] == "resource_link" and block["uri"].startswith("handrail://artifact/sha256:")
 
 
@@ -142,7 +147,7 @@ def test_an_artifact_that_is_not_at_hand_is_a_link() -> None:
     "answer", [{"content": [TEXT]}, {"content": [], "structuredContent": {}}, {"content": [TEXT], "isError": False}]
 )
 def test_a_tool_may_answer_in_mcps_shape(answer: dict[str, Any]) -> None:
-    assert recognise_result(answer) == from_content(answer)
+    assert recognise_result(answer) == result_from_mcp_content(answer)
 
 
 @pytest.mark.parametrize(

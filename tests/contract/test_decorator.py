@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
-from handrail.contract.call import Blob, Result
+from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.schema.validation import compile_schema
+from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.tool.decorator import FunctionTool, tool
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ConfigKey, LockSpec, find_spec_faults
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
 
 if TYPE_CHECKING:
-    from handrail.contract.services.runtime import Runtime
+    from handrail.contract.services.tool_runtime import Runtime
 
 RUNTIME = cast("Runtime", object())
 
@@ -260,7 +260,7 @@ async def test_a_plain_function_runs_in_a_thread_and_says_so() -> None:
     assert where.blocking and not here.blocking
     assert await run(where) != threading.current_thread().name
     assert await run(here) == threading.current_thread().name
-    assert where.run_blocking({"a": 2}, RUNTIME) == threading.current_thread().name
+    assert where.run_in_current_thread({"a": 2}, RUNTIME) == threading.current_thread().name
 
 
 async def test_what_is_returned_is_made_json_where_it_has_a_json_form() -> None:

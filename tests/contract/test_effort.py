@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.schema.check_effort import (
+from handrail.contract.schema.argument_validation import MAX_SCHEMA_BYTES, InvalidSchema, compile_schema
+from handrail.contract.schema.schema_check_cost import (
     CHECK_BUDGET,
     LIST_BUDGET,
     MAX_COUNTED,
     MAX_VALUES,
-    CheckEffort,
-    pattern_states,
+    SchemaCheckCost,
+    estimate_pattern_states,
 )
-from handrail.contract.schema.validation import MAX_SCHEMA_BYTES, InvalidSchema, compile_schema
 
 pytestmark = pytest.mark.proves("K-06")
 
@@ -238,7 +238,7 @@ def test_many_small_patterns_are_counted_together() -> None:
     ],
 )
 def test_the_states_of_a_pattern_are_counted_as_they_repeat(pattern: str, least: float, most: float) -> None:
-    assert least <= pattern_states(pattern) <= most
+    assert least <= estimate_pattern_states(pattern) <= most
 
 
 def test_a_schema_of_too_many_values_or_bytes_is_refused() -> None:
@@ -320,7 +320,7 @@ def test_an_estimate_is_a_bound_for_whatever_is_in_the_schema(seed: int) -> None
         made = compile_schema(schema)
     except InvalidSchema:
         return
-    effort = CheckEffort(schema, {"^c": 1.0, "c$": 1.0})
+    effort = SchemaCheckCost(schema, {"^c": 1.0, "c$": 1.0})
     for _ in range(3):
         arguments = {"x": _any_value(chance, chance.choice([3, 16, 60]))}
         estimate = effort.estimate(arguments)

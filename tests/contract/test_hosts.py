@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.text.hosts import (
-    fault_in_host,
-    grant_covers,
-    grants_address,
-    host_matches,
+from handrail.contract.text.host_names import (
+    fault_in_host_pattern,
+    grant_covers_host,
+    grant_names_address,
     parse_host,
     parse_url,
+    rule_matches_host,
 )
 
 LABELS = st.text("abcxyz019-_", min_size=1, max_size=12).filter(lambda label: label[0] != "-" and label[-1] != "-")
@@ -80,8 +80,8 @@ NO_HOSTS = [
 def test_what_two_readers_could_take_for_different_hosts_is_no_host(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_host(text)
-    assert not host_matches("*", text)
-    assert not grant_covers("*", text)
+    assert not rule_matches_host("*", text)
+    assert not grant_covers_host("*", text)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_every_address_is_read_as_that_address(address: ipaddress.IPv4Address | 
     ],
 )
 def test_a_host_pattern_covers_whole_labels_of_plain_hosts(pattern: str, host: str, matches: bool) -> None:
-    assert host_matches(pattern, host) is matches
+    assert rule_matches_host(pattern, host) is matches
 
 
 @pytest.mark.proves("S-02")
@@ -173,16 +173,16 @@ def test_a_host_pattern_covers_whole_labels_of_plain_hosts(pattern: str, host: s
     ],
 )
 def test_a_grant_without_a_port_opens_the_ports_of_the_web(pattern: str, host: str, covered: bool) -> None:
-    assert grant_covers(pattern, host) is covered
+    assert grant_covers_host(pattern, host) is covered
 
 
 def test_only_a_pattern_that_is_the_address_itself_grants_an_address() -> None:
     address = ipaddress.ip_address("10.0.0.5")
-    assert grants_address("10.0.0.5:8080", address, 8080)
-    assert grants_address("10.0.0.5", address, 443)
+    assert grant_names_address("10.0.0.5:8080", address, 8080)
+    assert grant_names_address("10.0.0.5", address, 443)
     for pattern in ("*", "*:*", "10.0.0.5", "10.0.0.50:8080", "ten.example:8080", "0x0a.0.0.5:8080"):
-        assert not grants_address(pattern, address, 8080)
-    assert grants_address("[fd00::1]:1", ipaddress.ip_address("fd00::1"), 1)
+        assert not grant_names_address(pattern, address, 8080)
+    assert grant_names_address("[fd00::1]:1", ipaddress.ip_address("fd00::1"), 1)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def test_only_a_pattern_that_is_the_address_itself_grants_an_address() -> None:
     ["https://example.org", "a b", "ex*mple.org", "", "a/b", "①.org", "127.1", "*.0.0.1", "*.2.3.4.5", "host:99999"],
 )
 def test_a_host_pattern_that_could_never_match_is_a_fault(pattern: str) -> None:
-    assert fault_in_host(pattern) is not None
+    assert fault_in_host_pattern(pattern) is not None
 
 
 @pytest.mark.parametrize("pattern", ["*", "*:*", "*.example.org", "example.org", "host:8443", "[::1]:80", "10.0.0.1"])
 def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
-    assert fault_in_host(pattern) is None
+    assert fault_in_host_pattern(pattern) is None
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
 )
 def test_a_url_is_taken_apart_in_one_way(url: str, scheme: str, host: str, target: str, authority: str) -> None:
     read = parse_url(url)
-    assert (read.scheme, str(read.host), read.target, read.authority) == (scheme, host, target, authority)
+    assert (read.scheme, str(read.host), read.target, read.host_header_value) == (scheme, host, target, authority)
 
 
 @pytest.mark.proves("S-02")

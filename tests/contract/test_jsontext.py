@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.text.json_text import (
+from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_DEPTH,
     MAX_ARGUMENT_VALUES,
     InvalidJsonText,
-    check_depth,
-    fault_in_size,
-    json_type,
+    check_nesting_depth,
+    fault_in_arguments_size,
+    json_type_name,
     parse_arguments,
     parse_object,
 )
@@ -185,7 +185,7 @@ def test_no_text_escapes_as_another_exception(text: str) -> None:
     ],
 )
 def test_types_have_the_names_json_gives_them(value: object, name: str) -> None:
-    assert json_type(value) == name
+    assert json_type_name(value) == name
 
 
 def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
@@ -195,9 +195,9 @@ def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
         with pytest.raises(InvalidJsonText, match="more than 20,000 values"):
             parse_arguments(more)
     given = {"a": [{"b": 1}] * (MAX_ARGUMENT_VALUES // 2)}
-    assert "more than 20,000 values" in (fault_in_size(given) or "")
-    assert fault_in_size({"a": [{"b": 1}] * 100}) is None
-    assert "more than" in (fault_in_size({"a": ["x" * MAX_ARGUMENT_BYTES, "y"]}) or "")
+    assert "more than 20,000 values" in (fault_in_arguments_size(given) or "")
+    assert fault_in_arguments_size({"a": [{"b": 1}] * 100}) is None
+    assert "more than" in (fault_in_arguments_size({"a": ["x" * MAX_ARGUMENT_BYTES, "y"]}) or "")
 
 
 def test_commas_and_brackets_in_texts_are_no_values() -> None:
@@ -223,7 +223,7 @@ def test_a_text_is_as_deep_as_its_value(value: Any, limit: int) -> None:
 
     text = json.dumps(value)
     if depth(value) <= limit:
-        check_depth(text, limit)
+        check_nesting_depth(text, limit)
     else:
         with pytest.raises(InvalidJsonText, match="nested deeper"):
-            check_depth(text, limit)
+            check_nesting_depth(text, limit)

@@ -137,7 +137,7 @@ def test_every_field_of_the_runtime_view_is_read() -> None:
     default = ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
     assert {name for name in WHOLE["runtime"] if getattr(spec, name) == getattr(default, name)} == {"mode"}
     assert spec.locks == (LockSpec("file:{path}", "S"), LockSpec("file:<path>", "X"))
-    assert spec.locks is not None and spec.locks[1].fill({"path": "a"}) == "file:a"
+    assert spec.locks is not None and spec.locks[1].fill_resource({"path": "a"}) == "file:a"
     assert spec.config["region"].default == "eu"
     assert spec.build == ("make", "run")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.tool.names import (
+from handrail.contract.tool.tool_ids_and_wire_names import (
     LOCKED_IDS,
     MAX_WIRE_NAME,
     fault_in_id,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.text.neutralisation import (
     EscapedText,
-    find_hidden,
+    find_characters_to_escape,
     may_need_escaping,
     neutralise_text,
     restore_text,
@@ -71,7 +71,7 @@ texts = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map(
 def test_spelling_out_twice_is_spelling_out_once(text: str) -> None:
     shown = neutralise_text(text)
     assert neutralise_text(shown) == shown
-    assert not find_hidden(shown)
+    assert not find_characters_to_escape(shown)
 
 
 @settings(max_examples=3 * settings().max_examples)
@@ -100,7 +100,7 @@ def test_what_is_copied_from_what_was_shown_is_found_in_the_text(text: str, data
     if span is not None:
         inner = text[span[0] : span[1]]
         if restore_text(inner) == inner:
-            assert view.restore_edit(view.shown[start:end], *span) == inner
+            assert view.restore_escapes_in_edit(view.shown[start:end], *span) == inner
 
 
 @pytest.mark.parametrize(

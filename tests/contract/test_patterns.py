@@ -8,17 +8,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.contract.text.patterns import (
-    any_path_source,
-    escape_pattern,
+from handrail.contract.text.glob_patterns import (
+    any_path_glob_source,
+    compile_path_glob,
+    compile_text_glob,
+    escape_as_pattern,
     fault_in_pattern,
     has_wildcard,
     literal_prefix,
+    path_glob_source,
     path_matches,
-    path_regex,
-    path_source,
     pattern_length,
-    text_regex,
 )
 
 PARTS = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=8)
@@ -63,8 +63,8 @@ def reference_path(pattern: str, path: str) -> bool:
 @example("/a[b]*?/[!c]")
 @example("/[*]")
 def test_an_escaped_path_matches_itself_and_has_no_wildcard(path: str) -> None:
-    pattern = escape_pattern(path)
-    assert path_regex(pattern, subtree=False).match(path)
+    pattern = escape_as_pattern(path)
+    assert compile_path_glob(pattern, subtree=False).match(path)
     assert not has_wildcard(pattern)
     assert literal_prefix(pattern) == path
     assert pattern_length(pattern) == len(path)
@@ -74,7 +74,7 @@ def test_an_escaped_path_matches_itself_and_has_no_wildcard(path: str) -> None:
 @example("/a*", "/ab")
 @example("/a[b]", "/ab")
 def test_an_escaped_path_matches_nothing_but_itself(path: str, other: str) -> None:
-    matched = path_regex(escape_pattern(path), subtree=False).match(other) is not None
+    matched = compile_path_glob(escape_as_pattern(path), subtree=False).match(other) is not None
     assert matched == (path == other)
 
 
@@ -82,8 +82,8 @@ def test_an_escaped_path_matches_nothing_but_itself(path: str, other: str) -> No
 @example("a*", "ab")
 @example("[x]", "x")
 def test_an_escaped_text_matches_exactly_itself(text: str, other: str) -> None:
-    assert text_regex(escape_pattern(text)).match(text)
-    assert (text_regex(escape_pattern(text)).match(other) is not None) == (text == other)
+    assert compile_text_glob(escape_as_pattern(text)).match(text)
+    assert (compile_text_glob(escape_as_pattern(text)).match(other) is not None) == (text == other)
 
 
 @given(GLOBS, SHORT)
@@ -92,26 +92,26 @@ def test_an_escaped_text_matches_exactly_itself(text: str, other: str) -> None:
 @example("**/a*b/**/b", "a/ab/b")
 @example("*a*b*", "bab")
 def test_a_path_glob_matches_as_its_grammar_says(pattern: str, path: str) -> None:
-    assert (path_regex(pattern, subtree=False).match(path) is not None) == reference_path(pattern, path)
+    assert (compile_path_glob(pattern, subtree=False).match(path) is not None) == reference_path(pattern, path)
 
 
 @given(st.text(alphabet="ab/*?", max_size=10), SHORT)
 def test_a_text_glob_matches_as_its_grammar_says(pattern: str, text: str) -> None:
-    assert (text_regex(pattern).match(text) is not None) == reference(pattern, text, paths=False)
+    assert (compile_text_glob(pattern).match(text) is not None) == reference(pattern, text, paths=False)
 
 
 @given(st.lists(GLOBS, max_size=5), SHORT)
 @example(["**/*"], "a/b")
 @example(["**/*.a", "**/a", "a/**"], "b/a/b")
 def test_many_globs_in_one_match_what_any_of_them_matches(patterns: list[str], path: str) -> None:
-    whole = re.compile(any_path_source(patterns) + r"\Z", re.DOTALL).match(path) is not None
+    whole = re.compile(any_path_glob_source(patterns) + r"\Z", re.DOTALL).match(path) is not None
     assert whole == any(path_matches(pattern, path) for pattern in patterns)
 
 
 @given(st.text(max_size=30))
 def test_no_text_makes_compiling_a_pattern_fail_in_any_other_way(pattern: str) -> None:
     try:
-        path_regex(pattern)
+        compile_path_glob(pattern)
     except ValueError as error:
         assert fault_in_pattern(pattern) == str(error)
     else:
@@ -124,7 +124,7 @@ def test_no_text_makes_compiling_a_pattern_fail_in_any_other_way(pattern: str) -
 )
 def test_hostile_patterns_on_hostile_paths_come_to_an_end(pattern: str) -> None:
     assert not path_matches(pattern, "a" * 2_000 + "/" + "a/" * 500 + "c")
-    assert text_regex("*a" * 30 + "b").match("a" * 20_000) is None
+    assert compile_text_glob("*a" * 30 + "b").match("a" * 20_000) is None
 
 
 @pytest.mark.proves("K-09")
@@ -172,4 +172,4 @@ def test_a_set_that_runs_backwards_is_a_fault_that_says_what_to_write() -> None:
 
 
 def test_the_source_of_a_pattern_has_no_groups_of_its_own() -> None:
-    assert re.compile(path_source("**/[ab]*?/c")).groups == 0
+    assert re.compile(path_glob_source("**/[ab]*?/c")).groups == 0

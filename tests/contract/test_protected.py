@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.protected.path_protection import (
-    depends_on_path,
     find_protection,
     find_tool_protection,
     fold_name,
+    has_path_dependent_entries,
     is_private_key,
     is_protected,
-    is_suspicious,
+    needs_full_path_check,
 )
 
 pytestmark = pytest.mark.proves("P-15")
@@ -190,7 +190,9 @@ def test_a_walk_by_single_names_finds_what_the_whole_path_says(names: list[str])
     """A walk looks at whole paths only where one name gives reason to: that must never miss any."""
     path = "/".join(names)
     if find_protection(path) is not None:
-        reason = [is_suspicious(name) for name in names] + [depends_on_path(name) for name in names[:-1]]
+        reason = [needs_full_path_check(name) for name in names] + [
+            has_path_dependent_entries(name) for name in names[:-1]
+        ]
         assert any(reason)
 
 

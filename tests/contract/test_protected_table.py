@@ -11,11 +11,11 @@ from tests.contract import protected_lists as lists
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
 from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_WRITTEN, ProtectedNames
 from handrail.contract.protected.path_protection import (
-    depends_on_path,
     find_protection,
     find_tool_protection,
     fold_name,
-    is_suspicious,
+    has_path_dependent_entries,
+    needs_full_path_check,
 )
 
 pytestmark = pytest.mark.proves("P-15")
@@ -70,7 +70,9 @@ def test_each_row_holds_at_any_depth_beneath_it_and_in_any_spelling(
 
 def test_a_walk_looks_at_each_row() -> None:
     for name in examples((*NEVER_WRITTEN, *APPROVAL_REQUIRED)):
-        assert any(map(is_suspicious, name.split("/"))) or any(map(depends_on_path, name.split("/")[:-1])), name
+        assert any(map(needs_full_path_check, name.split("/"))) or any(
+            map(has_path_dependent_entries, name.split("/")[:-1])
+        ), name
 
 
 @pytest.mark.parametrize("path", _NEVER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from handrail.contract.call import Result
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ERROR_KINDS, Diagnostic, LoadError, ToolError
 
 

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.schema.validation import (
+from handrail.contract.schema.argument_validation import (
     _ELSEWHERE,  # pyright: ignore[reportPrivateUsage] - the names in it are checked
     MAX_PROBLEMS,
     InvalidSchema,
     compile_schema,
-    format_path,
+    format_json_path,
 )
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools import BUILTINS
 from handrail.tools.files.editing_tools import EditTool, WriteTool
-from handrail.tools.files.file_queries import GrepTool
-from handrail.tools.jobs import ReadJobTool
-from handrail.tools.shell import BashTool, TerminalSendTool
+from handrail.tools.files.reading_and_search import GrepTool
+from handrail.tools.job_tools import ReadJobTool
+from handrail.tools.shell_tools import BashTool, TerminalSendTool
 
 TRANSFER: dict[str, Any] = {
     "type": "object",
@@ -451,7 +451,7 @@ def test_the_dialect_a_schema_names_is_honoured(dialect: str) -> None:
 
 @given(st.lists(st.one_of(st.integers(0, 9), st.text(max_size=100)), max_size=5))
 def test_a_path_is_always_one_printable_line(path: list[int | str]) -> None:
-    assert format_path(path).isprintable()
+    assert format_json_path(path).isprintable()
 
 
 json_values = st.recursive(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.call import Blob, Result
-from handrail.contract.envelopes import from_parts, from_status, recognise_result, to_parts, to_status
+from handrail.contract.calls_and_results import Blob, Result
+from handrail.contract.result_conversions import from_parts, from_status, recognise_result, to_parts, to_status
 
 
 @pytest.mark.proves("K-08")

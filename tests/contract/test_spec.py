@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, find_spec_faults, inferred_targets
+from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, find_spec_faults, infer_targets
 
 READ = ToolSpec(
     id="notes.read",
@@ -43,7 +43,7 @@ def test_targets_are_inferred_from_formats_unless_declared() -> None:
     assert replace(READ, side_effect="write").effective_targets == {"fs.write": "{path}"}
     assert replace(READ, targets={"fs.read": "x"}).effective_targets == {"fs.read": "x"}
     parameters = {"properties": {"u": {"format": "uri"}, "c": {"format": "command"}, "h": {"format": "host"}}}
-    assert inferred_targets(parameters, "read") == {"net.fetch": "{u}", "shell.run": "{c}"}
+    assert infer_targets(parameters, "read") == {"net.fetch": "{u}", "shell.run": "{c}"}
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_what_is_no_lock_is_refused_with_an_example(text: str) -> None:
 @given(st.text(alphabet="a{}<>/.:"), st.text(max_size=5))
 def test_templates_take_any_argument_text_as_it_is(template: str, value: str) -> None:
     lock = LockSpec(f"file:{{path}}/<path>/{template}", "S")
-    assert lock.fill({"path": value}).startswith(f"file:{value}/{value}/")
-    assert lock.arguments[:2] == ("path", "path")
+    assert lock.fill_resource({"path": value}).startswith(f"file:{value}/{value}/")
+    assert lock.argument_names[:2] == ("path", "path")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from handrail.contract.tool.spec import (
     FIELDS,
     find_type_faults,
 )
-from handrail.contract.tool.tool import check_spec
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.tool.tool_protocol import check_spec
+from handrail.testing.scripted_kernel import temporary_kernel
 
 PLAIN = ToolSpec("a.b", "Do b to a.")
 

@@ -18,17 +18,17 @@ from demos.tour.effects import survivors
 from demos.tour.watching import View
 from tests.frontends.conftest import Terminals
 
-from handrail.frontends.cli.app import run
+from handrail.frontends.cli.command_group import run_command_line
 from handrail.record.log_reader import LogReader
-from handrail.sandbox import tiers
-from handrail.store.folders import locate_folders
+from handrail.sandbox import tier_probe
+from handrail.store.state_folders import locate_folders
 
 ROOT = str(Path(__file__).parents[2])
 
 DOORS = (sys.executable, "-m", "demos.doors", "--edits", "3")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
 needs_sandbox = pytest.mark.skipif(
-    not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+    not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine"
 )
 
 
@@ -81,7 +81,7 @@ def test_four_doors_edit_one_file_one_is_killed_and_every_edit_is_there_or_repor
         assert "./tick-slowly one-4 one-5" in about[killed.call_id]
     head = re.search(r"head\s+([0-9a-f]{64})", shown)
     where = ["--workspace", str(kept / "project"), "--state", str(kept / "state")]
-    assert head is not None and run(["log", "verify", *where, "--head", head[1]]) == 0
+    assert head is not None and run_command_line(["log", "verify", *where, "--head", head[1]]) == 0
     assert survivors(kept) == []
 
 

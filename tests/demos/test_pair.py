@@ -15,17 +15,17 @@ from demos.pair import parts
 from demos.pair.guide import shown
 from tests.frontends.conftest import Terminals
 
-from handrail.agent.events import AgentIdle, NotificationsDelivered
-from handrail.agent.loop import Agent
-from handrail.sandbox import tiers
+from handrail.agent.agent_loop import Agent
+from handrail.agent.run_events import AgentIdle, NotificationsDelivered
+from handrail.sandbox import tier_probe
 from handrail.session.local_session import LocalSession
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 ROOT = str(Path(__file__).parents[2])
 
 needs_sandbox = pytest.mark.skipif(
-    not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+    not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine"
 )
 pytestmark = pytest.mark.proves("A-07")
 

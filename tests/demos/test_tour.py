@@ -21,18 +21,18 @@ from demos.tour.scenes import Scene, scenes
 from tests.frontends.conftest import Terminals
 from tests.prefork import command as prefork
 
-from handrail.agent.providers.script import RequestExpectation
-from handrail.frontends.cli.app import run
+from handrail.agent.providers.scripted_model import RequestExpectation
+from handrail.frontends.cli.command_group import run_command_line
 from handrail.record.verification import LogVerification
-from handrail.sandbox import tiers
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox import tier_probe
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 ROOT = str(Path(__file__).parents[2])
 
 TOUR = (sys.executable, "-m", "demos.tour")
 FILE = Path(guide.__file__).with_name("__main__.py")
 needs_sandbox = pytest.mark.skipif(
-    not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+    not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine"
 )
 
 
@@ -83,7 +83,7 @@ def test_what_is_kept_can_be_verified_with_the_commands_that_are_shown(places: d
     verify = next(line for line in done.stdout.splitlines() if " log verify " in line)
     head = re.search(r"head ([0-9a-f]{64})", done.stdout)
     assert head is not None
-    assert run(["log", "verify", *verify.split(" log verify ")[1].split(), "--head", head[1]]) == 0
+    assert run_command_line(["log", "verify", *verify.split(" log verify ")[1].split(), "--head", head[1]]) == 0
     assert (kept / "shop" / ".git").is_dir() and not (kept / "outside.txt").exists()
 
 
@@ -108,7 +108,7 @@ def test_on_a_terminal_there_are_colours_unless_none_are_wanted_and_no_line_is_w
 def test_without_user_namespaces_the_safe_part_runs_and_the_rest_is_listed_with_a_remedy(
     places: dict[str, str],
 ) -> None:
-    without = [next(find_binaries()), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--"]
+    without = [next(find_bubblewrap_programs()), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--"]
     done = toured(places, within=without)
     assert done.returncode == 5, done.stdout + done.stderr
     assert "bash: starts programs" in done.stdout and "ledger.total: starts programs" in done.stdout
@@ -125,7 +125,7 @@ def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour_also_wit
 ) -> None:
     home = places["HOME"]
     user = [
-        next(find_binaries()),
+        next(find_bubblewrap_programs()),
         "--dev-bind",
         "/",
         "/",

@@ -13,19 +13,19 @@ from acp import RequestError, connect_to_agent, schema, text_block
 from acp._transport import memory_transport_pair
 from acp.client.connection import ClientSideConnection
 
-from handrail.agent.budget import Budget
-from handrail.agent.model import Model
+from handrail.agent.model_protocol import Model
 from handrail.agent.providers import open_model
-from handrail.contract.agent import AgentManifest
+from handrail.agent.run_budget import Budget
+from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.errors import UsageError
-from handrail.frontends.acp.agent import serve_client
-from handrail.frontends.acp.session_setup import AcpFrontendSettings
-from handrail.kernel.kernel import Kernel
-from handrail.kernel.startup import open_kernel
+from handrail.frontends.acp.acp_agent import serve_acp_client
+from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
+from handrail.kernel.kernel_interface import Kernel
+from handrail.kernel.workspace_opening import open_kernel
 from handrail.record.log_reader import LogReader
-from handrail.session.transcript import SessionReader
-from handrail.store.folders import locate_folders
+from handrail.session.transcript_search import SessionReader
 from handrail.store.lease import WorkspaceLease
+from handrail.store.state_folders import locate_folders
 
 Answering = Callable[[schema.ToolCallUpdate, list[schema.PermissionOption]], str | None]
 
@@ -192,14 +192,14 @@ class Desk:
             lambda workspace: self.kernel(workspace, rules=rules),
             self.reading,
             model or played(self.folder, *turns),
-            lambda manifest: Budget.resolve(manifest.budgets),
+            lambda manifest: Budget.combine_limits(manifest.budgets),
             only,
             headless,
             lambda _: ("first", *(named or {})),
             lambda name: (named or {})[name](cast("Any", None)),
         )
         ours, theirs = memory_transport_pair()
-        served = asyncio.create_task(serve_client(cast("Any", ours), serving))
+        served = asyncio.create_task(serve_acp_client(cast("Any", ours), serving))
         editor = editor or Editor()
         client = connect_to_agent(cast("Any", editor), theirs, use_unstable_protocol=True)
         try:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from tests.prefork import command as prefork
 
-from handrail.frontends.cli.app import run
+from handrail.frontends.cli.command_group import run_command_line
 
 PATIENCE_S = 300
 """When a program that says nothing is taken for stuck; no assertion hangs on it."""
@@ -203,7 +203,7 @@ def here(handrail: Program, capfd: pytest.CaptureFixture[str]) -> Here:
     """A command carried out in this process: the same code, without the start of another one."""
 
     def carried_out(name: str, *arguments: str) -> Ended:
-        code = run([name, *handrail.common, *arguments])
+        code = run_command_line([name, *handrail.common, *arguments])
         sys.stderr.flush()
         shown = capfd.readouterr()
         return Ended(code, shown.out, shown.err)

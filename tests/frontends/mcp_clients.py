@@ -14,15 +14,15 @@ import pytest
 from mcp import Client
 
 from handrail import ToolError, tool
-from handrail.contract.call import Blob, Result
-from handrail.contract.services.client import ClientRequest
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.tool.tool import Tool
-from handrail.frontends.mcp.client_manager import ClientManager
-from handrail.frontends.mcp.server import build_server
-from handrail.frontends.mcp.tools import McpFrontendSettings
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.calls_and_results import Blob, Result
+from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.frontends.mcp.client_manager import McpClientManager
+from handrail.frontends.mcp.mcp_server import build_mcp_server
+from handrail.frontends.mcp.tool_listing import McpFrontendSettings
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 Era = Literal["legacy", "auto"]
 ERAS = pytest.mark.parametrize("era", ["legacy", "auto"])
@@ -164,10 +164,10 @@ async def serving(
     serving: McpFrontendSettings | None = None,
     rules: tuple[str, ...] = ALLOWED,
     tools: tuple[Tool, ...] = TOOLS,
-) -> AsyncGenerator[tuple[LocalKernel, ClientManager, Callable[..., Client]]]:
+) -> AsyncGenerator[tuple[LocalKernel, McpClientManager, Callable[..., Client]]]:
     async with temporary_kernel(folder, tools=tools, rules=rules) as kernel:
-        house = ClientManager(kernel, serving or McpFrontendSettings())
-        server = build_server(house)
+        house = McpClientManager(kernel, serving or McpFrontendSettings())
+        server = build_mcp_server(house)
 
         def client(era: Era, person: Person | None = None, **more: Any) -> Client:
             elicit = None if person is None else person.elicit

@@ -12,10 +12,10 @@ import pytest
 from acp import RequestError, schema
 from tests.frontends.acp_clients import Desk, Editor, ask, call, no_model
 
-from handrail.agent.providers.script import ScriptedModel
+from handrail.agent.providers.scripted_model import ScriptedModel
 from handrail.frontends.acp.editor_session import Block
-from handrail.runtime.files import editor_files
-from handrail.sandbox import tiers
+from handrail.runtime.files import editor_file_service
+from handrail.sandbox import tier_probe
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -282,8 +282,8 @@ async def test_a_model_that_fails_is_an_error_of_the_prompt_in_words(desk: Desk)
 
 
 async def test_what_its_user_has_not_saved_is_read_from_the_editor(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
-    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "FRESH_NS", -(10**12))
     turns = (
         {"calls": [call("read", path="note.txt")]},
         {"calls": [call("edit", path="note.txt", old="typed", new="x")]},
@@ -330,7 +330,7 @@ KINDS = {
 @pytest.mark.proves("K-02")
 async def test_every_tool_has_the_kind_that_an_editor_draws_it_by(desk: Desk) -> None:
     async with desk.kernel(str(desk.workspace)) as kernel:
-        entries = {tool_id: kernel.generation.resolve(tool_id) for tool_id in KINDS}
+        entries = {tool_id: kernel.generation.resolve_tool_name(tool_id) for tool_id in KINDS}
         assert {tool_id: entry.spec.kind for tool_id, entry in entries.items() if entry is not None} == KINDS
 
 
@@ -364,7 +364,7 @@ async def test_a_session_is_forked_and_resumed_without_being_told_again(desk: De
             await client.list_sessions(cursor="x")
 
 
-@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
+@pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="bash is withheld on this machine")
 async def test_a_client_that_goes_while_a_command_runs_finds_it_answered(desk: Desk) -> None:
     os.mkfifo(desk.workspace / "pipe")
     turns = ({"calls": [call("bash", command="cat pipe")]}, {"text": "Never."})

@@ -8,8 +8,8 @@ import pytest
 from acp import RequestError
 from tests.frontends.acp_clients import Desk, ask
 
-from handrail.agent.model import ModelRequest, UserMessage
-from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.agent.model_protocol import ModelRequest, UserMessage
+from handrail.testing.provider_request_checks import PlaybackModel, text_reply
 
 pytestmark = pytest.mark.proves("F-05")
 

@@ -12,13 +12,13 @@ import pytest
 from acp.client.connection import ClientSideConnection
 from tests.frontends.acp_clients import Desk, Editor, ask
 
-from handrail.agent.model import BlockEvent, ModelRequest
+from handrail.agent.model_protocol import BlockEvent, ModelRequest
 from handrail.agent.subagents import ROLE
-from handrail.contract.agent import AgentManifest
-from handrail.contract.call import Result
-from handrail.frontends.acp.session_setup import WorkspacePool
-from handrail.kernel.kernel import Kernel
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.contract.agent_manifest import AgentManifest
+from handrail.contract.calls_and_results import Result
+from handrail.frontends.acp.editor_session_setup import OpenWorkspacePool
+from handrail.kernel.kernel_interface import Kernel
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("A-10", "A-03", "F-05")
 
@@ -119,13 +119,13 @@ async def test_it_goes_on_when_its_session_is_left_and_the_workspace_stays_open_
 async def test_the_workspace_is_closed_once_nothing_works_in_it_any_more(
     desk: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed, leave = asyncio.Event(), WorkspacePool.release
+    closed, leave = asyncio.Event(), OpenWorkspacePool.release_workspace
 
-    async def left(self: WorkspacePool, folder: str) -> None:
+    async def left(self: OpenWorkspacePool, folder: str) -> None:
         await leave(self, folder)
         closed.set()
 
-    monkeypatch.setattr(WorkspacePool, "release", left)
+    monkeypatch.setattr(OpenWorkspacePool, "release", left)
     pause = ReplyPause()
     first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
     second = Shared(PlaybackModel(), text_reply("Heard."))

@@ -15,12 +15,12 @@ from acp import RequestError, schema
 from acp.client.connection import ClientSideConnection
 from tests.frontends.acp_clients import Desk, Editor, ask
 
-from handrail.agent.budget import Budget
+from handrail.agent.run_budget import Budget
 from handrail.contract.errors import LogUnavailable, UsageError
-from handrail.contract.services.memory import HistoryEntry
-from handrail.frontends.acp.updates import UpdateSender
+from handrail.contract.services.history_and_skill_services import HistoryEntry
+from handrail.frontends.acp.editor_updates import UpdateSender
 from handrail.session.session_store import SessionHistory
-from handrail.store.folders import locate_folders
+from handrail.store.state_folders import locate_folders
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -118,7 +118,7 @@ async def test_a_session_that_is_closed_while_it_is_loaded_is_no_longer_loaded(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go_on = asyncio.Event(), asyncio.Event()
-    read = SessionHistory.read
+    read = SessionHistory.read_stored_messages
 
     async def slowly(history: SessionHistory) -> Sequence[HistoryEntry]:
         found = await read(history)

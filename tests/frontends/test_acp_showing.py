@@ -9,12 +9,12 @@ import pytest
 from acp import schema
 from tests.frontends.acp_clients import Desk, ask, call
 
-from handrail.contract.call import CallAnswer, Event, Result
+from handrail.contract.calls_and_results import CallAnswer, Event, Result
 from handrail.contract.tool.spec import ToolSpec
-from handrail.frontends.acp.call_format import Content, result_content
-from handrail.frontends.acp.terminals import EditorTerminals, display_mode
-from handrail.frontends.acp.updates import Update, UpdateSender
-from handrail.sandbox import tiers
+from handrail.frontends.acp.editor_call_format import Content, make_result_content
+from handrail.frontends.acp.editor_terminals import EditorTerminals, choose_output_display
+from handrail.frontends.acp.editor_updates import Update, UpdateSender
+from handrail.sandbox import tier_probe
 
 pytestmark = pytest.mark.proves("F-05")
 DRAWS = schema.ClientCapabilities(field_meta={"terminal_output": True})
@@ -82,20 +82,20 @@ def block(text: str) -> str:
     ],
 )
 def test_a_result_is_shown_as_a_person_reads_it(data: Any, shown: list[str]) -> None:
-    assert words(result_content(Result.output(data), "/ws")[0]) == shown
+    assert words(make_result_content(Result.output(data), "/ws")[0]) == shown
 
 
 def test_of_a_call_that_failed_the_reason_comes_first() -> None:
     failed = Result.error("timeout", "it took too long", {"output": ""})
-    assert words(result_content(failed, "/ws")[0]) == ["it took too long"]
+    assert words(make_result_content(failed, "/ws")[0]) == ["it took too long"]
     cut = Result.output({"head": "x", "exit_code": 0}, truncated=True, output_path="/out/1.txt")
-    assert words(result_content(cut, "/ws")[0]) == [
+    assert words(make_result_content(cut, "/ws")[0]) == [
         block("x"),
         "The output is truncated. It is complete in /out/1.txt.",
     ]
 
 
-@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
+@pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="bash is withheld on this machine")
 async def test_a_command_that_says_nothing_is_shown_so(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     turns = ({"calls": [call("bash", command="true"), call("bash", command="false")]}, {"text": "Done."})
@@ -112,18 +112,18 @@ class Told:
     def __init__(self, offers: schema.ClientCapabilities) -> None:
         self.updates: list[Any] = []
         spec = ToolSpec(id="bash", description="", parameters={"type": "object"}, kind="execute")
-        screens = EditorTerminals(None, display_mode(offers))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        screens = EditorTerminals(None, choose_output_display(offers))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
         self.telling = UpdateSender(self._send, lambda _: spec, "/ws", screens)
 
     async def _send(self, update: Update) -> None:
         self.updates.append(update)
 
     def happens(self, kind: Any, **data: Any) -> None:
-        self.telling.handle_event(Event(kind, "s", "s/1.0", "bash", 0, data))
+        self.telling.show_call_event(Event(kind, "s", "s/1.0", "bash", 0, data))
 
     async def content(self) -> list[Content]:
         """As it stands in the end."""
-        await self.telling.flush()
+        await self.telling.wait_until_delivered()
         await self.telling.aclose()
         return [update.content for update in self.updates if getattr(update, "content", None) is not None][-1]
 
@@ -161,7 +161,7 @@ async def test_a_job_is_shown_by_what_it_wrote_whenever_its_call_is_answered(
     told.happens("backgrounded", job_id="bash_1")
     if not early:
         told.telling.show_answer(answer)
-        await told.telling.flush()
+        await told.telling.wait_until_delivered()
         assert words(told.updates[-1].content) == [block("job_id: bash_1\nstate: running")]
     told.happens("progress", message="", output=output)
     told.happens("finished", type="output")

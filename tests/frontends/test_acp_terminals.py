@@ -12,23 +12,23 @@ import pytest
 from acp import schema
 from tests.frontends.acp_clients import Desk, Editor, ask, call
 
-from handrail.contract.call import Event, Result
+from handrail.contract.calls_and_results import Event, Result
 from handrail.contract.tool.spec import ToolSpec
-from handrail.frontends.acp.terminal_viewer import END
-from handrail.frontends.acp.terminals import (
+from handrail.frontends.acp.editor_terminals import (
     MAX_BUFFERED_BYTES,
     MAX_TEXT_CHARACTERS,
     OMISSION_NOTE,
     CommandTerminal,
     EditorTerminals,
-    display_mode,
+    choose_output_display,
 )
-from handrail.frontends.acp.updates import Update, UpdateSender
-from handrail.sandbox import tiers
+from handrail.frontends.acp.editor_updates import Update, UpdateSender
+from handrail.frontends.acp.terminal_viewer import END
+from handrail.sandbox import tier_probe
 
 pytestmark = [
     pytest.mark.proves("F-05"),
-    pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine"),
+    pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="bash is withheld on this machine"),
 ]
 ECHO = ({"calls": [call("bash", command="echo one")]}, {"text": "Done."})
 
@@ -116,19 +116,19 @@ async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_ste
         told.append(update)
 
     spec = ToolSpec(id="bash", description="", parameters={"type": "object"}, kind="execute")
-    terminals = EditorTerminals(None, display_mode(schema.ClientCapabilities()))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    terminals = EditorTerminals(None, choose_output_display(schema.ClientCapabilities()))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     telling = UpdateSender(send, lambda _: spec, "/ws", terminals)
 
     def happens(kind: Any, **data: Any) -> None:
-        telling.handle_event(Event(kind, "s", "s/1.0", "bash", 0, data))
+        telling.show_call_event(Event(kind, "s", "s/1.0", "bash", 0, data))
 
     happens("proposed", arguments={"command": "x"})
     happens("started")
     for _ in range(100):
         happens("progress", message="", output="\x1b[2J" + "x" * 100)
-    await telling.flush()
+    await telling.wait_until_delivered()
     telling.show_result("s/1.0", "bash", Result.output({"exit_code": 3, "output": "all"}))
-    await telling.flush()
+    await telling.wait_until_delivered()
     await telling.aclose()
     assert len(told) < 10, "what waits is replaced by what comes after it"
     shown: list[str] = [update.content[0].content.text for update in editor_sees(told)]
@@ -139,12 +139,12 @@ async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_ste
 async def test_what_a_terminal_does_not_show_is_not_kept_without_end() -> None:
     screen = CommandTerminal("s/1.0", "viewed", lambda _content, _meta: None)
     for _ in range(100):
-        screen.write("x" * 100_000)
+        screen.show_output("x" * 100_000)
     near, far = socket.socketpair()
     reader, shows = await asyncio.open_connection(sock=far)
     _unread, writer = await asyncio.open_connection(sock=near)
     screen.connect_viewer(writer)
-    screen.end(0, None)
+    screen.show_command_end(0, None)
     shown = await reader.read()
     assert MAX_BUFFERED_BYTES < len(shown) < MAX_BUFFERED_BYTES + 200_000
     shows.close()

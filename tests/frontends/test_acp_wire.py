@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.frontends.acp_clients import Desk, Editor, ask, call, played
 from tests.frontends.conftest import Program
 
-from handrail.agent.budget import Budget
-from handrail.frontends.acp.agent import serve_client
-from handrail.frontends.acp.session_setup import AcpFrontendSettings
-from handrail.frontends.acp.transport import PipeTransport, ValidatingTransport, to_line
+from handrail.agent.run_budget import Budget
+from handrail.frontends.acp.acp_agent import serve_acp_client
+from handrail.frontends.acp.acp_transport import JsonLinesTransport, ValidatingTransport, to_json_line
+from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -65,7 +65,7 @@ class Lines:
         pass
 
     async def taken(self) -> list[Any]:
-        checked = ValidatingTransport(PipeTransport(cast("Any", self).__aiter__(), self))
+        checked = ValidatingTransport(JsonLinesTransport(cast("Any", self).__aiter__(), self))
         taken: list[Any] = []
         while (message := await checked.receive()) is not None:
             taken.append(message)
@@ -119,7 +119,7 @@ class Closed(Lines):
 async def test_what_a_client_is_told_that_has_gone_is_dropped_unless_somebody_waits_for_it() -> None:
     closed = Closed("no json", "null", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
     assert [message["id"] for message in await closed.taken()] == [2], "it is heard until it says no more"
-    pipe = PipeTransport(aiter(cast("Any", closed)), closed)
+    pipe = JsonLinesTransport(aiter(cast("Any", closed)), closed)
     await pipe.send({"jsonrpc": "2.0", "id": 2, "result": {}})
     for waited_for in ({"method": "session/update"}, {"id": 0, "method": "session/request_permission"}):
         with pytest.raises(BrokenPipeError):
@@ -141,7 +141,9 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_no_traceback(handrail
         nonlocal requests
         requests += 1
         assert process.stdin is not None
-        process.stdin.write(to_line({"jsonrpc": "2.0", "id": requests, "method": method, "params": params}).encode())
+        process.stdin.write(
+            to_json_line({"jsonrpc": "2.0", "id": requests, "method": method, "params": params}).encode()
+        )
         await process.stdin.drain()
 
     async def told(wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -199,9 +201,9 @@ async def test_a_client_that_hangs_up_without_reading_what_it_is_told_is_not_wai
         desk.kernel,
         desk.reading,
         played(tmp_path, {"text": "There is much to say."}),
-        lambda manifest: Budget.resolve(manifest.budgets),
+        lambda manifest: Budget.combine_limits(manifest.budgets),
     )
-    await serve_client(Deaf(), serving, patience_s=0)
+    await serve_acp_client(Deaf(), serving, patience_s=0)
     with desk.reading(str(desk.workspace)) as reader:
         (left,) = reader.list_resumable(limit=5)
     assert left.task == "go"
@@ -261,7 +263,7 @@ async def test_no_message_ends_the_connection(messages: list[Any]) -> None:
             return None
 
         async def send(self, message: dict[str, Any]) -> None:
-            await answers.put(json.loads(to_line(message)))
+            await answers.put(json.loads(to_json_line(message)))
 
         async def close(self) -> None:
             pass
@@ -269,7 +271,7 @@ async def test_no_message_ends_the_connection(messages: list[Any]) -> None:
     def never(*_: object) -> Any:
         raise AssertionError("no workspace is opened by what has said no hello")
 
-    served = asyncio.create_task(serve_client(Hostile(), AcpFrontendSettings(never, never, never, never)))
+    served = asyncio.create_task(serve_acp_client(Hostile(), AcpFrontendSettings(never, never, never, never)))
     served.add_done_callback(lambda _: answers.put_nowait(None))
     try:
         while (answer := await answers.get()) is None or answer.get("id") != "last":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.testing.model_servers import OpenAIServer, ScriptedReply
+from handrail.testing.provider_servers import OpenAIServer, ScriptedReply
 
 pytestmark = pytest.mark.proves("K-13")
 

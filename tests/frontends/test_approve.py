@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.frontends.conftest import Here, Program, Terminals
 
-from handrail.store.folders import prepare_folders
+from handrail.store.state_folders import prepare_folders
 
 WRITE = json.dumps({"path": "new.txt", "content": "one\ntwo\n"})
 
@@ -301,7 +301,7 @@ def test_who_is_asked_at_a_terminal_when_the_holder_is_killed_is_asked_anew_and_
 
 ALONE = """
 import sys
-from handrail.frontends.cli.app import run
+from handrail.frontends.cli.command_group import run
 
 code = run(sys.argv[1:])
 print(*sorted(name for name in sys.modules if name.startswith("handrail.")), sep="\\n")

@@ -7,9 +7,9 @@ import json
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.authoring.templates import make_tool_files, write_files
-from handrail.frontends.cli.app import run
-from handrail.sandbox import tiers
+from handrail.authoring.tool_templates import make_tool_files, write_tool_files
+from handrail.frontends.cli.command_group import run_command_line
+from handrail.sandbox import tier_probe
 
 
 @pytest.mark.proves("R-13", "K-12")
@@ -18,20 +18,22 @@ def test_a_new_tool_is_written_and_passes_the_check(
 ) -> None:
     folder = handrail.config / "tools"
     line = ["new", "tool", "text.words", "--kind", "module", "--directory", str(folder)]
-    assert run(line) == 0
+    assert run_command_line(line) == 0
     assert f"wrote {folder}/text_words.py" in capfd.readouterr().out
     (handrail.config / "handrail.toml").write_text("")
     checked = here("lint", "--config", str(handrail.config / "handrail.toml"), "--json", str(folder))
     assert (checked.code, json.loads(checked.out)) == (0, {"tools": ["text.words"], "findings": []})
-    assert run(line) == 2
+    assert run_command_line(line) == 2
     assert "Nothing was written" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason="programs cannot be confined on this machine")
+@pytest.mark.skipif(
+    not tier_probe.choose_sandbox().tier.is_confining, reason="programs cannot be confined on this machine"
+)
 @pytest.mark.proves("R-15")
 def test_a_build_shows_what_it_runs_and_writes_and_a_failure_says_why(handrail: Program, here: Here) -> None:
     config, tools = handrail.config / "handrail.toml", handrail.config / "tools"
-    write_files(tools, make_tool_files("source", "text.words"))
+    write_tool_files(tools, make_tool_files("source", "text.words"))
     (tools / "test_text_words.py").unlink()
     config.write_text("")
     script = tools / "text_words" / "build.sh"

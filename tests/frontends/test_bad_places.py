@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.sandbox.start.spawn import find_binaries
-from handrail.store.database.schema import VERSION
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
+from handrail.store.database.schema_migrations import VERSION
 
 pytestmark = pytest.mark.proves("F-12")
 
 FULL = """
 import resource, sys
-from handrail.frontends.cli.app import run
+from handrail.frontends.cli.command_group import run
 from handrail.sandbox.start.spawn import find_binaries
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 sys.exit(run(sys.argv[2:]))
@@ -39,10 +39,12 @@ def ended(command: Sequence[str]) -> tuple[int, str]:
     return done.returncode, said
 
 
-@pytest.mark.skipif(next(find_binaries(), None) is None, reason="nothing here makes a folder read-only for root too")
+@pytest.mark.skipif(
+    next(find_bubblewrap_programs(), None) is None, reason="nothing here makes a folder read-only for root too"
+)
 def test_on_a_read_only_disk_looking_works_and_removing_says_why_not(handrail: Program, here: Here, call: str) -> None:
     frozen = [
-        next(find_binaries()),
+        next(find_bubblewrap_programs()),
         "--dev-bind",
         "/",
         "/",

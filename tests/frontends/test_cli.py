@@ -14,7 +14,7 @@ import pytest
 from tests.frontends.conftest import Here, Program, Sleeper, Terminals
 from tests.prefork import command as prefork
 
-from handrail.frontends.cli.app import COMMANDS, run
+from handrail.frontends.cli.command_group import COMMANDS, run_command_line
 
 CALLING = ("call", "run", "explain", "mcp")
 LOOKING = ("log", "state", "doctor", "completion", "sessions", "jobs", "approve")
@@ -26,7 +26,7 @@ LOOKING = ("log", "state", "doctor", "completion", "sessions", "jobs", "approve"
 @pytest.mark.proves("F-02a")
 def test_help_lists_every_command_without_loading_one() -> None:
     code = (
-        "import sys\nfrom handrail.frontends.cli.app import run\ncode = run(['--help'])\n"
+        "import sys\nfrom handrail.frontends.cli.command_group import run\ncode = run(['--help'])\n"
         "loaded = [m for m in sys.modules if m.startswith('handrail.') and not m.startswith('handrail.frontends')]\n"
         "print('LOADED', code, loaded, [m for m in ('asyncio', 'pydantic', 'rich') if m in sys.modules])"
     )
@@ -45,7 +45,7 @@ def test_the_command_runs_as_a_module_of_the_interpreter_too() -> None:
 def test_every_command_explains_itself_and_takes_the_options_that_mean_something_to_it(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([name, "--help"]) == 0
+    assert run_command_line([name, "--help"]) == 0
     shown = capsys.readouterr().out
     for option in ("--workspace", "--state", "--json"):
         assert (option in shown) == (name not in ("completion", "new"))
@@ -74,20 +74,20 @@ def test_every_command_explains_itself_and_takes_the_options_that_mean_something
 def test_a_wrong_command_line_is_told_in_a_line_and_exits_with_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(arguments) == 2
+    assert run_command_line(arguments) == 2
     shown = capsys.readouterr()
     assert said in shown.err and shown.out == ""
     assert len(shown.err.splitlines()) <= 3 and "Traceback" not in shown.err
 
 
 def test_no_command_shows_the_help_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 2
+    assert run_command_line([]) == 2
     assert "Commands:" in capsys.readouterr().err
 
 
 def test_a_workspace_that_is_not_there_exits_with_5(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for command in (["call", "read"], ["tools"], ["log"], ["explain", "read", "{}"]):
-        assert run([*command, "--workspace", str(tmp_path / "nowhere")]) == 5
+        assert run_command_line([*command, "--workspace", str(tmp_path / "nowhere")]) == 5
         assert "nowhere" in capsys.readouterr().err
 
 
@@ -97,12 +97,12 @@ def test_a_defect_is_one_line_and_a_traceback_only_when_asked_for(
     def broken(*_: object, **__: object) -> int:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("handrail.frontends.cli.app.handrail.main", broken)
-    assert run(["tools"]) == 1
+    monkeypatch.setattr("handrail.frontends.cli.command_group.handrail.main", broken)
+    assert run_command_line(["tools"]) == 1
     shown = capsys.readouterr().err
     assert "ZeroDivisionError: by zero" in shown and "HANDRAIL_DEBUG=1" in shown and "Traceback" not in shown
     monkeypatch.setenv("HANDRAIL_DEBUG", "1")
-    assert run(["tools"]) == 1
+    assert run_command_line(["tools"]) == 1
     assert "Traceback" in (shown := capsys.readouterr().err) and "ZeroDivisionError: by zero" in shown
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.frontends.conftest import Ended, Here, Program
 from tests.prefork import command as prefork
 
-from handrail.frontends.cli.app import COMMANDS, run
+from handrail.frontends.cli.command_group import COMMANDS, run_command_line
 
 pytestmark = pytest.mark.proves("F-02a")
 
@@ -44,7 +44,7 @@ def offered(handrail: Program, *words: str) -> list[str]:
 def test_the_completion_of_each_shell_is_one_that_it_reads(
     shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(["completion", shell]) == 0
+    assert run_command_line(["completion", shell]) == 0
     text = capsys.readouterr().out
     assert f"_HANDRAIL_COMPLETE={shell}_complete" in text and "_handrail_completion" in text
     if (program := shutil.which(shell)) is not None:
@@ -113,9 +113,9 @@ def test_a_damaged_log_completes_to_nothing(here: Here, handrail: Program) -> No
 def test_completing_starts_no_kernel(here: Here, handrail: Program) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     code = (
-        "import os, sys\nfrom handrail.frontends.cli.app import run\n"
+        "import os, sys\nfrom handrail.frontends.cli.command_group import run\n"
         "try:\n    run([])\nexcept SystemExit:\n    pass\n"
-        "print('LOADED', sorted({'handrail.kernel.kernel', 'handrail.tools', 'pydantic', 'rich', 'mcp'} & set(sys.modules)))"
+        "print('LOADED', sorted({'handrail.kernel.kernel_interface', 'handrail.tools', 'pydantic', 'rich', 'mcp'} & set(sys.modules)))"
     )
     own = {"_HANDRAIL_COMPLETE": "bash_complete", "COMP_WORDS": "handrail call gre", "COMP_CWORD": "2"}
     done = subprocess.run(

@@ -14,8 +14,8 @@ import pytest
 from tests.frontends.conftest import Here, Program, Terminals
 
 from handrail import open_kernel
-from handrail.frontends.cli.app import run
-from handrail.frontends.cli.options import is_headless
+from handrail.frontends.cli.command_group import run_command_line
+from handrail.frontends.cli.command_options import is_headless
 
 pytestmark = pytest.mark.proves("F-11")
 
@@ -214,7 +214,7 @@ def test_a_value_of_headless_that_is_neither_yes_nor_no_is_a_usage_error(
     handrail: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HANDRAIL_HEADLESS", "maybe")
-    assert run(["tools", *handrail.common]) == 2
+    assert run_command_line(["tools", *handrail.common]) == 2
     assert "Expected 1 or 0" in capsys.readouterr().err
     assert os.environ["HANDRAIL_HEADLESS"] == "maybe"
 

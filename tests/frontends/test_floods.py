@@ -13,7 +13,7 @@ import pytest
 from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
 
 from handrail.frontends.mcp import http_limits, http_server
-from handrail.frontends.mcp.http_limits import bounded_connection_class
+from handrail.frontends.mcp.http_limits import make_connection_class
 
 INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",
@@ -158,8 +158,8 @@ async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
 
 
 async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def five(most: int, ended: Callable[[object], object]) -> type[http_limits.TimedConnection]:
-        protocol = bounded_connection_class(most, ended)
+    def five(most: int, ended: Callable[[object], object]) -> type[http_limits.TimedHttpConnection]:
+        protocol = make_connection_class(most, ended)
         protocol.most = 5
         return protocol
 
@@ -174,7 +174,7 @@ async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pyt
 
 
 def test_connections_leave_room_for_other_files() -> None:
-    assert 16 <= bounded_connection_class(2_000, id).most <= 2_000
+    assert 16 <= make_connection_class(2_000, id).most <= 2_000
 
 
 async def opened(rpc: Rpc, token: str | None = None) -> tuple[int, str]:

@@ -22,9 +22,9 @@ from tests.frontends.conftest import Ended, Here, Program
 from tests.prefork import command as prefork
 
 import handrail
-from handrail.frontends.cli.app import run
-from handrail.record.log import CommitLog, Record
-from handrail.store.encoding import decode, encode
+from handrail.frontends.cli.command_group import run_command_line
+from handrail.record.commit_log import CommitLog, Record
+from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
 from handrail.store.workspace_store import WorkspaceStore
 
 SOURCE = Path(handrail.__file__).parent
@@ -103,7 +103,8 @@ def state(handrail: Program, here: Here) -> Program:
     with connection:
         for rowid, request in connection.execute("SELECT rowid, request FROM approval").fetchall():
             connection.execute(
-                "UPDATE approval SET request = ? WHERE rowid = ?", (encode(poisoned(decode(request))), rowid)
+                "UPDATE approval SET request = ? WHERE rowid = ?",
+                (encode_any_json(poisoned(decode_any_json(request))), rowid),
             )
         connection.execute("UPDATE session SET topic = ?, agent = ?, frontend = ?", (HOSTILE, HOSTILE, HOSTILE))
         connection.execute(
@@ -112,13 +113,13 @@ def state(handrail: Program, here: Here) -> Program:
             (HOSTILE, HOSTILE),
         )
         said = {"role": "user", "text": HOSTILE}
-        connection.execute("INSERT INTO message SELECT id, 1, 1, ? FROM session LIMIT 1", (encode(said),))
+        connection.execute("INSERT INTO message SELECT id, 1, 1, ? FROM session LIMIT 1", (encode_any_json(said),))
         connection.execute("INSERT INTO project_rule VALUES ('rul_1', ?, 1, ?)", (f"deny bash {HOSTILE}", HOSTILE))
         texts_of_a_job = dict.fromkeys(("about", "definition", "output", "untrusted"), HOSTILE)
         job = {**texts_of_a_job, "arguments": None, "exposure": "both", "prompt_mask": False, "given_up": False}
         connection.execute(
             "INSERT INTO job SELECT 'job_h', id, 'ses_h/1.0', ?, 'failed', 1, 2, 1, 1, ? FROM session LIMIT 1",
-            (HOSTILE, encode(job)),
+            (HOSTILE, encode_any_json(job)),
         )
     connection.close()
     skill = handrail.workspace / ".agents" / "skills" / "deploy"
@@ -202,7 +203,7 @@ def _session(place: Program) -> str:
 
 def carried_out(state: Program, words: tuple[str, ...], capfd: pytest.CaptureFixture[str], *further: str) -> Ended:
     capfd.readouterr()
-    code = run([*words, *state.common, *further])
+    code = run_command_line([*words, *state.common, *further])
     sys.stdout.flush()
     sys.stderr.flush()
     shown = capfd.readouterr()
@@ -316,13 +317,13 @@ def test_a_traceback_and_the_warnings_of_libraries_are_inert(
 
 
 WRITERS = {
-    "frontends/cli/output.py": "the writer itself",
+    "frontends/cli/terminal_output.py": "the writer itself",
     "demos/demonstration.py": "its one error makes what it shows visible",
     "demos/tour/watching.py": "its view makes each piece visible and lays out a table",
     "frontends/acp/terminal_viewer.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
-    "testing/upstream_program.py": "a server for tests, on its own pipes",
+    "testing/scripted_mcp_program.py": "a server for tests, on its own pipes",
     "registry/sources/module_worker.py": "a program in the sandbox: its stderr is a pipe of Handrail's",
-    "contract/schema/bounded_check.py": "a process that checks arguments: its stdout is a pipe of Handrail's",
+    "contract/schema/schema_check_program.py": "a process that checks arguments: its stdout is a pipe of Handrail's",
     "sandbox/start/launcher_python.py": "the child that becomes a program in the sandbox, with that program's stderr",
 }
 """The modules that may write to a terminal, and why."""
@@ -336,7 +337,7 @@ _FORBIDDEN = (
 
 
 def test_only_the_writer_writes_to_a_terminal() -> None:
-    """Every other module hands its texts to ``frontends/cli/output.py``, which makes them inert."""
+    """Every other module hands its texts to ``frontends/cli/terminal_output.py``, which makes them inert."""
     found: list[str] = []
     for path in sorted([*SOURCE.rglob("*.py"), *DEMOS.rglob("*.py")]):
         name = path.relative_to(SOURCE if SOURCE in path.parents else DEMOS.parent).as_posix()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.store.workspace_store import WorkspaceStore
 
 

@@ -20,7 +20,7 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.types import CallToolResult, TextContent, Tool, ToolListChangedNotification
 from tests.frontends.conftest import Program, Sleeper
 
-from handrail.frontends.mcp.stdio import MAX_MESSAGE_BYTES, MAX_MESSAGE_VALUES, LineReader, PipeWriter
+from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, MAX_MESSAGE_VALUES, LimitedLineReader, PipeWriter
 
 Mode = Literal["auto", "legacy"]
 
@@ -192,7 +192,7 @@ async def test_a_message_of_more_values_than_any_call_may_have_is_refused_and_th
     many = "[]," * MAX_MESSAGE_VALUES
     reader.feed_data(f'{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": [{many}1]}}\n{{}}\n'.encode())
     reader.feed_eof()
-    assert [line async for line in LineReader(reader, said.append)] == ["{}\n"]
+    assert [line async for line in LimitedLineReader(reader, said.append)] == ["{}\n"]
     (refused,) = map(json.loads, said)
     assert refused["id"] == 7 and "contain more than 40,000 values" in refused["error"]["message"]
 
@@ -205,7 +205,7 @@ async def test_a_pipe_that_nobody_reads_is_waited_for_only_while_its_client_spea
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(incoming), os.fdopen(said, "rb", buffering=0))
     out, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(writing, "wb", buffering=0))
     output = PipeWriter(asyncio.StreamWriter(out, flow, None, loop), patience_s=0)
-    lines = LineReader(incoming, lambda _: None, output.limit_flush_time)
+    lines = LimitedLineReader(incoming, lambda _: None, output.limit_flush_time)
     try:
         await output.write("x" * 1_000_000)
         waiting = asyncio.ensure_future(output.flush())

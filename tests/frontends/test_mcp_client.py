@@ -33,11 +33,11 @@ from tests.frontends.mcp_clients import (
 )
 
 from handrail import tool
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.call import CallAnswer, Result
-from handrail.contract.tool.tool import Tool
-from handrail.frontends.mcp.client_call import ClientCall, OpenRequest
-from handrail.frontends.mcp.tools import MAX_GUIDANCE, McpFrontendSettings
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.calls_and_results import CallAnswer, Result
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.frontends.mcp.client_call import McpClientCall, OpenClientRequest
+from handrail.frontends.mcp.tool_listing import MAX_GUIDANCE, McpFrontendSettings
 
 
 @ERAS
@@ -212,16 +212,16 @@ async def test_a_tool_that_hangs_up_again_and_again_hangs_up_once_for_all_that_w
     async def hang_up() -> CallAnswer:
         for _ in range(2):
             for _ in range(1_000):
-                exchange.detach()
-                exchange.detach()
+                exchange.close_client_stream()
+                exchange.close_client_stream()
             while not hung_up:
                 await asyncio.sleep(0)
         return CallAnswer("call-1", "t", Result.output(1), Result.output(1))
 
-    exchange = ClientCall("call-1")
+    exchange = McpClientCall("call-1")
     exchange.start(hang_up())
     line: Any = SimpleNamespace(close_sse_stream=close, protocol_version="2025-11-25")
-    assert isinstance(await exchange.report_until_answered(OpenRequest(line)), CallAnswer)
+    assert isinstance(await exchange.send_events_until_answered(OpenClientRequest(line)), CallAnswer)
     assert len(hung_up) == 2
 
 

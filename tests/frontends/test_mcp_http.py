@@ -17,13 +17,18 @@ from mcp.server.streamable_http import EventMessage
 
 from handrail import tool
 from handrail.contract.errors import StartError, UsageError
-from handrail.contract.services.client import ClientRequest
-from handrail.contract.services.runtime import Runtime
-from handrail.frontends.mcp import client, client_manager
+from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.frontends.mcp import client_manager, connected_client
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
 from handrail.frontends.mcp.http_limits import MAX_CONNECTIONS
-from handrail.frontends.mcp.http_server import MAX_STREAM_EVENTS, EventReplay, HttpFrontendSettings, run_http_server
-from handrail.testing.kernels import temporary_kernel
+from handrail.frontends.mcp.http_server import (
+    MAX_STREAM_EVENTS,
+    BoundedEventStore,
+    HttpFrontendSettings,
+    run_http_server,
+)
+from handrail.testing.scripted_kernel import temporary_kernel
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
@@ -142,7 +147,7 @@ async def test_what_a_client_did_not_declare_is_named(tmp_path: Path) -> None:
 
 
 async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_HELD_CALLS", 3)
+    monkeypatch.setattr(connected_client, "MAX_HELD_CALLS", 3)
     async with running(tmp_path, McpFrontendSettings()) as rpc:
         held = [await rpc.call() for _ in range(3)]
         assert all(one["result"]["resultType"] == "input_required" for one in held)
@@ -303,7 +308,7 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
         )
         async with httpx2.AsyncClient() as http:
             await Rpc(http, url).call(*LOOK)
-            (session,) = kernel.sessions.by_id.values()
+            (session,) = kernel.sessions.sessions_by_id.values()
         async for _ in session.events():  # which end with the session
             pass
         assert session.is_closed
@@ -398,8 +403,8 @@ async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:
         http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {ALICE}"})
         async with http:
             for mode in ("legacy", "auto"):
-                async with Client(streamable_http_client(rpc.url, http_client=http), mode=mode) as client:
-                    assert "greet" in {one.name for one in (await client.list_tools()).tools}
+                async with Client(streamable_http_client(rpc.url, http_client=http), mode=mode) as connected_client:
+                    assert "greet" in {one.name for one in (await connected_client.list_tools()).tools}
 
 
 # ── what an operator may ask for ─────────────────────────────────────────────────────────────────
@@ -456,7 +461,7 @@ def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None
 async def test_events_after_one_are_replayed_and_only_of_its_stream() -> None:
     from mcp_types import JSONRPCNotification
 
-    replay, heard = EventReplay(), list[EventMessage]()
+    replay, heard = BoundedEventStore(), list[EventMessage]()
 
     async def send(event: EventMessage) -> None:
         heard.append(event)

@@ -29,12 +29,12 @@ from tests.frontends.mcp_clients import (
 )
 
 from handrail import Kernel, open_kernel
-from handrail.contract.call import Blob
-from handrail.contract.services.resources import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
-from handrail.contract.services.runtime import Runtime
-from handrail.frontends.mcp.client_manager import ClientManager
-from handrail.frontends.mcp.server import build_server
-from handrail.frontends.mcp.tools import McpFrontendSettings
+from handrail.contract.calls_and_results import Blob
+from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.frontends.mcp.client_manager import McpClientManager
+from handrail.frontends.mcp.mcp_server import build_mcp_server
+from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.record.log_reader import LogReader
 
 
@@ -90,8 +90,8 @@ async def with_shelf(
         rules=rules,
         resources=[shelf],
     ) as kernel:
-        house = ClientManager(kernel, McpFrontendSettings())
-        server = build_server(house)
+        house = McpClientManager(kernel, McpFrontendSettings())
+        server = build_mcp_server(house)
 
         def client(era: Era, hear: Any = None) -> Client:
             return Client(server, mode=era, message_handler=hear)
@@ -186,7 +186,7 @@ async def test_a_new_generation_is_told_to_clients_of_either_era(tmp_path: Path)
             await old.list_tools()
             listening = new.listen(tools_list_changed=True)
             async with listening as changes:
-                await kernel.reload([work])
+                await kernel.reload_tools([work])
                 assert isinstance(await anext(aiter(changes)), ToolsListChanged)
                 assert isinstance(await heard.get(), types.ToolListChangedNotification)
             assert "launch" not in {found.name for found in (await old.list_tools()).tools}
@@ -204,9 +204,9 @@ async def test_a_process_that_joined_serves_all_the_same(tmp_path: Path, era: Er
             rules=(*ALLOWED, "allow relay"),
         )
         async with joining as kernel:
-            house = ClientManager(kernel, McpFrontendSettings())
+            house = McpClientManager(kernel, McpFrontendSettings())
             joined = Client(
-                build_server(house),
+                build_mcp_server(house),
                 mode=era,
                 elicitation_callback=person.elicit,
                 sampling_callback=sample,

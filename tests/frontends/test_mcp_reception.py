@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from handrail import tool
-from handrail.frontends.mcp.server import serve_on
-from handrail.frontends.mcp.stdio import HANDSHAKE_VERSIONS, STATELESS_VERSION, EarlyResponder
-from handrail.frontends.mcp.tools import Discovery, McpFrontendSettings
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.frontends.mcp.mcp_server import serve_single_client
+from handrail.frontends.mcp.mcp_stdio_server import HANDSHAKE_VERSIONS, STATELESS_VERSION, StartupResponder
+from handrail.frontends.mcp.tool_listing import Discovery, McpFrontendSettings
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 Message = dict[str, Any]
 CLIENT: Message = {"name": "test", "version": "1", "title": "A test"}
@@ -96,14 +96,14 @@ async def kernel(tmp_path: Path) -> AsyncGenerator[LocalKernel]:
 
 async def begun(
     kernel: LocalKernel, messages: Iterable[Message | str], discovery: Discovery = "core"
-) -> tuple[EarlyResponder, Heard, bool]:
+) -> tuple[StartupResponder, Heard, bool]:
     heard = Heard()
-    reception = EarlyResponder(kernel, McpFrontendSettings(discovery=discovery), heard)
-    return reception, heard, await reception.receive(lines(messages))
+    reception = StartupResponder(kernel, McpFrontendSettings(discovery=discovery), heard)
+    return reception, heard, await reception.answer_until_server_needed(lines(messages))
 
 
 async def gone_on(
-    reception: EarlyResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: Heard, count: int
+    reception: StartupResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: Heard, count: int
 ) -> None:
     """The server, for the client that the reception has had, until it has said so much."""
     enough = asyncio.Event()
@@ -113,8 +113,8 @@ async def gone_on(
         for line in ():
             yield line
 
-    ends = reception.replay_lines(silence()), out
-    serving = asyncio.create_task(serve_on(kernel, McpFrontendSettings(discovery=discovery), ends))
+    ends = reception.replay_client_lines(silence()), out
+    serving = asyncio.create_task(serve_single_client(kernel, McpFrontendSettings(discovery=discovery), ends))
     try:
         await heard.until(count)
     finally:
@@ -140,8 +140,8 @@ async def test_the_first_answers_are_those_that_the_server_gives(
 
 async def test_a_client_hears_each_answer_once_and_of_a_change_in_between(kernel: LocalKernel) -> None:
     reception, heard, _ = await begun(kernel, BEGINNINGS["2025-06-18"], "all")
-    await kernel.reload(tools=[count, later])
-    await gone_on(reception, kernel, "all", reception.answer_filter(), heard, 3)
+    await kernel.reload_tools(tools=[count, later])
+    await gone_on(reception, kernel, "all", reception.make_answer_filter(), heard, 3)
     assert [one.get("id", one.get("method")) for one in heard.messages] == [
         1,
         "two",
@@ -153,7 +153,7 @@ async def test_a_client_that_said_hello_alone_is_served_on(kernel: LocalKernel) 
     reception, heard, there = await begun(kernel, [hello(), READY, request(2, "ping")])
     assert there
     assert [one["id"] for one in heard.messages] == [1]
-    await gone_on(reception, kernel, "core", reception.answer_filter(), heard, 2)
+    await gone_on(reception, kernel, "core", reception.make_answer_filter(), heard, 2)
     assert heard.messages[1] == {"jsonrpc": "2.0", "id": 2, "result": {}}
 
 
@@ -214,8 +214,8 @@ async def test_a_client_that_says_nothing_of_use_fills_no_memory(kernel: LocalKe
             taken += 1
             yield json.dumps(READY)
 
-    reception = EarlyResponder(kernel, McpFrontendSettings(), Heard())
-    assert await reception.receive(chatter())
+    reception = StartupResponder(kernel, McpFrontendSettings(), Heard())
+    assert await reception.answer_until_server_needed(chatter())
     assert taken < 20
 
 

@@ -14,13 +14,13 @@ from tests.frontends.conftest import Program
 
 from handrail import config
 from handrail.contract.errors import StartError
-from handrail.frontends.cli.app import run
-from handrail.registry.pins import StoredPins, ThirdPartyDefinition
-from handrail.store import decisions
-from handrail.upstream import definition
-from handrail.upstream.definition import ServerListing
-from handrail.upstream.server_config import load_server_definitions
-from handrail.upstream.tools import build_spec
+from handrail.frontends.cli.command_group import run_command_line
+from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
+from handrail.store import operator_decisions
+from handrail.upstream import server_definition
+from handrail.upstream.mcp_tool import build_spec
+from handrail.upstream.server_config_loader import load_enabled_servers
+from handrail.upstream.server_definition import ServerListing
 
 TOKEN = "ghp_0123456789abcdefghij"
 
@@ -40,11 +40,11 @@ def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
     own.write_text('# mine\nmode = "plan"\n')
     place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
 
-    assert run(["mcp", "import", str(file), "--no-install", *place]) == 2, "nobody agreed"
+    assert run_command_line(["mcp", "import", str(file), "--no-install", *place]) == 2, "nobody agreed"
     assert "mcp" not in tomllib.loads(own.read_text())
     capfd.readouterr()
 
-    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
+    assert run_command_line(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
     shown = capfd.readouterr()
     assert TOKEN not in shown.out + shown.err + own.read_text()
     assert "leaky: not imported" in shown.out and "autoApprove: rules grant permissions in Handrail" in shown.out
@@ -54,11 +54,11 @@ def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
     secret = Path(written["secrets"]["FILES_TOKEN"]["file"])
     assert (secret.read_text(), stat.S_IMODE(secret.stat().st_mode)) == (TOKEN, 0o600)
 
-    assert run(["mcp", "list", "--json", *place]) == 0
+    assert run_command_line(["mcp", "list", "--json", *place]) == 0
     states = {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)}
     assert states["clock"] == "not installed: handrail mcp install clock"
 
-    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 1
+    assert run_command_line(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 1
     assert "its name is already in use" in capfd.readouterr().out
 
 
@@ -77,7 +77,7 @@ def test_no_import_gives_a_server_the_secret_of_another(
         (file := tmp_path / "other.json").write_text(
             json.dumps({"mcpServers": {name: {"command": "/x", "env": env} for name, env in servers.items()}})
         )
-        return run(["mcp", "import", str(file), "--no-install", "--yes", *place])
+        return run_command_line(["mcp", "import", str(file), "--no-install", "--yes", *place])
 
     def given() -> dict[str, dict[str, str]]:
         written = tomllib.loads(own.read_text())
@@ -115,7 +115,7 @@ def test_an_import_answers_no_name_that_another_server_asks_for(handrail: Progra
         json.dumps({"mcpServers": {"git": {"command": "/x", "env": {"TOKEN": "of git"}}}})
     )
     place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
-    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
+    assert run_command_line(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
     assert list(tomllib.loads(own.read_text())["secrets"]) == ["GIT_TOKEN_2"]
 
 
@@ -129,14 +129,16 @@ def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
         json.dumps({"mcpServers": {"a": {"command": "/x", "env": {"KEY": "v"}}}})
     )
 
-    def full(path: Path, content: bytes, write: Callable[[Path, bytes], None] = decisions.write_private_file) -> None:
+    def full(
+        path: Path, content: bytes, write: Callable[[Path, bytes], None] = operator_decisions.write_private_file
+    ) -> None:
         if path.name == "handrail.toml":
             raise StartError("the disk is full")
         write(path, content)
 
     own.write_text("")
-    monkeypatch.setattr(decisions, "write_private_file", full)
-    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 5
+    monkeypatch.setattr(operator_decisions, "write_private_file", full)
+    assert run_command_line(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 5
     assert list((own.parent / "secrets").iterdir()) == [] and own.read_text() == ""
 
 
@@ -150,18 +152,21 @@ def test_the_list_says_what_each_server_waits_for(
     file.write_text(f'{tables}[mcp.servers.gone]\ncommand = "/nowhere/at/all"\n')
     state = handrail.state
     state.mkdir(mode=0o700, exist_ok=True)
-    for server in load_server_definitions(config.load_configuration(file)):
+    for server in load_enabled_servers(config.load_configuration(file)):
         names = {"known": ("a", "b"), "ready": ("a",), "empty": ()}.get(server.name)
         if names is not None:
             items = tuple({"name": name, "description": "Does.", "inputSchema": {"type": "object"}} for name in names)
-            definition.write_listing(
+            server_definition.write_cached_listing(
                 state, server.name, server.definition_hash, ServerListing(tools=items, protocol="2025-11-25")
             )
             if server.name == "ready":
                 specs = [build_spec(item, server, server.requires) for item in items]
                 StoredPins(state).approve(server.name, [ThirdPartyDefinition.from_spec(spec) for spec in specs])
     assert (
-        run(["mcp", "list", "--json", "-C", str(handrail.workspace), "--state", str(state), "--config", str(file)]) == 0
+        run_command_line(
+            ["mcp", "list", "--json", "-C", str(handrail.workspace), "--state", str(state), "--config", str(file)]
+        )
+        == 0
     )
     states = {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)}
     assert states["new"] == "never connected. To connect and see its tools: handrail sources review new"
@@ -173,5 +178,5 @@ def test_the_list_says_what_each_server_waits_for(
 def test_options_before_the_command_are_refused_and_not_forgotten(
     handrail: Program, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["mcp", "-C", str(handrail.workspace), "list"]) == 2
+    assert run_command_line(["mcp", "-C", str(handrail.workspace), "list"]) == 2
     assert "must follow the command" in capfd.readouterr().err

@@ -17,12 +17,12 @@ from pydantic import ConfigDict
 from tests.frontends.mcp_clients import NAME, said, serving
 
 from handrail import ToolError, tool
-from handrail.contract.services.client import ClientRequest
-from handrail.contract.services.runtime import Runtime
-from handrail.frontends.mcp import tasks as module
-from handrail.frontends.mcp.client_manager import ClientManager
-from handrail.frontends.mcp.tools import McpFrontendSettings
-from handrail.kernel.local import LocalKernel
+from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.frontends.mcp import task_extension as module
+from handrail.frontends.mcp.client_manager import McpClientManager
+from handrail.frontends.mcp.tool_listing import McpFrontendSettings
+from handrail.kernel.local_kernel import LocalKernel
 
 TASKS = "io.modelcontextprotocol/tasks"
 FORM = {"message": "Who?", "requestedSchema": NAME}
@@ -116,7 +116,7 @@ async def never(context: Any, params: Any) -> types.ElicitResult:
 @asynccontextmanager
 async def following(
     folder: Path, *, after_s: float = 0.02, hold_s: float = 600.0
-) -> AsyncGenerator[tuple[Following, LocalKernel, ClientManager, Callable[..., Client]]]:
+) -> AsyncGenerator[tuple[Following, LocalKernel, McpClientManager, Callable[..., Client]]]:
     gates[:] = [Gates()]
     settings = McpFrontendSettings(discovery="all", task_after_s=after_s, hold_s=hold_s)
     async with (
@@ -163,7 +163,7 @@ async def test_cancelling_a_task_reaches_its_program(tmp_path: Path) -> None:
     async with following(tmp_path) as (one, kernel, _, _):
         made = await one.call("bash", command="echo begun; tail -f /dev/null", background=True)
         (job,) = await kernel.jobs.list()
-        while "begun" not in (await kernel.jobs.read(job.id)).text:
+        while "begun" not in (await kernel.jobs.read_output_bytes(job.id)).text:
             await asyncio.sleep(0.01)
         assert (await one.ask("tasks/cancel", taskId=made["taskId"]))["resultType"] == "complete"
         ended = await one.until(made["taskId"], "cancelled", "completed")
@@ -262,13 +262,13 @@ async def test_whoever_listens_is_told_of_a_task_what_a_look_would_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due: asyncio.Queue[None] = asyncio.Queue()
-    look: Any = module.TaskManager._check_client  # pyright: ignore[reportPrivateUsage]
+    look: Any = module.McpTaskManager._check_client  # pyright: ignore[reportPrivateUsage]
 
     def counted(*given: Any) -> None:
         look(*given)
         due.put_nowait(None)
 
-    monkeypatch.setattr(module.TaskManager, "_check_client", counted)
+    monkeypatch.setattr(module.McpTaskManager, "_check_client", counted)
     monkeypatch.setattr(module, "NOTIFY_INTERVAL_S", 0)
     hearing = Hearing()
     async with (

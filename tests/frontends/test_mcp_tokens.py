@@ -26,20 +26,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from handrail.config.mcp import McpServeSettings
+from handrail.config.mcp_settings import McpServeSettings
 from handrail.contract.errors import HandrailError
-from handrail.frontends.mcp import auth
-from handrail.frontends.mcp.auth import (
-    IntrospectionSettings,
-    IntrospectionVerifier,
-    JwtTokenVerifier,
-    TokenUncheckable,
-    check_secure_url,
-)
+from handrail.frontends.mcp import token_verifiers
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
 from handrail.frontends.mcp.http_server import HttpFrontendSettings, _UvicornServer, run_http_server  # pyright: ignore[reportPrivateUsage]
+from handrail.frontends.mcp.token_verifiers import (
+    IntrospectionSettings,
+    IntrospectionTokenVerifier,
+    JwtTokenVerifier,
+    TokenCheckFailed,
+    check_secure_url,
+)
 from handrail.runtime.secret_store import SecretStore
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 KEY, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 RESOURCE = "https://tools.example.org/mcp"
@@ -218,7 +218,7 @@ async def test_an_opaque_token_is_good_for_what_its_authority_says_of_it_here_an
             ("basic", f"Basic {base64.b64encode(b'handrail:s%3Acret%2F1').decode()}", {}),
             ("post", "", {"client_id": "handrail", "client_secret": "s:cret/1"}),
         ):
-            verifier = IntrospectionVerifier(one.issuer, RESOURCE, replace(HOW, method=method))
+            verifier = IntrospectionTokenVerifier(one.issuer, RESOURCE, replace(HOW, method=method))
             good = await verifier.verify_token("opaque-1")
             assert good is not None and (good.client_id, good.subject) == ("editor", "ann")
             assert good.scopes == ["tools", "more"] and good.resource == RESOURCE and good.token == ""
@@ -261,9 +261,9 @@ async def test_an_opaque_token_is_good_for_what_its_authority_says_of_it_here_an
 )
 async def test_an_answer_that_is_none_lets_nobody_in_and_is_not_believed_later(status: int, said: Any) -> None:
     async with authority() as one:
-        verifier = IntrospectionVerifier(one.issuer, RESOURCE, HOW)
+        verifier = IntrospectionTokenVerifier(one.issuer, RESOURCE, HOW)
         good, one.active, one.status = one.active, said, status
-        with pytest.raises(TokenUncheckable):
+        with pytest.raises(TokenCheckFailed):
             await verifier.verify_token("opaque")
         one.active, one.status = good, 200
         assert await verifier.verify_token("opaque") is not None
@@ -272,13 +272,13 @@ async def test_an_answer_that_is_none_lets_nobody_in_and_is_not_believed_later(s
 async def test_an_authority_that_cannot_be_asked_lets_nobody_in() -> None:
     issuer = f"http://127.0.0.1:{free_port()}"
     for url in ("", f"{issuer}/ask"):
-        with pytest.raises(TokenUncheckable):
-            await IntrospectionVerifier(issuer, RESOURCE, replace(HOW, url=url)).verify_token("opaque")
+        with pytest.raises(TokenCheckFailed):
+            await IntrospectionTokenVerifier(issuer, RESOURCE, replace(HOW, url=url)).verify_token("opaque")
 
 
 async def test_many_who_come_with_one_token_are_one_question_and_the_answer_is_believed_for_a_while() -> None:
     async with authority() as one:
-        verifier = IntrospectionVerifier(one.issuer, RESOURCE, HOW)
+        verifier = IntrospectionTokenVerifier(one.issuer, RESOURCE, HOW)
         one.answers.clear()
         coming = [asyncio.ensure_future(verifier.verify_token("opaque")) for _ in range(20)]
         while not one.asked:
@@ -292,21 +292,21 @@ async def test_many_who_come_with_one_token_are_one_question_and_the_answer_is_b
         assert await verifier.verify_token("other") is None
         one.active = one.claims(active=True)
         assert await verifier.verify_token("other") is None and len(one.asked) == 2
-        anew = IntrospectionVerifier(one.issuer, RESOURCE, replace(HOW, cache_s=0))
+        anew = IntrospectionTokenVerifier(one.issuer, RESOURCE, replace(HOW, cache_s=0))
         assert await anew.verify_token("other") is not None and await anew.verify_token("other") is not None
         assert len(one.asked) == 4
 
 
 async def test_no_more_is_asked_or_kept_at_once_than_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "MAX_CACHED_TOKENS", 2)
-    monkeypatch.setattr(auth, "MAX_INTROSPECTIONS", 2)
+    monkeypatch.setattr(token_verifiers, "MAX_CACHED_TOKENS", 2)
+    monkeypatch.setattr(token_verifiers, "MAX_INTROSPECTIONS", 2)
     async with authority() as one:
-        verifier = IntrospectionVerifier(one.issuer, RESOURCE, HOW)
+        verifier = IntrospectionTokenVerifier(one.issuer, RESOURCE, HOW)
         one.answers.clear()
         waiting = [asyncio.ensure_future(verifier.verify_token(f"opaque-{number}")) for number in range(2)]
         while len(one.asked) < 2:
             await asyncio.sleep(0)
-        with pytest.raises(TokenUncheckable, match="Too many queries"):
+        with pytest.raises(TokenCheckFailed, match="Too many queries"):
             await verifier.verify_token("opaque-2")
         one.answers.set()
         await asyncio.gather(*waiting)

@@ -13,11 +13,11 @@ import pytest
 from tests.frontends.conftest import PATIENCE_S, Here, Program, Sleeper
 
 from handrail.agent.conversation import restore_conversation
-from handrail.agent.model import ModelRequest, ResultsMessage
+from handrail.agent.model_protocol import CallResultsMessage, ModelRequest
 from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.testing.request_checks import openai_request_faults
+from handrail.testing.provider_request_checks import find_openai_faults
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -225,11 +225,11 @@ def check_gone_on_with(handrail: Program, here: Here, model: str, session_id: st
     found = restore_conversation(enumerate(messages))
     assert found.open is None
     request = ModelRequest("", found.messages, [])
-    assert openai_request_faults({"messages": list(_messages(request))}) == []
+    assert find_openai_faults({"messages": list(_messages(request))}) == []
     assert {name: (handrail.workspace / name).exists() for name in before} == before
     calls = [row["call_id"] for row in whole["calls"]]
     assert len(calls) == len(set(calls)) <= 4
-    answers = [r for m in found.messages if isinstance(m, ResultsMessage) for r in m.results]
+    answers = [r for m in found.messages if isinstance(m, CallResultsMessage) for r in m.results]
     for row in whole["calls"]:
         if row["tool"] == "write" and row["state"] == "output":
             assert sum('"created":true' in answer.text for answer in answers) >= 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.frontends.cli.output import align_columns, escape_controls, to_text_lines
+from handrail.frontends.cli.terminal_output import align_columns, escape_controls, format_data_as_lines
 
 
 @given(st.text(alphabet=st.characters()))
@@ -61,7 +61,7 @@ def test_hidden_characters_are_written_out(text: str, shown: str) -> None:
     ],
 )
 def test_data_is_laid_out_for_a_person(data: object, lines: list[str]) -> None:
-    assert to_text_lines(data) == lines
+    assert format_data_as_lines(data) == lines
 
 
 def test_columns_are_padded_but_for_the_last() -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.frontends.conftest import Here, Program, Sleeper
 
 from handrail.frontends.cli.commands.mcp import defer_garbage_collection
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 
 def put_tool(folder: Path, name: str, **views: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def test_a_withheld_tool_is_listed_with_its_reason_and_answered_with_it(here: He
 _WITHOUT = """
 import sys
 sys.modules |= dict.fromkeys(("mcp", "mcp_types", "openai", "anthropic"))  # as where they are not installed
-from handrail.frontends.cli.app import run
+from handrail.frontends.cli.command_group import run
 from handrail.sandbox.start.spawn import find_binaries
 sys.exit(run(sys.argv[1:]))
 """
@@ -168,11 +168,13 @@ def test_over_a_corrupt_log_nothing_runs_and_each_command_says_so(
     assert doctor.code == 5 and "damaged" in doctor.out
 
 
-@pytest.mark.skipif(next(find_binaries(), None) is None, reason="needs a file system that even root cannot write")
+@pytest.mark.skipif(
+    next(find_bubblewrap_programs(), None) is None, reason="needs a file system that even root cannot write"
+)
 def test_a_state_folder_that_cannot_be_written_is_told_with_the_way_out(handrail: Program) -> None:
     handrail.state.mkdir(mode=0o700)
     frozen = [
-        next(find_binaries()),
+        next(find_bubblewrap_programs()),
         "--dev-bind",
         "/",
         "/",

@@ -19,8 +19,8 @@ from handrail import Kernel, open_kernel
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import LogVerification, verify_log
-from handrail.store.database.journal import HeadFile, read_log_head
-from handrail.store.folders import StateFolders, locate_folders
+from handrail.store.database.journal import LogHeadFile, read_log_head
+from handrail.store.state_folders import StateFolders, locate_folders
 
 
 @pytest.fixture
@@ -240,11 +240,11 @@ async def test_a_state_that_is_taken_away_as_a_whole_ends_every_call(
     async with opened() as kernel:
         assert await write(kernel, 3) == [None] * 3
         session = await kernel.session()
-        folders.workspace_state.rename(tmp_path / "aside")
+        folders.workspace_state_folder.rename(tmp_path / "aside")
         found = [await session.call("write", {"path": f"lost-{number}.txt", "content": "x"}) for number in range(3)]
         assert {result.error_kind for result in found} == {"unavailable"}
         assert not list((tmp_path / "ws").glob("lost-*"))
-        (tmp_path / "aside").rename(folders.workspace_state)
+        (tmp_path / "aside").rename(folders.workspace_state_folder)
 
 
 def verified(folders: StateFolders) -> LogVerification:
@@ -254,15 +254,15 @@ def verified(folders: StateFolders) -> LogVerification:
 
 def copied(folders: StateFolders, to: Path) -> None:
     to.mkdir()
-    for file in folders.workspace_state.glob("handrail.db*"):
+    for file in folders.workspace_state_folder.glob("handrail.db*"):
         shutil.copy(file, to / file.name)
 
 
 def put_back(folders: StateFolders, copy: Path) -> None:
-    for file in folders.workspace_state.glob("handrail.db*"):
+    for file in folders.workspace_state_folder.glob("handrail.db*"):
         file.unlink()
     for file in copy.iterdir():
-        shutil.copy(file, folders.workspace_state / file.name)
+        shutil.copy(file, folders.workspace_state_folder / file.name)
 
 
 async def test_an_older_copy_of_the_database_does_not_verify_and_opens_nothing(
@@ -293,12 +293,12 @@ async def test_an_older_copy_that_was_gone_on_with_elsewhere_is_another_log(
     copied(folders, tmp_path / "copy")
     async with opened() as kernel:
         await write(kernel)
-    head = folders.head_file.read_bytes()
+    head = folders.log_head_file.read_bytes()
     put_back(folders, tmp_path / "copy")
-    folders.head_file.unlink()
+    folders.log_head_file.unlink()
     async with opened() as kernel:
         await write(kernel, 4)
-    folders.head_file.write_bytes(head)
+    folders.log_head_file.write_bytes(head)
     assert "differs from the one that was written" in (verified(folders).problem or "")
 
 
@@ -320,13 +320,13 @@ async def test_records_that_were_cut_from_the_end_are_missed(
 async def test_a_log_that_was_removed_is_missed(
     tmp_path: Path, opened: Opened, folders: StateFolders, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from handrail.frontends.cli.app import run
+    from handrail.frontends.cli.command_group import run_command_line
 
     async with opened() as kernel:
         await write(kernel)
-    shutil.rmtree(folders.workspace_state)
+    shutil.rmtree(folders.workspace_state_folder)
     place = ("--workspace", str(tmp_path / "ws"), "--state", str(tmp_path / "state"))
-    assert await asyncio.to_thread(run, ["log", "verify", *place]) == 1
+    assert await asyncio.to_thread(run_command_line, ["log", "verify", *place]) == 1
     assert "not intact: record" in capsys.readouterr().err
     with pytest.raises(StartError, match="it ends at record 0"):
         async with opened():
@@ -362,15 +362,15 @@ def test_an_earlier_number_takes_no_later_ones_place(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     folders = locate_folders(tmp_path / "ws", tmp_path / "state")
     (tmp_path / "state").mkdir()
-    files = [HeadFile(folders), HeadFile(folders)]
+    files = [LogHeadFile(folders), LogHeadFile(folders)]
     files[0].advance(7, b"7" * 32)
     files[1].advance(5, b"5" * 32)  # of a holder that was paused between its write and this
     assert read_log_head(folders) == (7, b"7" * 32)
-    folders.head_file.unlink()
+    folders.log_head_file.unlink()
     files[0].advance(8, b"8" * 32)
     assert read_log_head(folders) == (8, b"8" * 32)
     for file in files:
         file.close()
-    folders.head_file.write_bytes(b"x" * 60)
+    folders.log_head_file.write_bytes(b"x" * 60)
     with pytest.raises(StartError, match="handrail log acknowledge"):
         read_log_head(folders)

@@ -13,8 +13,8 @@ import pytest
 from tests.frontends.conftest import OnATerminal, Terminals
 from tests.prefork import command as prefork
 
-from handrail.contract.approvals import ApprovalRequest
-from handrail.contract.services.runtime import QuestionOption, UserQuestion
+from handrail.contract.approval_requests import ApprovalRequest
+from handrail.contract.services.tool_runtime import QuestionOption, UserQuestion
 from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
 Asking = Callable[..., OnATerminal]
@@ -23,8 +23,8 @@ ASKS = """
 import asyncio, json, sys
 from dataclasses import asdict
 from handrail.contract.errors import ToolError
-from handrail.contract.approvals import ApprovalRequest
-from handrail.contract.services.runtime import QuestionOption, UserQuestion
+from handrail.contract.approval_requests import ApprovalRequest
+from handrail.contract.services.tool_runtime import QuestionOption, UserQuestion
 from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
 def request(fields):
@@ -316,17 +316,17 @@ async def test_a_prompt_ends_with_its_call_and_the_next_one_can_be_answered() ->
 
 
 def test_the_files_that_a_call_runs_are_shown_at_each_door_with_what_a_stored_rule_means() -> None:
-    from handrail.frontends.cli.terminal_approvals import request_lines
-    from handrail.frontends.mcp.forms import approval_form
+    from handrail.frontends.cli.terminal_approvals import format_request_lines
+    from handrail.frontends.mcp.approval_forms import make_approval_form
 
     files = {f"d/{number:02}.sh": "sha256:0" for number in range(25)} | {"a\nfake: prompt": "identity:1:2:3:4:5"}
     asked = ApprovalRequest(
         "c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x", files=dict(sorted(files.items()))
     )
-    shown = "\n".join(request_lines(asked))
+    shown = "\n".join(format_request_lines(asked))
     assert "a\\nfake: prompt  (large: checked by size and times, not by content)" in shown
     assert "d/18.sh" in shown and "d/19.sh" not in shown and "and 6 more" in shown
     assert "a stored rule applies to the command" in shown
-    assert "d/18.sh" in repr(approval_form(asked, None, "2025-11-25").params)
+    assert "d/18.sh" in repr(make_approval_form(asked, None, "2025-11-25").params)
     without = ApprovalRequest("c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x")
-    assert "files" not in "\n".join(request_lines(without))
+    assert "files" not in "\n".join(format_request_lines(without))

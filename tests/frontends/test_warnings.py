@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from handrail.frontends.cli.runner import InterruptHandler, run_async
+from handrail.frontends.cli.command_runner import InterruptHandler, run_on_event_loop
 
 logger = logging.getLogger("handrail.ipc")
 
@@ -22,7 +22,7 @@ def test_a_warning_is_a_line_with_the_programs_name_and_no_traceback(capsys: pyt
         return 3
 
     before = list(logging.getLogger("handrail").handlers)
-    assert run_async(warned) == 3
+    assert run_on_event_loop(warned) == 3
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [

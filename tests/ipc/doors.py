@@ -12,10 +12,15 @@ from typing import Any
 
 import orjson
 
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import FrameBuffer, Message, encode_frame
-from handrail.ipc.wire.handshake import PROTOCOL_VERSION, SocketListener, connect, listen
-from handrail.ipc.wire.operations import OperationTable
+from handrail.ipc.wire.message_frames import FrameReceiveBuffer, Message, encode_frame
+from handrail.ipc.wire.operation_dispatch import OperationTable
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.ipc.wire.socket_handshake import (
+    PROTOCOL_VERSION,
+    SocketListener,
+    connect_to_lease_holder,
+    listen_on_socket,
+)
 
 NAME = "socket"
 HELLO = encode_frame({"hello": {"handrail": "0", "protocol": PROTOCOL_VERSION}})
@@ -31,7 +36,7 @@ class House:
         self._stack = stack
 
     async def join(self, operations: OperationTable | None = None) -> IpcConnection:
-        joined = await connect(self.folder, NAME, operations)
+        joined = await connect_to_lease_holder(self.folder, NAME, operations)
         self._stack.push_async_callback(joined.aclose)
         return joined
 
@@ -66,7 +71,7 @@ async def house(folder: Path, operations: OperationTable | None = None, **option
             made.accepted.put_nowait(connection)
             return operations or OperationTable(), {"greeting": "hi"}
 
-        made.listener = await listen(folder, NAME, accept, **options)
+        made.listener = await listen_on_socket(folder, NAME, accept, **options)
         stack.push_async_callback(made.listener.aclose)
         yield made
     assert not through_the_loop
@@ -85,7 +90,7 @@ async def until_closed(reader: asyncio.StreamReader) -> list[Message]:
             data += more
     except ConnectionResetError:
         pass
-    return FrameBuffer().feed_bytes(bytes(data))
+    return FrameReceiveBuffer().feed_bytes(bytes(data))
 
 
 @contextmanager

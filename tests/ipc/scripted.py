@@ -8,7 +8,7 @@ from typing import Any
 
 from handrail import Runtime, tool
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
 
 EVERYTHING = {
     "fs": {"read": ["{workspace}"], "write": ["{workspace}"]},

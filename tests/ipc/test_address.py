@@ -12,10 +12,10 @@ import pytest
 from tests.ipc.doors import NAME, house
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.handshake import NoLeaseHolder, connect, listen
-from handrail.ipc.wire.operations import OperationSpec, OperationTable
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.ipc.wire.socket_handshake import NoLeaseHolder, connect_to_lease_holder, listen_on_socket
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs root")
 
@@ -66,10 +66,10 @@ async def test_the_socket_is_the_owners_alone_whatever_the_umask(folder: Path, u
 async def test_where_nobody_listens_there_is_no_holder(folder: Path) -> None:
     for place in (folder, folder / "missing"):
         with pytest.raises(NoLeaseHolder):
-            await connect(place, NAME)
+            await connect_to_lease_holder(place, NAME)
     dead_socket(folder / NAME)
     with pytest.raises(NoLeaseHolder, match="any more"):
-        await connect(folder, NAME)
+        await connect_to_lease_holder(folder, NAME)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o777])
@@ -82,7 +82,7 @@ async def test_a_dead_socket_of_ours_is_replaced(folder: Path, mode: int) -> Non
 async def test_a_living_socket_is_not_replaced(folder: Path) -> None:
     async with house(folder, OPERATIONS) as doors:
         with pytest.raises(StartError, match="Another process listens"):
-            await listen(folder, NAME, accept)
+            await listen_on_socket(folder, NAME, accept)
         assert await (await doors.join()).request("echo", 1) == 1
 
 
@@ -93,9 +93,9 @@ async def test_a_living_socket_with_a_full_queue_is_not_replaced(folder: Path) -
         busy.listen(0)
         first.connect(str(folder / NAME))
         with pytest.raises(StartError, match="Another process listens"):
-            await listen(folder, NAME, accept)
+            await listen_on_socket(folder, NAME, accept)
         with pytest.raises(StartError, match="accepts no connections"):
-            await connect(folder, NAME, seconds=0.1)
+            await connect_to_lease_holder(folder, NAME, seconds=0.1)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "fifo", "link to a file", "link to nothing", "link to a socket"])
@@ -114,7 +114,7 @@ async def test_what_is_no_socket_is_neither_connected_to_nor_touched(folder: Pat
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(asyncio.Protocol, elsewhere) if kind == "link to a socket" else None
     before = place.lstat()
-    for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
+    for attempt in (connect_to_lease_holder(folder, NAME), listen_on_socket(folder, NAME, accept)):
         with pytest.raises(
             StartError, match=r"is (not a socket|a link), but Handrail expects its socket there"
         ) as caught:
@@ -128,7 +128,7 @@ async def test_what_is_no_socket_is_neither_connected_to_nor_touched(folder: Pat
 
 async def test_a_folder_that_others_may_enter_is_refused(folder: Path) -> None:
     folder.chmod(0o750)
-    for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
+    for attempt in (connect_to_lease_holder(folder, NAME), listen_on_socket(folder, NAME, accept)):
         with pytest.raises(StartError, match=r"is open to other users \(mode 0750\).*chmod 700"):
             await attempt
     assert not list(folder.iterdir())
@@ -137,7 +137,7 @@ async def test_a_folder_that_others_may_enter_is_refused(folder: Path) -> None:
 async def test_a_link_in_the_folders_place_is_refused(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
-    for attempt in (connect(link, NAME), listen(link, NAME, accept)):
+    for attempt in (connect_to_lease_holder(link, NAME), listen_on_socket(link, NAME, accept)):
         with pytest.raises(StartError, match="Cannot open the state folder"):
             await attempt
 
@@ -153,24 +153,24 @@ async def test_a_living_socket_that_others_may_use_is_not_joined(folder: Path) -
 async def test_another_users_folder_or_socket_is_refused(folder: Path) -> None:
     dead_socket(folder / NAME)
     os.chown(folder / NAME, 65534, 65534)
-    for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
+    for attempt in (connect_to_lease_holder(folder, NAME), listen_on_socket(folder, NAME, accept)):
         with pytest.raises(StartError, match="belongs to user 65534, not to you"):
             await attempt
     assert (folder / NAME).is_socket()
     os.chown(folder, 65534, 65534)
     with pytest.raises(StartError, match=r"folder .* belongs to user 65534"):
-        await connect(folder, NAME)
+        await connect_to_lease_holder(folder, NAME)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp/x", "a\0b", "x" * 65])
 async def test_a_name_stays_in_the_folder(folder: Path, name: str) -> None:
-    for attempt in (connect(folder, name), listen(folder, name, accept)):
+    for attempt in (connect_to_lease_holder(folder, name), listen_on_socket(folder, name, accept)):
         with pytest.raises(UsageError, match="Invalid socket file name"):
             await attempt
 
 
 async def test_closing_takes_away_its_own_socket_only(folder: Path) -> None:
-    first = await listen(folder, NAME, accept)
+    first = await listen_on_socket(folder, NAME, accept)
     (folder / NAME).unlink()
     async with house(folder, OPERATIONS) as doors:
         await first.aclose()
@@ -192,7 +192,7 @@ async def test_joining_and_leaving_many_times_leaves_no_descriptor_open(folder: 
     async with house(folder, OPERATIONS) as doors:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(50):
-            joined = await connect(folder, NAME)
+            joined = await connect_to_lease_holder(folder, NAME)
             held = await doors.accepted.get()
             await joined.aclose()
             await held.closed.wait()

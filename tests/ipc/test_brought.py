@@ -14,16 +14,16 @@ from tests.arbiter.toolbox import kinds_of
 from tests.ipc.workshop import joined, workshop
 
 from handrail import LoadError, Runtime, ToolError, tool
-from handrail.contract.call import Blob, Result
-from handrail.contract.generation import IN_PROCESS
-from handrail.contract.services.runtime import QuestionOption, UserQuestion
-from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
+from handrail.contract.calls_and_results import Blob, Result
+from handrail.contract.services.tool_runtime import QuestionOption, UserQuestion
+from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
-from handrail.ipc.client.tool_host import describe_tools
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import IN_PROCESS
+from handrail.ipc.client.tool_host import describe_client_tools
 from handrail.kernel.doctor import check_open_kernel
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 class Forecast(pydantic.BaseModel):
@@ -257,7 +257,7 @@ def test_what_is_no_tool_is_a_fault_with_the_line_to_write() -> None:
     def plain() -> None: ...
 
     with pytest.raises(LoadError, match="decorate it with @tool") as caught:
-        describe_tools([plain, 3, make])
+        describe_client_tools([plain, 3, make])
     assert len(caught.value.diagnostics) == 2
 
 
@@ -270,11 +270,16 @@ def test_what_is_no_tool_is_a_fault_with_the_line_to_write() -> None:
         [{}],
         [{"spec": {}}],
         [{"spec": {"id": 3}, "definition": "", "source": "", "takes_runtime": True}],
-        [{**describe_tools([make])[0], "definition": "0" * 64}],
-        [{**describe_tools([make])[0], "spec": {**describe_tools([make])[0]["spec"], "sandbox": False}}],
-        [{**describe_tools([make])[0], "spec": {**describe_tools([make])[0]["spec"], "side_effect": "none"}}],
-        [{**describe_tools([make])[0], "takes_runtime": 1}],
-        [{**describe_tools([make])[0], "source": 1}],
+        [{**describe_client_tools([make])[0], "definition": "0" * 64}],
+        [{**describe_client_tools([make])[0], "spec": {**describe_client_tools([make])[0]["spec"], "sandbox": False}}],
+        [
+            {
+                **describe_client_tools([make])[0],
+                "spec": {**describe_client_tools([make])[0]["spec"], "side_effect": "none"},
+            }
+        ],
+        [{**describe_client_tools([make])[0], "takes_runtime": 1}],
+        [{**describe_client_tools([make])[0], "source": 1}],
     ],
 )
 async def test_a_faulty_description_is_refused_whole(told: Any) -> None:
@@ -300,7 +305,7 @@ async def test_a_tool_that_was_replaced_runs_on_for_whoever_began_with_it(tmp_pa
     async with workshop(tmp_path, first) as shop:
         turn = shop.session.start_turn()
         shop.bench.add_tools([second])
-        await shop.kernel.reload(shop.brought.replace_tools(describe_tools([second])))
+        await shop.kernel.reload_tools(shop.brought.replace_tools(describe_client_tools([second])))
         (old,) = await turn.call_all([("t.version", {})])
         assert old.result.data == "first"
         assert (await shop.session.call("t.version", {})).data == "second"

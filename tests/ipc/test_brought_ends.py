@@ -12,10 +12,10 @@ from tests.arbiter.toolbox import kinds_of
 from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Event, Runtime, ToolError, tool
-from handrail.contract.session import StopReason
-from handrail.ipc.client.tool_host import describe_tools
-from handrail.ipc.server.client_tools import ClientTools
-from handrail.ipc.wire.operations import OperationTable
+from handrail.contract.session_protocols import StopReason
+from handrail.ipc.client.tool_host import describe_client_tools
+from handrail.ipc.server.client_tools import ClientProcessTools
+from handrail.ipc.wire.operation_dispatch import OperationTable
 
 
 class Inside:
@@ -49,9 +49,9 @@ async def wait(runtime: Runtime) -> str:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
         try:
-            runtime.cancellation.check()
+            runtime.cancellation.raise_if_requested()
         except ToolError as error:
-            inside.heard.append((runtime.cancellation.requested, error.kind))
+            inside.heard.append((runtime.cancellation.is_requested, error.kind))
         inside.cancelled.set()
         raise
     return "never"
@@ -85,7 +85,7 @@ def thread(runtime: Runtime) -> str:
     runtime.set_partial_result({"so far": "a thread's"})
     inside.thread_in.set()
     inside.thread_may_end.wait(30)
-    inside.heard.append(runtime.cancellation.requested)
+    inside.heard.append(runtime.cancellation.is_requested)
     return "late"
 
 
@@ -118,7 +118,7 @@ async def test_a_stop_reaches_the_function_and_says_whose_it_was(
     async with workshop(tmp_path, look, grace_ms=5_000) as shop:
         running = asyncio.create_task(shop.session.call("t.look", {}))
         await inside.entered.wait()
-        shop.session.cancel(reason)
+        shop.session.cancel_running_calls(reason)
         result = await running
         assert (result.error_kind, result.metadata["stopped_by"], result.error_text) == (kind, reason, said)
         assert inside.cancelled.is_set()
@@ -131,9 +131,9 @@ async def test_a_stop_in_the_same_moment_as_the_start_is_not_lost(tmp_path: Path
                 running = asyncio.create_task(shop.session.call(name, {}))
                 for _ in range(steps):
                     await asyncio.sleep(0)
-                shop.session.cancel()
+                shop.session.cancel_running_calls()
                 while not running.done():
-                    shop.session.cancel()
+                    shop.session.cancel_running_calls()
                     await asyncio.sleep(0)
                 result = await running
                 assert result.error_kind in ("cancelled", "timeout"), result
@@ -171,10 +171,10 @@ async def _waits_for_the_place(shop: Open) -> None:
         if event.kind == "awaiting-locks":
             waiting.set()
 
-    other.watch(watch)
+    other.watch_events(watch)
     wanting = asyncio.create_task(other.call("t.next", {}))
     await waiting.wait()
-    other.cancel()
+    other.cancel_running_calls()
     assert (await wanting).error_kind == "cancelled"
 
 
@@ -239,17 +239,17 @@ async def test_after_the_holder_was_lost_calls_of_the_next_are_apart_from_those_
         assert (await first).error_kind == "interrupted"  # while its thread goes on
         theirs, ours = await connected()
         theirs.finish_handshake(OperationTable(shop.bench.requests, shop.bench.notifications), {})
-        shop.bench.attach(theirs)
-        brought = ClientTools(ours, describe_tools([thread, look]))
+        shop.bench.attach_connection(theirs)
+        brought = ClientProcessTools(ours, describe_client_tools([thread, look]))
         ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
-        await shop.kernel.reload(brought.tools)
+        await shop.kernel.reload_tools(brought.tools)
         second = asyncio.create_task(shop.session.call("t.look", {}))  # counted from 1 again
         await inside.entered.wait()
         inside.thread_may_end.set()
         while not inside.heard:
             await asyncio.sleep(0)
         assert inside.heard == [True]  # it had been told to end
-        shop.session.cancel()
+        shop.session.cancel_running_calls()
         assert (await second).error_kind == "cancelled"
         assert inside.cancelled.is_set()
         await ours.aclose()

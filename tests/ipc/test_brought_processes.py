@@ -14,20 +14,20 @@ from tests.arbiter.toolbox import kinds_of
 from tests.ipc.doors import NAME, line_of, process
 
 from handrail import Event, Kernel, tool
-from handrail.ipc.server.client_tools import ClientTools
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.handshake import listen
-from handrail.ipc.wire.operations import OperationTable
-from handrail.testing.kernels import temporary_kernel
+from handrail.ipc.server.client_tools import ClientProcessTools
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import OperationTable
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.ipc.wire.socket_handshake import listen_on_socket
+from handrail.testing.scripted_kernel import temporary_kernel
 
 BRINGER = """
 import asyncio, sys, threading
 from pathlib import Path
 from handrail import Runtime, tool
-from handrail.ipc.wire.handshake import connect
+from handrail.ipc.wire.socket_handshake import connect
 from handrail.ipc.client.tool_host import ToolHost, describe_tools
-from handrail.ipc.wire.operations import OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationTable
 
 @tool(id="far.write", side_effect="external", locks=["place:X"], requires={"fs": {"write": ["{workspace}"]}})
 async def write(path: str, runtime: Runtime) -> str:
@@ -74,7 +74,7 @@ async def following() -> str:
 
 
 @asynccontextmanager
-async def holder(folder: Path, brought: ClientTools) -> AsyncGenerator[Kernel]:
+async def holder(folder: Path, brought: ClientProcessTools) -> AsyncGenerator[Kernel]:
     given = [*brought.tools, following]
     rules = ["allow far.*", "allow near.*", "allow fs.write *"]
     async with temporary_kernel(folder, tools=given, rules=rules, settings="[limits]\ngrace_ms = 20\n") as kernel:
@@ -82,17 +82,17 @@ async def holder(folder: Path, brought: ClientTools) -> AsyncGenerator[Kernel]:
 
 
 @asynccontextmanager
-async def door(folder: Path) -> AsyncGenerator[asyncio.Queue[ClientTools]]:
+async def door(folder: Path) -> AsyncGenerator[asyncio.Queue[ClientProcessTools]]:
     """Where processes bring tools."""
     (folder / "own").mkdir(mode=0o700)
-    came: asyncio.Queue[ClientTools] = asyncio.Queue()
+    came: asyncio.Queue[ClientProcessTools] = asyncio.Queue()
 
     def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
-        brought = ClientTools(connection, hello["tools"])
+        brought = ClientProcessTools(connection, hello["tools"])
         came.put_nowait(brought)
         return OperationTable(brought.requests, brought.notifications), {}
 
-    listener = await listen(folder / "own", NAME, accept)
+    listener = await listen_on_socket(folder / "own", NAME, accept)
     try:
         yield came
     finally:
@@ -107,7 +107,7 @@ async def test_a_call_whose_process_is_killed_is_interrupted_and_on_record_and_l
         with process(BRINGER, tmp_path / "own", NAME) as bringer:
             assert await line_of(bringer) == "joined"
             brought = await came.get()
-            assert brought.process_label == f"process {bringer.pid}"
+            assert brought.process_display_name == f"process {bringer.pid}"
             async with holder(tmp_path, brought) as kernel:
                 session = await kernel.session()
                 assert (await session.call("far.pid", {})).data == bringer.pid != os.getpid()
@@ -144,7 +144,7 @@ async def test_a_thread_in_another_process_keeps_its_locks_until_it_returns(tmp_
                     if event.kind == "awaiting-locks":
                         waiting.set()
 
-                session.watch(watch)
+                session.watch_events(watch)
                 wanting = asyncio.create_task(session.call("near.next", {}))
                 await waiting.wait()
                 assert not wanting.done()

@@ -62,7 +62,7 @@ async def test_its_steps_touch_things_through_the_call_that_runs_and_its_end_is_
         state = await opened("stopped.txt")
         going = asyncio.create_task(session.call("tool.step", {**state, "input": "wait"}))
         await entered.wait()
-        session.cancel()
+        session.cancel_running_calls()
         assert (await going).error_kind == "cancelled"
         assert (await session.call("tool.step", state)).error_kind == "conflict"
 

@@ -12,9 +12,9 @@ from tests.ipc.workshop import workshop
 from tests.kernel.test_joined import second
 
 from handrail import Runtime, TriggerContext, TriggerEvent, TriggerTool, make_trigger_spec
-from handrail.contract.session import Session
+from handrail.contract.session_protocols import Session
 from handrail.session.inbound import trigger_waits
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
 
@@ -138,4 +138,4 @@ async def test_it_rests_while_nobody_has_its_class_and_goes_on_with_whoever_open
             other.rings.put_nowait("twice")
             assert "twice" in (await told(session))[0]
             await session.close()
-        assert held.arrivals.triggers.list_triggers(session.id) == []
+        assert held.inbound_events.triggers.list_triggers(session.id) == []

@@ -9,9 +9,9 @@ import pytest
 from tests.ipc.workshop import connected
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.delegation import SubagentTask
+from handrail.contract.services.subagent_services import SubagentTask
 from handrail.ipc.server.client_proxies import RemoteSubagentRunner
-from handrail.ipc.wire.operations import OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable
 
 
 async def test_work_whose_line_is_lost_is_interrupted_and_what_was_never_handed_over_is_unavailable() -> None:

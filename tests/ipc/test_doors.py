@@ -14,8 +14,8 @@ from tests.ipc.scripted import EVERYTHING, RULES, Scripted, files_in, other
 from tests.ipc.workshop import workshop
 
 from handrail import Runtime, ToolError, tool
-from handrail.contract.services.runtime import QuestionOption, UserContext, UserQuestion
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.contract.services.tool_runtime import QuestionOption, UserContext, UserQuestion
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 async def caught(work: Awaitable[object]) -> object:
@@ -69,7 +69,7 @@ async def everything(on: Runtime) -> object:
         on.topic,
         on.user_context,
         dict(on.config),
-        on.cancellation.requested,
+        on.cancellation.is_requested,
         on.capabilities.has_capability("call"),
         on.capabilities.has_capability("ask"),
         len(on.capabilities.layers),
@@ -200,7 +200,7 @@ async def test_cancelling_what_waits_at_a_door_ends_it_in_the_holder(tmp_path: P
     files_in(tmp_path)
     async with workshop(tmp_path, Scripted(run), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).data == "ended"
-        assert shop.ours.open_requests == 0
+        assert shop.ours.unanswered_request_count == 0
 
 
 async def test_what_a_tool_left_at_a_door_is_ended_before_its_locks_go(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_what_a_tool_left_at_a_door_is_ended_before_its_locks_go(tmp_path:
     files_in(tmp_path)
     async with workshop(tmp_path, Scripted(run), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).data == "left"
-        assert shop.ours.open_requests == 0
+        assert shop.ours.unanswered_request_count == 0
         with pytest.raises(ToolError) as caught:
             await left[0]
         assert caught.value.kind in ("cancelled", "backend")
@@ -269,7 +269,7 @@ async def test_progress_and_the_last_partial_output_reach_the_holder(tmp_path: P
         await asyncio.Event().wait()
 
     async with workshop(tmp_path, Scripted(work, timeout_ms=1_000), grace_ms=5_000) as shop:
-        shop.session.watch(lambda event: told.append(event.data) if event.kind == "progress" else None)
+        shop.session.watch_events(lambda event: told.append(event.data) if event.kind == "progress" else None)
         result = await shop.session.call("t.script", {})
         assert result.data == {"step": 999}
         assert told == [{"message": "half", "fraction": 0.5}, {"message": "more", "fraction": None}]

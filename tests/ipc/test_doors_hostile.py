@@ -11,11 +11,11 @@ from tests.ipc.scripted import RULES, Scripted, files_in, other
 from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Runtime
-from handrail.ipc.client.tool_host import describe_tools
-from handrail.ipc.codec.rpc import RUNTIME_PREFIX, list_service_methods
-from handrail.ipc.server.client_tools import ClientTools
-from handrail.ipc.wire.operations import OperationRefused, OperationSpec, OperationTable
-from handrail.testing.kernels import temporary_kernel
+from handrail.ipc.client.tool_host import describe_client_tools
+from handrail.ipc.codec.protocol_rpc import RUNTIME_PREFIX, list_runtime_methods
+from handrail.ipc.server.client_tools import ClientProcessTools
+from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, OperationTable
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 class _Waiting:
@@ -45,7 +45,7 @@ async def test_a_peer_cannot_open_doors_of_a_call_that_is_not_its_own(tmp_path: 
         assert (await shop.theirs.request("runtime.files.stat", body))["value"]["size"] == 14
 
         stranger, ours = await connected()
-        brought = ClientTools(ours, describe_tools([Scripted(waiting)]))
+        brought = ClientProcessTools(ours, describe_client_tools([Scripted(waiting)]))
         ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
         stranger.finish_handshake(OperationTable(), {})
         for guess in (number, number + 1, 0, -1, 2**63):
@@ -118,7 +118,7 @@ async def test_arguments_of_a_wrong_form_reach_no_door(tmp_path: Path) -> None:
         running = asyncio.create_task(shop.session.call("t.script", {}))
         await waiting.begun.wait()
         assert await _run_of(shop) == 1
-        for name in list_service_methods():
+        for name in list_runtime_methods():
             for body in _FAULTY:
                 with pytest.raises(OperationRefused) as caught:
                     await shop.theirs.request(RUNTIME_PREFIX + name, body)
@@ -140,7 +140,7 @@ async def _answering(folder: Path, answer: Any) -> Any:
         return answer
 
     theirs.finish_handshake(OperationTable({"execute": OperationSpec(execute)}), {})
-    brought = ClientTools(ours, describe_tools([other]))
+    brought = ClientProcessTools(ours, describe_client_tools([other]))
     ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
     async with temporary_kernel(folder, tools=brought.tools, rules=["allow t.other"]) as kernel:
         result = await (await kernel.session()).call("t.other", {"n": 1})

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.ipc.wire import frames
-from handrail.ipc.wire.frames import BUFFER_BYTES, MAX_FRAME, FrameBuffer, FrameTooLong, encode_frame
+from handrail.ipc.wire import message_frames
+from handrail.ipc.wire.message_frames import BUFFER_BYTES, MAX_FRAME, FrameReceiveBuffer, FrameTooLong, encode_frame
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -26,7 +26,7 @@ def pieces(draw: st.DrawFn, data: bytes) -> list[bytes]:
 
 
 def heard(parts: list[bytes], limit: int = MAX_FRAME) -> tuple[list[dict[str, Any]], bool]:
-    inbox = FrameBuffer(limit)
+    inbox = FrameReceiveBuffer(limit)
     messages = [message for part in parts for message in inbox.feed_bytes(part)]
     return messages, inbox.fault is not None
 
@@ -74,14 +74,14 @@ def test_only_a_whole_frame_of_an_object_is_a_message(data: bytes) -> None:
     ],
 )
 def test_what_is_no_message_is_a_fault_with_a_reason(stream: bytes) -> None:
-    inbox = FrameBuffer()
+    inbox = FrameReceiveBuffer()
     assert inbox.feed_bytes(stream) == []
     assert inbox.fault
     assert inbox.feed_bytes(encode_frame({"id": 1})) == []
 
 
 def test_an_announced_length_takes_no_memory() -> None:
-    inbox = FrameBuffer()
+    inbox = FrameReceiveBuffer()
     assert inbox.feed_bytes(MAX_FRAME.to_bytes(4, "big") + b"{") == []
     assert inbox.fault is None
     assert inbox.buffer_size == BUFFER_BYTES
@@ -91,7 +91,7 @@ def test_an_announced_length_takes_no_memory() -> None:
 def test_a_long_message_never_holds_more_than_twice_what_came_and_gives_it_back() -> None:
     message = {"text": "x" * (3 * 1024 * 1024)}
     stream = encode_frame(message) + encode_frame({"next": 1})
-    inbox = FrameBuffer()
+    inbox = FrameReceiveBuffer()
     came: list[Any] = []
     for begin in range(0, len(stream), 10_000):
         came += inbox.feed_bytes(stream[begin : begin + 10_000])
@@ -106,6 +106,6 @@ def test_what_orjson_does_not_take_goes_through_all_the_same() -> None:
 
 
 def test_a_message_beyond_the_limit_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MAX_FRAME", 100)
+    monkeypatch.setattr(message_frames, "MAX_FRAME", 100)
     with pytest.raises(FrameTooLong, match="111 bytes; the maximum is 100"):
         encode_frame({"text": "x" * 100})

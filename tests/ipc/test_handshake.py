@@ -12,18 +12,18 @@ import pytest
 from tests.ipc.doors import HELLO, NAME, House, house, next_message, until_closed
 
 from handrail.contract.errors import StartError
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import MAX_FRAME, Message, encode_frame
-from handrail.ipc.wire.handshake import (
+from handrail.ipc.wire.message_frames import MAX_FRAME, Message, encode_frame
+from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.ipc.wire.socket_handshake import (
     MAX_GREETING_BYTES,
     PROTOCOL_VERSION,
     ConnectionRejected,
-    ServerNotResponding,
-    connect,
-    listen,
-    own_version,
+    LeaseHolderNotResponding,
+    connect_to_lease_holder,
+    get_handrail_version,
+    listen_on_socket,
 )
-from handrail.ipc.wire.operations import OperationRefused, OperationSpec, OperationTable
 
 
 async def echo(body: object) -> object:
@@ -40,10 +40,10 @@ async def doors(tmp_path: Path) -> AsyncGenerator[House]:
 
 
 async def test_both_sides_learn_who_the_other_is(doors: House) -> None:
-    joined = await connect(doors.folder, NAME, hello={"face": "cli", "protocol": "mine"})
+    joined = await connect_to_lease_holder(doors.folder, NAME, hello={"face": "cli", "protocol": "mine"})
     held = await doors.accepted.get()
-    assert held.peer_greeting == {"face": "cli", "handrail": own_version(), "protocol": PROTOCOL_VERSION}
-    assert joined.peer_greeting == {"greeting": "hi", "handrail": own_version(), "protocol": PROTOCOL_VERSION}
+    assert held.peer_greeting == {"face": "cli", "handrail": get_handrail_version(), "protocol": PROTOCOL_VERSION}
+    assert joined.peer_greeting == {"greeting": "hi", "handrail": get_handrail_version(), "protocol": PROTOCOL_VERSION}
     assert held.peer == joined.peer
     assert held.peer is not None and (held.peer.pid, held.peer.uid) == (os.getpid(), os.geteuid())
     await joined.aclose()
@@ -58,7 +58,7 @@ async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doo
     assert refused["kind"] == "version"
     assert f"is Handrail 9.9 with protocol {protocol}" in refused["text"]
     assert (
-        f"the other is Handrail {own_version()} with protocol {PROTOCOL_VERSION}. Use the same version"
+        f"the other is Handrail {get_handrail_version()} with protocol {PROTOCOL_VERSION}. Use the same version"
         in refused["text"]
     )
     assert doors.accepted.empty()
@@ -183,9 +183,9 @@ async def test_the_holder_turns_away_with_its_own_reason(tmp_path: Path, caplog:
     def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         raise OperationRefused("closing", "it is closing; try again")
 
-    listener = await listen(tmp_path, NAME, accept)
+    listener = await listen_on_socket(tmp_path, NAME, accept)
     with pytest.raises(ConnectionRejected, match="Connection rejected: it is closing; try again") as caught:
-        await connect(tmp_path, NAME)
+        await connect_to_lease_holder(tmp_path, NAME)
     assert caught.value.kind == "closing"
     assert "it is closing" in caplog.text
     await listener.aclose()
@@ -195,11 +195,11 @@ async def test_a_defect_while_letting_in_drops_that_one_only(tmp_path: Path, cap
     def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         return OPERATIONS, {"number": 1 // hello["divisor"]}
 
-    listener = await listen(tmp_path, NAME, accept)
-    with pytest.raises(ServerNotResponding):
-        await connect(tmp_path, NAME, hello={"divisor": 0})
+    listener = await listen_on_socket(tmp_path, NAME, accept)
+    with pytest.raises(LeaseHolderNotResponding):
+        await connect_to_lease_holder(tmp_path, NAME, hello={"divisor": 0})
     assert "ZeroDivisionError" in caplog.text
-    joined = await connect(tmp_path, NAME, hello={"divisor": 1})
+    joined = await connect_to_lease_holder(tmp_path, NAME, hello={"divisor": 1})
     assert joined.peer_greeting["number"] == 1
     await joined.aclose()
     await listener.aclose()
@@ -244,10 +244,10 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
         (encode_frame({"refused": {}}), ConnectionRejected, "Connection rejected"),
         (encode_frame({"welcome": 1}), StartError, "not a Handrail process"),
         (encode_frame({"id": 1, "op": "echo"}), StartError, "not a Handrail process"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerNotResponding, "not a Handrail process"),
-        (encode_frame({"bye": "not today"}), ServerNotResponding, "did not accept this process: not today"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", LeaseHolderNotResponding, "not a Handrail process"),
+        (encode_frame({"bye": "not today"}), LeaseHolderNotResponding, "did not accept this process: not today"),
         (encode_frame({"bye": {}}), StartError, "not a Handrail process"),
-        (b"", ServerNotResponding, "closed it"),
+        (b"", LeaseHolderNotResponding, "closed it"),
     ],
 )
 async def test_what_listens_and_is_no_holder_of_this_version_is_a_clear_error(
@@ -255,26 +255,26 @@ async def test_what_listens_and_is_no_holder_of_this_version_is_a_clear_error(
 ) -> None:
     server = await served(tmp_path, answer, close=True)
     with pytest.raises(kind, match=text) as caught:
-        await connect(tmp_path, NAME)
+        await connect_to_lease_holder(tmp_path, NAME)
     assert type(caught.value) is kind
     server.close()
 
 
 async def test_a_holder_that_ends_while_somebody_greets_is_no_stranger(tmp_path: Path) -> None:
     """The next one may be asked: it is not taken for another program."""
-    listener = await listen(tmp_path, NAME, lambda connection, hello: (OPERATIONS, {}))
-    joining = asyncio.create_task(connect(tmp_path, NAME))
+    listener = await listen_on_socket(tmp_path, NAME, lambda connection, hello: (OPERATIONS, {}))
+    joining = asyncio.create_task(connect_to_lease_holder(tmp_path, NAME))
     while not listener.connections:
         await asyncio.sleep(0)
     await listener.aclose("it ends")
-    with pytest.raises(ServerNotResponding, match="it ends"):
+    with pytest.raises(LeaseHolderNotResponding, match="it ends"):
         await joining
 
 
 async def test_a_holder_that_does_not_answer_is_named(tmp_path: Path) -> None:
     server = await served(tmp_path, b"\0\0", close=False)
     with pytest.raises(
-        ServerNotResponding, match=rf"Process {os.getpid()} holds the workspace but did not answer within 0.1 s"
+        LeaseHolderNotResponding, match=rf"Process {os.getpid()} holds the workspace but did not answer within 0.1 s"
     ):
-        await connect(tmp_path, NAME, seconds=0.1)
+        await connect_to_lease_holder(tmp_path, NAME, seconds=0.1)
     server.close()

@@ -18,52 +18,52 @@ from tests.ipc.workshop import connected
 from tests.kernel.guests import guest, joined_kernel, opened
 
 from handrail.catalog.view import CatalogOptions
-from handrail.config.settings import CatalogSettings
-from handrail.contract.approvals import (
+from handrail.config.operator_settings import CatalogSettings
+from handrail.contract.approval_requests import (
     Approval,
     ApprovalAnswer,
     ApprovalHandler,
     ApprovalRequest,
     ApprovalService,
-    StoredRule,
+    StoredProjectRule,
 )
-from handrail.contract.call import Event
-from handrail.contract.codec import Codec, MalformedData, reader_of, write
+from handrail.contract.calls_and_results import Event
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import GenerationDiff, ToolStatus
-from handrail.contract.rules import RuleEntry
-from handrail.contract.sandbox import SandboxTier
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.client import ClientHandler, UnsavedBuffers
-from handrail.contract.services.delegation import SubagentRunner
-from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
-from handrail.contract.services.memory import ConversationHistory
-from handrail.contract.services.resources import ResourceListing, SourceResponse
-from handrail.contract.services.runtime import Runtime, UserContext
+from handrail.contract.json_codec import Codec, MalformedData, reader_of, write
+from handrail.contract.rule_forms import RuleWithExamples
+from handrail.contract.sandbox_protocol import SandboxTier
+from handrail.contract.services.channels_and_triggers import NotificationQueue
+from handrail.contract.services.client_services import ClientHandler, EditorClientHandler
+from handrail.contract.services.history_and_skill_services import ConversationHistory
+from handrail.contract.services.job_and_tool_services import ToolSearchResult, WorkspaceJobService
+from handrail.contract.services.resource_services import ResourceListing, SourceResponse
+from handrail.contract.services.subagent_services import SubagentRunner
+from handrail.contract.services.tool_runtime import Runtime, UserContext
+from handrail.contract.tool.operator_tool_settings import ToolSettings
 from handrail.contract.tool.requires import CapabilitySet, Requires, ShellRequires
-from handrail.contract.tool.settings import ToolSettings
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.triggers import TriggerContext, TriggerEvent
-from handrail.ipc.client.tool_host import StepRequest
-from handrail.ipc.codec.rpc import (
+from handrail.contract.tool.trigger_tools import TriggerContext, TriggerEvent
+from handrail.contract.tool_generation import GenerationDiff, ToolStatus
+from handrail.ipc.client.tool_host import ToolStepRequest
+from handrail.ipc.codec.protocol_rpc import (
     RUNTIME_SERVICES,
     WIRE_CODEC,
     TriggerClassRef,
-    invoke_over,
-    list_methods,
-    list_service_methods,
-    make_handler,
-    make_operation,
+    list_async_methods,
+    list_runtime_methods,
+    make_connection_invoker,
     make_protocol_handlers,
-    make_proxy,
+    make_protocol_proxy,
+    make_request_handler,
+    make_request_operation,
 )
-from handrail.ipc.codec.wire_models import ClientGreeting, ToolDescription
-from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.operations import OperationRefused, OperationTable
-from handrail.policy.explanation import PolicyExplanation
+from handrail.ipc.codec.wire_encoding import ClientGreeting, ClientToolDescription
+from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationTable
+from handrail.ipc.wire.peer_connection import ConnectionLost
+from handrail.policy.decision_explanation import PolicyExplanation
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
-from handrail.store.encoding import decode, encode
-from handrail.testing.kernels import temporary_kernel
+from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
 
@@ -80,7 +80,9 @@ _models: dict[type[BaseModel], st.SearchStrategy[Any]] = {
     ShellRequires: st.builds(ShellRequires, cmd=st.text(min_size=1, max_size=3)),
     ToolSettings: st.builds(ToolSettings, config=st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)),
     CatalogSettings: st.builds(CatalogSettings, preload=st.integers(0, 3)),
-    RuleEntry: st.builds(RuleEntry, rule=st.just("allow read"), match=st.just(("a",)), not_match=st.just(())),
+    RuleWithExamples: st.builds(
+        RuleWithExamples, rule=st.just("allow read"), match=st.just(("a",)), not_match=st.just(())
+    ),
 }
 
 
@@ -131,7 +133,7 @@ def _is_listed(kind: Any) -> bool:
 def _mentions_hand(kind: Any) -> bool:
     return (
         kind in _BY_HAND
-        or getattr(kind, "__name__", "") == "TriggerClass"
+        or getattr(kind, "__name__", "") == "CustomTriggerTool"
         or get_origin(kind) is typing.get_origin(Callable[[], None])
     )
 
@@ -140,8 +142,8 @@ def listed() -> list[Any]:
     """Every type that crosses the wire by its annotations: those of the Protocols, and those that are sent by themselves."""
     found: dict[Any, None] = dict.fromkeys(
         [
-            Approval, ApprovalAnswer, ApprovalRequest, CapabilitySet, CatalogOptions, UserContext, ToolDescription, GenerationDiff,
-            Event, PolicyExplanation, ToolSearchResult, TriggerEvent, ClientGreeting, TriggerClassRef, WatchdogDecision, StepRequest, StoredRule, SandboxTier, ToolSpec, TriggerContext,
+            Approval, ApprovalAnswer, ApprovalRequest, CapabilitySet, CatalogOptions, UserContext, ClientToolDescription, GenerationDiff,
+            Event, PolicyExplanation, ToolSearchResult, TriggerEvent, ClientGreeting, TriggerClassRef, WatchdogDecision, ToolStepRequest, StoredProjectRule, SandboxTier, ToolSpec, TriggerContext,
             WatchdogCall,
         ]
     )  # fmt: skip
@@ -151,15 +153,15 @@ def listed() -> list[Any]:
         Runtime,
         ApprovalService,
         ApprovalHandler,
-        UnsavedBuffers,
+        EditorClientHandler,
         SubagentRunner,
         ConversationHistory,
         NotificationQueue,
         ClientHandler,
         WorkspaceJobService,
     ]:
-        for name in list_methods(protocol):
-            from handrail.contract.sandbox import CompletedProcess
+        for name in list_async_methods(protocol):
+            from handrail.contract.sandbox_protocol import CompletedProcess
 
             hints = get_type_hints(
                 getattr(protocol, name), localns={"CompletedProcess": CompletedProcess}, include_extras=True
@@ -172,7 +174,9 @@ def listed() -> list[Any]:
 def test_every_listed_type_comes_back_as_it_went(kind: Any) -> None:
     @given(values_of(kind))
     def crosses(value: Any) -> None:
-        arrived = WIRE_CODEC.form_of(kind).read(decode(encode(WIRE_CODEC.write(kind, value), 1 << 62)))
+        arrived = WIRE_CODEC.get_type_form(kind).read(
+            decode_any_json(encode_any_json(WIRE_CODEC.encode_value(kind, value), 1 << 62))
+        )
         assert arrived == value
 
     crosses()
@@ -183,7 +187,7 @@ def test_whatever_else_comes_is_refused_in_words(kind: Any) -> None:
     @given(_json)
     def refused(sent: Any) -> None:
         try:
-            WIRE_CODEC.form_of(kind).read(sent)
+            WIRE_CODEC.get_type_form(kind).read(sent)
         except MalformedData as error:
             assert str(error)
 
@@ -215,19 +219,19 @@ class Pair(NamedTuple):
         (WatchdogDecision, {"action": "allow"}, "differs in reason"),
         (WatchdogDecision, {"action": "allow", "reason": "", "__class__": "x"}, "differs in __class__"),
         (ApprovalAnswer, {"choice": "all", "message": "", "arguments": None}, "choice: expected one of"),
-        (RuleEntry, {"rule": 1}, "rule"),
+        (RuleWithExamples, {"rule": 1}, "rule"),
     ],
 )
 def test_a_reader_is_closed_and_says_where_what_was_expected(kind: Any, sent: Any, said: str) -> None:
     with pytest.raises(MalformedData) as refused:
-        Codec().form_of(kind).read(sent)
+        Codec().get_type_form(kind).read(sent)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", [Callable[[], None], Mapping[int, str], object, ClientHandler])
 def test_a_type_that_no_data_stands_for_has_no_form(kind: Any) -> None:
     with pytest.raises(TypeError, match="no JSON form"):
-        Codec().form_of(kind)
+        Codec().get_type_form(kind)
 
 
 def test_what_is_nested_beyond_all_bounds_is_refused_by_whoever_reads_the_text() -> None:
@@ -236,7 +240,7 @@ def test_what_is_nested_beyond_all_bounds_is_refused_by_whoever_reads_the_text()
         deep = [deep]
     with pytest.raises(MalformedData, match="arguments: expected an object"):
         reader_of(ApprovalAnswer)({"choice": "once", "message": "", "arguments": deep})
-    assert b"$depth" in encode(write(TriggerEvent, TriggerEvent(position=deep)))
+    assert b"$depth" in encode_any_json(write(TriggerEvent, TriggerEvent(position=deep)))
 
 
 # ── proxies and requests ─────────────────────────────────────────────────────────────────────────
@@ -282,9 +286,11 @@ async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
 
     requests = make_protocol_handlers(Shelf, "shelf.", of)
     assert sorted(requests) == ["shelf.fail", "shelf.put"], "what is awaited, and nothing else"
-    ours.finish_handshake(OperationTable({name: make_operation(name, one) for name, one in requests.items()}), {})
+    ours.finish_handshake(
+        OperationTable({name: make_request_operation(name, one) for name, one in requests.items()}), {}
+    )
     theirs.finish_handshake(OperationTable(), {})
-    shelf = make_proxy(Shelf, "shelf.", invoke_over(theirs, owner="me"))
+    shelf = make_protocol_proxy(Shelf, "shelf.", make_connection_invoker(theirs, owner="me"))
     assert await shelf.put("a", b"\x00\xff") == ["a"]
     assert await shelf.put("b", data=b"", twice=True) == ["a", "b", "b"]
     assert real.kept[0] == ("a", b"\x00\xff")
@@ -294,7 +300,7 @@ async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
     with pytest.raises(OperationRefused, match="Its log has the details"):
         await shelf.fail("defect")
     with pytest.raises(ToolError, match="not yours"):
-        await make_proxy(Shelf, "shelf.", invoke_over(theirs, owner="you")).put("c", b"")
+        await make_protocol_proxy(Shelf, "shelf.", make_connection_invoker(theirs, owner="you")).put("c", b"")
     with pytest.raises(TypeError):
         await shelf.put("a")  # pyright: ignore[reportCallIssue]
     assert not hasattr(shelf, "look") and not hasattr(shelf, "secret")
@@ -310,7 +316,7 @@ async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
 async def test_a_name_outside_the_table_leads_nowhere(name: str) -> None:
     theirs, ours = await connected()
     requests = make_protocol_handlers(Shelf, "shelf.", lambda: Real())  # noqa: PLW0108 - a lambda has no annotation of what it gives
-    ours.finish_handshake(OperationTable({of: make_operation(of, one) for of, one in requests.items()}), {})
+    ours.finish_handshake(OperationTable({of: make_request_operation(of, one) for of, one in requests.items()}), {})
     theirs.finish_handshake(OperationTable(), {})
     with pytest.raises(OperationRefused) as refused:
         await theirs.request(name, {})
@@ -323,7 +329,7 @@ async def test_a_function_is_asked_by_exactly_its_parameters() -> None:
     async def area(width: int, height: int) -> int:
         return width * height
 
-    answer = make_operation("area", make_handler(area)).handler
+    answer = make_request_operation("area", make_request_handler(area)).handler
     assert await answer({"width": 3, "height": 4}) == 12
     bodies: list[Any] = [None, [], {}, {"width": 3}, {"width": 3, "height": "4"}, {"width": 3, "height": 4, "depth": 5}]
     for body in bodies:
@@ -355,6 +361,6 @@ def test_every_door_of_a_runtime_that_is_waited_for_is_in_the_table() -> None:
     waited = {name for name in doors if isinstance(vars(Runtime).get(name), property)}
     for name in waited:
         gives = get_type_hints(vars(Runtime)[name].fget)["return"]
-        if getattr(gives, "_is_protocol", False) and list_methods(gives):
+        if getattr(gives, "_is_protocol", False) and list_async_methods(gives):
             assert RUNTIME_SERVICES[name] is gives
-    assert len(list_service_methods()) == sum(len(list_methods(one)) for one in RUNTIME_SERVICES.values()) + 1
+    assert len(list_runtime_methods()) == sum(len(list_async_methods(one)) for one in RUNTIME_SERVICES.values()) + 1

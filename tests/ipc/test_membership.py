@@ -9,8 +9,8 @@ import pytest
 
 from handrail.contract.errors import StartError
 from handrail.ipc.client.reconnecting_client import ReconnectingClient
-from handrail.ipc.wire.operations import OperationTable
-from handrail.store.folders import locate_folders
+from handrail.ipc.wire.operation_dispatch import OperationTable
+from handrail.store.state_folders import locate_folders
 
 
 @pytest.mark.proves("L-07")

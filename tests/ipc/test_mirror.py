@@ -7,15 +7,15 @@ import json
 import pytest
 from tests.catalog.stock import BUILT_IN, built_in, entry, generation
 
-from handrail.contract.generation import Generation, ThirdPartyOrigin, ToolEntry
-from handrail.ipc.codec import wire_models
-from handrail.policy.rules.definitions import default_book, with_mode
+from handrail.contract.tool_generation import Generation, ThirdPartyOrigin, ToolEntry
+from handrail.ipc.codec import wire_encoding
+from handrail.policy.rules.rules_and_modes import default_book, with_mode
 
 FROM = ThirdPartyOrigin("github", "Our repositories.")
 
 
 def crossed(told: Generation, before: Generation | None = None) -> Generation:
-    return wire_models.read_generation(json.loads(json.dumps(wire_models.write_generation(told))), before)
+    return wire_encoding.read_generation(json.loads(json.dumps(wire_encoding.write_generation(told))), before)
 
 
 def plain(one: ToolEntry) -> object:
@@ -48,4 +48,4 @@ def test_of_a_later_generation_only_what_changed_is_made_anew() -> None:
 def test_rules_cross_the_wire_whole() -> None:
     book = with_mode(default_book(), "accept-edits")
     assert any(rule.any_case for rule in book)
-    assert wire_models.read_rules(json.loads(json.dumps(wire_models.write_rules(book)))).rules == book.rules
+    assert wire_encoding.read_rules(json.loads(json.dumps(wire_encoding.write_rules(book)))).rules == book.rules

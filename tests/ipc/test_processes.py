@@ -11,17 +11,22 @@ from typing import Any
 import pytest
 from tests.ipc.doors import NAME, house, line_of, process
 
-from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.handshake import ConnectionRejected, NoLeaseHolder, ServerNotResponding, connect
-from handrail.ipc.wire.operations import OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable
+from handrail.ipc.wire.peer_connection import ConnectionLost
+from handrail.ipc.wire.socket_handshake import (
+    ConnectionRejected,
+    LeaseHolderNotResponding,
+    NoLeaseHolder,
+    connect_to_lease_holder,
+)
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from handrail.ipc.wire.handshake import listen
-from handrail.ipc.wire.operations import OperationSpec, OperationTable
+from handrail.ipc.wire.socket_handshake import listen
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable
 
 async def main():
     async def park(body):
@@ -37,7 +42,7 @@ asyncio.run(main())
 GUEST = """
 import asyncio, sys
 from pathlib import Path
-from handrail.ipc.wire.handshake import connect
+from handrail.ipc.wire.socket_handshake import connect
 
 async def main():
     joined = await connect(Path(sys.argv[1]), sys.argv[2])
@@ -95,7 +100,7 @@ async def test_a_process_of_another_user_at_the_holders_place_is_told_nothing(fo
     with process(STRANGE_HOLDER, folder / NAME) as stranger:
         assert await line_of(stranger) == "ready"
         with pytest.raises(ConnectionRejected, match="The other process belongs to user 65534"):
-            await connect(folder, NAME)
+            await connect_to_lease_holder(folder, NAME)
         assert await line_of(stranger) == "heard 0"
 
 
@@ -103,7 +108,7 @@ async def test_a_killed_holder_fails_what_is_pending_and_leaves_no_holder(folder
     with process(HOLDER, folder, NAME) as holder:
         assert await line_of(holder) == "ready"
         heard: list[str] = []
-        joined = await connect(folder, NAME, lost=heard.append)
+        joined = await connect_to_lease_holder(folder, NAME, lost=heard.append)
         assert joined.peer is not None and joined.peer.pid == holder.pid
         pending = [asyncio.create_task(joined.request("park", number)) for number in range(3)]
         assert [await line_of(holder) for _ in pending] == ["asked 0", "asked 1", "asked 2"]
@@ -113,7 +118,7 @@ async def test_a_killed_holder_fails_what_is_pending_and_leaves_no_holder(folder
         await joined.closed.wait()
         assert heard == [joined.lost_reason]
         with pytest.raises(NoLeaseHolder):
-            await connect(folder, NAME)
+            await connect_to_lease_holder(folder, NAME)
     async with house(folder) as doors:
         await doors.join()
 
@@ -132,18 +137,20 @@ async def test_a_killed_guest_leaves_its_call_going_on(folder: Path) -> None:
             await begun.wait()
             guest.kill()
             await held.closed.wait()
-        assert held.open_requests == 1
+        assert held.unanswered_request_count == 1
         go.set()
         await ended.wait()
         await doors.join()
-        assert held.open_requests == 0
+        assert held.unanswered_request_count == 0
 
 
 async def test_a_stopped_holder_is_told_from_a_dead_one(folder: Path) -> None:
     with process(HOLDER, folder, NAME) as holder:
         assert await line_of(holder) == "ready"
         holder.send_signal(signal.SIGSTOP)
-        with pytest.raises(ServerNotResponding, match=rf"Process {holder.pid} holds the workspace but did not answer"):
-            await connect(folder, NAME, seconds=0.3)
+        with pytest.raises(
+            LeaseHolderNotResponding, match=rf"Process {holder.pid} holds the workspace but did not answer"
+        ):
+            await connect_to_lease_holder(folder, NAME, seconds=0.3)
         holder.send_signal(signal.SIGCONT)
-        await (await connect(folder, NAME)).aclose()
+        await (await connect_to_lease_holder(folder, NAME)).aclose()

@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 
 from handrail import ToolError
 from handrail.arbiter.output.json_conversion import JsonConversion
-from handrail.contract.call import Blob, Result
-from handrail.contract.codec import MalformedData, expect_object, reader_of
-from handrail.ipc.codec.tool_values import pack, read_failure, unpack, write_failure
-from handrail.ipc.wire.frames import FrameBuffer, encode_frame
+from handrail.contract.calls_and_results import Blob, Result
+from handrail.contract.json_codec import MalformedData, expect_object, reader_of
+from handrail.ipc.codec.tool_value_encoding import (
+    decode_return_value,
+    decode_tool_error,
+    encode_return_value,
+    encode_tool_error,
+)
+from handrail.ipc.wire.message_frames import FrameReceiveBuffer, encode_frame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Point:
 
 def over_the_wire(message: dict[str, Any]) -> Any:
     """As the other side has it."""
-    (arrived,) = FrameBuffer().feed_bytes(encode_frame({"body": message}))
+    (arrived,) = FrameReceiveBuffer().feed_bytes(encode_frame({"body": message}))
     return arrived["body"]
 
 
@@ -63,7 +68,7 @@ _values = st.recursive(
 @given(_values)
 def test_a_value_arrives_as_it_would_have_been_shown_where_it_was_made(value: object) -> None:
     data, binaries, notes = shown(value)
-    arrived = unpack(over_the_wire(pack(value)))
+    arrived = decode_return_value(over_the_wire(encode_return_value(value)))
     adapted: list[str] = []
     if isinstance(arrived, Result):
         adapted = arrived.metadata["conversions"]
@@ -80,7 +85,7 @@ def test_a_whole_result_arrives_with_its_text_and_metadata(
     value: object, text: str | None, more: dict[str, Any]
 ) -> None:
     sent = Result("output" if text is None else "error", value, text, more)
-    arrived = unpack(over_the_wire(pack(sent)))
+    arrived = decode_return_value(over_the_wire(encode_return_value(sent)))
     assert isinstance(arrived, Result)
     assert (arrived.type, arrived.error_text) == (sent.type, text)
     assert shown(arrived.data)[0] == shown(value)[0]
@@ -93,14 +98,14 @@ def test_a_whole_result_arrives_with_its_text_and_metadata(
 
 @given(st.text(), _values)
 def test_a_tools_error_is_raised_with_its_kind_text_and_data(text: str, data: object) -> None:
-    raised = read_failure(over_the_wire(write_failure(ToolError(text, kind="conflict", data=data))))
+    raised = decode_tool_error(over_the_wire(encode_tool_error(ToolError(text, kind="conflict", data=data))))
     assert isinstance(raised, ToolError)
     assert (raised.text, raised.kind) == (text, "conflict")
     assert shown(raised.data)[:2] == shown(data)[:2]
 
 
 def test_another_exception_keeps_its_class_and_text_and_nothing_else() -> None:
-    raised = read_failure(over_the_wire(write_failure(ZeroDivisionError("by zero"))))
+    raised = decode_tool_error(over_the_wire(encode_tool_error(ZeroDivisionError("by zero"))))
     assert type(raised).__name__ == "ZeroDivisionError"
     assert str(raised) == "by zero"
     assert not isinstance(raised, ZeroDivisionError)
@@ -108,7 +113,7 @@ def test_another_exception_keeps_its_class_and_text_and_nothing_else() -> None:
 
 def test_no_exception_can_pass_for_one_of_ours_or_end_the_process() -> None:
     for name in ("SystemExit", "KeyboardInterrupt", "CancelledError", "__import__('os')", "ToolError", ""):
-        raised = read_failure({"raised": [name, "x"]})
+        raised = decode_tool_error({"raised": [name, "x"]})
         assert isinstance(raised, Exception)
         assert not isinstance(raised, ToolError)
 
@@ -134,7 +139,11 @@ _messages = st.fixed_dictionaries(
 
 @given(_json | _messages)
 def test_whatever_a_peer_sends_is_a_value_or_said_to_be_none(message: Any) -> None:
-    readers: list[Callable[[Any], object]] = [unpack, reader_of(bytes), lambda sent: read_failure(expect_object(sent))]
+    readers: list[Callable[[Any], object]] = [
+        decode_return_value,
+        reader_of(bytes),
+        lambda sent: decode_tool_error(expect_object(sent)),
+    ]
     for read in readers:
         try:
             read(message)
@@ -148,13 +157,15 @@ def test_a_binary_part_takes_a_place_that_there_is_and_no_other() -> None:
     ways: list[Any] = [["a", "b"], [0], ["a", 1], [True], ["missing"], "a", [["a"]], ["a", 0, "c"]]
     for way in ways:
         with pytest.raises(MalformedData):
-            unpack({"data": {"a": [None]}, "blobs": [[way, *part]]})
-    assert unpack({"data": {"a": nothing}, "blobs": [[["a", 0], *part]]}) == {"a": [Blob(b"hi", "image/png")]}
-    assert unpack({"data": None, "blobs": [[nothing[1:], *part]]}) == Blob(b"hi", "image/png")
+            decode_return_value({"data": {"a": [None]}, "blobs": [[way, *part]]})
+    assert decode_return_value({"data": {"a": nothing}, "blobs": [[["a", 0], *part]]}) == {
+        "a": [Blob(b"hi", "image/png")]
+    }
+    assert decode_return_value({"data": None, "blobs": [[nothing[1:], *part]]}) == Blob(b"hi", "image/png")
 
 
 def test_numbers_that_json_has_not_arrive_as_text_that_says_so() -> None:
-    arrived = unpack(over_the_wire(pack({"x": math.nan})))
+    arrived = decode_return_value(over_the_wire(encode_return_value({"x": math.nan})))
     assert isinstance(arrived, Result)
     assert arrived.data == {"x": "NaN"}
     assert "NaN" in arrived.metadata["conversions"][0]

@@ -12,11 +12,11 @@ import pytest
 from tests.ipc.doors import House, house, next_message
 
 from handrail.contract.errors import UsageError
-from handrail.ipc.wire import connection as wire
-from handrail.ipc.wire import frames
-from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.frames import MAX_FRAME, encode_frame
-from handrail.ipc.wire.operations import MAX_RUNNING, OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire import message_frames
+from handrail.ipc.wire import peer_connection as wire
+from handrail.ipc.wire.message_frames import MAX_FRAME, encode_frame
+from handrail.ipc.wire.operation_dispatch import MAX_RUNNING, OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.peer_connection import ConnectionLost
 
 MARK: ContextVar[Any] = ContextVar("MARK", default="none")
 
@@ -248,7 +248,7 @@ async def test_nothing_is_lost_or_answered_twice_in_requests_both_ways(doors: Ho
     assert answers[::2] == list(range(count))
     assert answers[1::2] == [-number for number in range(count)]
     assert sorted(late) == list(range(count))
-    assert held.open_requests == joined.open_requests == 0
+    assert held.unanswered_request_count == joined.unanswered_request_count == 0
 
 
 @pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
@@ -303,7 +303,7 @@ async def test_when_the_peer_goes_all_that_is_pending_fails_and_handlers_go_on_o
     await held.closed.wait()
     assert heard == [held.lost_reason]
     assert await holder.ended.get() == ("park.with", "cancelled")
-    assert held.open_requests == 2
+    assert held.unanswered_request_count == 2
     holder.go.set()
     assert {await holder.ended.get(), await holder.ended.get()} == {("park", "went on"), ("park.inline", "went on")}
     with pytest.raises(ConnectionLost) as caught:
@@ -364,7 +364,7 @@ async def test_a_peer_that_asks_and_never_reads_is_dropped_before_it_fills_memor
 async def test_an_answer_or_request_too_long_for_a_frame_fails_alone(
     doors: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "MAX_FRAME", 10_000)
+    monkeypatch.setattr(message_frames, "MAX_FRAME", 10_000)
     joined = await doors.join()
     for op, body in (("long", 10_001), ("echo", "x" * 10_001)):
         with pytest.raises(OperationRefused) as caught:
@@ -395,7 +395,7 @@ async def test_a_peer_that_reads_late_but_reads_is_kept(doors: House, monkeypatc
 async def test_requests_beyond_what_may_be_open_are_refused(
     doors: House, holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.ipc.wire.operations.MAX_RUNNING", 3)
+    monkeypatch.setattr("handrail.ipc.wire.operation_dispatch.MAX_RUNNING", 3)
     joined = await doors.join()
     asked = [asyncio.create_task(joined.request("park", number)) for number in range(5)]
     for refused in await asyncio.gather(*asked[3:], return_exceptions=True):

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from handrail import Kernel, Session
-from handrail.contract.approvals import ApprovalHandler
-from handrail.ipc.client.tool_host import ToolHost, describe_tools
-from handrail.ipc.server.client_tools import ClientTools
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.operations import OperationTable
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.approval_requests import ApprovalHandler
+from handrail.ipc.client.tool_host import ToolHost, describe_client_tools
+from handrail.ipc.server.client_tools import ClientProcessTools
+from handrail.ipc.wire.operation_dispatch import OperationTable
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Workshop:
     theirs: IpcConnection
     ours: IpcConnection
     bench: ToolHost
-    brought: ClientTools
+    brought: ClientProcessTools
 
 
 @dataclass
@@ -52,8 +52,8 @@ async def joined(tools: Sequence[object]) -> AsyncGenerator[Workshop]:
     theirs, ours = await connected()
     bench = ToolHost(tools)
     theirs.finish_handshake(OperationTable(bench.requests, bench.notifications), {})
-    bench.attach(theirs)
-    brought = ClientTools(ours, describe_tools(tools))
+    bench.attach_connection(theirs)
+    brought = ClientProcessTools(ours, describe_client_tools(tools))
     ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
     try:
         yield Workshop(theirs, ours, bench, brought)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from handrail import Kernel, Tool, open_kernel
-from handrail.kernel.remote import RemoteKernel
-from handrail.testing.kernels import KEYWORD_SEARCH, temporary_kernel
+from handrail.kernel.remote_kernel import RemoteKernel
+from handrail.testing.scripted_kernel import KEYWORD_SEARCH, temporary_kernel
 
 HELD, JOINED = "held", "joined"
 Opens = Callable[..., AbstractAsyncContextManager[Kernel]]
@@ -29,7 +29,7 @@ async def opened(
     settings: str = "",
     **options: Any,
 ) -> AsyncGenerator[Kernel]:
-    """See :func:`handrail.testing.kernels.temporary_kernel`; ``joined`` has one that only holds beside it."""
+    """See :func:`handrail.testing.scripted_kernel.temporary_kernel`; ``joined`` has one that only holds beside it."""
     if door == HELD:
         workspace, config = placed(folder, settings)
         state = folder / "state"

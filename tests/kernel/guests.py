@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from handrail import Kernel, open_kernel
-from handrail.contract.codec import write
-from handrail.ipc.codec.wire_models import ClientGreeting
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.handshake import connect
-from handrail.ipc.wire.operations import OperationTable
-from handrail.kernel.local import LocalKernel
-from handrail.kernel.remote import RemoteKernel
-from handrail.store.folders import locate_folders
+from handrail.contract.json_codec import write
+from handrail.ipc.codec.wire_encoding import ClientGreeting
+from handrail.ipc.wire.operation_dispatch import OperationTable
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.ipc.wire.socket_handshake import connect_to_lease_holder
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.kernel.remote_kernel import RemoteKernel
 from handrail.store.lease import find_lease_holder
+from handrail.store.state_folders import locate_folders
 
 OPENING: dict[str, Any] = {
     "agent": None,
@@ -58,8 +58,8 @@ async def guest(
     folders = locate_folders(folder / "ws", folder / "state")
     holder = find_lease_holder(folders)
     assert holder is not None
-    connection = await connect(
-        folders.workspace_state, holder.socket, operations, greeting() if hello is None else hello
+    connection = await connect_to_lease_holder(
+        folders.workspace_state_folder, holder.socket, operations, greeting() if hello is None else hello
     )
     try:
         yield connection
@@ -96,8 +96,8 @@ def sizes(kernel: LocalKernel) -> dict[str, int]:
     kept = {f"guest.{name}": _count(guests, name) for name in _OF_A_GUEST}
     return {
         **kept,
-        "sessions": len(kernel.sessions.by_id),
-        "closing": len(kernel.sessions.closing_ids),
+        "sessions": len(kernel.sessions.sessions_by_id),
+        "closing": len(kernel.sessions.closing_session_ids),
         "left": len(server._releasing),  # pyright: ignore[reportPrivateUsage]
         "ending": len(server._ending),  # pyright: ignore[reportPrivateUsage]
         "guests": len(server.clients),

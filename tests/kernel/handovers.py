@@ -28,8 +28,8 @@ from tests.kernel.nursery import NURSERY
 
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.store.folders import StateFolders, locate_folders
 from handrail.store.lease import LeaseHolder, WorkspaceLease, find_lease_holder
+from handrail.store.state_folders import StateFolders, locate_folders
 
 _PATIENCE_S = 300.0
 """Only for a test that hangs to say where."""
@@ -378,7 +378,7 @@ class Handovers:
             assert sum(kind in ("committed", "interrupted") for kind in kinds) <= 1, (call_id, kinds)
             assert "intended" not in kinds or kinds[-1] in ("committed", "interrupted", "rejected"), (call_id, kinds)
         assert self.holder() is None
-        assert not list(self.folders.workspace_state.glob("*.sock")), "a socket was left"
+        assert not list(self.folders.workspace_state_folder.glob("*.sock")), "a socket was left"
 
     def _began(self, call_id: str) -> bool:
         """Whether it may have run: its intent is on record, and not that it was stopped before it began. Such a one may be

@@ -16,9 +16,9 @@ PROGRAM = '''
 import asyncio, json, os, sys
 from pathlib import Path
 from handrail import open_kernel, tool
-from handrail.contract.services.resources import ResourceSpec
+from handrail.contract.services.resource_services import ResourceSpec
 from handrail.policy.watchdogs.api import allow, deny
-from handrail.kernel.local import LocalKernel
+from handrail.kernel.local_kernel import LocalKernel
 
 folder = Path(sys.argv[1])
 

@@ -6,9 +6,9 @@ NURSERY = '''
 import asyncio, contextlib, ctypes, faulthandler, gc, json, os, random, signal, sys, threading, time
 from pathlib import Path
 from handrail import open_kernel, tool
-from handrail.kernel.local import LocalKernel
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.sandbox.start import process
-import handrail.kernel.remote, handrail.tools
+import handrail.kernel.remote_kernel, handrail.tools
 
 folder, tasks_of_each = Path(sys.argv[1]), int(sys.argv[2])
 effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

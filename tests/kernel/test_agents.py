@@ -14,14 +14,16 @@ from tests.kernel.doors import opened as opened_by
 from tests.kernel.test_configured import put_tool
 
 from handrail import Kernel, LoadError, UsageError, tool
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.kernel.local import LocalKernel
-from handrail.kernel.remote import RemoteKernel
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.kernel.remote_kernel import RemoteKernel
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
-from handrail.sandbox import tiers
-from handrail.testing.kernels import ScriptedApprovalHandler
+from handrail.sandbox import tier_probe
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler
 
-confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+confined = pytest.mark.skipif(
+    not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+)
 
 
 ONLINE = ("git.clone", "git.push")
@@ -136,7 +138,7 @@ async def test_sessions_of_several_agents_live_side_by_side_each_with_its_own(tm
     put_agent(tmp_path, "writer", 'rules = ["allow write"]')
     put_agent(tmp_path, "reader", 'tools = ["read"]')
     async with opened(tmp_path) as kernel:
-        assert kernel.agent.id == "default"
+        assert kernel.default_agent.id == "default"
         sessions = {name: await kernel.session(agent=name) for name in ("writer", "reader", "default")}
         results = {name: await one.call("write", {"path": "a", "content": "x"}) for name, one in sessions.items()}
         assert {name: result.error_kind for name, result in results.items()} == {
@@ -190,9 +192,9 @@ async def test_a_rule_for_all_agents_may_name_a_tool_that_this_one_does_not_have
 async def test_the_configured_agent_is_that_of_whoever_names_none(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", "")
     async with opened(tmp_path, None, 'agent = "reviewer"') as kernel:
-        assert kernel.agent.id == "reviewer"
+        assert kernel.default_agent.id == "reviewer"
     async with opened(tmp_path, "default", 'agent = "reviewer"') as kernel:
-        assert kernel.agent.id == "default"
+        assert kernel.default_agent.id == "default"
 
 
 async def test_watchdogs_see_the_manifest_as_data(tmp_path: Path) -> None:
@@ -237,7 +239,7 @@ async def test_what_an_agent_requires_extends_its_set_and_no_tool_of_it(tmp_path
     async with held_only(tmp_path, "builder") as kernel:
         assert isinstance(kernel, LocalKernel)
         wide = kernel.own_context.authority.agent_layer
-        narrow = kernel.components.make_context("narrow").authority.agent_layer
+        narrow = kernel.components.make_agent_context("narrow").authority.agent_layer
         assert (wide.hosts, narrow.hosts) == (("pypi.org", "*"), ())
         assert not narrow.fs_write and not narrow.shell
         for tool_id, entry in kernel.generation.entries.items():
@@ -332,7 +334,7 @@ async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) 
     put_agent(tmp_path, "noter", 'tools = ["notes.add"]\naliases = { note = "notes.add" }')
     async with held_only(tmp_path), held_only(tmp_path, "reviewer", rules=["allow write", "allow notes.add"]) as joined:
         assert isinstance(joined, RemoteKernel)
-        assert (joined.agent.id, joined.agent.prompt) == ("reviewer", "Review.")
+        assert (joined.default_agent.id, joined.default_agent.prompt) == ("reviewer", "Review.")
         assert list(joined.generation.entries) == ["read", "write"]
         session = await joined.session(rules=["allow write final/a"])
         assert (await session.call("write", {"path": "a", "content": "x"})).ok
@@ -382,7 +384,7 @@ async def test_new_tools_of_a_process_that_joined_are_there_for_sessions_of_all_
     async with held_only(tmp_path), held_only(tmp_path, rules=["allow notes.*"]) as joined:
         noter = await joined.session(agent="noter")
         assert (await noter.call("notes.count", {})).error_kind == "unknown_tool"
-        await joined.reload([add, count])
+        await joined.reload_tools([add, count])
         assert (await noter.call("notes.count", {})).data == 3
         assert "mail.send" not in joined.generation.entries
 

@@ -11,10 +11,10 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 from handrail import ToolError, UsageError, tool
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.ipc.wire.operations import OperationTable
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.ipc.wire.operation_dispatch import OperationTable
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.services.client import ClientMethod, ClientRequest
+from handrail.contract.services.client_services import ClientMethod, ClientRequest
 from handrail.registry.sources import persistent_tools
-from handrail.sandbox import tiers
-from handrail.testing.kernels import temporary_kernel
+from handrail.sandbox import tier_probe
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.skipif(
-    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+    not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
 )
 
 PROGRAM = f"""#!{sys.executable} -S

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from handrail import open_kernel, tool
-from handrail.arbiter.approvals import broker as approvals
-from handrail.contract.approvals import ApprovalAnswer, DeferApprovals
+from handrail.arbiter.approvals import approval_broker as approvals
+from handrail.contract.approval_requests import ApprovalAnswer, DeferApprovals
 
 
 @tool(side_effect="external", locks=[])

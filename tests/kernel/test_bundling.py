@@ -16,15 +16,15 @@ from tests.registry.test_own_offering import put_offering
 from handrail import open_kernel
 from handrail.config import load_configuration
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.sandbox import Process, ProgramSpec, SandboxProfile, SandboxTier
+from handrail.contract.sandbox_protocol import Process, ProgramSpec, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.kernel.bundles import AgentBundle, build_bundle
-from handrail.registry.agents import BUNDLE_FILE
-from handrail.sandbox import tiers
-from handrail.store.folders import locate_folders
+from handrail.kernel.agent_bundles import AgentBundle, build_bundle
+from handrail.registry.agent_folders import BUNDLE_FILE
+from handrail.sandbox import tier_probe
+from handrail.store.state_folders import locate_folders
 
 confined = pytest.mark.skipif(
-    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+    not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
 )
 
 
@@ -78,7 +78,7 @@ def built(
 ) -> AgentBundle:
     folders = locate_folders(place / "ws", place / "state")
     config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
-    return build_bundle(config, agent, folders, tiers.choose_sandbox(), place / target, told)
+    return build_bundle(config, agent, folders, tier_probe.choose_sandbox(), place / target, told)
 
 
 @confined
@@ -91,7 +91,7 @@ async def test_a_bundle_starts_where_nothing_else_is(place: Path) -> None:
     shutil.move(bundle.folder, elsewhere)
     shutil.rmtree(place / "config")
     async with open_kernel(place / "ws", config=elsewhere / "handrail.toml", state=place / "state") as kernel:
-        assert kernel.agent.id == "speaker"
+        assert kernel.default_agent.id == "speaker"
         assert kernel.config.settings.limits.lock_wait_ms == 7000
         session = await kernel.session()
         results = await session.call_all([("greet", {}), ("whisper", {}), ("say", {})])
@@ -131,7 +131,7 @@ async def test_a_bundle_has_the_agents_that_work_can_get_to_with_their_tools_and
     shutil.rmtree(config)
     settings = bundle.folder / "handrail.toml"
     async with open_kernel(place / "ws", config=settings, state=place / "state") as kernel:
-        assert [one.id for one in (await kernel.session()).subagents] == ["asker"]
+        assert [one.id for one in (await kernel.session()).subagent_types] == ["asker"]
         crier = await kernel.session(agent="crier")
         assert (await crier.call("greet", {})).data["said"] == "its own"
         assert "Loudly." in str((await crier.call("skill", {"name": "calling"})).data)

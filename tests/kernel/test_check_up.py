@@ -17,18 +17,18 @@ from tests.store.places import Place
 
 from handrail.agent.providers import SERVICES
 from handrail.contract.errors import StartError
-from handrail.kernel.doctor import DoctorCheck, check_kernel, run_checks
-from handrail.kernel.doctor.machine_checks import run_isolated
-from handrail.kernel.doctor.storage_checks import check_clock
-from handrail.record.log import CommitLog, Record
-from handrail.store.database.schema import VERSION
-from handrail.testing.kernels import temporary_kernel
+from handrail.kernel.doctor import DoctorCheck, check_kernel, run_doctor_checks
+from handrail.kernel.doctor.machine_checks import run_check_isolated
+from handrail.kernel.doctor.storage_checks import check_wall_clock
+from handrail.record.commit_log import CommitLog, Record
+from handrail.store.database.schema_migrations import VERSION
+from handrail.testing.scripted_kernel import temporary_kernel
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 HOUR = 3_600_000_000_000
 HOLDS = """
 import asyncio, sys
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.store.workspace_store import WorkspaceStore
 store = WorkspaceStore.open(sys.argv[1], sys.argv[2], frontend="mcp", socket=sys.argv[3])
 log = CommitLog(store.database)
@@ -44,7 +44,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def checked(place: Place, config: Path | None = None) -> dict[str, DoctorCheck]:
-    return {check.name: check for check in run_checks(place.workspace, place.state, config)}
+    return {check.name: check for check in run_doctor_checks(place.workspace, place.state, config)}
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -106,7 +106,7 @@ def test_a_holder_that_was_stopped_is_told_from_one_that_lives(place: Place, mon
 def test_a_socket_is_tried_and_one_that_is_missing_or_deaf_is_said(place: Place) -> None:
     with place.process(HOLDS, "kernel-1.sock") as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        path = place.folders.workspace_state / "kernel-1.sock"
+        path = place.folders.workspace_state_folder / "kernel-1.sock"
         assert checked(place)["socket"].state == "problem" and "does not exist" in checked(place)["socket"].detail
         path.write_text("not a socket")
         assert "is not a socket of this user" in checked(place)["socket"].detail
@@ -146,12 +146,14 @@ async def test_state_of_a_newer_version_says_which_version_it_needs(place: Place
 
 async def test_folders_that_others_can_get_at_are_problems_with_the_remedy(place: Place) -> None:
     await used(place)
-    place.folders.workspace_state.chmod(0o755)
+    place.folders.workspace_state_folder.chmod(0o755)
     found = checked(place)["state"]
     assert found.state == "problem" and "mode 0755" in found.detail and "chmod 700" in found.remedy
-    place.folders.workspace_state.chmod(0o700)
+    place.folders.workspace_state_folder.chmod(0o700)
     place.state.chmod(0o777)
-    assert any(check.state == "problem" for check in run_checks(place.workspace, place.state) if check.name == "state")
+    assert any(
+        check.state == "problem" for check in run_doctor_checks(place.workspace, place.state) if check.name == "state"
+    )
 
 
 def test_a_workspace_that_is_not_there_leaves_the_rest_of_the_check_up(place: Place) -> None:
@@ -202,9 +204,9 @@ def test_what_a_workspaces_own_file_asks_for_in_vain_is_a_warning(place: Place) 
 
 def test_a_clock_that_was_set_back_behind_the_log_is_seen(place: Place) -> None:
     asyncio.run(_recorded(place, time.time_ns()))
-    (now,) = check_clock(place.folders, time.time_ns())
+    (now,) = check_wall_clock(place.folders, time.time_ns())
     assert now.state == "ok"
-    (back,) = check_clock(place.folders, time.time_ns() - 3 * HOUR - HOUR // 2)
+    (back,) = check_wall_clock(place.folders, time.time_ns() - 3 * HOUR - HOUR // 2)
     assert back.state == "warning" and "3 hours later" in back.detail and "set back" in back.detail
 
 
@@ -218,9 +220,9 @@ async def test_a_clock_that_was_set_while_somebody_holds_the_workspace_is_seen(p
     store = place.open()
     try:
         now = time.time_ns()
-        (right,) = check_clock(place.folders, now)
-        (forward,) = check_clock(place.folders, now + 1000 * HOUR)
-        (back,) = check_clock(place.folders, now - 1000 * HOUR)
+        (right,) = check_wall_clock(place.folders, now)
+        (forward,) = check_wall_clock(place.folders, now + 1000 * HOUR)
+        (back,) = check_wall_clock(place.folders, now - 1000 * HOUR)
     finally:
         await store.aclose()
     assert right.state == "ok"
@@ -249,8 +251,8 @@ def test_a_check_that_fails_is_said_and_stops_no_other() -> None:
     def refused() -> list[DoctorCheck]:
         raise StartError("what is wrong, and what to do")
 
-    assert [c.detail for c in run_isolated("a", failing)] == ["check failed: PermissionError: Permission denied"]
-    assert [c.detail for c in run_isolated("b", refused)] == ["what is wrong, and what to do"]
+    assert [c.detail for c in run_check_isolated("a", failing)] == ["check failed: PermissionError: Permission denied"]
+    assert [c.detail for c in run_check_isolated("b", refused)] == ["what is wrong, and what to do"]
 
 
 async def test_an_open_kernel_says_the_same_of_itself() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from handrail import Event, LoadError, UsageError, open_kernel, tool
-from handrail.kernel.assembly import MAX_RULES
 from handrail.kernel.doctor import check_kernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.kernel.kernel_assembly import MAX_RULES
+from handrail.testing.scripted_kernel import temporary_kernel
 
 WATCHDOG = """\
 import json, sys
@@ -190,7 +190,7 @@ async def test_a_wait_for_locks_is_told_in_the_result_and_the_record_apart_from_
     async with temporary_kernel(tmp_path, tools=[send, hold.tool], rules=["allow *"]) as kernel:
         session = await kernel.session()
         seen: list[Event] = []
-        session.watch(seen.append)
+        session.watch_events(seen.append)
         holding = asyncio.create_task(session.call("mail.hold", {}))
         await hold.inside.wait()
         waiting = asyncio.create_task(session.call("mail.send", {"to": "ann"}))

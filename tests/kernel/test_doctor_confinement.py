@@ -9,13 +9,13 @@ import pytest
 from tests.kernel.test_configured import put_tool
 from tests.store.places import Place
 
-from handrail.config import Configuration, load_configuration
+from handrail.config import MergedConfiguration, load_configuration
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.sandbox import SandboxMechanism, SandboxTier
-from handrail.kernel.doctor import DoctorCheck, machine_checks, run_checks
+from handrail.contract.sandbox_protocol import SandboxMechanism, SandboxTier
+from handrail.kernel.doctor import DoctorCheck, machine_checks, run_doctor_checks
 from handrail.kernel.doctor.machine_checks import check_sandbox
-from handrail.kernel.doctor.workspace_checks import CapabilityReport, report_capabilities
-from handrail.sandbox import tiers
+from handrail.kernel.doctor.workspace_checks import CapabilityReport, report_agent_capabilities
+from handrail.sandbox import tier_probe
 
 
 @pytest.fixture
@@ -32,17 +32,17 @@ def config_of(place: Place, text: str = "") -> Path:
 
 
 def checked(place: Place, text: str = "") -> dict[str, DoctorCheck]:
-    return {check.name: check for check in run_checks(place.workspace, place.state, config_of(place, text))}
+    return {check.name: check for check in run_doctor_checks(place.workspace, place.state, config_of(place, text))}
 
 
 def agent(place: Place, name: str = "default", text: str = "") -> CapabilityReport:
-    config: Configuration = load_configuration(config_of(place, text), environment={})
-    return report_capabilities(config, place.folders, name)
+    config: MergedConfiguration = load_configuration(config_of(place, text), environment={})
+    return report_agent_capabilities(config, place.folders, name)
 
 
 @pytest.mark.proves("S-08")
 def test_each_layer_is_shown_with_what_was_found_when_it_was_tried(place: Place) -> None:
-    tier, found = tiers.probe_tier(), checked(place)
+    tier, found = tier_probe.probe_tier(), checked(place)
     for one in tier.mechanisms:
         shown = found[f"sandbox {one.name}"]
         assert (shown.detail, shown.state == "ok") == (one.detail, one.is_enforced is True)

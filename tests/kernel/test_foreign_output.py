@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from handrail import ProposedCall, tool
-from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank, describe_untrusted_source
-from handrail.contract.sandbox import SandboxTier
+from handrail.contract.sandbox_protocol import SandboxTier
+from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank, describe_untrusted_origin
 from handrail.registry.generation_loader import load_generation
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-05")
 
@@ -57,4 +57,4 @@ def test_a_foreign_source_is_named() -> None:
     entries = load_generation([FromElsewhere()], tier=SandboxTier("bubblewrap", "")).entries
     assert entries["own.note"].untrusted_source == "mcp server 'tickets'"
     assert entries["web.look"].untrusted_source == "mcp server 'tickets' and the network (*.example.org, b.example)"
-    assert describe_untrusted_source(note.spec, "code", third_party=False) == ""
+    assert describe_untrusted_origin(note.spec, "code", third_party=False) == ""

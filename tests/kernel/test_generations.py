@@ -12,9 +12,9 @@ from tests.kernel.doors import Opens, by_both_doors
 from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Runtime, Tool, ToolSpec, tool
-from handrail.contract.generation import GenerationDiff
-from handrail.registry.sources.persistent_tools import compute_digest
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.tool_generation import GenerationDiff
+from handrail.registry.sources.persistent_tools import fingerprint_program_files
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("R-06")
 kernel_in = by_both_doors()
@@ -60,7 +60,7 @@ async def test_what_was_added_changed_and_taken_away_holds_for_the_next_turn_and
         (folder / "old.json").unlink()
         put_tool(folder, "new")
         number = kernel.generation.number
-        told = await kernel.reload(tools=[send_with_subject])
+        told = await kernel.reload_tools(tools=[send_with_subject])
         assert told == GenerationDiff(added=("new",), removed=("old",), changed=("mail.send",))
         assert kernel.generation.number == number + 1
 
@@ -91,7 +91,7 @@ async def twice(to: str, runtime: Runtime) -> list[object]:
 async def test_what_a_new_tool_requires_it_has_with_no_other_change(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
         session = await kernel.session()
-        await kernel.reload(tools=[send, twice])  # the first tool that makes calls
+        await kernel.reload_tools(tools=[send, twice])  # the first tool that makes calls
         answer = await session.call("mail.twice", {"to": "ann"})
         assert answer.data == ["ann", "ann"], answer.error_text
 
@@ -104,7 +104,7 @@ async def test_faults_leave_everything_as_it_was(tmp_path: Path, kernel_in: Open
         put_tool(folder, "read")
         put_tool(folder, "bad", locks=["file"])
         with pytest.raises(LoadError) as raised:
-            await kernel.reload()
+            await kernel.reload_tools()
         assert len(raised.value.diagnostics) == 2
         assert kernel.generation is before
         assert (await session.call("mail.send", {"to": "ann"})).ok
@@ -115,7 +115,7 @@ async def test_a_tool_that_is_gone_ends_once_no_turn_holds_it_and_the_rest_with_
     async with temporary_kernel(tmp_path, tools=[gone], rules=["allow *"]) as kernel:
         session = await kernel.session()
         turn = session.start_turn()
-        await kernel.reload(tools=[kept])
+        await kernel.reload_tools(tools=[kept])
         (answer,) = await turn.call_all([("count", {})])
         assert answer.result.data == "counted" and not gone.ended.is_set()
         del turn
@@ -150,25 +150,25 @@ async def test_a_persistent_tool_goes_on_where_it_is_the_same_and_else_is_replac
         assert (await session.call("stays", {})).data == ["one", 1]
         put_tool(folder, "another")  # of the same folder, and nothing to it
         put()
-        assert (await kernel.reload()).added == ("another",)
+        assert (await kernel.reload_tools()).added == ("another",)
         assert (await session.call("stays", {})).data == ["one", 2]
 
         put(said="two")  # what it imports
         assert (await session.call("stays", {})).data == ["one", 3], "until it is looked through"
-        await kernel.reload()
+        await kernel.reload_tools()
         assert (await session.call("stays", {})).data == ["two", 1]
         put(PROGRAM + "# changed\n", "two")
-        await kernel.reload()
+        await kernel.reload_tools()
         assert (await session.call("stays", {})).data == ["two", 1]
         put(PROGRAM + "# changed\n", "two", timeout_ms=30_000)  # what it says of itself
-        assert (await kernel.reload()).changed == ("stays",)
+        assert (await kernel.reload_tools()).changed == ("stays",)
         assert (await session.call("stays", {})).data == ["two", 1]
 
         for file in ("stays.json", "stays"):
             (folder / file).unlink()
-        assert (await kernel.reload()).removed == ("stays",)
+        assert (await kernel.reload_tools()).removed == ("stays",)
         put(PROGRAM + "# changed\n", "two", timeout_ms=30_000)  # as it was; its process has ended
-        await kernel.reload()
+        await kernel.reload_tools()
         assert (await session.call("stays", {})).data == ["two", 1]
 
 
@@ -177,11 +177,11 @@ def test_what_a_program_sees_in_a_folder_of_its_own_is_a_part_of_it(tmp_path: Pa
     within.parent.mkdir(parents=True)
     program.write_text("x")
     within.write_text("{}")
-    first = compute_digest(program, tmp_path, own=True)
-    assert first is not None and first == compute_digest(program, tmp_path, own=True)
+    first = fingerprint_program_files(program, tmp_path, own=True)
+    assert first is not None and first == fingerprint_program_files(program, tmp_path, own=True)
     within.write_text("[]")
-    second = compute_digest(program, tmp_path, own=True)
+    second = fingerprint_program_files(program, tmp_path, own=True)
     (tmp_path / "to").symlink_to("lib")
-    assert len({first, second, compute_digest(program, tmp_path, own=True)}) == 3
+    assert len({first, second, fingerprint_program_files(program, tmp_path, own=True)}) == 3
     os.mkfifo(tmp_path / "lib" / "pipe")
-    assert compute_digest(program, tmp_path, own=True) is None, "what cannot be told is never the same"
+    assert fingerprint_program_files(program, tmp_path, own=True) is None, "what cannot be told is never the same"

@@ -12,9 +12,9 @@ from tests.kernel.test_agents import confined, opening, put_agent
 from tests.tools.githost import GitHost
 from tests.tools.repositories import Repo, made
 
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.session import Session
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.session_protocols import Session
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = [pytest.mark.proves("T-05a", "S-02"), confined]
 

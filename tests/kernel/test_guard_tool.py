@@ -11,11 +11,11 @@ import pytest
 from tests.kernel.test_sub_agents import answers, kernel_of, models
 
 from handrail import Runtime, Session, SubagentTask, ToolError, tool
-from handrail.agent.loop import Agent
-from handrail.contract.call import Event
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.contract.calls_and_results import Event
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 JUDGE = 'role = "subagent"\ndescription = "Judges."\ntools = ["read"]\nmodel = "played:judge"'
 FILES = {"read": ["{workspace}"], "write": ["{workspace}"]}
@@ -99,7 +99,7 @@ RULES = ["allow guard.*", "allow hold.*", "allow free.*", "allow mark.*"]
 async def waiting(session: Session) -> Event:
     """Return the first event of a call that waits for locks, from now on."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-    stop = session.watch(
+    stop = session.watch_events(
         lambda event: None if event.kind != "awaiting-locks" or found.done() else found.set_result(event)
     )
     try:

@@ -15,17 +15,19 @@ from hypothesis import strategies as st
 from tests.kernel.guests import OPENING, call, greeting, guest, joined_kernel, opened, reply_of, sizes
 
 from handrail import Approval, ApprovalAnswer, DeferApprovals, LoadError, StartError, ToolError, tool
-from handrail.contract.approvals import ApprovalService
-from handrail.ipc.codec.wire_models import describe_tools
-from handrail.ipc.wire.handshake import APPROVALS_ONLY_GREETING
-from handrail.ipc.wire.operations import OperationRefused, OperationSpec, OperationTable
-from handrail.kernel.approval_client import ApprovalClient, WorkspaceOptions
-from handrail.kernel.local import LocalKernel
-from handrail.sandbox import tiers
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.approval_requests import ApprovalService
+from handrail.ipc.codec.wire_encoding import describe_client_tools
+from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.socket_handshake import APPROVALS_ONLY_GREETING
+from handrail.kernel.approval_client import ApprovalClient, ApprovalWorkspace
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.sandbox import tier_probe
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
-confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+confined = pytest.mark.skipif(
+    not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+)
 
 Attempt = Callable[[], Awaitable[object]]
 
@@ -81,7 +83,7 @@ async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothin
         tasks = asyncio.all_tasks()
         loop = asyncio.get_running_loop()
         (served,) = held.server.clients
-        takes = {**{name: tuple(one.readers) for name, one in served.requests.items()}, "reply": REPLY}
+        takes = {**{name: tuple(one.field_readers) for name, one in served.requests.items()}, "reply": REPLY}
 
         async def ask(name: str, body: Any) -> None:
             async with guest(tmp_path) as connection:
@@ -96,7 +98,9 @@ async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothin
                 assert (
                     await connection.request("list_suspended_calls", {"session": await opened(connection, "ses_after")})
                 ) == []
-            await until(lambda: len(held.server.clients) == 1 and not held.sessions.by_id.keys() - {"ses_others"})
+            await until(
+                lambda: len(held.server.clients) == 1 and not held.sessions.sessions_by_id.keys() - {"ses_others"}
+            )
 
         def run(name: str, body: Any) -> None:
             asyncio.run_coroutine_threadsafe(ask(name, body), loop).result()
@@ -124,7 +128,7 @@ async def until(what: Callable[[], bool]) -> None:
 async def test_a_notice_of_any_shape_changes_nothing(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, guest(tmp_path) as connection:
         await opened(connection, "ses_mine")
-        before = held.sessions.by_id["ses_mine"].rules.rules
+        before = held.sessions.sessions_by_id["ses_mine"].rules.rules
         strange: list[object] = [None, 1, [], {}, {"session": 1}, {"session": "ses_mine", "rules": "allow write"}]
         (served,) = held.server.clients
         for name in [*served.notifications, "nothing"]:
@@ -132,7 +136,7 @@ async def test_a_notice_of_any_shape_changes_nothing(tmp_path: Path) -> None:
                 connection.notify(name, body)
         connection.notify("rules", {"session": "ses_mine", "rules": ["no rule at all"]})
         await connection.request("flush", {})
-        assert held.sessions.by_id["ses_mine"].rules.rules == before
+        assert held.sessions.sessions_by_id["ses_mine"].rules.rules == before
 
 
 @pytest.mark.parametrize(
@@ -242,7 +246,7 @@ async def test_rules_that_are_brought_are_of_the_session_whatever_they_say(tmp_p
         temporary_kernel(tmp_path, settings=project),
         joined_kernel(tmp_path, rules=["allow write", "allow fs.write kept/**"]) as joined,
     ):
-        allowing = [rule for rule in joined.rules if rule.action == "allow" and "kept" in rule.text]
+        allowing = [rule for rule in joined.initial_rules if rule.action == "allow" and "kept" in rule.text]
         assert [rule.scope for rule in allowing] == ["session"]
         session = await joined.session(rules=["allow fs.write kept/**"])
         session.add_rules("allow write", "allow fs.write kept/**")
@@ -262,7 +266,7 @@ async def test_a_tool_that_claims_the_id_of_a_built_in_is_not_let_in(tmp_path: P
         if taken not in held.generation.entries:
             pytest.skip("there is no such built-in")
         with pytest.raises(StartError, match=taken):
-            async with guest(tmp_path, hello=greeting(tools=describe_tools([impostor]))):
+            async with guest(tmp_path, hello=greeting(tools=describe_client_tools([impostor]))):
                 pass
         with pytest.raises(LoadError, match=taken):
             async with joined_kernel(tmp_path, tools=[impostor]):
@@ -393,7 +397,7 @@ async def test_what_a_kernel_keeps_does_not_grow_with_the_sessions_turns_and_pro
             async with joined_kernel(tmp_path) as joined:
                 for round_ in range(8):
                     session = await joined.session()
-                    stop = session.watch(lambda event: None)
+                    stop = session.watch_events(lambda event: None)
                     for _ in range(round_):
                         session.start_turn()  # that is never used
                     assert (await session.call("glob", {"pattern": "*"})).ok
@@ -419,7 +423,7 @@ async def test_numbers_of_turns_that_never_begin_are_forgotten(tmp_path: Path) -
         look = call("glob", '{"pattern": "*"}')
         for turn in range(2_000, 40_000, 2_000):
             await connection.request("reply", reply_of(connection, "ses_mine", turn, look))
-        assert len(held.sessions.by_id["ses_mine"]._skipped) == 1_000  # pyright: ignore[reportPrivateUsage]
+        assert len(held.sessions.sessions_by_id["ses_mine"]._skipped) == 1_000  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_session_that_is_opened_again_is_watched_again(tmp_path: Path) -> None:
@@ -427,7 +431,7 @@ async def test_a_session_that_is_opened_again_is_watched_again(tmp_path: Path) -
         for _ in range(2):
             session = await joined.session("ses_again")
             kinds: list[str] = []
-            session.watch(lambda event, kinds=kinds: kinds.append(event.kind))
+            session.watch_events(lambda event, kinds=kinds: kinds.append(event.kind))
             assert (await session.call("glob", {"pattern": "*"})).ok
             assert kinds == ["proposed", "started", "finished"]
             await session.suspend()
@@ -476,7 +480,7 @@ async def test_an_answer_that_a_holder_took_and_did_not_come_to_confirm_is_found
 
         monkeypatch.setattr(held.approvals, "decide", taken)
         answers = ApprovalClient(
-            WorkspaceOptions(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None
+            ApprovalWorkspace(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None
         )
         decided = await answers.decide(row.id, ApprovalAnswer("once"), by="test")
         assert (decided.state, decided.choice, decided.decided_by, gone) == ("approved", "once", "test", ["test"])

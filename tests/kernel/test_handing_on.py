@@ -11,7 +11,7 @@ import pytest
 from handrail import ApprovalAnswer, Kernel, open_kernel, tool
 from handrail.ipc.server import ipc_server
 from handrail.record.verification import verify_log
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 async def joined(stack: AsyncExitStack, folder: Path, **options: object) -> Kernel:
@@ -43,7 +43,7 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         kernel = await joined(stack, tmp_path, tools=[write], rules=["allow test.write"])
         session = await kernel.session("ses_guest")
         queued = asyncio.Event()
-        session.watch(lambda event: queued.set() if event.kind == "awaiting-locks" else None)
+        session.watch_events(lambda event: queued.set() if event.kind == "awaiting-locks" else None)
         first = asyncio.create_task(session.call("test.write", {"name": "first"}))
         await begun.wait()
         reply = asyncio.create_task(session.call_all([("glob", {"pattern": "*"}), ("test.write", {"name": "second"})]))

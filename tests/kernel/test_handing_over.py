@@ -12,12 +12,12 @@ from tests.kernel.guests import joined_kernel
 from tests.kernel.test_sub_agents import Agents, answers, kernel_of, models, task
 
 from handrail import Kernel
-from handrail.agent.loop import Agent
-from handrail.agent.model import ResultsMessage
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.call import Result
-from handrail.testing.kernels import ScriptedApprovalHandler
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import CallResultsMessage
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.calls_and_results import Result
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler
 
 LEAD = 'tools = ["read", "task", "agent.nope"]\n[delegation]\nagents = ["wr", "rec", "nope"]'
 WR = 'role = "all"\ntools = ["read", "task", "agent.own", "agent.rec"]\nmodel = "played:wr"'
@@ -141,7 +141,7 @@ async def test_an_agent_that_the_ones_above_rule_out_is_nowhere_offered_as_a_too
         assert "agent__own" not in str(model.requests[0].tools) + str(model.requests[1].tools)
         assert "agent.own" not in model.requests[0].system
         results = model.requests[1].messages[-1]
-        assert isinstance(results, ResultsMessage)
+        assert isinstance(results, CallResultsMessage)
         found, loaded, near, category, manual, unknown, called = (result.text for result in results.results)
         assert "agent.own" not in found and "agent.own" not in category
         assert "cannot be used here" in loaded and "cannot be used here" in manual

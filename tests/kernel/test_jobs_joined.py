@@ -9,7 +9,7 @@ import pytest
 from tests.kernel.test_joined import second
 
 from handrail import Runtime, ToolError, tool
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 RULES = ["allow *", "allow bash *", "allow fs.write **", "allow shell.run *"]
 
@@ -45,8 +45,8 @@ async def slow(name: str, runtime: Runtime) -> str:
 async def looks(job_id: str, runtime: Runtime) -> dict[str, object]:
     """Look at jobs through the runtime."""
     listed = [job.id for job in await runtime.jobs.list()]
-    read = await runtime.jobs.read(job_id)
-    lines = await runtime.jobs.lines(job_id, offset=-1, count=1)
+    read = await runtime.jobs.read_output_bytes(job_id)
+    lines = await runtime.jobs.read_line_range(job_id, offset=-1, count=1)
     waited = await runtime.jobs.wait(job_id, timeout_ms=0)
     stopped = await runtime.jobs.stop(job_id)
     return {
@@ -73,13 +73,13 @@ async def test_a_job_of_a_joined_session_outlives_it_and_is_looked_after_from_ev
         async with second(tmp_path, tools=[own, looks], rules=RULES) as joined:
             session = await joined.session()
             seen: list[str] = []
-            session.watch(lambda event: seen.append(event.kind))
+            session.watch_events(lambda event: seen.append(event.kind))
             job_id = (await session.call("own", {"name": "a"})).data["job_id"]
             await place.entered.wait()
-            while not (await session.jobs.read(job_id)).text:
+            while not (await session.jobs.read_output_bytes(job_id)).text:
                 await asyncio.sleep(0)
-            assert (await session.jobs.read(job_id)).text == "began a\n"
-            assert (await session.jobs.lines(job_id, offset=-1)).text == "began a\n"
+            assert (await session.jobs.read_output_bytes(job_id)).text == "began a\n"
+            assert (await session.jobs.read_line_range(job_id, offset=-1)).text == "began a\n"
             assert await session.jobs.wait(job_id, timeout_ms=1) is None
             assert (
                 [job.id for job in await held.jobs.list()] == [job.id for job in await joined.jobs.list()] == [job_id]

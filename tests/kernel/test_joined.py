@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Event, Kernel, ToolError, UsageError, open_kernel, tool
-from handrail.contract.services.channels import Notification
-from handrail.kernel.local import LocalKernel
-from handrail.kernel.remote import RemoteKernel
+from handrail.contract.services.channels_and_triggers import Notification
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.kernel.remote_kernel import RemoteKernel
 from handrail.record.verification import verify_log
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 def second(folder: Path, **options: object) -> AbstractAsyncContextManager[Kernel]:
@@ -74,7 +74,7 @@ async def test_locks_are_shared_by_all_who_joined(tmp_path: Path) -> None:
     async with holding as held, second(tmp_path, rules=["allow write"]) as joined:
         ours, theirs = await held.session(), await joined.session()
         waits = asyncio.Event()
-        theirs.watch(lambda event: waits.set() if event.kind == "awaiting-locks" else None)
+        theirs.watch_events(lambda event: waits.set() if event.kind == "awaiting-locks" else None)
         first = asyncio.create_task(ours.call("test.hold", {}))
         await entered.wait()
         later = asyncio.create_task(theirs.call("write", {"path": "a.txt", "content": "x"}))
@@ -126,7 +126,7 @@ async def test_events_and_progress_travel_over_the_socket(tmp_path: Path) -> Non
     async with temporary_kernel(tmp_path), second(tmp_path) as joined:
         session = await joined.session()
         seen: list[Event] = []
-        stop = session.watch(seen.append)
+        stop = session.watch_events(seen.append)
         assert (await session.call("glob", {"pattern": "*"})).ok
         assert [event.kind for event in seen] == ["proposed", "started", "finished"]
         assert {event.session_id for event in seen} == {session.id}
@@ -155,10 +155,10 @@ async def test_a_joined_process_stops_its_own_calls_and_nobody_elses(tmp_path: P
         mine = asyncio.create_task(ours.call("test.wait", {"n": 0}))
         await begun[0].wait()
         assert (await theirs.call("test.wait", {"n": 1})).error_kind == "unknown_tool"
-        theirs.cancel()
+        theirs.cancel_running_calls()
         await joined.log.flush()
         assert not mine.done()
-        ours.cancel()
+        ours.cancel_running_calls()
         assert (await mine).metadata["stopped_by"] == "user"
 
 
@@ -238,7 +238,7 @@ async def test_a_new_generation_reaches_those_who_joined(tmp_path: Path) -> None
         session = await joined.session()
         turn = session.start_turn()
         before = joined.generation.number
-        await held.reload()
+        await held.reload_tools()
         assert (await session.call("glob", {"pattern": "*"})).ok  # the news came before this answer
         assert joined.generation.number > before
         assert (await turn.call_all([("glob", {"pattern": "*"})]))[0].result.ok, "a turn keeps the one it began with"
@@ -250,7 +250,7 @@ async def test_what_an_agent_of_a_process_that_joined_is_told_waits_at_the_holde
         assert session.notifications is not None and not await session.notifications.wait_for_next()
         waits = asyncio.create_task(session.notifications.wait_until_pending())
         said = Notification("n1", session.id, "trigger", "noon", "it is noon", 5, None, "a timer")
-        await held.arrivals.notifications.post(said)
+        await held.inbound_events.notifications.store_notification(said)
         await waits
         assert await session.notifications.wait_for_next() and await session.notifications.list_pending() == [said]
         await session.notifications.mark_delivered(["n1"])
@@ -275,8 +275,8 @@ async def test_calls_that_are_submitted_one_by_one_through_the_socket_are_one_re
     async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
         session = await joined.session()
         turn = session.start_turn()
-        answers = [turn.submit(("write", {"path": "a", "content": str(n)})) for n in range(3)]
-        answers.append(turn.submit(("read", {"path": "a"})))
+        answers = [turn.start_streamed_call(("write", {"path": "a", "content": str(n)})) for n in range(3)]
+        answers.append(turn.start_streamed_call(("read", {"path": "a"})))
         done = [await answer for answer in answers]
         assert [answer.call_id for answer in done] == [f"{session.id}/{turn.number}.{n}" for n in range(4)]
         assert done[3].result.data["text"] == "2", "in their order"

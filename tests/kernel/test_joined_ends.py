@@ -13,12 +13,12 @@ from tests.kernel.guests import joined_kernel, second, sizes
 from tests.kernel.test_agents import put_agent
 
 from handrail import Kernel, LoadError, Runtime, StartError, Tool, ToolSpec, UsageError, tool
-from handrail.contract.approvals import ApprovalAnswer
+from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.ipc.client.remote_session import RemoteSession
 from handrail.ipc.server import ipc_server
-from handrail.kernel.local import LocalKernel
-from handrail.kernel.remote import RemoteKernel
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.kernel.remote_kernel import RemoteKernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
 SHORT = "[limits]\ngrace_ms = 20\n"
@@ -93,7 +93,7 @@ async def methods(kernel: RemoteKernel) -> list[Callable[[], Any]]:
         kernel.session,
         lambda: kernel.fork_session("ses_open"),
         lambda: kernel.explain_call("glob", {"pattern": "*"}),
-        kernel.reload,
+        kernel.reload_tools,
         kernel.log.flush,
         lambda: session.call("glob", {"pattern": "*"}),
         lambda: session.call("test.send", {"name": "s"}),
@@ -102,8 +102,8 @@ async def methods(kernel: RemoteKernel) -> list[Callable[[], Any]]:
         lambda: session.recover_result("ses_open/1.0"),
         session.resume_suspended_calls,
         session.read_parent_instructions,
-        session.history.read,
-        lambda: session.history.store_entries([(0, {"role": "user"})]),
+        session.history.read_stored_messages,
+        lambda: session.history.store_messages([(0, {"role": "user"})]),
     ]
 
 
@@ -166,7 +166,7 @@ async def quiet(joined: RemoteKernel, holder: LocalKernel) -> None:
     await until(lambda: not standing._pending)  # pyright: ignore[reportPrivateUsage]
     await until(lambda: sizes(holder)["guests"] == 1 and not sizes(holder)["left"])
     if "ses_new" not in joined._sessions:  # pyright: ignore[reportPrivateUsage]
-        await until(lambda: "ses_new" not in holder.sessions.by_id)
+        await until(lambda: "ses_new" not in holder.sessions.sessions_by_id)
 
 
 # ── a line that breaks ───────────────────────────────────────────────────────────────────────────
@@ -232,7 +232,7 @@ async def test_when_the_holder_closes_what_others_have_in_flight_is_answered_and
         joined = await joining.__aenter__()
         session, asking = await joined.session("ses_a"), await joined.session("ses_b", approval_handler=person)
         events: list[str] = []
-        session.watch(lambda event: events.append(event.kind))
+        session.watch_events(lambda event: events.append(event.kind))
         running = asyncio.create_task(session.call("test.hold", {}))
         await held.entered.wait()
         waiting = asyncio.create_task(session.call("test.send", {"name": "handed on"}))
@@ -316,7 +316,7 @@ async def test_a_reload_with_faults_changes_nothing_also_for_the_next_holder(tmp
     async with temporary_kernel(tmp_path), joined_kernel(tmp_path, tools=[send], rules=["allow *"]) as joined:
         before = joined.generation.number
         with pytest.raises(LoadError, match="read"):
-            await joined.reload(tools=[impostor])
+            await joined.reload_tools(tools=[impostor])
         assert joined.generation.number == before
         lose(joined)
         assert (await (await joined.session()).call("test.send", {"name": "still"})).data == "still"
@@ -333,17 +333,17 @@ async def test_a_process_that_joined_without_tools_can_bring_some_later(tmp_path
         before = sizes(holder)
         ours, theirs = await holder.session("ses_held"), await joined.session("ses_joined")
         with pytest.raises(LoadError, match="read"):
-            await joined.reload(tools=[impostor])
+            await joined.reload_tools(tools=[impostor])
         old = theirs.start_turn()
-        assert (await joined.reload(tools=[])).added == ()
-        assert (await joined.reload(tools=[send])).added == ("test.send",)
+        assert (await joined.reload_tools(tools=[])).added == ()
+        assert (await joined.reload_tools(tools=[send])).added == ("test.send",)
         assert (await theirs.call("test.send", {"name": "later"})).data == "later"
         assert (await old.call_all([("test.send", {"name": "old"})]))[0].result.error_kind == "unknown_tool"
         assert (await ours.call("test.send", {"name": "ours"})).error_kind == "unknown_tool"
-        assert (await holder.reload()).added == ()
-        assert (await joined.reload(tools=[hold])).removed == ("test.send",)
+        assert (await holder.reload_tools()).added == ()
+        assert (await joined.reload_tools(tools=[hold])).removed == ("test.send",)
         assert "test.send" not in joined.generation.entries and "test.hold" in joined.generation.entries
-        await joined.reload(tools=[send])
+        await joined.reload_tools(tools=[send])
         lose(joined)  # and the next holder has them from the beginning
         assert (await theirs.call("test.send", {"name": "on"})).data == "on"
         await theirs.close()
@@ -387,9 +387,9 @@ async def test_what_the_rules_property_says_is_what_it_says_where_the_workspace_
         temporary_kernel(tmp_path, rules=["allow glob"]) as holder,
         joined_kernel(tmp_path, rules=["allow glob"]) as joined,
     ):
-        assert [*joined.rules] == [*holder.rules]
-        assert any(rule.narrows for rule in joined.rules)
-        assert joined.agent == holder.agent and joined.sandbox_tier == holder.sandbox_tier
+        assert [*joined.initial_rules] == [*holder.initial_rules]
+        assert any(rule.narrows for rule in joined.initial_rules)
+        assert joined.default_agent == holder.default_agent and joined.sandbox_tier == holder.sandbox_tier
 
 
 async def test_a_kernel_that_never_joined_says_so_and_leaves_nothing(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from tests.kernel.guests import joined_kernel
 from tests.kernel.test_joined_ends import lose
 from tests.kernel.test_sub_agents import READER, WRITER, kernel_of, models, task
 
-from handrail.agent.loop import Agent
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.testing.kernels import ScriptedApprovalHandler
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler
 
 
 @pytest.mark.proves("A-03")
@@ -32,7 +32,7 @@ async def test_a_sub_agent_works_for_an_agent_in_a_process_that_joined(tmp_path:
         assert "It says 42." in str(top.requests[1].messages)
         assert "Available agents: default, reader." in str(top.requests[1].messages)
         assert "The answer is 42." in str(reader.requests[1].messages)
-        row = held.components.store.sessions.list_children(session.id)[0]
+        row = held.components.store.sessions.list_open_subagents(session.id)[0]
         assert (row.agent, row.parent_call, row.holder) == ("reader", f"{session.id}/1.0", None)
 
 
@@ -60,7 +60,7 @@ async def test_stopping_an_agent_in_a_process_that_joined_aborts_its_sub_agents(
         await pause.reached.wait()
         agent.cancel()
         assert (await run).status == "cancelled"
-        row = held.components.store.sessions.list_children(session.id)[0]
+        row = held.components.store.sessions.list_open_subagents(session.id)[0]
         assert row.holder is None
 
 
@@ -88,7 +88,7 @@ async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_
         pause.proceed.set()
         assert (await run).text == "Gone on."
         await held.log.flush()
-        (child,) = held.components.store.sessions.list_children(session.id)
+        (child,) = held.components.store.sessions.list_open_subagents(session.id)
         assert child.id in str(top.requests[-1].messages)
 
 

@@ -12,16 +12,16 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Event, Result, Runtime, ToolError, UsageError, tool
-from handrail.contract.call import Blob
-from handrail.contract.services.delegation import SubagentTask
-from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
-from handrail.contract.tool.spec import StateArguments, ToolSpec
-from handrail.contract.tool.tool import Tool
-from handrail.kernel.remote import RemoteKernel
+from handrail.contract.calls_and_results import Blob
+from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.contract.services.subagent_services import SubagentTask
+from handrail.contract.tool.spec import ToolSessionArguments, ToolSpec
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.kernel.remote_kernel import RemoteKernel
 from handrail.policy.watchdogs.api import WatchdogCall, allow, ask, deny
-from handrail.runtime.files import editor_files
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import StdioServerProgram
+from handrail.runtime.files import editor_file_service
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import StdioServerProgram
 
 pytestmark = pytest.mark.proves("L-07")
 BOTH = pytest.mark.parametrize("door", [HELD, JOINED])
@@ -60,7 +60,7 @@ async def caught(work: Awaitable[object]) -> object:
 class Model:
     """Does a sub-agent's work without any."""
 
-    async def compact(self) -> Result:
+    async def compact_conversation(self) -> Result:
         return Result.output("nothing to leave out")
 
     async def run(self, call_id: str, delegation: SubagentTask) -> Result:
@@ -75,7 +75,7 @@ async def agents(on: Runtime) -> object:
     return (
         await caught(on.subagents.list_types()),
         await caught(on.subagents.run(work)),
-        await caught(on.subagents.compact()),
+        await caught(on.subagents.compact_conversation()),
     )
 
 
@@ -119,7 +119,7 @@ async def terminals(on: Runtime) -> object:
         await on.terminals.wait_for_change(0, 0),
         await on.terminals.track_read_position("job_none", 7),
         await on.terminals.track_read_position("job_none"),
-        await caught(on.terminals.type("job_none", "x", ("enter",))),
+        await caught(on.terminals.type_input("job_none", "x", ("enter",))),
         await caught(on.terminals.resize("job_none", 80, 24)),
         await caught(on.terminals.run("true", columns=80, rows=24)),
     )
@@ -227,7 +227,7 @@ class ReadsNote(Tool):
 class Proceeds(Tool):
     """A tool that takes a step of a state."""
 
-    state_arguments = StateArguments("id", "input")
+    state_arguments = ToolSessionArguments("id", "input")
     spec = ToolSpec(
         id="t.proceed",
         description="Take a step.",
@@ -321,7 +321,7 @@ async def test_what_a_program_offers_is_read_by_its_sessions(tmp_path: Path, doo
         greeted = await session.call("prompt.get", {"name": "greet", "arguments": {"who": "Ann"}})
         assert greeted.ok and "hello Ann" in str(greeted.data), greeted
         events: asyncio.Queue[Event] = asyncio.Queue()
-        session.watch(lambda event: events.put_nowait(event) if event.kind == "resource-updated" else None)
+        session.watch_events(lambda event: events.put_nowait(event) if event.kind == "resource-updated" else None)
         assert (await session.call("resource.subscribe", {"uri": "note:1"})).ok
         notes.updated[0]("note:1")
         assert (await events.get()).data["uri"] == "note:1"
@@ -451,16 +451,16 @@ async def test_a_program_connects_a_server_whose_tools_everybody_has(tmp_path: P
         session = await kernel.session()
         async with kernel.mcp_servers.connect("mine", **server.connect_arguments()) as connected:
             assert connected.name == "mine" and connected.listing.tools
-            assert [(one.name, one.state) for one in kernel.mcp_servers.servers] == [("mine", "connected")]
+            assert [(one.name, one.state) for one in kernel.mcp_servers.server_statuses] == [("mine", "connected")]
             assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unavailable"
-            assert all(connected.tools.values()), "nobody has approved them"
-            await connected.approve()
-            assert connected.tools["mine_echo"] is None
+            assert all(connected.tool_availability.values()), "nobody has approved them"
+            await connected.approve_tool_definitions()
+            assert connected.tool_availability["mine_echo"] is None
             assert (await session.call("mine_echo", {"text": "hi"})).data == "hi"
             with pytest.raises(UsageError, match="already"):
                 async with kernel.mcp_servers.connect("mine", **server.connect_arguments()):
                     pass
-        assert kernel.mcp_servers.servers == []
+        assert kernel.mcp_servers.server_statuses == []
         assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unknown_tool"
         with pytest.raises(UsageError, match="Missing `command` or `url` for the server 'other'"):
             async with kernel.mcp_servers.connect("other"):
@@ -474,9 +474,9 @@ async def test_a_server_ends_with_the_process_that_connected_it(tmp_path: Path) 
         open_on(holder.workdir, tmp_path / "state", config) as joined,
         joined.mcp_servers.connect("mine", **server.connect_arguments()),
     ):
-        assert [one.name for one in holder.mcp_servers.servers] == ["mine"]
+        assert [one.name for one in holder.mcp_servers.server_statuses] == ["mine"]
         await joined.ipc_client.aclose()
-        while holder.mcp_servers.servers:
+        while holder.mcp_servers.server_statuses:
             await asyncio.sleep(0)
 
 
@@ -502,8 +502,8 @@ class Editor:
 async def test_what_is_not_saved_in_the_editor_is_read(
     tmp_path: Path, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "SETTLED_NS", -(10**12))
     async with opened(door, tmp_path) as kernel:
         (Path(kernel.workdir) / "a.txt").write_text("as it is saved\n")
         session = await kernel.session(client=Editor())

@@ -18,23 +18,23 @@ from tests.kernel.members import members
 
 from handrail import Kernel, StartError, open_kernel
 from handrail.ipc.client import reconnecting_client
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import Message, encode_frame
-from handrail.ipc.wire.handshake import PROTOCOL_VERSION, HandshakeServer
-from handrail.kernel.local import LocalKernel
-from handrail.kernel.remote import RemoteKernel
+from handrail.ipc.wire.message_frames import Message, encode_frame
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.ipc.wire.socket_handshake import PROTOCOL_VERSION, HandshakeServer
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.kernel.remote_kernel import RemoteKernel
 from handrail.record.verification import verify_log
-from handrail.sandbox.start.spawn import find_binaries
-from handrail.store.folders import StateFolders, locate_folders
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 from handrail.store.lease import WorkspaceLease, find_lease_holder
+from handrail.store.state_folders import StateFolders, locate_folders
 from handrail.store.workspace_store import WorkspaceStore
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 JOIN = """
 import asyncio, sys
 from pathlib import Path
 from handrail import Kernel, StartError, open_kernel
-from handrail.kernel.remote import RemoteKernel
+from handrail.kernel.remote_kernel import RemoteKernel
 
 folder = Path(sys.argv[1])
 
@@ -135,7 +135,7 @@ async def test_where_the_disk_is_full_nobody_takes_over_and_somebody_does_once_t
 
 @pytest.mark.proves("L-07", "G-10")
 async def test_whoever_finds_the_state_read_only_is_told_so_while_others_work_there(tmp_path: Path) -> None:
-    bwrap = next(find_binaries(), None)
+    bwrap = next(find_bubblewrap_programs(), None)
     state = str(tmp_path / "state")
     async with temporary_kernel(tmp_path, rules=["allow write"]) as held:
         around = [bwrap or "", "--dev-bind", "/", "/", "--ro-bind", state, state, "--"]

@@ -14,9 +14,9 @@ from tests.kernel.test_joined_ends import SHORT, held, hold, until
 from handrail import tool
 from handrail.arbiter import tool_runner
 from handrail.ipc.client import remote_session as sessions
-from handrail.kernel.remote import TakeoverCandidate
+from handrail.kernel.remote_kernel import TakeoverCandidate
 from handrail.session.session_store import SessionStore
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
 

@@ -13,16 +13,16 @@ import pytest
 from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import ApprovalAnswer, Runtime, tool
-from handrail.agent.events import CallAnswered
-from handrail.agent.loop import Agent
-from handrail.agent.model import ProviderDenied
-from handrail.contract.call import Result
-from handrail.contract.session import Session
-from handrail.kernel.local import LocalKernel
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import ProviderDenied
+from handrail.agent.run_events import CallAnswered
+from handrail.contract.calls_and_results import Result
+from handrail.contract.session_protocols import Session
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.session.local_session import LocalSession
-from handrail.store.tables.jobs import JobRetention
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.store.tables.job_tables import JobRetention
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("A-10")
 
@@ -207,7 +207,7 @@ async def test_what_a_sub_agent_began_ends_with_it(tmp_path: Path, how: str) -> 
                 await asyncio.sleep(0)
             agent.cancel()
         await run
-        (row,) = kernel.components.store.sessions.list_children(session.id)
+        (row,) = kernel.components.store.sessions.list_open_subagents(session.id)
         assert [(job.session_id, job.state) for job in await kernel.jobs.list()] == [(row.id, "cancelled")]
         assert kernel.components.store.triggers.list_all() == []
 

@@ -9,12 +9,12 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, LoadError, Runtime, tool
-from handrail.contract.call import Result
-from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
-from handrail.contract.tool.names import LOCKED_IDS
+from handrail.contract.calls_and_results import Result
+from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.tool.spec import ConfigKey
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import ThirdPartySource
+from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import ThirdPartySource
 from handrail.tools import BUILTINS
 
 HOSTS = {"net": {"hosts": ["*"]}}
@@ -196,16 +196,16 @@ async def test_a_tool_that_cannot_answer_stops_the_start(tmp_path: Path, locked:
 async def test_a_foreign_tool_answers_once_it_is_approved_and_one_that_cannot_withholds_the_locked_id(
     tmp_path: Path,
 ) -> None:
-    from handrail.contract.sandbox import SandboxTier
-    from handrail.contract.tool.settings import SettingsLayer, ToolSettings
+    from handrail.contract.sandbox_protocol import SandboxTier
+    from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSettingsLayer
+    from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
     from handrail.registry.generation_loader import load_generation
-    from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 
     pins, source = StoredPins(tmp_path / "state"), ThirdPartySource("s", [later, search])
     tier = SandboxTier("bubblewrap", "as if")
 
     def status(by: str) -> tuple[str, str]:
-        layer = SettingsLayer("handrail.toml:1", {"web_search": ToolSettings(answered_by=by)})
+        layer = ToolSettingsLayer("handrail.toml:1", {"web_search": ToolSettings(answered_by=by)})
         entry = load_generation([source], tier=tier, pins=pins, settings=[layer]).entries["web_search"]
         return entry.status, entry.unavailable_reason or ""
 

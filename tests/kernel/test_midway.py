@@ -14,15 +14,16 @@ import pytest_asyncio
 
 from handrail import Event, Result
 from handrail.arbiter import client_requests
-from handrail.contract.services.client import ClientRequest
-from handrail.kernel.local import LocalKernel
+from handrail.contract.services.client_services import ClientRequest
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.registry.sources import persistent_tools
-from handrail.sandbox import tiers
-from handrail.testing.kernels import ScriptedClient, temporary_kernel
+from handrail.sandbox import tier_probe
+from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
 
 pytestmark = [
     pytest.mark.skipif(
-        not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+        not tier_probe.choose_sandbox().tier.is_confining,
+        reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}",
     ),
     pytest.mark.asyncio(loop_scope="module"),
 ]
@@ -84,7 +85,7 @@ async def taken(
     kernel: LocalKernel, *steps: Any, tool: str = "steps.asking", peer: ScriptedClient | None = None
 ) -> tuple[Result, list[Event]]:
     session, seen = await kernel.session(client=peer), list[Event]()
-    session.watch(seen.append)
+    session.watch_events(seen.append)
     return await session.call(tool, {"steps": list(steps)}), seen
 
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import pytest
 
 from handrail import Kernel, Session, Tool, tool
-from handrail.agent.events import CallAnswered
-from handrail.agent.loop import Agent
+from handrail.agent.agent_loop import Agent
 from handrail.agent.providers import open_model
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.model_servers import AnthropicServer, OpenAIServer, ProviderServer, ReplyCall, ScriptedReply
+from handrail.agent.run_events import CallAnswered
+from handrail.testing.provider_servers import AnthropicServer, OpenAIServer, ProviderServer, ReplyCall, ScriptedReply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 Kind = Literal["openai", "anthropic"]
 each_provider = pytest.mark.parametrize("kind", ["openai", "anthropic"])

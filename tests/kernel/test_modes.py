@@ -10,9 +10,9 @@ import pytest
 from handrail import open_kernel
 from handrail.config import load_configuration
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.session import Session
-from handrail.store import decisions
-from handrail.store.folders import locate_folders
+from handrail.contract.session_protocols import Session
+from handrail.store import operator_decisions
+from handrail.store.state_folders import locate_folders
 
 pytestmark = pytest.mark.proves("P-14")
 
@@ -40,20 +40,20 @@ async def test_a_mode_comes_from_the_nearest_who_names_one(place: Path, monkeypa
     agent.mkdir(parents=True)
     (agent / "agent.toml").write_text('id = "planner"\nmode = "plan"\n')
     async with open_kernel(**options(place)) as kernel:
-        assert kernel.rules.mode == "accept-edits"
+        assert kernel.initial_rules.mode == "accept-edits"
         assert await writes(await kernel.session(), "a") == "done"
         assert "deny fs.write" in await writes(await kernel.session(agent="planner"), "b")
         assert await writes(await kernel.session(agent="planner", mode="accept-edits"), "c") == "done"
         assert "no rule allows" in await writes(await kernel.session(mode="ask"), "d")
     async with open_kernel(**options(place), agent="planner") as kernel:
-        assert kernel.rules.mode == "plan"
+        assert kernel.initial_rules.mode == "plan"
     async with open_kernel(**options(place), agent="planner", mode="auto") as kernel:
-        assert kernel.rules.mode == "auto"
+        assert kernel.initial_rules.mode == "auto"
     monkeypatch.setenv("HANDRAIL_MODE", "ask")
     async with open_kernel(**options(place), agent="planner") as kernel:
-        assert kernel.rules.mode == "ask"
+        assert kernel.initial_rules.mode == "ask"
     async with open_kernel(**options(place), agent="planner", settings=["mode=plan"]) as kernel:
-        assert kernel.rules.mode == "plan"
+        assert kernel.initial_rules.mode == "plan"
 
 
 async def test_a_session_goes_on_in_another_mode(place: Path) -> None:
@@ -71,7 +71,7 @@ async def test_a_session_goes_on_in_another_mode(place: Path) -> None:
 async def test_sessions_of_a_process_that_joined_are_in_its_mode(place: Path) -> None:
     async with open_kernel(**options(place), mode="auto"), open_kernel(**options(place), mode="plan") as joined:
         assert type(joined).__name__ == "RemoteKernel"
-        assert joined.rules.mode == "plan"
+        assert joined.initial_rules.mode == "plan"
         session = await joined.session()
         assert "deny fs.write" in await writes(session, "a")
         session.set_mode("accept-edits")
@@ -79,7 +79,7 @@ async def test_sessions_of_a_process_that_joined_are_in_its_mode(place: Path) ->
         assert await writes(await joined.session(mode="accept-edits"), "b") == "done"
         assert (await joined.explain_call("write", {"path": "c", "content": ""})).mode == "plan"
     async with open_kernel(**options(place), mode="auto"), open_kernel(**options(place)) as joined:
-        assert joined.rules.mode == "ask", "the mode of the process that holds it is its own"
+        assert joined.initial_rules.mode == "ask", "the mode of the process that holds it is its own"
 
 
 def test_a_file_that_nobody_trusted_narrows_the_mode_and_never_widens_it(place: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_file_that_nobody_trusted_narrows_the_mode_and_never_widens_it(place: 
     held = load_configuration(configured, folders=folders, environment={})
     assert [value.key for value in held.untrusted_values] == ["mode"]
     assert held.workspace is not None
-    folders.workspace_state.mkdir(parents=True)
-    decisions.grant_trust(folders, held.workspace.sha256, clock=lambda: 0)
+    folders.workspace_state_folder.mkdir(parents=True)
+    operator_decisions.trust_workspace_content(folders, held.workspace.sha256, clock=lambda: 0)
     assert load_configuration(configured, folders=folders, environment={}).settings.mode == "auto"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from handrail import open_kernel
 from handrail.record.verification import verify_log
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 pytestmark = pytest.mark.proves("S-03")
 
@@ -58,7 +58,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path / "workspace"
 
 
-@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+@pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 @pytest.mark.parametrize(
     ("change", "said"),
     [

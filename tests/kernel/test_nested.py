@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Runtime, ToolError, tool
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 ran: list[str] = []
 

@@ -13,7 +13,7 @@ from tests.sandbox.test_network import get
 from tests.web import Site, ok, redirect
 
 from handrail import Runtime, tool
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("S-02", "K-10", "K-11b")
 

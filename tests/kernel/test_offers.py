@@ -15,10 +15,10 @@ from tests.kernel.doors import Opens, by_both_doors
 from tests.registry.test_own_offering import OFFERING, put_offering
 
 from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, open_kernel, tool
-from handrail.arbiter import subscriptions
-from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.arbiter import session_subscriptions
+from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
 from handrail.contract.tool.requires import Requires
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 kernel_in = by_both_doors()
 
@@ -200,7 +200,7 @@ async def test_subscriptions_are_told_in_bounds_and_end_with_the_session(tmp_pat
             if len(seen) == 2:
                 again.set()
 
-        session.watch(heard)
+        session.watch_events(heard)
         for _ in range(2):
             assert (await session.call("resource.subscribe", {"uri": "mcp+far:note:1"})).ok
         assert len(far.updated) == 1
@@ -225,14 +225,14 @@ async def test_watchers_hear_of_other_tools_and_offers_and_of_what_is_other_ther
             seen.append(event.kind)
             {"list-changed": offers, "resource-updated": updated}.get(event.kind, asyncio.Event()).set()
 
-        session.watch(heard)
+        session.watch_events(heard)
         assert (await session.call("resource.subscribe", {"uri": "note:file"})).ok
         assert (await session.call("load_tools", {"category": "git"})).ok
         await offers.wait()
         offers.clear()
         (folder / "notes" / "a.md").write_text("other\n")
         (folder / "resources.json").write_text(json.dumps({**OFFERING, "prompts": []}))
-        await kernel.reload()
+        await kernel.reload_tools()
         await offers.wait()
         await updated.wait()
         assert [len(one.prompts) for one in kernel.generation.resource_providers] == [0]
@@ -243,7 +243,7 @@ async def test_watchers_hear_of_other_tools_and_offers_and_of_what_is_other_ther
 async def test_a_subscriber_is_told_when_a_file_of_the_operator_s_changes_and_nobody_looks_without_one(
     tmp_path: Path, kernel_in: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriptions, "POLL_INTERVAL_S", 0.005)
+    monkeypatch.setattr(session_subscriptions, "POLL_INTERVAL_S", 0.005)
     folder = put_offering(tmp_path)
 
     def looking() -> list[str]:
@@ -256,7 +256,7 @@ async def test_a_subscriber_is_told_when_a_file_of_the_operator_s_changes_and_no
             if event.kind == "resource-updated":
                 seen.put_nowait(event.data["uri"])
 
-        session.watch(heard)
+        session.watch_events(heard)
         assert (await session.call("resource.subscribe", {"uri": "note:1"})).ok
         assert looking() == [], "what stands in the offering itself changes with that"
         assert (await session.call("resource.subscribe", {"uri": "note:file"})).ok and len(looking()) == 1

@@ -16,7 +16,7 @@ from handrail import LoadError, StartError, open_kernel, tool
 from handrail.frontends.cli.commands import mcp
 from handrail.policy.watchdogs.api import ExternalWatchdog
 from handrail.sandbox.view import toolchains
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 NAMES = (
     *("git", "rg", "bwrap", "perl", "python", "python3", "node", "npm", "npx", "uv", "pip", "xdg-open", "open", "sh"),

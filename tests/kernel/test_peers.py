@@ -12,9 +12,9 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Event, Runtime, ToolError, tool
-from handrail.contract.services.client import CLIENT_REQUEST_KINDS, ClientRequest, client_request_kind
+from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientRequest, client_request_kind
 from handrail.contract.tool.requires import Requires
-from handrail.testing.kernels import ScriptedClient, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
 
 FORM = ClientRequest(
     "elicitation/create",
@@ -166,7 +166,7 @@ async def test_a_call_that_is_stopped_asks_nobody_any_more(tmp_path: Path, kerne
         session = await kernel.session(client=peer)
         call = asyncio.create_task(session.call("test.ask", {}))
         await peer.request_received.wait()
-        session.cancel()
+        session.cancel_running_calls()
         assert (await call).error_kind == "cancelled"
         await ended.wait()
 
@@ -252,8 +252,8 @@ async def test_secrets_do_not_leave_by_a_question_a_message_or_progress(tmp_path
     async with kernel_in(tmp_path, tools=[asking(work)], secrets={"KEY": secret}) as kernel:
         session = await kernel.session(client=peer)
         told = asyncio.Event()
-        session.watch(seen.append)
-        session.watch(lambda event: told.set() if event.kind == "finished" else None)
+        session.watch_events(seen.append)
+        session.watch_events(lambda event: told.set() if event.kind == "finished" else None)
         assert (await session.call("test.ask", {})).ok
         await told.wait()
         assert peer.asks and secret not in str(peer.asks) and secret not in str(seen)
@@ -273,7 +273,7 @@ async def test_a_level_that_there_is_not_is_refused_and_a_message_without_end_is
     seen: list[Event] = []
     async with temporary_kernel(tmp_path, tools=[asking(work)], rules=["allow test.*"]) as kernel:
         session = await kernel.session()
-        session.watch(seen.append)
+        session.watch_events(seen.append)
         assert (await session.call("test.ask", {})).ok
         data = {event.kind: event.data for event in seen}
         assert len(str(data["log"]["data"])) < 200
@@ -294,8 +294,8 @@ async def test_a_tool_in_a_thread_tells_and_lets_go_from_there(tmp_path: Path, k
     peer, kinds, told = ScriptedClient(), list[str](), asyncio.Event()
     async with kernel_in(tmp_path, tools=[work]) as kernel:
         session = await kernel.session(client=peer)
-        session.watch(lambda event: kinds.append(event.kind))
-        session.watch(lambda event: told.set() if event.kind == "finished" else None)
+        session.watch_events(lambda event: kinds.append(event.kind))
+        session.watch_events(lambda event: told.set() if event.kind == "finished" else None)
         assert (await session.call("test.thread", {})).data == "decline"
         await told.wait()
         assert threads != [threading.get_ident()] and "log" in kinds and len(peer.detached) == 1

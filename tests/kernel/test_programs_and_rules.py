@@ -13,10 +13,10 @@ import pytest
 from handrail import Runtime, open_kernel
 from handrail import tool as tool_of
 from handrail.runtime.guard import running_programs
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 pytestmark = pytest.mark.skipif(
-    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+    not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
 )
 
 SCRIPT = """#!/bin/sh

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import NO_REQUIREMENTS, PathVariables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool, check_spec
-from handrail.policy.targets import agent_layer
+from handrail.contract.tool.tool_protocol import Tool, check_spec
+from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
+from handrail.policy.call_targets import agent_layer
+from handrail.registry.generation_lifecycle import GenerationLifecycle
 from handrail.registry.generation_loader import LoadCache
-from handrail.registry.generations import GenerationLifecycle
-from handrail.session.context import AgentGenerations
-from handrail.testing.kernels import temporary_kernel
+from handrail.session.session_context import AgentGenerations
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("R-06")
@@ -40,7 +40,7 @@ async def test_calls_are_carried_out_while_the_next_generation_is_made() -> None
     given: list[Any] = [Slow]
     async with temporary_kernel(rules=["allow *"]) as kernel:
         session = await kernel.session()
-        reloading = asyncio.create_task(kernel.reload(given))
+        reloading = asyncio.create_task(kernel.reload_tools(given))
         try:
             await asyncio.to_thread(begun.wait)
             assert (await session.call("todo", {})).ok and "slow" not in kernel.generation.entries
@@ -88,15 +88,17 @@ async def test_sources_that_change_while_one_is_looked_through_are_looked_throug
             lambda told: None,
         )
         try:
-            await shelf.reload()
+            await shelf.reload_all_sources()
             looks = {name: one.looks for name, one in sources.items()}
             sources["one"].begun.clear()
             sources["one"].go_on.clear()
             for name, one in sources.items():
                 one.tools = (Named(f"{name}_tool"),)
-            first = asyncio.create_task(shelf.refresh([sources["one"]]))
+            first = asyncio.create_task(shelf.reload_changed_sources([sources["one"]]))
             await asyncio.to_thread(sources["one"].begun.wait)
-            others = [asyncio.create_task(shelf.refresh([sources[name]])) for name in ("two", "three", "two")]
+            others = [
+                asyncio.create_task(shelf.reload_changed_sources([sources[name]])) for name in ("two", "three", "two")
+            ]
             await asyncio.sleep(0)
             others[0].cancel()  # who gives up keeps nobody from what was begun
             sources["one"].go_on.set()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from handrail import open_kernel
-from handrail.contract.session import Session
-from handrail.sandbox import tiers
+from handrail.contract.session_protocols import Session
+from handrail.sandbox import tier_probe
 
 pytestmark = pytest.mark.skipif(
-    not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+    not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine"
 )
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from handrail import Runtime, Tool, ToolSpec
-from handrail.sandbox import tiers
-from handrail.sandbox.start.pool import MAX_AGE_S
-from handrail.testing.kernels import temporary_kernel
+from handrail.sandbox import tier_probe
+from handrail.sandbox.start.ready_sandbox_pool import MAX_AGE_S
+from handrail.testing.scripted_kernel import temporary_kernel
 
-pytestmark = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="this machine cannot confine programs")
+pytestmark = pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="this machine cannot confine programs")
 
 
 def waiting() -> set[str]:

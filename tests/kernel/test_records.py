@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from handrail import Session, tool
-from handrail.record.log import read_journal_records
+from handrail.record.commit_log import read_unwritten_records
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 PATIENCE_S = 300
 
@@ -23,7 +23,7 @@ PRELUDE = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from handrail import tool
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 effects = Path(sys.argv[1], "effects")
 
@@ -121,7 +121,7 @@ async def test_an_intent_is_on_the_disk_while_its_call_runs_and_its_outcome_befo
         """Look at the log as another process would, and at what is noted for it."""
         database = next((tmp_path / "state").rglob("handrail.db"))
         with LogReader.open_database(database) as reader:
-            before = read_journal_records(reader.connection, database.parent)
+            before = read_unwritten_records(reader.connection, database.parent)
             found = [(entry.call_id, entry.kind) for entry in reader.records()]
         found += [(record.call_id, record.kind) for record in before]
         return [[call.rpartition("/")[2], kind] for call, kind in dict.fromkeys(found) if call]
@@ -226,7 +226,7 @@ async def test_the_log_names_the_generation_its_tools_and_each_calls(tmp_path: P
 async def test_who_only_looks_leaves_no_record(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         assert (await kernel.explain_call("read", {"path": "a.txt"})).action == "allow"
-        await kernel.reload()
+        await kernel.reload_tools()
         await kernel.log.flush()
         assert list(kernel.log.reader.records()) == []
         session = await kernel.session()

@@ -9,8 +9,8 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 from handrail import LoadError
-from handrail.kernel.remote import RemoteKernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.kernel.remote_kernel import RemoteKernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 WRONG = {"rule": "allow read docs/**", "match": ["src/a.py"]}
 RIGHT = {"rule": "allow write notes/**", "match": ["notes/a"], "not_match": ["src/a"]}

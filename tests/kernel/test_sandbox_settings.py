@@ -12,16 +12,16 @@ from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Result, StartError
 from handrail.config import load_configuration
-from handrail.contract.generation import UNCONFINED
-from handrail.contract.sandbox import Sandbox
-from handrail.kernel.local import LocalKernel
-from handrail.kernel.sandbox_factory import ENTRY_POINT_GROUP, choose_provider, make_sandbox
+from handrail.contract.sandbox_protocol import Sandbox
+from handrail.contract.tool_generation import UNCONFINED
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.kernel.sandbox_selection import ENTRY_POINT_GROUP, choose_unlimited_sandbox, make_limited_sandbox
 from handrail.record.log_reader import LogReader
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 from handrail.sandbox.configured_sandbox import UnconfinedSandbox
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
-confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="this machine cannot confine programs")
+confined = pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="this machine cannot confine programs")
 SPACE = {"command": "readlink /proc/self/ns/net"}
 
 
@@ -70,8 +70,8 @@ async def test_a_tool_without_a_sandbox_says_so_in_its_results_in_the_log_and_in
 async def test_where_nothing_can_be_confined_only_what_an_operator_named_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiers, "find_binaries", lambda: iter(()))
-    tiers.choose_sandbox.cache_clear()
+    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter(()))
+    tier_probe.choose_sandbox.cache_clear()
     try:
         for name in ("free", "other"):
             put_tool(tmp_path / "config" / "tools", name)
@@ -85,7 +85,7 @@ async def test_where_nothing_can_be_confined_only_what_an_operator_named_is_run(
                 assert refused.error_text is not None and "apt install bubblewrap" in refused.error_text
     finally:
         monkeypatch.undo()
-        tiers.choose_sandbox.cache_clear()
+        tier_probe.choose_sandbox.cache_clear()
 
 
 def offered(name: str, value: str) -> list[metadata.EntryPoint]:
@@ -100,9 +100,9 @@ def configured(folder: Path, provider: str) -> Any:
 @pytest.mark.proves("R-09")
 def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_path: Path) -> None:
     points = offered("box", "handrail.sandbox.configured_sandbox:UnconfinedSandbox")
-    chosen = make_sandbox(configured(tmp_path, "box"), lambda: points)
+    chosen = make_limited_sandbox(configured(tmp_path, "box"), lambda: points)
     assert chosen.tier.name == UnconfinedSandbox().tier.name
-    assert isinstance(choose_provider(configured(tmp_path, "box"), lambda: points), UnconfinedSandbox)
+    assert isinstance(choose_unlimited_sandbox(configured(tmp_path, "box"), lambda: points), UnconfinedSandbox)
 
 
 @pytest.mark.proves("R-09")
@@ -123,7 +123,7 @@ def test_a_sandbox_that_is_none_stops_the_start_in_words(
     tmp_path: Path, provider: str, value: str, wanted: str
 ) -> None:
     with pytest.raises(StartError, match=wanted):
-        make_sandbox(configured(tmp_path, provider), lambda: offered("box", value))
+        make_limited_sandbox(configured(tmp_path, provider), lambda: offered("box", value))
 
 
 class Nothing:
@@ -133,8 +133,8 @@ class Nothing:
 
 
 def test_this_machines_own_is_the_default(tmp_path: Path) -> None:
-    found: Sandbox = choose_provider(configured(tmp_path, "machine"))
-    assert found is tiers.choose_sandbox(frozenset[str]())
+    found: Sandbox = choose_unlimited_sandbox(configured(tmp_path, "machine"))
+    assert found is tier_probe.choose_sandbox(frozenset[str]())
 
 
 @pytest.mark.proves("S-09")

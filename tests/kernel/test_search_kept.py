@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("D-05")

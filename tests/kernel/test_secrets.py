@@ -10,7 +10,7 @@ import pytest
 
 from handrail import ApprovalAnswer, Blob, Event, ProposedCall, Runtime, ToolError, tool
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 SECRET = 'hunter2-KkQ9/"x'
 
@@ -70,7 +70,7 @@ async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(
     seen: list[Event] = []
     async with temporary_kernel(tmp_path, tools=[open_vault, fail, look], secrets={"vault": SECRET}) as kernel:
         session = await kernel.session(approval_handler=person, rules=["allow vault.fail"])
-        session.watch(seen.append)
+        session.watch_events(seen.append)
         answers = await session.start_turn().call_all(
             [
                 ProposedCall("vault.open", {"key": SECRET}),

@@ -11,7 +11,7 @@ from handrail import Runtime, ToolError, open_kernel, tool
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.tool.spec import ConfigKey
 from handrail.kernel.doctor import check_kernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("S-06")
 VALUE = "hunter2-of-the-test"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from handrail import open_kernel
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import StdioServerProgram, approve_tools
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools
 
 
 @pytest.mark.proves("F-04")
@@ -21,9 +21,9 @@ async def test_a_process_that_joined_uses_the_holders_servers(tmp_path: Path) ->
         async with open_kernel(tmp_path / "ws", rules=["allow mcp:t:*"], state=state, config=config) as joined:
             assert not isinstance(joined, LocalKernel)
             assert (
-                [one.name for one in joined.mcp_servers.servers]
+                [one.name for one in joined.mcp_servers.server_statuses]
                 == ["t"]
-                == [one.name for one in kernel.mcp_servers.servers]
+                == [one.name for one in kernel.mcp_servers.server_statuses]
             )
             result = await (await joined.session()).call("t_echo", {"text": "hi"})
             assert (result.ok, result.data) == (True, "hi")

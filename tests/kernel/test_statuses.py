@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from handrail import Runtime, Tool, ToolSpec, open_kernel, tool
-from handrail.contract.generation import ToolStatus
 from handrail.contract.tool.spec import ConfigKey
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import StdioServerProgram, approve_tools
+from handrail.contract.tool_generation import ToolStatus
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools
 
 
 @tool(id="mine.plain", side_effect="read", locks=[])
@@ -64,7 +64,7 @@ async def test_each_status_is_told_with_its_reason_wherever_the_kernel_is(tmp_pa
         assert not isinstance(joined, LocalKernel)
         await kernel.components.upstreams["t"].get_listing()
         (source,) = kernel.components.upstreams.sources
-        await kernel.components.refresh_source(source)
+        await kernel.components.publish_source_tools(source)
         for one in (kernel, joined):
             told = await one.tool_statuses()
             assert of(told, "read") == of(told, "mine.plain") == ("system", "")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.kernel.test_sub_agents import READER, WRITES, answers, kernel_of, models, task
 
-from handrail.agent.budget import Budget
-from handrail.agent.loop import Agent
-from handrail.agent.model import TokenUsage
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import TokenUsage
+from handrail.agent.run_budget import Budget
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 
 @pytest.mark.proves("A-03")

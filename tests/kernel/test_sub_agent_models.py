@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.kernel.test_sub_agents import kernel_of, task
 
-from handrail.agent.events import CallAnswered
-from handrail.agent.loop import Agent
+from handrail.agent.agent_loop import Agent
 from handrail.agent.providers import open_model, open_subagent_model
-from handrail.contract.agent import parse_agent
+from handrail.agent.run_events import CallAnswered
+from handrail.contract.agent_manifest import parse_agent
 from handrail.contract.errors import StartError
-from handrail.testing.model_servers import OpenAIServer, ReplyCall, ScriptedReply
+from handrail.testing.provider_servers import OpenAIServer, ReplyCall, ScriptedReply
 
 SUB = 'role = "all"\ntools = ["task"]\n'
 

@@ -8,10 +8,10 @@ import pytest
 from tests.kernel.test_configured import put_tool
 from tests.kernel.test_sub_agents import WRITER, WRITES, answers, kernel_of, models, task
 
-from handrail.agent.loop import Agent
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.testing.kernels import ScriptedApprovalHandler
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler
 
 
 @pytest.mark.proves("P-12")

@@ -11,18 +11,18 @@ from typing import Any, cast
 
 import pytest
 
-from handrail.agent.loop import Agent
-from handrail.agent.model import Model
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.call import Result
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import Model
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import LoadError
-from handrail.contract.services.delegation import SubagentTask
-from handrail.frontends.acp.session_setup import EditorBuffers
-from handrail.kernel.local import LocalKernel
-from handrail.runtime.files import editor_files
+from handrail.contract.services.subagent_services import SubagentTask
+from handrail.frontends.acp.editor_session_setup import UnsavedEditorFiles
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.runtime.files import editor_file_service
 from handrail.session.local_session import LocalSession
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 Agents = dict[str, str]
 """Manifests by id, without the id."""
@@ -49,7 +49,7 @@ def models(**by_name: PlaybackModel) -> Callable[[str], Model]:
 
 async def answers(agent: Agent, prompt: str = "Go.") -> list[Result]:
     """What the model was answered with, in order."""
-    from handrail.agent.events import CallAnswered
+    from handrail.agent.run_events import CallAnswered
 
     return [event.answer.model async for event in agent.run(prompt) if isinstance(event, CallAnswered)]
 
@@ -77,12 +77,12 @@ async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is
         assert str(child.messages[0]).count("What is in note.txt?") == 1
         assert "Find the answer" not in str(child.messages)
         assert {view["name"] for view in child.tools} == {"read", "task"}
-        row = kernel.components.store.sessions.list_children(session.id)[0]
+        row = kernel.components.store.sessions.list_open_subagents(session.id)[0]
         assert (row.agent, row.parent_call, row.holder) == ("reader", f"{session.id}/1.0", None)
         assert "It says 42." in str(top.requests[1].messages)
         await kernel.log.flush()
         assert [call.tool for call in kernel.log.reader.calls(session=row.id)] == ["read"]
-        assert await kernel.sessions.session_store.open_history(row.id).read()
+        assert await kernel.sessions.session_store.open_history(row.id).read_stored_messages()
 
 
 @pytest.mark.proves("A-03")
@@ -119,7 +119,7 @@ async def test_there_are_five_levels_of_sub_agents_and_no_sixth(tmp_path: Path) 
         assert outcome.text == "up 5"
         assert "at most 5 levels deep" in str(model.requests[6].messages)
         depth, below = 0, session.id
-        while rows := kernel.components.store.sessions.list_children(below):
+        while rows := kernel.components.store.sessions.list_open_subagents(below):
             depth, below = depth + 1, rows[0].id
         assert depth == 5
 
@@ -147,12 +147,12 @@ async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> N
 async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_editor_has_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typing(EditorBuffers):
+    class Typing(UnsavedEditorFiles):
         async def read_unsaved(self, path: str) -> str | None:
             return "typed" if path.endswith("/a") else None
 
-    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "SETTLED_NS", -(10**12))
     async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
         for name in "ab":
             (tmp_path / "ws" / name).write_text("saved")
@@ -237,7 +237,7 @@ async def test_what_ends_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path
         try:
             await asyncio.Event().wait()
         finally:
-            ended.append(runtime.cancellation.requested)
+            ended.append(runtime.cancellation.is_requested)
         return ""
 
     holder = 'role = "subagent"\ntools = ["hold"]\nrules = ["allow hold"]\nmodel = "played:holder"'
@@ -257,7 +257,7 @@ async def test_what_ends_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path
         assert session.tree_node.children == []
         await kernel.log.flush()
         if how == "close":
-            assert kernel.components.store.sessions.list_children(session.id) == []
+            assert kernel.components.store.sessions.list_open_subagents(session.id) == []
         row = kernel.components.store.sessions.get(child.id)
         assert row is not None and (row.closed_ns is not None) is (how == "close")
         assert [(c.error_kind, c.error_text) for c in kernel.log.reader.calls(session=child.id)] == [
@@ -272,7 +272,7 @@ async def test_a_sub_agents_session_does_not_go_on_by_itself_and_its_fork_does(t
         top = PlaybackModel(call_reply(task("reader")), text_reply("."))
         session = await kernel.session()
         await Agent(session, top, models=models(reader=PlaybackModel(text_reply("Read.")))).complete("Go.")
-        row = kernel.components.store.sessions.list_children(session.id)[0]
+        row = kernel.components.store.sessions.list_open_subagents(session.id)[0]
         with pytest.raises(UsageError, match="Fork it"):
             await kernel.session(row.id, agent="reader")
         forked = await kernel.fork_session(row.id)
@@ -283,7 +283,7 @@ async def test_a_sub_agents_session_does_not_go_on_by_itself_and_its_fork_does(t
 
 async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) -> None:
     from handrail import UsageError
-    from handrail.contract.services.delegation import SubagentTask
+    from handrail.contract.services.subagent_services import SubagentTask
 
     async with kernel_of(tmp_path, {}) as kernel:
         session: LocalSession = await kernel.session()
@@ -345,7 +345,7 @@ async def test_closing_a_session_aborts_its_sub_agents_in_the_background(tmp_pat
         child = session.tree_node.children[0]
         await session.close()
         assert child.is_closed
-        assert kernel.components.store.sessions.list_children(session.id) == []
+        assert kernel.components.store.sessions.list_open_subagents(session.id) == []
 
 
 @pytest.mark.proves("P-12")

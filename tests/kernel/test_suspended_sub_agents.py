@@ -15,15 +15,15 @@ from tests.kernel.test_joined_ends import lose
 from tests.kernel.test_sub_agents import READER, WRITER, WRITES, Agents, answers, kernel_of, models, task
 
 from handrail import ApprovalAnswer, Kernel, Runtime, Session, tool
-from handrail.agent.budget import Budget
-from handrail.agent.loop import Agent
-from handrail.contract.services.delegation import SubagentTask
-from handrail.frontends.acp.session_setup import EditorBuffers
-from handrail.kernel.local import LocalKernel
-from handrail.runtime.files import editor_files
+from handrail.agent.agent_loop import Agent
+from handrail.agent.run_budget import Budget
+from handrail.contract.services.subagent_services import SubagentTask
+from handrail.frontends.acp.editor_session_setup import UnsavedEditorFiles
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.runtime.files import editor_file_service
 from handrail.session.local_session import LocalSession
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 SESSION = "ses_above"
 PRESENT = "[delegation]\ncan_ask_user = true"
@@ -90,7 +90,7 @@ async def test_it_goes_on_while_its_session_is_suspended_and_its_end_is_told_onc
         session = await kernel.session(SESSION)
         pause.proceed.set()
         assert "It says 42." in await heard(session)
-        assert not kernel.sessions.by_id.keys() - {SESSION}
+        assert not kernel.sessions.sessions_by_id.keys() - {SESSION}
         await session.suspend()
         await said_in(await kernel.session(SESSION))
 
@@ -105,7 +105,7 @@ async def test_a_stop_of_the_session_that_is_open_again_leaves_it_and_so_does_a_
         for _ in range(3):
             session = await kernel.session(SESSION)
             assert [child.tree_node.manifest.id for child in session.tree_node.children] == ["reader"]
-            session.cancel()
+            session.cancel_running_calls()
             await session.suspend()
         pause.proceed.set()
         assert "Done after all." in await heard(await kernel.session(SESSION))
@@ -117,7 +117,7 @@ async def test_what_ends_the_session_above_for_good_aborts_it(tmp_path: Path, ho
     pause = ReplyPause()
     reader = PlaybackModel([pause, *text_reply("never")])
     async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
-        (child,) = kernel.sessions.by_id.values()
+        (child,) = kernel.sessions.sessions_by_id.values()
         if how == "closed":
             await kernel.close_session(SESSION)
         elif how == "stopped":
@@ -126,8 +126,8 @@ async def test_what_ends_the_session_above_for_good_aborts_it(tmp_path: Path, ho
         elif how == "opened and closed":
             await (await kernel.session(SESSION)).close()
         if how != "kernel":
-            assert child.is_closed and not kernel.sessions.by_id
-            assert (kernel.components.store.sessions.list_children(SESSION) == []) is (how != "stopped")
+            assert child.is_closed and not kernel.sessions.sessions_by_id
+            assert (kernel.components.store.sessions.list_open_subagents(SESSION) == []) is (how != "stopped")
     assert child.is_closed and len(reader.requests) == 1 and not reader.open_streams
 
 
@@ -140,7 +140,7 @@ async def test_what_it_asks_meanwhile_waits_and_is_answered_once(tmp_path: Path,
     agents = {"default": PRESENT, "writer": WRITER}
     async with suspended(tmp_path, agents, writer, pause, approval_handler=gone) as kernel:
         asking = asyncio.Event()
-        kernel.approvals.watch(lambda _: asking.set())
+        kernel.approvals.watch_requests(lambda _: asking.set())
         pause.proceed.set()
         await asking.wait()
         (row,) = kernel.approvals.list_pending()
@@ -218,12 +218,12 @@ async def test_whoever_opens_the_session_again_bounds_it_at_once(tmp_path: Path,
 async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens_the_session_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typing(EditorBuffers):
+    class Typing(UnsavedEditorFiles):
         async def read_unsaved(self, path: str) -> str | None:
             return "typed"
 
-    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "SETTLED_NS", -(10**12))
     pause = ReplyPause()
     writer = PlaybackModel(call_reply(("read", {"path": "a"})), [pause, *WRITE], text_reply("Tried."))
     async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
@@ -314,7 +314,7 @@ async def test_one_that_is_waited_for_still_ends_with_its_session(tmp_path: Path
         await pause.reached.wait()
         await session.suspend()
         (result,) = await run
-        assert result.error_kind == "cancelled" and not kernel.sessions.by_id
+        assert result.error_kind == "cancelled" and not kernel.sessions.sessions_by_id
 
 
 @pytest.mark.proves("A-10", "L-07")
@@ -361,13 +361,13 @@ async def test_where_the_process_that_has_its_model_is_lost_it_ends_and_what_it_
             session = await begun(kernel, "writer", writer, pause, approval_handler=ScriptedApprovalHandler())
             await session.suspend()
             asking = asyncio.Event()
-            held.approvals.watch(lambda _: asking.set())
+            held.approvals.watch_requests(lambda _: asking.set())
             pause.proceed.set()
             await asking.wait()
             assert len(held.approvals.list_pending()) == 1
             lose(kernel)
             assert await ended(held) == "interrupted"
         assert "disconnected while it was working" in await heard(await held.session(SESSION))
-        assert not held.approvals.list_pending() and held.sessions.by_id.keys() == {SESSION}
+        assert not held.approvals.list_pending() and held.sessions.sessions_by_id.keys() == {SESSION}
     async with temporary_kernel(tmp_path) as held:
         assert not held.approvals.list_pending() and not (tmp_path / "ws" / "a").exists()

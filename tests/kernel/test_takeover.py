@@ -13,13 +13,13 @@ import pytest
 from tests.kernel.members import Member, member, members
 
 from handrail import tool
-from handrail.contract.approvals import ApprovalAnswer
+from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.errors import StartError
-from handrail.contract.session import Session
-from handrail.kernel import remote
+from handrail.contract.session_protocols import Session
+from handrail.kernel import remote_kernel
 from handrail.record.verification import verify_log
-from handrail.session.context import ClientRegistrations
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.session.session_context import ClientProcessRegistrations
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 async def begun(folder: Path, name: str) -> None:
@@ -178,16 +178,16 @@ async def test_rules_given_in_code_hold_after_a_takeover(tmp_path: Path) -> None
 async def test_what_is_set_while_the_next_holder_opens_a_session_holds_there(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
         await old.session("ses_x", rules=["allow write"])
-        session = old.sessions.by_id["ses_x"]
+        session = old.sessions.sessions_by_id["ses_x"]
 
         async def open_late(**how: Any) -> Session:
             session.add_rules("deny write a.txt", "deny bash there-is-no-such-*")
             session.set_mode("plan")
             return await following.session("ses_x", **how)
 
-        await session.continue_in_successor(open_late)
+        await session.continue_in_new_holder(open_late)
         await session.call("read", {"path": "a.txt"})  # comes after what is on its way there
-        there = following.sessions.by_id["ses_x"].rules
+        there = following.sessions.sessions_by_id["ses_x"].rules
         texts = {rule.text for rule in there}
         assert {"allow write", "deny write a.txt", "deny bash there-is-no-such-*"} <= texts
         assert there.mode == "plan"
@@ -200,15 +200,15 @@ async def test_a_tool_that_was_taken_away_does_not_come_back_by_a_takeover(
     async def gone() -> None:
         """Taken away."""
 
-    brought: list[ClientRegistrations] = []
+    brought: list[ClientProcessRegistrations] = []
 
-    def refuse(_held: object, _config: object, given: ClientRegistrations, _hold: object) -> None:
+    def refuse(_held: object, _config: object, given: ClientProcessRegistrations, _hold: object) -> None:
         brought.append(given)
         raise StartError("it is full")
 
-    monkeypatch.setattr(remote, "open_remote_kernel", refuse)
+    monkeypatch.setattr(remote_kernel, "open_remote_kernel", refuse)
     async with temporary_kernel(tmp_path, tools=[gone]) as kernel:
-        await kernel.reload([])
+        await kernel.reload_tools([])
         kernel.handle_takeover()
         leaving = kernel._takeover_task  # pyright: ignore[reportPrivateUsage]
         assert leaving is not None
@@ -220,9 +220,9 @@ async def test_a_turn_that_asks_nobody_asks_nobody_after_a_takeover(tmp_path: Pa
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
         await old.session("ses_x", approval_handler=person, headless=False)
-        session = old.sessions.by_id["ses_x"]
+        session = old.sessions.sessions_by_id["ses_x"]
         await session.start_interaction(headless=True)
-        await session.continue_in_successor(
+        await session.continue_in_new_holder(
             partial(following.session, "ses_x", approval_handler=person, headless=False)
         )
         assert not (await session.call("write", {"path": "a.txt", "content": "x"})).ok

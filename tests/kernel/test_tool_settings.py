@@ -13,8 +13,8 @@ from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, open_kernel, tool
 from handrail.contract.tool.spec import ConfigKey
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import StdioServerProgram, approve_tools
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools
 
 UNITS = ConfigKey("metric or imperial", default="metric")
 STATION = ConfigKey("The station's number")
@@ -233,7 +233,7 @@ async def test_the_values_for_an_id_are_checked_by_the_tool_that_overrides_the_g
         for _ in range(2):  # the second look finds what the first has judged
             session = await kernel.session(agent="abroad")
             assert (await session.call("once", {})).data == {"said": {"place": "us"}}
-            await kernel.reload()
+            await kernel.reload_tools()
         assert await said(kernel, "once") == {"said": {"region": "eu"}}
 
 
@@ -317,7 +317,7 @@ def long_text() -> str:
 @tool(id="long.limit", side_effect="read", locks=[], max_output=9_000)
 def long_limit(runtime: Runtime) -> int:
     """Say the limit on its output."""
-    return runtime.max_output
+    return runtime.max_output_bytes
 
 
 @tool(id="long.list", side_effect="read", locks=[])
@@ -439,5 +439,5 @@ async def test_what_an_operator_sets_leaves_a_tools_definition_and_its_approvals
     async with temporary_kernel(tmp_path / "b", tools=TOOLS, settings=settings) as kernel:
         after = kernel.generation.entries["weather.wind"]
         assert after.definition_hash == before.definition_hash and after.spec.llm_view() == before.spec.llm_view()
-        assert not await kernel.reload()
+        assert not await kernel.reload_tools()
         assert kernel.generation.entries["weather.wind"] is after, "nothing is judged again"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.kernel.test_sub_agents import READER, kernel_of, models, task
 
-from handrail.agent.loop import Agent
+from handrail.agent.agent_loop import Agent
 from handrail.frontends.cli.commands import log as log_command
 from handrail.record.call_timeline import read_timeline
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("G-06a")
 
@@ -71,7 +71,7 @@ async def test_what_a_provider_carried_out_has_it_too(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(topic="the build")
         assert session.history is not None
-        await session.history.record_provider_tool({"provider": "p", "name": "web_search"}, {"found": 1})
+        await session.history.record_provider_tool_use({"provider": "p", "name": "web_search"}, {"found": 1})
         assert ("provider-tool-used", "the build") in await records(kernel, session=session.id)
 
 

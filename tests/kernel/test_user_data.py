@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from handrail import Runtime, ToolError, tool
-from handrail.sandbox import tiers
-from handrail.testing.kernels import temporary_kernel
+from handrail.sandbox import tier_probe
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("K-09")
-confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+confined = pytest.mark.skipif(
+    not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+)
 
 BOTH = {"read": ["{user-data}/notes"], "write": ["{user-data}/notes"]}
 

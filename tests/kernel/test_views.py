@@ -11,10 +11,10 @@ from tests.kernel.doors import Opens, by_both_doors
 from tests.kernel.test_agents import put_agent
 
 from handrail import Tool, open_kernel, tool
-from handrail.catalog import interaction
-from handrail.contract.call import ProposedCall
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.catalog import loaded_tools
+from handrail.contract.calls_and_results import ProposedCall
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 kernel_in = by_both_doors(rules=["allow *"])
 CORE = ["read", "write", "edit", "glob", "grep", "bash", "todo", "question", "skill"]
@@ -177,7 +177,7 @@ async def test_in_a_full_view_what_was_found_and_never_called_makes_room_and_the
     tmp_path: Path, kernel_in: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        interaction, "MAX_ACTIVE_TOOLS", len(CORE) + len(FINDERS) + 1 + 2
+        loaded_tools, "MAX_ACTIVE_TOOLS", len(CORE) + len(FINDERS) + 1 + 2
     )  # and task, where there is a model
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
@@ -285,7 +285,7 @@ async def test_a_view_follows_new_generations(tmp_path: Path, kernel_in: Opens) 
         session = await kernel.session()
         await session.call("load_tools", {"category": "stock"})
         old = session.start_turn()
-        await kernel.reload(tools=[*MANY[:13], *tools("new", 3)])
+        await kernel.reload_tools(tools=[*MANY[:13], *tools("new", 3)])
         assert shown(session.active_tools)[len(CORE) + len(FINDERS) :] == ["stock.t00"]
         assert "stock.t11" in shown(old.tool_specs), "a turn keeps its generation"
         await session.call("load_tools", {"category": "new"})

@@ -8,7 +8,7 @@ import pytest
 
 from handrail import ApprovalAnswer, ToolError, tool
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow, deny, watchdog_name
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("P-11")
 RULES = ["allow *", "allow shell.run *", "allow bash *"]

@@ -10,11 +10,11 @@ import pytest
 
 from handrail import Kernel, LoadError, UsageError, open_kernel
 from handrail.config import load_configuration
-from handrail.sandbox import tiers
-from handrail.store import decisions
-from handrail.store.folders import prepare_folders
+from handrail.sandbox import tier_probe
+from handrail.store import operator_decisions
+from handrail.store.state_folders import prepare_folders
 
-confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
+confined = pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="bash is withheld on this machine")
 pytestmark = pytest.mark.proves("F-11")
 OWN = 'rules = ["allow write notes/**", "deny read secret/**"]\n[limits]\nlock_wait_ms = 7\n'
 
@@ -33,7 +33,7 @@ async def opened(
         folders = prepare_folders(workspace, folder / "state")
         found = load_configuration(config, folders=folders).workspace
         assert found is not None
-        decisions.grant_trust(folders, found.sha256, clock=lambda: 1)
+        operator_decisions.trust_workspace_content(folders, found.sha256, clock=lambda: 1)
     async with open_kernel(workspace, rules=rules, state=folder / "state", config=config, settings=settings) as kernel:
         yield kernel
 

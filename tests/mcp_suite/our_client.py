@@ -14,11 +14,11 @@ from tests.mcp_suite import client as scenarios
 from tests.mcp_suite.client import Server, answers_to_form
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client import ClientRequest
-from handrail.contract.session import Session
-from handrail.kernel.mcp_servers import ConnectedServer
-from handrail.testing.kernels import temporary_kernel
-from handrail.upstream.oauth import SignInPrompt
+from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.session_protocols import Session
+from handrail.kernel.upstream_mcp_servers import ConnectedMcpServer
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.upstream.oauth_sign_in import SignInPrompt
 
 CALLBACK = "http://localhost:3000/callback"
 IDENTITY_DOCUMENT = "https://conformance-test.local/client-metadata.json"
@@ -44,12 +44,12 @@ class Agreeing:
 
 
 class Connected:
-    def __init__(self, server: ConnectedServer, session: Session) -> None:
+    def __init__(self, server: ConnectedMcpServer, session: Session) -> None:
         self._server = server
         self._session = session
 
     async def tools(self) -> list[tuple[str, Mapping[str, Any]]]:
-        off = self._server.tools
+        off = self._server.tool_availability
         return [(item["name"], item["inputSchema"]) for item in self._server.listing.tools if item["name"] in off]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -124,7 +124,7 @@ async def connect(url: str) -> AsyncGenerator[Server]:
                 **more,
             ) as server,
         ):
-            await server.approve()
+            await server.approve_tool_definitions()
             session = await kernel.session(client=Agreeing())
             try:
                 yield Connected(server, session)

@@ -19,9 +19,9 @@ from tests.mcp_suite.timed_tools import TIMED_TOOLS
 
 from handrail import Tool, tool
 from handrail.frontends.mcp.http_server import HttpFrontendSettings, serve_http
-from handrail.frontends.mcp.tools import McpFrontendSettings
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.frontends.mcp.tool_listing import McpFrontendSettings
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = Path(__file__).parent / "pack"
@@ -44,7 +44,7 @@ def triggers(offering: Path) -> tuple[list[Tool], list[LocalKernel]]:
     async def tool_change() -> str:
         """Change which tools there are."""
         now[:] = own if dynamic in now else [*own, dynamic]
-        await kernels[0].reload(now)
+        await kernels[0].reload_tools(now)
         return "another list of tools"
 
     @tool(id="test_trigger_prompt_change", side_effect="read", locks=[])
@@ -56,7 +56,7 @@ def triggers(offering: Path) -> tuple[list[Tool], list[LocalKernel]]:
             said_once = [{"role": "user", "content": "Come and go."}]
             kept.append({"name": "test_dynamic_prompt", "description": "Come and go.", "messages": said_once})
         offering.write_text(json.dumps({**said, "prompts": kept}))
-        await kernels[0].reload(now)
+        await kernels[0].reload_tools(now)
         return "another list of prompts"
 
     own: list[Tool] = [tool_change, prompt_change, *TIMED_TOOLS, *TASK_TOOLS]
@@ -87,7 +87,7 @@ async def main(port: int, *, gateway: bool) -> None:
                     side_effects={"*": "read"},
                 ) as upstream,
             ):
-                await upstream.approve()
+                await upstream.approve_tool_definitions()
                 await serve_http(kernel, serving, listening, print)
             return
         tools = folder / "config" / "tools"

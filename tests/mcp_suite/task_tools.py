@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from handrail import Tool, ToolError, tool
-from handrail.contract.services.client import ClientRequest
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.tool_runtime import Runtime
 
 TASK_AFTER_S = 0.5
 """After which the suite's server has a call of a promotable tool go on by itself."""

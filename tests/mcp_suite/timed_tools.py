@@ -8,8 +8,8 @@ started for that, confined; on a machine with much else to do this alone can tak
 from __future__ import annotations
 
 from handrail import Tool, tool
-from handrail.contract.services.client import ClientRequest
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.tool_runtime import Runtime
 
 
 @tool(id="test_logging_tool", side_effect="read", locks=[])

@@ -27,9 +27,9 @@ from urllib.parse import quote
 import platformdirs
 
 from handrail import open_kernel
-from handrail.contract.call import Result
-from handrail.kernel.local import LocalKernel
-from handrail.registry.pins import StoredPins, ThirdPartyDefinition
+from handrail.contract.calls_and_results import Result
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 
 CONNECT_S = 120.0
 DOT = base64.b64decode(
@@ -285,21 +285,23 @@ async def tried(root: Path) -> int:
         upstreams = kernel.components.upstreams
         names = [one.name for one in servers(workspace)]
         async with asyncio.timeout(CONNECT_S):
-            ended = await asyncio.gather(*(upstreams[name].connect() for name in names), return_exceptions=True)
+            ended = await asyncio.gather(
+                *(upstreams[name].ensure_connected() for name in names), return_exceptions=True
+            )
         for name, problem in zip(names, ended, strict=True):
             if isinstance(problem, BaseException):
                 wrong += 1
                 print(f"{name:12} NOT CONNECTED: {problem}", flush=True)
         pins = StoredPins(kernel.components.store.folders.state)
         for source in upstreams.sources:
-            await kernel.components.refresh_source(source)
+            await kernel.components.publish_source_tools(source)
             own = [
                 entry.spec
                 for entry in kernel.generation.entries.values()
                 if entry.third_party is not None and entry.third_party.name == source.name
             ]
             pins.approve(source.name, [ThirdPartyDefinition.from_spec(spec) for spec in own])
-            await kernel.components.refresh_source(source)
+            await kernel.components.publish_source_tools(source)
         stranger = await kernel.session(headless=True)
         wrong += await _refused(kernel, stranger)
         await stranger.close()

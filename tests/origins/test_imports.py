@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from handrail.origins import imports
+from handrail.origins import import_guard
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """\
 import sys, os, asyncio, shutil, importlib
-import pydantic, orjson, handrail.kernel.local  # loaded before a workspace is open, as by an embedding program
-from handrail.origins.imports import guard_open_workspace
+import pydantic, orjson, handrail.kernel.local_kernel  # loaded before a workspace is open, as by an embedding program
+from handrail.origins.import_guard import guard_open_workspace
 def asked_by(module, code):
     "Run code as a module of that name would run it."
     exec(compile(code, "/elsewhere/module.py", "exec"), {"__name__": module})
@@ -132,8 +132,8 @@ def test_what_a_dependency_would_import_if_it_were_there_is_refused(
     ("name", "asking"),
     [
         ("tree_sitter_bash", "handrail.policy.shell.parser"),
-        ("sqlite3", "handrail.store.database.connection"),
-        ("ssl", "handrail.runtime.net"),
+        ("sqlite3", "handrail.store.database.sqlite_connection"),
+        ("ssl", "handrail.runtime.http_service"),
         ("pygments", "rich.syntax"),
         ("colorsys", "rich.color"),
         ("email_validator", "pydantic.networks"),
@@ -141,7 +141,7 @@ def test_what_a_dependency_would_import_if_it_were_there_is_refused(
         ("netrc", "httpx2._auth"),
         ("zoneinfo", "cronsim.cronsim"),
         ("tomllib", "handrail.config.toml_file"),
-        ("fastembed", "handrail.catalog.embedders.selection"),
+        ("fastembed", "handrail.catalog.embedders.embedder_selection"),
     ],
 )
 def test_no_lazy_import_of_the_kernel_takes_a_module_of_the_workspace(
@@ -183,7 +183,7 @@ def test_a_codec_is_looked_up_in_the_standard_library_only(workspace: Path, plan
     package(planted, "encodings", "")
     module(planted / "encodings", "planted", evil(marker))
     agent(
-        "try:\n    asked_by('handrail.tools.files.text_edits', '\"x\".encode(\"planted\")')\nexcept LookupError: print('none')\n",
+        "try:\n    asked_by('handrail.tools.files.lines_and_diffs', '\"x\".encode(\"planted\")')\nexcept LookupError: print('none')\n",
         workspace,
     )
     assert not marker.exists()
@@ -208,7 +208,9 @@ def test_a_portion_of_a_namespace_package_is_not_taken_from_the_workspace(
 def test_a_module_of_handrail_itself_is_never_the_workspaces(workspace: Path, planted: Path, marker: Path) -> None:
     package(planted, "handrail", evil(marker))
     module(planted / "handrail", "gateway", evil(marker))
-    said = agent("import handrail.kernel.mcp_servers\nprint(handrail.kernel.mcp_servers.__file__)\n", workspace)
+    said = agent(
+        "import handrail.kernel.upstream_mcp_servers\nprint(handrail.kernel.upstream_mcp_servers.__file__)\n", workspace
+    )
     assert str(workspace) not in said
     assert not marker.exists()
 
@@ -315,8 +317,8 @@ def test_a_folder_that_looks_like_an_installed_package_offers_nothing(
     (info / "entry_points.txt").write_text(f"[{group}]\nplanted = planted:made\n")
     module(planted, "planted", evil(marker))
     said = agent(
-        "from handrail.store.entry_points import entry_points\n"
-        "from handrail.origins.imports import find_entry_points as uncached\n"
+        "from handrail.store.entry_point_cache import entry_points\n"
+        "from handrail.origins.import_guard import find_entry_points as uncached\n"
         "from importlib import metadata\n"
         f"print(len(metadata.entry_points(group={group!r}, name='planted')))\n"
         f"print([p.name for p in (*entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
@@ -369,7 +371,7 @@ def test_an_optional_module_that_is_in_the_workspace_only_counts_as_not_installe
 ) -> None:
     module(planted, "fastembed", "")
     assert (
-        agent("from handrail.origins.imports import is_installed\nprint(is_installed('fastembed'))\n", workspace)
+        agent("from handrail.origins.import_guard import is_installed\nprint(is_installed('fastembed'))\n", workspace)
         == "False"
     )
 
@@ -439,7 +441,7 @@ def test_the_table_of_dependencies_names_every_module_that_they_install() -> Non
             top = file.parts[0].partition(".")[0] if len(file.parts) == 1 else file.parts[0]
             if file.suffix in (".py", ".so") and top.isidentifier():
                 names.add(top)
-    assert not names - imports.DEPENDENCIES
+    assert not names - import_guard.DEPENDENCIES
 
 
 def _name(requirement: str) -> str:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from handrail.origins import programs
-from handrail.origins.programs import (
+from handrail.origins import program_lookup
+from handrail.origins.program_lookup import (
     ProgramRefused,
     build_clean_path,
     build_program_environment,
-    find_command,
     find_own_interpreter,
     find_program,
+    resolve_command_program,
 )
 
 
@@ -48,7 +48,7 @@ def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     (found.real / "asked").chmod(0o755)
     (place / "nowhere").mkdir()
     monkeypatch.chdir(place / "nowhere")
-    with programs.register_workspaces(found.workspace):
+    with program_lookup.register_open_workspaces(found.workspace):
         yield found
 
 
@@ -241,14 +241,16 @@ def test_an_argument_that_names_a_file_of_the_workspace_is_refused(ground: Groun
     script = str(ground.plant(ground.workspace / "script"))
     word = f". {script}" if form == "-c" else form.format(script)
     with pytest.raises(ProgramRefused, match=r"its argument|Its argument"):
-        find_command(["/bin/sh", word])
-    assert find_command(["/bin/sh", str(ground.workspace)])[1] == str(ground.workspace), "as data it may be told of it"
+        resolve_command_program(["/bin/sh", word])
+    assert resolve_command_program(["/bin/sh", str(ground.workspace)])[1] == str(ground.workspace), (
+        "as data it may be told of it"
+    )
 
 
 def test_an_argument_that_is_a_link_into_the_workspace_is_refused(ground: Ground) -> None:
     (ground.elsewhere / "script").symlink_to(ground.plant(ground.workspace / "script"))
     with pytest.raises(ProgramRefused):
-        find_command(["/bin/sh", str(ground.elsewhere / "script")])
+        resolve_command_program(["/bin/sh", str(ground.elsewhere / "script")])
 
 
 def test_the_environment_is_a_list_and_names_nothing_in_the_workspace(
@@ -288,9 +290,9 @@ def test_the_own_interpreter_is_not_a_link_in_the_workspace(ground: Ground, monk
 
 
 def test_a_workspace_that_merely_holds_the_system_leaves_its_programs_usable() -> None:
-    with programs.register_workspaces("/"):
+    with program_lookup.register_open_workspaces("/"):
         assert find_program("/bin/sh") == "/bin/sh"
-    with programs.register_workspaces("/usr/bin"), pytest.raises(ProgramRefused):
+    with program_lookup.register_open_workspaces("/usr/bin"), pytest.raises(ProgramRefused):
         find_program("/usr/bin/env")
 
 
@@ -298,7 +300,7 @@ def test_a_further_folder_that_calls_may_write_counts(ground: Ground, monkeypatc
     further = ground.plant(ground.elsewhere / "further/asked").parent
     monkeypatch.setenv("PATH", f"{further}:{ground.real}")
     assert find_program("asked") == str(further / "asked")
-    with programs.register_workspaces(further):
+    with program_lookup.register_open_workspaces(further):
         assert find_program("asked") == str(ground.real / "asked")
 
 
@@ -319,6 +321,6 @@ def test_variables_that_make_this_process_trust_the_workspace_are_seen(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.chdir(ground.workspace)
-    seen = list(programs.find_unsafe_variables({name: value.format(ground.workspace)}))
+    seen = list(program_lookup.find_unsafe_variables({name: value.format(ground.workspace)}))
     assert [one for one, _ in seen] == [name]
-    assert not list(programs.find_unsafe_variables({name: "/opt/lib"}))
+    assert not list(program_lookup.find_unsafe_variables({name: "/opt/lib"}))

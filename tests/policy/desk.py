@@ -19,12 +19,12 @@ from handrail.contract.tool.requires import (
     expand_requires,
 )
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authorizer import CallAuthorizer
-from handrail.policy.evaluation import PolicyVerdict
-from handrail.policy.rules.definitions import Rule, RuleBook, Scope, default_book, parse_rule
-from handrail.policy.targets import agent_layer
+from handrail.policy.call_authorizer import CallAuthorizer
+from handrail.policy.call_evaluation import PolicyVerdict
+from handrail.policy.call_targets import agent_layer
+from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_book, parse_rule
 from handrail.policy.watchdogs.api import Watchdog
-from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.files.session_roots import SessionRoots
 
 
 def properties(**formats: str) -> dict[str, Any]:

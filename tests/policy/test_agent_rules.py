@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from handrail.contract.agent import AgentManifest
+from handrail.contract.agent_manifest import AgentManifest
 from handrail.policy.rules.validation import load_agent_rules
 
 KNOWN = ("read", "bash", "notes.add")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import BASH, EDIT, MOVE, WRITE, Desk, book, rule
 
-from handrail.contract.modes import MODES
+from handrail.contract.permission_modes import MODES
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authorizer import find_hidden_paths
-from handrail.policy.explanation import explain
-from handrail.policy.rules.definitions import RuleBook, with_mode
-from handrail.policy.suggestions import suggest_rule
+from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.decision_explanation import explain
+from handrail.policy.rule_suggestions import suggest_rule
+from handrail.policy.rules.rules_and_modes import RuleBook, with_mode
 
 pytestmark = pytest.mark.proves("P-15")
 
@@ -134,7 +134,7 @@ def test_a_folder_outside_the_workspace_is_no_way_around(desk: Desk) -> None:
 
 def test_programs_write_it_only_where_a_rule_of_fs_write_names_it(desk: Desk) -> None:
     def opens(path: str, *rules: str) -> bool:
-        return find_hidden_paths(book(*rules), desk.roots.workspace).is_exempt(desk.path(path))
+        return path_denials_of_rules(book(*rules), desk.roots.workspace).is_protected_write_allowed(desk.path(path))
 
     assert not opens(
         "AGENTS.md", "allow fs.write", "allow *", "allow bash", "allow write AGENTS.md", "allow fs.write *.md"
@@ -148,7 +148,7 @@ def test_a_session_above_holds_against_the_name_in_a_rule_below(desk: Desk) -> N
     for text in ("deny fs.write AGENTS.md", "ask fs.write AGENTS.md", "ask fs.write **"):
         above = RuleBook((rule(text),))
         below = RuleBook((rule("allow fs.write AGENTS.md"),), parent=above)
-        assert not find_hidden_paths(below, desk.roots.workspace).is_exempt(desk.path("AGENTS.md"))
+        assert not path_denials_of_rules(below, desk.roots.workspace).is_protected_write_allowed(desk.path("AGENTS.md"))
         assert desk.judge(WRITE, {"path": "AGENTS.md"}, below).action == text.partition(" ")[0]
 
 

@@ -27,7 +27,6 @@ from tests.policy.desk import (
     rule,
 )
 
-from handrail.contract.tool.names import SESSION_INTERNAL
 from handrail.contract.tool.requires import (
     Capability,
     CapabilityLayer,
@@ -40,23 +39,24 @@ from handrail.contract.tool.requires import (
     expand_requires,
 )
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.definitions import (
-    SECRET_FILE_NAMES,
-    SECRET_NAME_EXCEPTIONS,
-    default_book,
-    default_rules,
-    make_reading_rule,
-    parse_rule,
-)
-from handrail.policy.suggestions import suggest_rule
-from handrail.policy.targets import (
+from handrail.contract.tool.tool_ids_and_wire_names import SESSION_INTERNAL
+from handrail.policy.call_targets import (
     CEILING_OWNER,
     DELEGATION_OWNER,
     agent_layer,
     call_capabilities,
     ceiling_layer,
-    format_refusal,
-    format_remedy,
+    format_capability_refusal,
+    format_capability_remedy,
+)
+from handrail.policy.rule_suggestions import suggest_rule
+from handrail.policy.rules.rules_and_modes import (
+    SECRET_FILE_NAMES,
+    SECRET_NAME_EXCEPTIONS,
+    default_book,
+    default_rules,
+    make_folder_reading_rule,
+    parse_rule,
 )
 from handrail.tools import BUILTINS
 
@@ -135,7 +135,7 @@ def test_a_further_readable_folder_is_read_like_the_workspace_and_has_its_own_se
 
 @pytest.mark.proves("P-03")
 def test_one_session_s_saved_outputs_are_read_by_a_rule_of_that_session_alone(desk: Desk) -> None:
-    rules = default_book().with_rules(make_reading_rule("/extra/ses_1"))
+    rules = default_book().with_rules(make_folder_reading_rule("/extra/ses_1"))
     assert desk.judge(READ, {"path": "/extra/ses_1/out.txt"}, rules).action == "allow"
     assert desk.judge(READ, {"path": "/extra/ses_1"}, rules).action == "ask"
     assert desk.judge(READ, {"path": "/extra/ses_12/out.txt"}, rules).action == "ask"
@@ -242,9 +242,9 @@ def test_every_refusal_of_a_capability_tells_a_model_what_it_may_do_and_nothing_
     )
     own = (expand_requires(Requires(fs=spec.requires.fs), variables, f"tool {spec.id}"),)
     capabilities = CapabilitySet({"tool": own, "nothing": ()}.get(bound, (everything, none)))
-    layer = capabilities.refusing_layer(capability, target)
+    layer = capabilities.find_refusing_layer(capability, target)
     assert layer is not None
-    text = format_refusal(capabilities, layer, capability, shown, spec)
+    text = format_capability_refusal(capabilities, layer, capability, shown, spec)
     assert shown in text and not re.search(r"author|operator would|requires:|\{\"", text)
     assert re.search(r"Use |Continue without it", text), "what the model does next"
     if capability in ("fs.read", "fs.write") and bound in ("tool", "passed on"):
@@ -254,7 +254,7 @@ def test_every_refusal_of_a_capability_tells_a_model_what_it_may_do_and_nothing_
         assert ("ask the user to add the folder to [[roots]]" in text) == follows
     if bound == "ceiling":
         assert "/ws" not in text, "how a host is laid out is its operator's"
-    assert "{" in format_remedy(layer, capability, spec), "the person is told the line"
+    assert "{" in format_capability_remedy(layer, capability, spec), "the person is told the line"
 
 
 @pytest.mark.proves("P-01")
@@ -284,9 +284,9 @@ def test_an_agent_has_what_it_and_its_tools_require_and_a_new_tool_extends_it() 
 @pytest.mark.proves("K-10")
 def test_one_tool_does_not_get_what_another_requires(desk: Desk) -> None:
     capabilities = desk.judge(READ, {"path": "src/a.py"}).capabilities
-    assert not capabilities.may_use("net.fetch")
-    assert not capabilities.may_use("shell.run")
-    assert not desk.judge(BASH, {"command": "ls"}).capabilities.may_use("net.fetch")
+    assert not capabilities.may_allow_any_target("net.fetch")
+    assert not capabilities.may_allow_any_target("shell.run")
+    assert not desk.judge(BASH, {"command": "ls"}).capabilities.may_allow_any_target("net.fetch")
 
 
 @pytest.mark.proves("K-10")
@@ -325,7 +325,7 @@ def test_a_reason_names_the_rule_and_its_scope_and_the_detail_its_source(desk: D
     assert "'deny bash rm *'" in verdict.reason
     assert "project scope" in verdict.reason
     assert "/etc/handrail.toml" not in verdict.reason
-    assert "/etc/handrail.toml" in verdict.detail
+    assert "/etc/handrail.toml" in verdict.operator_reason
     assert verdict.reason.endswith(".")
 
 

@@ -10,20 +10,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.policy.desk import ALL, BASH
 
-from handrail.contract.agent import AgentManifest
+from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.definitions import Rule, parse_rule
+from handrail.policy.call_targets import subject_kind_of
 from handrail.policy.rules.matchers import PathSubject, rank_rule
+from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.policy.rules.validation import (
     check_rule,
-    fault_in_examples,
-    fault_with_tools,
+    explain_rule_matches_no_tool,
     find_contradictions,
+    find_failing_example,
     find_shadowed_rules,
     load_agent_rules,
 )
-from handrail.policy.targets import subject_kind_of
 
 pytestmark = pytest.mark.proves("P-04")
 
@@ -148,7 +148,7 @@ def test_nothing_matches_a_rule_that_was_refused(
         made = parse_rule(text, scope="session", known=SPECS)
     except ValueError:
         return
-    if fault_with_tools(made, SPECS) is None or ("'" not in text and "|" in words):
+    if explain_rule_matches_no_tool(made, SPECS) is None or ("'" not in text and "|" in words):
         return
     kind = subject_kind_of(SPECS[tool])
     test = rank_rule(made, kind)
@@ -232,7 +232,7 @@ def test_a_manifest_is_checked_whole() -> None:
 def test_examples_come_out_as_said_or_the_rule_is_not_loaded(
     text: str, match: list[Any], not_match: list[Any], named: str | None
 ) -> None:
-    problem = fault_in_examples(rule(text), match, not_match, SPECS)
+    problem = find_failing_example(rule(text), match, not_match, SPECS)
     if named is None:
         assert problem is None
     else:

@@ -12,7 +12,7 @@ from tests.policy.desk import BASH, READ, TODO, TRANSFER, WRITE, Desk, book, rul
 
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.explanation import PolicyExplanation, explain
+from handrail.policy.decision_explanation import PolicyExplanation, explain
 from handrail.policy.watchdogs.api import deny
 
 

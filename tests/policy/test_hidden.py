@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import Desk, book
 
-from handrail.policy.authorizer import HiddenPaths, HiddenPathsCache, find_hidden_paths
+from handrail.policy.call_authorizer import RulePathDenials, RulePathDenialsCache, path_denials_of_rules
 
 pytestmark = pytest.mark.proves("P-01")
 
 
-def of(desk: Desk, *rules: str) -> HiddenPaths:
-    return find_hidden_paths(book(*rules), desk.roots.workspace)
+def of(desk: Desk, *rules: str) -> RulePathDenials:
+    return path_denials_of_rules(book(*rules), desk.roots.workspace)
 
 
 @pytest.mark.parametrize("name", [".env", "a/.env.local", "server.key", "sub/.npmrc", ".aws/credentials", "id_other"])
@@ -58,7 +58,7 @@ def test_what_a_rule_denies_writing_is_fixed(desk: Desk) -> None:
 
 def test_books_that_say_the_same_of_paths_share_what_was_found(desk: Desk) -> None:
     assert of(desk, "allow bash ls") is of(desk, "allow bash git status")
-    now = HiddenPathsCache(desk.roots.workspace)
+    now = RulePathDenialsCache(desk.roots.workspace)
     first = book("allow bash ls")
     assert now.for_rules(first) is now.for_rules(first) and now.for_rules(first) is of(desk)
     assert now.for_rules(book("deny fs.read x")) is not now.for_rules(first)

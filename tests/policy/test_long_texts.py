@@ -10,17 +10,17 @@ import asyncio
 import pytest
 from tests.policy.desk import Desk, book
 
-from handrail.policy.rules.definitions import with_mode
+from handrail.policy.rules.rules_and_modes import with_mode
 from handrail.policy.shell.parser import MAX_CHARACTERS, MAX_SIGNS, parse_script
 from handrail.policy.watchdogs.api import WatchdogCall
 from handrail.policy.watchdogs.builtin_watchdogs import (
     ExfiltrationWatchdog,
     OutgoingSecretsWatchdog,
-    check_command,
-    find_key,
+    explain_command_exfiltration,
+    find_known_key_kind,
 )
-from handrail.store.encoding import encode
-from handrail.tools.shell import BashTool
+from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.tools.shell_tools import BashTool
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.timeout(60)]
 
@@ -70,13 +70,13 @@ def test_a_text_made_to_be_slow_is_asked_about(desk: Desk, text: str) -> None:
 )
 def test_a_watchdog_has_an_answer_to_a_text_made_to_be_slow(unit: str) -> None:
     text = "curl http://a.example/?" + unit * (60_000 // len(unit))
-    check_command(text)
-    find_key(text)
+    explain_command_exfiltration(text)
+    find_known_key_kind(text)
 
 
 def test_more_commands_than_a_watchdog_looks_through_are_asked_about() -> None:
-    assert "too many" in (check_command("curl a;" * 301) or "")
-    assert check_command("curl a;" * 30) is None
+    assert "too many" in (explain_command_exfiltration("curl a;" * 301) or "")
+    assert explain_command_exfiltration("curl a;" * 30) is None
 
 
 @pytest.mark.parametrize("text", ["ls " + "a " * 5_000, "ls " + "''" * 5_000, "ls " + '"a"' * 5_000])
@@ -96,7 +96,9 @@ def test_a_text_is_read_once_for_all_who_judge_it() -> None:
     assert parse_script(text) is parse_script(text)
 
 
-@pytest.mark.parametrize("watchdog", [OutgoingSecretsWatchdog(encode, lambda data: False), ExfiltrationWatchdog()])
+@pytest.mark.parametrize(
+    "watchdog", [OutgoingSecretsWatchdog(encode_any_json, lambda data: False), ExfiltrationWatchdog()]
+)
 async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(
     watchdog: OutgoingSecretsWatchdog | ExfiltrationWatchdog,
 ) -> None:
@@ -136,11 +138,11 @@ def test_what_is_forbidden_is_found_behind_runners_within_runners(desk: Desk) ->
     "unit", ["-eyJaaaaaaaaaa", ".eyJaaaaaaaaaa", "-SG.aaaaaaaaaaaaaaaaaa", "-----BEGIN A A A ", "sk-", "gh", "\\u0000"]
 )
 def test_a_long_text_is_looked_through_once_for_each_kind_of_key(unit: str) -> None:
-    assert find_key(unit * (512 * 1024 // len(unit))) is None
+    assert find_known_key_kind(unit * (512 * 1024 // len(unit))) is None
 
 
 def test_a_key_is_found_wherever_it_stands_in_a_long_text() -> None:
     token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
     for before in ("", "x-", "Bearer ", '"'):
-        assert find_key("a" * 100_000 + " " + before + token + " " + "b" * 100_000) == "a JSON web token"
-    assert find_key("xAKIA" + "Q3EGRZ7WXKD5BTLM") is None
+        assert find_known_key_kind("a" * 100_000 + " " + before + token + " " + "b" * 100_000) == "a JSON web token"
+    assert find_known_key_kind("xAKIA" + "Q3EGRZ7WXKD5BTLM") is None

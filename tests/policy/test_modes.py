@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRITE, Desk, book
 
 from handrail.contract.errors import UsageError
-from handrail.contract.modes import MODES, Mode
+from handrail.contract.permission_modes import MODES, Mode
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.definitions import (
+from handrail.policy.rules.rules_and_modes import (
     MODE_DESCRIPTIONS,
     MODE_RULE_TEXTS,
     SECRET_FILE_NAMES,
@@ -21,9 +21,9 @@ from handrail.policy.rules.definitions import (
     parse_rule,
     with_mode,
 )
-from handrail.policy.rules.definitions import parse_optional_mode as named
+from handrail.policy.rules.rules_and_modes import parse_optional_mode as named
 from handrail.tools.git import GIT_TOOLS
-from handrail.tools.shell import BashTool
+from handrail.tools.shell_tools import BashTool
 
 pytestmark = pytest.mark.proves("P-14")
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk, book
 from tests.policy.shell_corpus import ASKED_EVEN_THEN
 
-from handrail.policy.rules.definitions import Mode, with_mode
+from handrail.policy.rules.rules_and_modes import Mode, with_mode
 from handrail.policy.shell import read_only_proof
 from handrail.policy.shell.parser import parse_script
-from handrail.tools.shell import BashTool
+from handrail.tools.shell_tools import BashTool
 
 pytestmark = pytest.mark.proves("S-09")
 
@@ -140,8 +140,8 @@ def test_one_command_that_is_not_proved_is_enough(proved: str, other: str, joint
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=6))
 def test_no_argv_makes_the_proof_raise_and_unknown_programs_have_none(argv: list[str]) -> None:
-    assert read_only_proof.why_not_read_only(argv) is None or read_only_proof.why_not_read_only(argv)
-    assert read_only_proof.why_not_read_only(["no-such-program", *argv]) is not None
+    assert read_only_proof.why_command_not_read_only(argv) is None or read_only_proof.why_command_not_read_only(argv)
+    assert read_only_proof.why_command_not_read_only(["no-such-program", *argv]) is not None
 
 
 SHOW_STORED_CONTENTS = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import ALL, BASH, HELPER, Desk, book
 
-from handrail.policy.explanation import trace_decision
-from handrail.policy.suggestions import suggest_rule
+from handrail.policy.decision_explanation import trace_decision
+from handrail.policy.rule_suggestions import suggest_rule
 
 pytestmark = pytest.mark.proves("P-05")
 

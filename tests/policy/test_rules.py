@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
 
-from handrail.policy.rules.definitions import Action, Rule, RuleBook, parse_rule
 from handrail.policy.rules.matchers import RuleRanking
 from handrail.policy.rules.pattern_lexer import PatternSyntaxError, quote_argv, split_pattern
+from handrail.policy.rules.rules_and_modes import Action, Rule, RuleBook, parse_rule
 
 
 @pytest.mark.proves("P-02")

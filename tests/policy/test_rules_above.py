@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
 
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authorizer import find_hidden_paths, offer_under_rules
-from handrail.policy.explanation import explain
-from handrail.policy.rules.definitions import STRICTNESS, RuleBook, limit_to_parent, with_mode
+from handrail.policy.call_authorizer import path_denials_of_rules, restrict_provider_offer
+from handrail.policy.decision_explanation import explain
+from handrail.policy.rules.rules_and_modes import STRICTNESS, RuleBook, limit_to_parent, with_mode
 
 pytestmark = pytest.mark.proves("P-12")
 
@@ -82,16 +82,16 @@ def test_a_wider_mode_above_asks_for_no_more_than_a_narrower_one(desk: Desk) -> 
 def test_programs_below_see_nothing_that_is_kept_from_those_above(desk: Desk) -> None:
     above = book("project: deny fs.read private/**", "project: ask fs.read named", "project: deny fs.write fixed/**")
     bound = below(above, "manifest: allow fs.read **", "manifest: allow fs.write fixed/open", depth=2)
-    seen = find_hidden_paths(bound, desk.roots.workspace)
+    seen = path_denials_of_rules(bound, desk.roots.workspace)
     assert [seen.is_hidden(desk.path(path)) for path in ("private/open", "named", "src")] == [True, True, False]
     assert [seen.is_read_only(desk.path(path)) for path in ("fixed/open", "src")] == [True, False]
-    assert seen.key != find_hidden_paths(book("manifest: allow fs.read **"), desk.roots.workspace).key
+    assert seen.key != path_denials_of_rules(book("manifest: allow fs.read **"), desk.roots.workspace).key
 
 
 def test_what_a_provider_carries_out_is_denied_below_as_above() -> None:
     search = ToolSpec("native.web_search", "Search.")
     bound = below(book("project: deny net.fetch"), "manifest: allow native.web_search", depth=2)
-    assert offer_under_rules(search, bound).unavailable_reason is not None
+    assert restrict_provider_offer(search, bound).unavailable_reason is not None
 
 
 async def test_it_is_explained_by_the_rule_above_and_no_rule_is_offered_that_would_not_help(desk: Desk) -> None:

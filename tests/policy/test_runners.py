@@ -9,14 +9,14 @@ from tests.policy import ordinary_commands
 from tests.policy.desk import GIT, Desk, book, rule
 from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, IN_THE_TEXT
 
-from handrail.policy.explanation import trace_decision
-from handrail.policy.rules.definitions import limit_to_parent
+from handrail.policy.decision_explanation import trace_decision
+from handrail.policy.rule_suggestions import suggest_rule
 from handrail.policy.rules.matchers import rank_rule
 from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.rules_and_modes import limit_to_parent
 from handrail.policy.shell import nested_commands
-from handrail.policy.shell.wrappers import DATA_PROGRAMS as DATA_PROGRAMS
-from handrail.policy.shell.wrappers import RUNNERS
-from handrail.policy.suggestions import suggest_rule
+from handrail.policy.shell.command_wrappers import DATA_PROGRAMS as DATA_PROGRAMS
+from handrail.policy.shell.command_wrappers import RUNNERS
 
 pytestmark = pytest.mark.proves("P-05")
 
@@ -288,7 +288,7 @@ WORDS = st.lists(
 @given(WORDS, st.booleans())
 def test_no_argv_makes_the_search_raise_or_run_on(argv: list[str], everything: bool) -> None:
     watched = nested_commands.WatchedPrograms(("rm",), everything=everything)
-    assert sum(1 for _ in nested_commands.find_readings(argv, watched)) < 20_000
+    assert sum(1 for _ in nested_commands.find_possible_commands(argv, watched)) < 20_000
 
 
 @given(WORDS)

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import READ, WRITE, Desk, book
 
-from handrail.contract.text.patterns import fault_in_pattern
-from handrail.policy.authorizer import find_hidden_paths
-from handrail.policy.rules.definitions import (
+from handrail.contract.text.glob_patterns import fault_in_pattern
+from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.rules.matchers import PathSubject, RuleRanking
+from handrail.policy.rules.rules_and_modes import (
     SECRET_FILE_NAMES,
     SECRET_NAME_EXCEPTIONS,
     SECRET_NAME_ROWS,
     Rule,
     with_mode,
 )
-from handrail.policy.rules.matchers import PathSubject, RuleRanking
 
 pytestmark = pytest.mark.proves("P-03")
 
@@ -77,7 +77,7 @@ def test_each_row_has_a_source_and_each_name_is_a_pattern_that_is_there_once() -
 @pytest.mark.parametrize("name", names(SECRETS))
 def test_what_looks_like_a_secret_is_asked_about_and_hidden_from_programs(desk: Desk, name: str) -> None:
     for path in (name, f"a/b/{name}"):
-        assert find_hidden_paths(book(), desk.roots.workspace).is_hidden(desk.path(path))
+        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(path))
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny")
         assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny")
 
@@ -85,8 +85,8 @@ def test_what_looks_like_a_secret_is_asked_about_and_hidden_from_programs(desk: 
 @pytest.mark.parametrize("name", names(SECRETS))
 def test_a_name_that_looks_like_a_secret_is_one_in_any_letter_case(desk: Desk, name: str) -> None:
     for path in (name.upper(), name.title(), f"A/{name.swapcase()}"):
-        assert find_hidden_paths(book(), desk.roots.workspace).is_hidden(desk.path(path)), path
-        assert find_hidden_paths(book(), desk.roots.workspace).is_hidden(f"/elsewhere/{path}"), path
+        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(path)), path
+        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(f"/elsewhere/{path}"), path
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny"), path
         assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny"), path
 
@@ -100,7 +100,7 @@ def test_an_example_is_one_in_any_letter_case_and_a_rule_of_a_person_counts_lett
 
 @pytest.mark.parametrize("name", names(ORDINARY))
 def test_sources_and_examples_are_read_and_written_as_any_file(desk: Desk, name: str) -> None:
-    assert not find_hidden_paths(book(), desk.roots.workspace).is_hidden(desk.path(name))
+    assert not path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(name))
     if "node_modules" not in name:  # there, programs read it, and tools ask
         assert desk.judge(READ, {"path": name}).action == "allow"
 
@@ -111,7 +111,7 @@ def test_an_example_is_written_in_the_mode_that_writes_without_asking(desk: Desk
 
 
 def test_a_name_with_a_folder_is_found_in_that_folder_only(desk: Desk) -> None:
-    found = find_hidden_paths(book(), desk.roots.workspace)
+    found = path_denials_of_rules(book(), desk.roots.workspace)
     assert found.is_hidden(desk.path("home/.cargo/credentials")) and not found.is_hidden(
         desk.path("src/credentials/x.py")
     )

@@ -373,7 +373,9 @@ def test_a_text_with_a_construct_that_is_not_judged_is_never_clear(head: str, co
 
 
 def test_importing_the_reader_does_not_import_the_grammar() -> None:
-    code = "import sys, handrail.policy.authorizer, handrail.policy.shell.parser; print('tree_sitter' in sys.modules)"
+    code = (
+        "import sys, handrail.policy.call_authorizer, handrail.policy.shell.parser; print('tree_sitter' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

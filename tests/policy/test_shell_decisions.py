@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.policy.desk import GIT, HELPER, Desk, book
 from tests.policy.shell_corpus import ALLOWED_BY_A_RULE_FOR_EVERYTHING, ASKED_EVEN_THEN
 
+from handrail.policy.rule_suggestions import suggest_rule
 from handrail.policy.rules.pattern_lexer import quote_argv
-from handrail.policy.shell.program_risks import MAX_WAIT_S, find_risk
-from handrail.policy.suggestions import suggest_rule
-from handrail.tools.shell import BashTool
+from handrail.policy.shell.program_risks import MAX_WAIT_S, find_hidden_program_risk
+from handrail.tools.shell_tools import BashTool
 
 
 @pytest.mark.proves("P-05")
@@ -213,7 +213,7 @@ def test_a_tool_that_requires_one_program_may_not_run_a_text_that_cannot_be_read
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=5))
 def test_no_argv_makes_the_policies_for_programs_raise(argv: list[str]) -> None:
-    found = find_risk(argv)
+    found = find_hidden_program_risk(argv)
     assert found is None or found.words <= frozenset(range(len(argv)))
 
 
@@ -251,7 +251,7 @@ def test_the_words_of_a_concern_are_words_of_the_command_and_naming_all_of_them_
     desk: Desk, program: str, words: list[str]
 ) -> None:
     argv = [program, *words]
-    found = find_risk(argv)
+    found = find_hidden_program_risk(argv)
     command = quote_argv(argv)
     assert desk.bash(command, "allow bash").action == ("allow" if found is None else "ask")
     assert desk.bash(command, f"allow bash {command}").action == "allow"

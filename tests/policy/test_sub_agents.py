@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.agent import AgentManifest, DelegationFs, DelegationNet, DelegationPolicy
+from handrail.contract.agent_manifest import AgentManifest, DelegableHosts, DelegablePaths, DelegationPolicy
 from handrail.contract.tool.requires import (
     Capability,
     CapabilityLayer,
@@ -20,8 +20,8 @@ from handrail.contract.tool.requires import (
     union_of_layers,
 )
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authorizer import CallAuthorizer
-from handrail.policy.targets import call_capabilities
+from handrail.policy.call_authorizer import CallAuthorizer
+from handrail.policy.call_targets import call_capabilities
 
 VARIABLES = PathVariables(workspace=("/ws", "/further"), ad_hoc=("/out",))
 _PATHS = st.lists(
@@ -78,8 +78,8 @@ def _optional(patterns: list[str]) -> st.SearchStrategy[tuple[str, ...] | None]:
 
 _DELEGABLE = st.builds(
     DelegationPolicy,
-    fs=st.builds(DelegationFs, read=_optional(["{workspace}", "src", "/etc"]), write=_optional(["src", "**"])),
-    net=st.builds(DelegationNet, hosts=_optional(["*", "api.example.org"])),
+    fs=st.builds(DelegablePaths, read=_optional(["{workspace}", "src", "/etc"]), write=_optional(["src", "**"])),
+    net=st.builds(DelegableHosts, hosts=_optional(["*", "api.example.org"])),
     shell=st.none() | st.just((ShellRequires(cmd="git"),)),
     capabilities=_optional(["ask", "state"]),
     can_ask_user=st.booleans(),
@@ -127,7 +127,7 @@ def test_neither_do_its_calls_nor_those_of_agents_below_it(
 ) -> None:
     top = CallAuthorizer(VARIABLES, parent)
     first = top.compute_delegation(AgentManifest(id="a", delegation=by_parent))
-    middle = CallAuthorizer(VARIABLES, child).restrict_to(first)
+    middle = CallAuthorizer(VARIABLES, child).restrict_to_delegation(first)
     second = middle.compute_delegation(AgentManifest(id="b", delegation=by_child))
     call = call_capabilities(ToolSpec("t", "Do.", requires=tool), VARIABLES, grandchild, None, second)
     for capability, target in TOUCHES:
@@ -142,7 +142,7 @@ def test_neither_do_its_calls_nor_those_of_agents_below_it(
 
 
 def test_a_parent_without_anything_passes_nothing_on() -> None:
-    nothing = CallAuthorizer(VARIABLES, _layer(_EVERYTHING)).restrict_to(CapabilitySet())
+    nothing = CallAuthorizer(VARIABLES, _layer(_EVERYTHING)).restrict_to_delegation(CapabilitySet())
     assert nothing.compute_delegation(AgentManifest(id="a")) == CapabilitySet()
     call = call_capabilities(
         ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, _layer(_EVERYTHING), None, CapabilitySet()
@@ -176,4 +176,4 @@ def test_a_variable_with_several_roots_stands_for_each_and_an_empty_one_for_none
     )
     assert layer.fs_read == ("/ws/src", "/further/src")
     assert layer.fs_write == ()
-    assert not CapabilitySet((layer,)).may_use("fs.write")
+    assert not CapabilitySet((layer,)).may_allow_any_target("fs.write")

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk
 
+from handrail.policy.rule_suggestions import suggest_rule, suggest_wider_rule
 from handrail.policy.shell.read_only_proof import changes_nothing
-from handrail.policy.suggestions import suggest_rule, suggest_wider_rule
 
 pytestmark = pytest.mark.proves("P-08")
 

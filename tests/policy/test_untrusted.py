@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, EDIT, MOVE, READ, TODO, TRANSFER, UPLOAD, WRITE, Desk, book, rule
 
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.explanation import trace_decision
-from handrail.policy.rules.definitions import STRICTNESS, Rule
-from handrail.policy.suggestions import suggest_rule
+from handrail.policy.decision_explanation import trace_decision
+from handrail.policy.rule_suggestions import suggest_rule
+from handrail.policy.rules.rules_and_modes import STRICTNESS, Rule
 
 
 def untrusted(*texts: str) -> list[Rule]:

@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 from tests.policy.desk import BASH, TRANSFER, Desk, book
 
-from handrail.policy.evaluation import PolicyVerdict
-from handrail.policy.explanation import trace_decision
-from handrail.policy.suggestions import suggest_rule
+from handrail.policy.call_evaluation import PolicyVerdict
+from handrail.policy.decision_explanation import trace_decision
+from handrail.policy.rule_suggestions import suggest_rule
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog, WatchdogCall, WatchdogDecision, allow, ask, deny
 
 ALLOWED = book("allow bank.transfer", "allow bash")

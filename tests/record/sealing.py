@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from handrail.record.chain import GENESIS, hash_group
+from handrail.record.hash_chain import GENESIS, hash_group
 
 
 def seal_anew(connection: sqlite3.Connection) -> None:

@@ -8,8 +8,8 @@ import pytest
 from tests.store.places import Place
 
 from handrail.record.call_timeline import read_timeline
-from handrail.record.log import CommitLog, Record, RecordKind
-from handrail.store.tables.sessions import SessionRow
+from handrail.record.commit_log import CommitLog, Record, RecordKind
+from handrail.store.tables.session_tables import SessionRow
 from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("P-13")
@@ -45,7 +45,7 @@ async def test_a_tool_that_did_not_change_is_from_where_an_earlier_generation_ha
 
 
 async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: CommitLog, store: WorkspaceStore) -> None:
-    await store.sessions.open(SessionRow("ses_1", 1, agent="builder", frontend="mcp", topic="the build"))
+    await store.sessions.record_opened(SessionRow("ses_1", 1, agent="builder", frontend="mcp", topic="the build"))
     metadata = {"duration_ms": 12.5, "sandbox": "bubblewrap", "output_path": "/out/1.txt"}
     await log.commit([generation(1, "built-in"), generation(2, "global")])
     await log.commit(
@@ -106,7 +106,7 @@ async def test_every_attempt_of_a_call_that_was_interrupted_is_told_in_order(log
 
 async def test_a_call_whose_records_were_removed_is_told_as_far_as_it_is_kept(log: CommitLog) -> None:
     await log.commit([proposed(), record("committed", {"result": {"type": "output", "data": "secret"}})])
-    await log.redact([1, 2], reason="test")
+    await log.redact_record_bodies([1, 2], reason="test")
     account = read_timeline(log.reader, CALL)
     assert account is not None and account.arguments is None and account.result is None
     assert str(account).count("removed from the log") == 3 and "redacted" in str(account)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.proves("G-10")
 BOUNDED = """
 import asyncio, json, resource, sys
 from handrail.contract.errors import LogUnavailable
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.record.verification import verify_log
 from handrail.store.workspace_store import WorkspaceStore
 

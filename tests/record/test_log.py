@@ -11,7 +11,7 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, UsageError
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.workspace_store import WorkspaceStore
@@ -30,7 +30,7 @@ READ_BACK = """
 import sys
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.store.folders import locate_folders
+from handrail.store.state_folders import locate_folders
 with LogReader.open_database(locate_folders(sys.argv[1], sys.argv[2]).database_file) as reader:
     print([(r.sequence, r.kind, r.call_id) for r in reader.records()], verify_log(reader).ok)
 """
@@ -38,7 +38,7 @@ with LogReader.open_database(locate_folders(sys.argv[1], sys.argv[2]).database_f
 
 @pytest.mark.proves("G-01")
 async def test_what_is_committed_is_seen_at_once_by_another_process(log: CommitLog, place: Place) -> None:
-    log.append([proposed("c1"), Record("authorised", "ses_1", "c1", {})])
+    log.record_soon([proposed("c1"), Record("authorised", "ses_1", "c1", {})])
     await log.commit([Record("intended", "ses_1", "c1", {})])
     expected = "[(1, 'proposed', 'c1'), (2, 'authorised', 'c1'), (3, 'intended', 'c1')] True\n"
     assert place.finished(READ_BACK) == expected
@@ -46,7 +46,7 @@ async def test_what_is_committed_is_seen_at_once_by_another_process(log: CommitL
 
 async def test_what_is_appended_is_there_after_closing(log: CommitLog, store: WorkspaceStore, place: Place) -> None:
     for number in range(300):
-        log.append([proposed(f"c{number}")])
+        log.record_soon([proposed(f"c{number}")])
     await store.aclose()
     with LogReader.open_database(place.folders.database_file) as reader:
         assert [r.call_id for r in reader.records()] == [f"c{n}" for n in range(300)]
@@ -145,7 +145,7 @@ async def test_a_call_is_one_row_that_says_how_far_it_came(log: CommitLog) -> No
 
 @pytest.mark.proves("L-10")
 async def test_a_calls_outcome_and_proposal_are_found_by_its_id(log: CommitLog) -> None:
-    log.append([proposed("c1", arguments={"path": "x"}), answered("c1", mark=7), proposed("c2")])
+    log.record_soon([proposed("c1", arguments={"path": "x"}), answered("c1", mark=7), proposed("c2")])
     outcome, proposal = await log.find_outcome("c1"), await log.find_proposal("c1")
     assert outcome is not None and outcome.body is not None and outcome.body["result"]["metadata"] == {"mark": 7}
     assert proposal is not None and proposal.body is not None and proposal.body["arguments"] == {"path": "x"}
@@ -169,24 +169,24 @@ async def test_a_redacted_body_is_gone_from_the_disk_and_the_chain_still_holds(l
     secret = "correct-horse-battery-staple" * 200
     await log.commit([proposed("c1"), proposed("c2", arguments={"password": secret}), proposed("c3")])
     head = log.reader.head().hash
-    await log.redact([2, 2], reason="a password", session_id="ses_1")
+    await log.redact_record_bodies([2, 2], reason="a password", session_id="ses_1")
     entry = log.reader.get_record(2)
     assert entry is not None and entry.body is None and entry.tool is None
     found = verify_log(log.reader, head)
     assert found.ok and found.redacted == 1 and "1 of them redacted" in str(found)
     last = log.reader.get_record(4)
     assert last is not None and last.body == {"sequences": [[2, 2]], "reason": "a password"}
-    for file in place.folders.workspace_state.rglob("*"):
+    for file in place.folders.workspace_state_folder.rglob("*"):
         assert file.is_dir() or b"correct-horse" not in file.read_bytes(), file
 
 
 async def test_what_proves_a_redaction_stays(log: CommitLog) -> None:
     await log.commit([proposed("c1")])
-    await log.redact([1], reason="x")
+    await log.redact_record_bodies([1], reason="x")
     with pytest.raises(UsageError, match="Record 2 documents a redaction"):
-        await log.redact([2], reason="x")
+        await log.redact_record_bodies([2], reason="x")
     with pytest.raises(UsageError, match="no record 99"):
-        await log.redact([1, 99], reason="x")
+        await log.redact_record_bodies([1, 99], reason="x")
     assert verify_log(log.reader).records == 2
 
 

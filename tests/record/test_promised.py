@@ -14,21 +14,21 @@ from tests.store.places import Place
 from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.frontends.cli.app import ERROR, OUTPUT, run
-from handrail.kernel.doctor import run_checks
-from handrail.record.log import CommitLog, Record, read_journal_records
+from handrail.frontends.cli.command_group import ERROR, OUTPUT, run_command_line
+from handrail.kernel.doctor import run_doctor_checks
+from handrail.record.commit_log import CommitLog, Record, read_unwritten_records
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.database import journal, workspace_database
 from handrail.store.database.workspace_database import TableWork
-from handrail.store.encoding import encode
+from handrail.store.json_fallback_encoding import encode_any_json
 from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("G-01")
 
 BEGUN = """
 import asyncio, sqlite3, sys
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.store.workspace_store import WorkspaceStore
 
 async def main():
@@ -62,7 +62,7 @@ FORGED: list[object] = [
 
 
 def journals(place: Place) -> list[str]:
-    return sorted(path.name for path in place.folders.workspace_state.glob("journal-*"))
+    return sorted(path.name for path in place.folders.workspace_state_folder.glob("journal-*"))
 
 
 def intents(place: Place) -> list[str]:
@@ -89,7 +89,7 @@ async def test_what_only_the_journal_has_is_in_the_log_after_a_crash(place: Plac
     assert intents(place) == ["first"] and journals(place) == ["journal-1"]
     store = place.open()
     log = CommitLog(store.database)
-    assert [call.call_id for call in await log.recover()] == ["first", "ses_1/2.0", "third"]
+    assert [call.call_id for call in await log.record_interrupted_calls()] == ["first", "ses_1/2.0", "third"]
     proposal = await log.find_proposal("ses_1/2.0")
     assert proposal is not None and proposal.body == {"tool": "write", "arguments": {"path": "a\ud800"}}
     said = await store.messages.read("ses_1")
@@ -119,12 +119,12 @@ async def test_a_crash_while_a_crash_is_made_good_doubles_nothing(
         with monkeypatch.context() as patched:
             patched.setattr(Path, "unlink", cut)
             with pytest.raises(LogUnavailable, match="the power is cut"):
-                await CommitLog(store.database).recover()
+                await CommitLog(store.database).record_interrupted_calls()
         await store.aclose()
     assert journals(place) == ["journal-1.left"]
     store = place.open()
     log = CommitLog(store.database)
-    await log.recover()
+    await log.record_interrupted_calls()
     await store.aclose()
     assert intents(place) == ["first", "ses_1/2.0", "third"] and journals(place) == []
 
@@ -134,25 +134,25 @@ async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
 ) -> None:
     killed(place)
     with LogReader.open_database(place.folders.database_file) as reader:
-        missing = read_journal_records(reader.connection, place.folders.workspace_state)
+        missing = read_unwritten_records(reader.connection, place.folders.workspace_state_folder)
     assert [(record.kind, record.call_id) for record in missing] == [
         ("proposed", "ses_1/2.0"),
         ("intended", "ses_1/2.0"),
         ("intended", "third"),
     ]
-    (told,) = (check for check in run_checks(place.workspace, place.state) if check.name == "interrupted calls")
+    (told,) = (check for check in run_doctor_checks(place.workspace, place.state) if check.name == "interrupted calls")
     assert told.detail.startswith("first, ses_1/2.0, third: started before the last stop")
     where = ["--workspace", str(place.workspace), "--state", str(place.state)]
     for command in (["log"], ["log", "verify"]):
-        assert run([*command, *where]) == OUTPUT
+        assert run_command_line([*command, *where]) == OUTPUT
         assert "3 records are not in the log yet (ses_1/2.0, third)" in capsys.readouterr().err
-    assert run(["explain", "ses_1/2.0", *where]) == ERROR
+    assert run_command_line(["explain", "ses_1/2.0", *where]) == ERROR
     told = capsys.readouterr().err
     assert "handrail explain: 3 records are not in the log yet" in told and "Call 'ses_1/2.0' is not" in told
     await place.open().aclose()
-    (place.folders.workspace_state / "journal-1.left").write_bytes(b"HRJ9")
-    assert run(["log", *where]) == OUTPUT and "another version of Handrail" in capsys.readouterr().err
-    (told,) = (check for check in run_checks(place.workspace, place.state) if check.name == "interrupted calls")
+    (place.folders.workspace_state_folder / "journal-1.left").write_bytes(b"HRJ9")
+    assert run_command_line(["log", *where]) == OUTPUT and "another version of Handrail" in capsys.readouterr().err
+    (told,) = (check for check in run_doctor_checks(place.workspace, place.state) if check.name == "interrupted calls")
     assert told.state == "problem" and "another version of Handrail" in told.detail
 
 
@@ -160,24 +160,26 @@ async def test_nothing_is_written_before_what_a_former_holder_left(place: Place)
     killed(place)
     store = place.open()
     log = CommitLog(store.database)
-    await asyncio.gather(log.promise(intended("fourth")), log.promise(intended("fifth")))
+    await asyncio.gather(
+        log.start_journalled_commit(intended("fourth")), log.start_journalled_commit(intended("fifth"))
+    )
     await store.aclose()
     assert intents(place) == ["first", "ses_1/2.0", "third", "fourth", "fifth"] and journals(place) == []
 
 
 async def test_a_journal_that_cannot_be_read_is_no_reason_to_go_on_without_it(place: Place) -> None:
     killed(place)
-    path = place.folders.workspace_state / "journal-1"
+    path = place.folders.workspace_state_folder / "journal-1"
     content = path.read_bytes()
     path.write_bytes(b"HRJ9" + content[4:])
     store = place.open()
     log = CommitLog(store.database)
     with pytest.raises(LogUnavailable, match=r"journal-1\.left was written by another version of Handrail"):
-        await log.recover()
+        await log.record_interrupted_calls()
     with pytest.raises(LogUnavailable):
         await log.commit(intended("fourth"))
-    (place.folders.workspace_state / "journal-1.left").write_bytes(content)
-    await log.recover()
+    (place.folders.workspace_state_folder / "journal-1.left").write_bytes(content)
+    await log.record_interrupted_calls()
     await store.aclose()
     assert intents(place) == ["first", "ses_1/2.0", "third"]
 
@@ -186,10 +188,10 @@ async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Plac
     store = place.open()
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0"):
-        await log.promise(intended(call))
+        await log.start_journalled_commit(intended(call))
     said = [(0, {"role": "user", "parts": [{"text": "begin"}]})]
-    kept = store.messages.write("ses_1", said, 1)
-    await log.promise(intended("third"))  # of another session, say
+    kept = store.messages.queue_messages("ses_1", said, 1)
+    await log.start_journalled_commit(intended("third"))  # of another session, say
     assert kept.is_durable
     assert await store.messages.read("ses_1") == said  # what it did not see it would write over
     await store.aclose()
@@ -198,14 +200,14 @@ async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Plac
 @pytest.mark.proves("F-12")
 async def test_a_purge_takes_away_what_only_the_journal_has(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     await place.open().aclose()
-    former = journal.Journal(place.folders.workspace_state, 1)
-    assert former.write_note(encode([["record", [1, [tuple(one) for one in intended("secret")]]]]))
+    former = journal.Journal(place.folders.workspace_state_folder, 1)
+    assert former.write_note(encode_any_json([["record", [1, [tuple(one) for one in intended("secret")]]]]))
     former.close()
     where = ["--workspace", str(place.workspace), "--state", str(place.state)]
-    await asyncio.to_thread(run, ["log", "purge", "--session", "ses_1", "--yes", *where])
+    await asyncio.to_thread(run_command_line, ["log", "purge", "--session", "ses_1", "--yes", *where])
     assert "1 records are not in the log yet" in capsys.readouterr().err
     assert journals(place) == [] and intents(place) == ["secret"]
-    for path in place.folders.workspace_state.glob("handrail.db*"):
+    for path in place.folders.workspace_state_folder.glob("handrail.db*"):
         assert b"what secret is about" not in path.read_bytes()
 
 
@@ -214,20 +216,20 @@ async def test_a_note_that_is_none_is_told_and_blames_nobody_else(
     place: Place, note: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await place.open().aclose()
-    forged = journal.Journal(place.folders.workspace_state, 1)
-    assert forged.write_note(encode(note))
+    forged = journal.Journal(place.folders.workspace_state_folder, 1)
+    assert forged.write_note(encode_any_json(note))
     forged.close()
-    assert run(["log", "--workspace", str(place.workspace), "--state", str(place.state)]) == OUTPUT
+    assert run_command_line(["log", "--workspace", str(place.workspace), "--state", str(place.state)]) == OUTPUT
     assert "Traceback" not in capsys.readouterr().err
     store = place.open()
     log = CommitLog(store.database)
     with pytest.raises(LogUnavailable, match=r"journal-1\.left was written by another version.*move the file away"):
-        await log.recover()
-    log.append(intended("kept"))
+        await log.record_interrupted_calls()
+    log.record_soon(intended("kept"))
     with pytest.raises(LogUnavailable, match="move the file away"):
         await log.commit(intended("refused"))
-    (place.folders.workspace_state / "journal-1.left").unlink()
-    await log.recover()
+    (place.folders.workspace_state_folder / "journal-1.left").unlink()
+    await log.record_interrupted_calls()
     await store.aclose()
     assert intents(place) == ["kept"]
 
@@ -236,14 +238,14 @@ async def test_what_the_database_would_refuse_takes_no_promise_with_it(place: Pl
     store = place.open()
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0"):
-        await log.promise(intended(call))
-    kept = store.messages.write("ses_1", [(2**63, {})], 1)
-    await log.promise(intended("third"))
+        await log.start_journalled_commit(intended(call))
+    kept = store.messages.queue_messages("ses_1", [(2**63, {})], 1)
+    await log.start_journalled_commit(intended("third"))
     with pytest.raises(LogUnavailable, match="cannot be written"):
         await kept
     nobody: Any = None
-    log.append([Record("intended", nobody, "faulty", {})])
-    await log.promise(intended("fourth"))
+    log.record_soon([Record("intended", nobody, "faulty", {})])
+    await log.start_journalled_commit(intended("fourth"))
     await store.aclose()
     assert intents(place) == ["first", "ses_1/2.0", "third", "fourth"]
 
@@ -252,19 +254,21 @@ async def test_who_is_superseded_promises_nothing(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0"):
-        await log.promise(intended(call))
+        await log.start_journalled_commit(intended(call))
     assert journals(place) == ["journal-1"]
-    journal.orphan_journals(place.folders.workspace_state)  # as somebody does who is about to count a token
+    journal.orphan_current_journals(
+        place.folders.workspace_state_folder
+    )  # as somebody does who is about to count a token
     connection = sqlite3.connect(place.folders.database_file)
     connection.execute("UPDATE meta SET value = 2 WHERE key = 'token'")
     connection.commit()
     connection.close()
     with pytest.raises(LogUnavailable, match="has taken over this workspace"):
-        await log.promise(intended("third"))
+        await log.start_journalled_commit(intended("third"))
     await store.aclose()
     assert intents(place) == ["first"] and journals(place) == ["journal-1.left"]
     successor = place.open()
-    await CommitLog(successor.database).recover()
+    await CommitLog(successor.database).record_interrupted_calls()
     await successor.aclose()
     assert intents(place)[:2] == ["first", "ses_1/2.0"]
 
@@ -272,16 +276,18 @@ async def test_who_is_superseded_promises_nothing(place: Place) -> None:
 async def test_who_was_superseded_before_its_first_note_makes_no_journal(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    await log.promise(intended("first"))
+    await log.start_journalled_commit(intended("first"))
     assert journals(place) == []
     connection = sqlite3.connect(place.folders.database_file, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
-    journal.orphan_journals(place.folders.workspace_state)  # there is none yet, and nobody comes back to look
+    journal.orphan_current_journals(
+        place.folders.workspace_state_folder
+    )  # there is none yet, and nobody comes back to look
     connection.execute("UPDATE meta SET value = 2 WHERE key = 'token'")
     connection.execute("COMMIT")
     connection.close()
     with pytest.raises(LogUnavailable, match="has taken over this workspace"):
-        await log.promise(intended("ses_1/2.0"))
+        await log.start_journalled_commit(intended("ses_1/2.0"))
     assert journals(place) == []
     await store.aclose()
 
@@ -289,7 +295,7 @@ async def test_who_was_superseded_before_its_first_note_makes_no_journal(place: 
 async def test_a_journal_is_made_while_nobody_can_count_a_token(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    await log.promise(intended("first"))
+    await log.start_journalled_commit(intended("first"))
     other = sqlite3.connect(place.folders.database_file, isolation_level=None, timeout=0, check_same_thread=False)
     refused: list[str] = []
 
@@ -301,7 +307,7 @@ async def test_a_journal_is_made_while_nobody_can_count_a_token(place: Place, mo
         return journal.Journal(folder, token)
 
     monkeypatch.setattr(workspace_database, "Journal", made)
-    await log.promise(intended("ses_1/2.0"))
+    await log.start_journalled_commit(intended("ses_1/2.0"))
     assert refused == ["database is locked"] and journals(place) == ["journal-1"]
     other.close()
     await store.aclose()
@@ -311,13 +317,13 @@ async def test_a_redaction_leaves_nothing_in_the_journal(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
     for call in ("first", "secret"):
-        await log.promise(intended(call))
-    path = place.folders.workspace_state / "journal-1"
+        await log.start_journalled_commit(intended(call))
+    path = place.folders.workspace_state_folder / "journal-1"
     assert b"what secret is about" in path.read_bytes()
     await log.flush()
-    await log.redact([2], reason="asked for")
+    await log.redact_record_bodies([2], reason="asked for")
     assert b"secret" not in path.read_bytes()
-    await log.promise(intended("third"))
+    await log.start_journalled_commit(intended("third"))
     assert b"what third is about" in path.read_bytes()
     await store.aclose()
     assert journals(place) == [] and intents(place) == ["first", "secret", "third"]
@@ -329,23 +335,23 @@ async def test_a_redaction_that_cannot_wipe_the_journal_removes_it_and_writes_no
     store = place.open()
     log = CommitLog(store.database)
     for call in ("first", "secret"):
-        await log.promise(intended(call))
+        await log.start_journalled_commit(intended(call))
     await log.flush()
 
     def failing(_: journal.Journal) -> None:
         raise OSError("a bad sector")
 
     def in_company(item: TableWork) -> Coroutine[Any, Any, None]:
-        log.append(intended("third"))
+        log.record_soon(intended("third"))
         return commit(item)
 
     commit = store.database.writer.commit
     monkeypatch.setattr(journal.Journal, "erase", failing)
     with monkeypatch.context() as patched:
         patched.setattr(store.database.writer, "commit", in_company)
-        await log.redact([2], reason="asked for")
+        await log.redact_record_bodies([2], reason="asked for")
     assert journals(place) == []
-    await log.promise(intended("fourth"))
+    await log.start_journalled_commit(intended("fourth"))
     assert intents(place) == ["first", "secret", "third", "fourth"]
     await store.aclose()
 
@@ -356,23 +362,23 @@ async def test_where_the_journal_fails_the_database_takes_it_once(
     store = place.open()
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0"):
-        await log.promise(intended(call))
+        await log.start_journalled_commit(intended(call))
 
     def failing(descriptor: int) -> None:
         raise OSError("a bad sector")
 
     monkeypatch.setattr(journal, "_sync", failing)
     for call in ("third", "fourth"):
-        await log.promise(intended(call))
+        await log.start_journalled_commit(intended(call))
         assert intents(place)[-1] == call  # it was not only promised
-    noted = [content for _, content in journal.read_notes(place.folders.workspace_state / "journal-1")]
+    noted = [content for _, content in journal.read_notes(place.folders.workspace_state_folder / "journal-1")]
     assert b"third" in noted[-1]  # though nobody was told so
     left = tmp_path / "left"
-    left.write_bytes((place.folders.workspace_state / "journal-1").read_bytes())
+    left.write_bytes((place.folders.workspace_state_folder / "journal-1").read_bytes())
     await store.aclose()
-    (place.folders.workspace_state / "journal-1.left").write_bytes(left.read_bytes())
+    (place.folders.workspace_state_folder / "journal-1.left").write_bytes(left.read_bytes())
     store = place.open()
-    await CommitLog(store.database).recover()
+    await CommitLog(store.database).record_interrupted_calls()
     await store.aclose()
     assert intents(place) == ["first", "ses_1/2.0", "third", "fourth"]
 
@@ -395,8 +401,8 @@ async def test_what_would_be_noted_in_another_form_is_written(place: Place, odd:
     store = place.open()
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0"):
-        await log.promise(intended(call))
-    await log.promise([Record("proposed", "ses_1", "third", {"arguments": odd}), *intended("third")])
+        await log.start_journalled_commit(intended(call))
+    await log.start_journalled_commit([Record("proposed", "ses_1", "third", {"arguments": odd}), *intended("third")])
     assert intents(place)[-1] == "third"  # it was not only promised
     await store.aclose()
 
@@ -405,7 +411,7 @@ async def test_another_engine_s_database_has_no_journal_beside_it(place: Place) 
     store = WorkspaceStore.open(place.workspace, place.state, engine="large")
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0", "third"):
-        await log.promise(intended(call))
+        await log.start_journalled_commit(intended(call))
         assert intents(place)[-1] == call
     assert journals(place) == []
     await store.aclose()
@@ -414,18 +420,18 @@ async def test_another_engine_s_database_has_no_journal_beside_it(place: Place) 
 async def test_where_no_journal_can_be_made_the_database_takes_it(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    (place.folders.workspace_state / "journal-1").symlink_to(os.devnull)
+    (place.folders.workspace_state_folder / "journal-1").symlink_to(os.devnull)
     for call in ("first", "ses_1/2.0", "third"):
-        await log.promise(intended(call))
+        await log.start_journalled_commit(intended(call))
         assert intents(place)[-1] == call
     await store.aclose()
 
 
 async def test_a_journal_put_where_none_belongs_is_refused_at_the_start(place: Place) -> None:
     await place.open().aclose()
-    (place.folders.workspace_state / "journal-1.left").mkdir()
-    (place.folders.workspace_state / "journal-1").mkdir()
-    (place.folders.workspace_state / "journal-1.left" / "full").touch()
+    (place.folders.workspace_state_folder / "journal-1.left").mkdir()
+    (place.folders.workspace_state_folder / "journal-1").mkdir()
+    (place.folders.workspace_state_folder / "journal-1.left" / "full").touch()
     with pytest.raises(
         StartError, match=r"journal-1 of a former process cannot be renamed to journal-1\.left.*move the file away"
     ):

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 from tests.store.places import Place
 
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.proves("G-05")
 CRASH = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.store.workspace_store import WorkspaceStore
 
 def record(kind, call, **body):
@@ -54,7 +54,7 @@ async def test_a_call_killed_in_its_middle_is_interrupted_and_its_outcome_unknow
     killed_in_the_middle(place)
     store = place.open()
     log = CommitLog(store.database)
-    found = await log.recover()
+    found = await log.record_interrupted_calls()
     assert [(call.call_id, call.session_id, call.tool) for call in found] == [("begun", "ses_1", "write")]
     outcome = await log.find_outcome("begun")
     assert outcome is not None and outcome.kind == "interrupted" and outcome.body is not None
@@ -67,7 +67,7 @@ async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place)
     killed_in_the_middle(place)
     store = place.open()
     log = CommitLog(store.database)
-    await log.recover()
+    await log.record_interrupted_calls()
     with sqlite3.connect(place.folders.database_file) as connection:
         connection.execute(
             "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, exact_arguments, request) "
@@ -96,8 +96,8 @@ async def test_recovering_twice_or_after_a_good_end_finds_nothing_more(place: Pl
     for expected in (1, 0, 0):
         store = place.open()
         log = CommitLog(store.database)
-        assert len(await log.recover()) == expected
-        assert len(await log.recover()) == 0
+        assert len(await log.record_interrupted_calls()) == expected
+        assert len(await log.record_interrupted_calls()) == 0
         await store.aclose()
     with LogReader.open_database(place.folders.database_file) as reader:
         assert len(list(reader.records(kind="interrupted"))) == 1
@@ -111,7 +111,7 @@ async def test_a_new_attempt_that_is_killed_too_is_interrupted_again(place: Plac
         await store.aclose()
         store = place.open()
         log = CommitLog(store.database)
-        assert [call.call_id for call in await log.recover()] == ["job"]
+        assert [call.call_id for call in await log.record_interrupted_calls()] == ["job"]
         await store.aclose()
 
 
@@ -121,15 +121,15 @@ async def test_an_old_open_call_is_still_found_after_many_settled_ones(place: Pl
     await log.commit([Record("intended", "ses_1", "old", {"tool": "x"})])
     for number in range(5000):
         call = f"c{number}"
-        log.append([Record("intended", "ses_1", call, {}), Record("committed", "ses_1", call, {})])
+        log.record_soon([Record("intended", "ses_1", call, {}), Record("committed", "ses_1", call, {})])
     await log.flush()
     assert log.reader.read_mark("settled") == 0
-    assert [call.call_id for call in await log.recover()] == ["old"]
+    assert [call.call_id for call in await log.record_interrupted_calls()] == ["old"]
     for number in range(5000):
-        log.append([Record("rejected", "ses_1", f"d{number}", {})])
+        log.record_soon([Record("rejected", "ses_1", f"d{number}", {})])
     await log.flush()
     await log.commit([Record("rejected", "ses_1", "last", {})])
     assert log.reader.read_mark("settled") > 10_000
     await log.commit([Record("intended", "ses_1", "new", {"tool": "x"})])
-    assert [call.call_id for call in await log.recover()] == ["new"]
+    assert [call.call_id for call in await log.record_interrupted_calls()] == ["new"]
     await store.aclose()

@@ -16,12 +16,12 @@ from tests.store.places import Place
 
 from handrail.contract.errors import UsageError
 from handrail.record.artifacts import ArtifactStore
-from handrail.record.log import CommitLog, Record, group_runs
+from handrail.record.commit_log import CommitLog, Record, group_into_runs
 from handrail.record.log_reader import LogReader
-from handrail.record.retention import PurgeResult, PurgeSelection, plan_purge, purge
+from handrail.record.record_purge import PurgeResult, PurgeSelection, plan_purge, purge_records
 from handrail.record.verification import verify_log
-from handrail.store.database.connection import compact
-from handrail.store.tables.sessions import SessionRow
+from handrail.store.database.sqlite_connection import compact
+from handrail.store.tables.session_tables import SessionRow
 from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("F-12")
@@ -57,10 +57,10 @@ class Past:
         return call_id
 
     async def session(self, session_id: str) -> None:
-        await self.store.sessions.open(SessionRow(session_id, self.hour * HOUR))
+        await self.store.sessions.record_opened(SessionRow(session_id, self.hour * HOUR))
 
     async def purge(self, selection: PurgeSelection) -> PurgeResult:
-        return await purge(self.log, self.store.database, self.store.folders, selection, reason="test")
+        return await purge_records(self.log, self.store.database, self.store.folders, selection, reason="test")
 
 
 @pytest.fixture
@@ -100,9 +100,9 @@ async def test_one_session_goes_with_what_its_tools_remember_and_its_folders(pas
     for session in ("ses_a", "ses_b"):
         await past.session(session)
         await past.store.session_values.put(session, "todo", "list", f"remembered by {session}")
-        sidecar = folders.prepare_output(session) / "1_0.txt"
+        sidecar = folders.prepare_session_output(session) / "1_0.txt"
         sidecar.write_text(f"output of {session}")
-        (folders.prepare_scratch(session) / "cache").write_text(f"scratch of {session}")
+        (folders.prepare_session_scratch(session) / "cache").write_text(f"scratch of {session}")
         await past.call(session, 1, f"said in {session}", output_path=str(sidecar))
     done = await past.purge(PurgeSelection(session_id="ses_a"))
     assert (done.records, done.sessions, done.files, done.problems) == (3, 1, 2, ())
@@ -116,7 +116,7 @@ async def test_artifacts_and_sidecars_stay_for_as_long_as_anything_names_them(pa
     folders = past.store.folders
     await past.session("ses_1")
     only_old, shared, remembered = (past.artifacts.put(text) for text in (b"only old", b"shared", b"remembered"))
-    old, new = folders.prepare_output("ses_1") / "old.txt", folders.prepare_output("ses_1") / "new.txt"
+    old, new = folders.prepare_session_output("ses_1") / "old.txt", folders.prepare_session_output("ses_1") / "new.txt"
     notes = [Path(f"{file}.removed") for file in (old, new)]
     """As stand in the place of outputs that made room for others."""
     for file in (old, new, *notes):
@@ -147,9 +147,9 @@ async def test_a_link_in_the_state_is_removed_and_never_followed(past: Past, tmp
     (outside / "file").write_text("not ours")
     folders = past.store.folders
     (folders.artifact_folder / "ab").symlink_to(outside, target_is_directory=True)
-    folders.prepare_output("ses_1")
-    (folders.output_base / "ses_2").symlink_to(outside, target_is_directory=True)
-    (folders.output_base / "ses_1" / "file").symlink_to(outside / "file")
+    folders.prepare_session_output("ses_1")
+    (folders.session_output_base / "ses_2").symlink_to(outside, target_is_directory=True)
+    (folders.session_output_base / "ses_1" / "file").symlink_to(outside / "file")
     await past.purge(PurgeSelection(before_ns=HOUR))
     assert (outside / "file").read_text() == "not ours"
 
@@ -158,7 +158,7 @@ async def test_folders_of_sessions_that_are_gone_are_swept_and_those_of_tools_ar
     folders = past.store.folders
     await past.session("ses_1")
     for name in ("ses_1", "ses_gone", "tool-indexer"):
-        (folders.prepare_scratch(name) / "file").write_text("x")
+        (folders.prepare_session_scratch(name) / "file").write_text("x")
     await past.purge(PurgeSelection(before_ns=1))
     assert sorted(path.name for path in (folders.state / "scratch" / folders.key).iterdir()) == [
         "ses_1",
@@ -167,9 +167,9 @@ async def test_folders_of_sessions_that_are_gone_are_swept_and_those_of_tools_ar
 
 
 async def test_the_tools_that_later_calls_were_made_with_stay_named(past: Past) -> None:
-    past.log.append([Record("generation", "", "", {"number": 1})])
+    past.log.record_soon([Record("generation", "", "", {"number": 1})])
     past.hour = 2
-    past.log.append([Record("generation", "", "", {"number": 2})])
+    past.log.record_soon([Record("generation", "", "", {"number": 2})])
     await past.log.flush()
     past.hour = 5
     await past.call("ses_1", 1, "x")
@@ -180,7 +180,7 @@ async def test_the_tools_that_later_calls_were_made_with_stay_named(past: Past) 
 
 async def test_of_generations_that_say_what_changed_the_whole_one_before_stays_too(past: Past) -> None:
     told: list[dict[str, Any]] = [{"number": 1}, {"number": 2}, {"number": 3, "after": 2}, {"number": 4, "after": 3}]
-    past.log.append([Record("generation", "", "", one) for one in told])
+    past.log.record_soon([Record("generation", "", "", one) for one in told])
     await past.log.flush()
     past.hour = 5
     await past.purge(PurgeSelection(before_ns=3 * HOUR))
@@ -202,7 +202,7 @@ async def test_a_call_under_a_key_that_was_purged_is_known_to_have_been_made(pas
 
 
 async def test_many_records_go_in_steps_that_each_are_recorded(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.record.retention._MAX_BATCH_RECORDS", 10)
+    monkeypatch.setattr("handrail.record.record_purge._MAX_BATCH_RECORDS", 10)
     for number in range(20):
         await past.call("ses_1", number, "x" * 500)
     assert (await past.purge(PurgeSelection(before_ns=9 * HOUR))).records == 60
@@ -212,8 +212,8 @@ async def test_many_records_go_in_steps_that_each_are_recorded(past: Past, monke
 
 
 async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.store.database.connection._COMPACTION_PATIENCE_S", 0)
-    monkeypatch.setattr("handrail.store.database.connection._LITTLE", 0)
+    monkeypatch.setattr("handrail.store.database.sqlite_connection._COMPACTION_PATIENCE_S", 0)
+    monkeypatch.setattr("handrail.store.database.sqlite_connection._LITTLE", 0)
     for number in range(50):
         await past.call("ses_1", number, f"large {number} " + "x" * 20_000)
     await past.purge(PurgeSelection(before_ns=9 * HOUR))
@@ -235,12 +235,12 @@ async def test_what_is_no_record_cannot_be_redacted(past: Past) -> None:
     await past.call("ses_1", 1, "x")
     for sequences in ([0], [3, 4], [99], [-1]):
         with pytest.raises(UsageError, match="has no record"):
-            await past.log.redact(sequences, reason="x")
+            await past.log.redact_record_bodies(sequences, reason="x")
 
 
 @given(st.sets(st.integers(0, 60)))
 def test_runs_hold_exactly_the_numbers_they_were_made_of(numbers: set[int]) -> None:
-    runs = group_runs(sorted(numbers))
+    runs = group_into_runs(sorted(numbers))
     assert [n for first, last in runs for n in range(first, last + 1)] == sorted(numbers)
     assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(runs))
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError
-from handrail.record.chain import GENESIS, MAX_GROUP, RecordHeader, hash_group
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
+from handrail.record.hash_chain import GENESIS, MAX_GROUP, RecordHeader, hash_group
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import LogVerification, verify_log
 
@@ -56,7 +56,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
                     for n in islice(numbers, size)
                 ]
             )
-        await log.redact([REDACTED], reason="test")
+        await log.redact_record_bodies([REDACTED], reason="test")
         found = [list(r) for r in log.reader.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM record")]
         await store.aclose()
         return found

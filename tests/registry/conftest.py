@@ -10,31 +10,31 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.call import Result
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ConnectionAttempt, SandboxProfile, SandboxTier
-from handrail.contract.services.channels import ChannelService, TriggerService
-from handrail.contract.services.client import ClientService, LogLevel
-from handrail.contract.services.delegation import SubagentService
-from handrail.contract.services.jobs import CatalogService, JobService
-from handrail.contract.services.memory import SkillService
-from handrail.contract.services.resources import ResourceService
-from handrail.contract.services.runtime import Runtime, UserQuestion
+from handrail.contract.sandbox_protocol import ConnectionAttempt, SandboxProfile, SandboxTier
+from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
+from handrail.contract.services.client_services import ClientService, LogLevel
+from handrail.contract.services.history_and_skill_services import SkillService
+from handrail.contract.services.job_and_tool_services import CatalogService, JobService
+from handrail.contract.services.resource_services import ResourceService
+from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.tool_runtime import Runtime, UserQuestion
+from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSettingsLayer
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilitySet, PathVariables, expand_requires
-from handrail.contract.tool.settings import SettingsLayer, ToolSettings
 from handrail.contract.tool.spec import ToolSession, ToolSpec
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.runtime.call_runtime import CallRuntime, SessionEnvironment
-from handrail.runtime.files.roots import SessionRoots
-from handrail.sandbox import tiers
+from handrail.runtime.call_runtime import CallRuntime, SessionSharedServices
+from handrail.runtime.files.session_roots import SessionRoots
+from handrail.sandbox import tier_probe
 
 CONFINING = SandboxTier("bubblewrap", "as if")
 
 
-def turned_off(*tools: str) -> SettingsLayer:
+def turned_off(*tools: str) -> ToolSettingsLayer:
     """An operator's settings that turn these tools off."""
-    return SettingsLayer("handrail.toml:1", {tool: ToolSettings(enabled=False) for tool in tools})
+    return ToolSettingsLayer("handrail.toml:1", {tool: ToolSettings(enabled=False) for tool in tools})
 
 
 class Simple(Tool):
@@ -52,9 +52,9 @@ class Simple(Tool):
 
 
 class _NotCancelled:
-    requested = False
+    is_requested = False
 
-    def check(self) -> None:
+    def raise_if_requested(self) -> None:
         return None
 
 
@@ -71,9 +71,9 @@ class _Doors:
 
     cancellation = _NotCancelled()
     job_id: str | None = None
-    callers: tuple[str, ...] = ()
+    calling_call_ids: tuple[str, ...] = ()
 
-    def may(self) -> AccessCheck:
+    def build_access_check(self) -> AccessCheck:
         return _everything
 
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
@@ -147,19 +147,19 @@ class Place:
 
     def confinement(self) -> ToolConfinement:
         return ToolConfinement(
-            tiers.choose_sandbox(),
+            tier_probe.choose_sandbox(),
             profile_for=lambda runtime: self.profile(),
             tool_profile=lambda spec: (self.capabilities(spec), self.profile()),
         )
 
     def runtime(self, spec: ToolSpec, call_id: str = "ses_1/1.0") -> CallRuntime:
-        around = SessionEnvironment(
+        around = SessionSharedServices(
             session_id="ses_1",
             agent="default",
             workdir=str(self.workspace),
             scratch=str(self.scratch),
             roots=SessionRoots(str(self.workspace)),
-            sandbox=tiers.choose_sandbox(),
+            sandbox=tier_probe.choose_sandbox(),
             values=_NoValues(),
         )
         return CallRuntime(spec, call_id, around, self.capabilities(spec), _Doors())

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.agent import AgentManifest, CheckedAgent
+from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.generation import Generation
-from handrail.contract.sandbox import SandboxTier
+from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.tool.requires import Requires, ShellRequires
-from handrail.registry.agents import build_agent_generation, find_agent, find_agents, find_name_faults
+from handrail.contract.tool_generation import Generation
+from handrail.registry.agent_folders import find_agent, find_agents, find_unknown_tool_names, select_tools_of_agent
 from handrail.registry.generation_loader import load_generation
-from handrail.registry.sources.code_sources import PythonSource
-from handrail.registry.sources.tool_sources import ToolSources
+from handrail.registry.sources.code_sources import PassedToolsSource
+from handrail.registry.sources.tool_sources import AgentToolSources
 
 from .conftest import CONFINING, Place, Simple
 
@@ -32,20 +32,20 @@ def put(config: Path, agent: str, text: str | None = None, mode: int = 0o644) ->
 
 
 def generation(*tool_ids: str, tier: SandboxTier = CONFINING) -> Generation:
-    return load_generation([PythonSource(tuple(Simple(tool_id) for tool_id in tool_ids))], tier=tier)
+    return load_generation([PassedToolsSource(tuple(Simple(tool_id) for tool_id in tool_ids))], tier=tier)
 
 
 def agent(**fields: object) -> AgentManifest:
     return AgentManifest.model_validate({"id": "reviewer", **fields})
 
 
-def only_fault(checked: CheckedAgent) -> str:
+def only_fault(checked: CheckedAgentManifest) -> str:
     [fault] = checked.faults
     return str(fault)
 
 
 def test_without_any_folder_there_is_the_default_agent_with_every_tool(tmp_path: Path) -> None:
-    assert find_agents(tmp_path / "nowhere") == {"default": CheckedAgent(AgentManifest(id="default"))}
+    assert find_agents(tmp_path / "nowhere") == {"default": CheckedAgentManifest(AgentManifest(id="default"))}
 
 
 def test_each_folder_with_a_manifest_is_an_agent_and_the_default_comes_first(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_each_folder_with_a_manifest_is_an_agent_and_the_default_comes_first(tmp
 
 def test_a_manifest_of_the_default_agent_takes_the_place_of_the_one_without(tmp_path: Path) -> None:
     file = put(tmp_path, "default", 'id = "default"\ntools = ["read"]\n')
-    assert find_agent(tmp_path, "default") == CheckedAgent(AgentManifest(tools=("read",)), str(file))
+    assert find_agent(tmp_path, "default") == CheckedAgentManifest(AgentManifest(tools=("read",)), str(file))
 
 
 def test_a_folder_of_tools_alone_is_enough_for_the_default_agent_and_for_no_other(tmp_path: Path) -> None:
@@ -132,11 +132,11 @@ def test_a_link_that_leads_nowhere_is_a_faulty_agent_and_not_overlooked(tmp_path
 
 def test_an_agent_has_the_tools_it_names_under_its_aliases_and_no_others() -> None:
     everything = generation("notes.add", "notes.list", "mail.send", "clock")
-    mine = build_agent_generation(agent(tools=("notes.*", "clock"), aliases={"now": "clock"}), everything, CONFINING)
+    mine = select_tools_of_agent(agent(tools=("notes.*", "clock"), aliases={"now": "clock"}), everything, CONFINING)
     assert list(mine.entries) == ["notes.add", "notes.list", "clock"]
-    assert mine.resolve("mail.send") is None
-    assert mine.resolve("mail__send") is None
-    entry = mine.resolve("now")
+    assert mine.resolve_tool_name("mail.send") is None
+    assert mine.resolve_tool_name("mail__send") is None
+    entry = mine.resolve_tool_name("now")
     assert entry is not None
     assert entry.id == "clock"
     assert mine.number == everything.number
@@ -149,7 +149,7 @@ def test_every_name_that_leads_to_no_tool_is_a_fault_by_its_key() -> None:
         aliases={"a": "nots.add", "b": "mail.send", "clock": "notes.add"},
         requires={"tools": {"bash": {"net": {"hosts": ("pypi.org",)}}}},
     )
-    found = dict(find_name_faults(faulty, generation("notes.add", "mail.send", "clock")))
+    found = dict(find_unknown_tool_names(faulty, generation("notes.add", "mail.send", "clock")))
     assert found == {
         "tools[1]": "tool 'mial.send' does not exist; did you mean mail.send?",
         "tools[2]": "'web*' matches no tool",
@@ -163,18 +163,18 @@ def test_every_name_that_leads_to_no_tool_is_a_fault_by_its_key() -> None:
 
 
 def test_a_pattern_that_is_none_is_not_taken_for_one_that_matches_nothing() -> None:
-    assert list(find_name_faults(agent(tools=("[z-a]",), core=("clock",)), generation("clock"))) == []
+    assert list(find_unknown_tool_names(agent(tools=("[z-a]",), core=("clock",)), generation("clock"))) == []
 
 
 def test_a_wire_name_is_answered_with_the_id() -> None:
-    [(place, problem)] = find_name_faults(agent(tools=("mail__send",)), generation("mail.send", "mail.seen"))
+    [(place, problem)] = find_unknown_tool_names(agent(tools=("mail__send",)), generation("mail.send", "mail.seen"))
     assert (place, problem) == ("tools[0]", "tool 'mail__send' does not exist; did you mean mail.send?")
 
 
 def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> None:
     everything = generation("fetch", "other")
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
-    mine = build_agent_generation(given, everything, CONFINING)
+    mine = select_tools_of_agent(given, everything, CONFINING)
     assert mine.entries["fetch"].spec.requires.net.hosts == ("pypi.org",)
     assert mine.entries["fetch"].definition_hash != everything.entries["fetch"].definition_hash
     assert mine.entries["other"] is everything.entries["other"]
@@ -184,24 +184,26 @@ def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> Non
 def test_a_tool_that_is_given_hosts_nothing_can_confine_it_to_is_withheld_and_says_why() -> None:
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
     program = Simple("fetch", requires=Requires(shell=(ShellRequires(cmd="curl"),)))
-    everything = load_generation([PythonSource((program,))], tier=CONFINING)
+    everything = load_generation([PassedToolsSource((program,))], tier=CONFINING)
     assert everything.entries["fetch"].unavailable_reason is None
-    withheld = build_agent_generation(given, everything, CONFINING).entries["fetch"].unavailable_reason
+    withheld = select_tools_of_agent(given, everything, CONFINING).entries["fetch"].unavailable_reason
     assert withheld is not None
     assert "pypi.org" in withheld
 
 
-def sources(place: Place, text: str, *given: str) -> ToolSources:
+def sources(place: Place, text: str, *given: str) -> AgentToolSources:
     config = place.tools.parent
     put(config, "reviewer", text)
     own = config / "agents" / "reviewer" / "tools"
     tools = tuple(Simple(tool_id) for tool_id in given)
     checked = find_agent(config, "reviewer", [str(place.workspace)])
-    return ToolSources(place.tools, own, str(place.workspace), place.confinement(), tools, checked)
+    return AgentToolSources(place.tools, own, str(place.workspace), place.confinement(), tools, checked)
 
 
 def test_an_agents_generation_holds_what_it_names_and_knows_what_else_there_is(place: Place) -> None:
-    found = sources(place, 'id = "reviewer"\ntools = ["read", "notes.*"]', "notes.add", "mail.send").load(7)
+    found = sources(
+        place, 'id = "reviewer"\ntools = ["read", "notes.*"]', "notes.add", "mail.send"
+    ).load_generation_of_agent(7)
     assert list(found.entries) == ["read", "notes.add"]
     assert found.number == 7
     assert {"bash", "write", "mail.send"} <= found.other_tool_ids
@@ -211,9 +213,9 @@ def test_an_agents_generation_holds_what_it_names_and_knows_what_else_there_is(p
 def test_faults_of_the_manifest_its_names_and_the_tool_folders_are_one_list(place: Place) -> None:
     (place.tools / "faulty.json").write_text("{")
     with pytest.raises(LoadError) as caught:
-        sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load(1)
+        sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load_generation_of_agent(1)
     assert [fault.location for fault in caught.value.diagnostics] == ["promt", ""]
     (place.tools / "faulty.json").unlink()
     with pytest.raises(LoadError) as caught:
-        sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load(1)
+        sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load_generation_of_agent(1)
     assert [fault.location for fault in caught.value.diagnostics] == ["promt", "tools[0]"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.generation import Generation
+from handrail.contract.tool_generation import Generation
+from handrail.registry.generation_lifecycle import MAX_CONSECUTIVE_CHANGES, GenerationRecorder
 from handrail.registry.generation_loader import LoadCache, load_generation
-from handrail.registry.generations import MAX_CONSECUTIVE_CHANGES, GenerationRecorder
-from handrail.registry.sources.code_sources import PythonSource
+from handrail.registry.sources.code_sources import PassedToolsSource
 
 from .conftest import CONFINING, Simple
 
@@ -29,7 +29,7 @@ class Line:
     def next(self, **instead: Simple) -> dict[str, Any]:
         self.tools = [instead.get(tool.spec.id, tool) for tool in self.tools]
         self.number += 1
-        source = PythonSource(tuple(self.tools))
+        source = PassedToolsSource(tuple(self.tools))
         new = load_generation([source], tier=CONFINING, number=self.number, cache=self.memory)
         difference = None if self.current is None else new.diff_from(self.current)
         self.current = new

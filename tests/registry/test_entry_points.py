@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.store.entry_points import entry_points
+from handrail.store.entry_point_cache import list_entry_points
 
 GROUP = "handrail.test_entry_points"
 
@@ -23,7 +23,7 @@ def _install(place: Path, name: str, *points: str) -> None:
 
 
 def _names() -> list[str]:
-    return sorted(point.name for point in entry_points(GROUP))
+    return sorted(point.name for point in list_entry_points(GROUP))
 
 
 def test_a_package_counts_from_when_it_is_installed_until_it_is_removed(
@@ -62,4 +62,4 @@ def test_nothing_is_read_again_where_nothing_changed(tmp_path: Path, monkeypatch
     assert _names() == ["a"]
     monkeypatch.setattr(metadata, "entry_points", None)
     assert _names() == ["a"]
-    assert entry_points(f"{GROUP}.others") == ()
+    assert list_entry_points(f"{GROUP}.others") == ()

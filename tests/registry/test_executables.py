@@ -11,33 +11,33 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.call import Result
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.registry.sources import executable_tools
-from handrail.registry.sources.executable_tools import ExecutableTool, parse_output
-from handrail.registry.sources.folders import FolderSource
-from handrail.sandbox import tiers
-from handrail.sandbox.start.process import wait_for_dismantling
+from handrail.registry.sources.executable_tools import PerCallExecutableTool, parse_finished_program
+from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.sandbox import tier_probe
+from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
 
 from .conftest import Place
 
 confined = pytest.mark.skipif(
-    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+    not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
 )
 PYTHON = f"#!{sys.executable} -S\n"
 ECHO = '#!/bin/sh\nread -r line\nprintf \'{"given": %s}\' "$line"\n'
 
 
-def made(place: Place, script: str, name: str = "ext", **runtime: Any) -> ExecutableTool:
+def made(place: Place, script: str, name: str = "ext", **runtime: Any) -> PerCallExecutableTool:
     place.put(name, script, **runtime)
     loaded = FolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
     assert loaded.faults == ()
     [found] = [found for found in loaded.tools if found.tool.spec.id == name]
-    assert isinstance(found.tool, ExecutableTool)
+    assert isinstance(found.tool, PerCallExecutableTool)
     return found.tool
 
 
-async def call(place: Place, tool: ExecutableTool, **arguments: Any) -> Any:
+async def call(place: Place, tool: PerCallExecutableTool, **arguments: Any) -> Any:
     return await tool.execute(arguments, place.runtime(tool.spec))
 
 
@@ -161,7 +161,7 @@ async def test_nothing_of_a_call_outlives_it_and_a_lingering_child_does_not_hold
     tool = made(place, script)
     before = _children()
     assert await call(place, tool) == {}
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     assert _children() - before == set()
 
 
@@ -178,7 +178,7 @@ async def test_a_cancelled_call_ends_its_process(place: Place) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     assert _children() - before == set()
 
 
@@ -254,13 +254,13 @@ async def test_each_call_is_a_process_group_of_its_own(place: Place) -> None:
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     with pytest.raises(ToolError, match="signal 99") as caught:
-        parse_output(b"", b"", -99)
+        parse_finished_program(b"", b"", -99)
     assert caught.value.kind == "backend"
 
 
 def test_stderr_that_is_no_text_is_shown_as_far_as_it_goes() -> None:
     with pytest.raises(ToolError) as caught:
-        parse_output(b"", b"\xff\xfe last", 1)
+        parse_finished_program(b"", b"\xff\xfe last", 1)
     assert caught.value.data["stderr"].endswith(" last")
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.generation import SourceContents
 from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
 from handrail.contract.tool.spec import LockSpec
-from handrail.registry.sources.executable_tools import ExecutableTool
-from handrail.registry.sources.folders import FolderSource
+from handrail.contract.tool_generation import SourceContents
+from handrail.registry.sources.executable_tools import PerCallExecutableTool
 from handrail.registry.sources.persistent_tools import PersistentTool
+from handrail.registry.sources.tool_folder_source import FolderSource
 
 from .conftest import Place
 
@@ -46,7 +46,7 @@ def test_each_manifest_with_its_executable_is_a_tool(place: Place) -> None:
     ]
     ant, zoo = (found.tool for found in loaded.tools)
     assert isinstance(ant, PersistentTool)
-    assert isinstance(zoo, ExecutableTool) and not isinstance(zoo, PersistentTool)
+    assert isinstance(zoo, PerCallExecutableTool) and not isinstance(zoo, PersistentTool)
     assert (zoo.executable, zoo.folder, zoo.trusted) == (str(place.tools / "zoo"), str(place.tools), False)
 
 
@@ -71,7 +71,7 @@ def test_the_printed_manifest_stands_in_a_folder_with_its_executable(place: Plac
     loaded = load(place)
     assert loaded.faults == ()
     [found] = loaded.tools
-    assert isinstance(found.tool, ExecutableTool)
+    assert isinstance(found.tool, PerCallExecutableTool)
     assert found.tool.executable == str(place.tools / "git_commit")
     assert found.tool.spec.locks == (LockSpec("workspace", "X"),)
 
@@ -84,7 +84,7 @@ def test_a_folder_that_is_not_there_has_no_tools(place: Place) -> None:
 def test_a_tool_with_a_folder_of_its_own_is_given_that_folder_only(place: Place) -> None:
     place.put("deep", SCRIPT, exec_path="deep/bin/run")
     [found] = load(place).tools
-    assert isinstance(found.tool, ExecutableTool)
+    assert isinstance(found.tool, PerCallExecutableTool)
     assert found.tool.executable == str(place.tools / "deep/bin/run")
     assert found.tool.folder == str(place.tools / "deep")
 
@@ -173,7 +173,7 @@ def test_a_link_that_stays_inside_is_followed(place: Place) -> None:
     (place.tools / "x.json").unlink()
     (place.tools / "y").symlink_to("v2/x")
     [found] = load(place).tools
-    assert isinstance(found.tool, ExecutableTool)
+    assert isinstance(found.tool, PerCallExecutableTool)
     assert found.tool.executable == str(place.tools / "v2" / "x")
 
 

@@ -14,20 +14,25 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.generation import Generation, ToolEntry, ToolSource
-from handrail.contract.sandbox import SandboxTier
-from handrail.contract.tool.names import FRONTEND_IDS
-from handrail.contract.tool.settings import SettingsLayer
+from handrail.contract.sandbox_protocol import SandboxTier
+from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer
 from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool_ids_and_wire_names import FRONTEND_IDS
+from handrail.contract.tool_generation import Generation, ToolEntry, ToolSource
+from handrail.registry.definition_pins import (
+    DefinitionReview,
+    StoredPins,
+    ThirdPartyDefinition,
+    find_unapproved_definitions,
+)
 from handrail.registry.generation_loader import load_generation
-from handrail.registry.pins import DefinitionReview, StoredPins, ThirdPartyDefinition, find_pending_reviews
 from handrail.registry.sources.code_sources import (
     BuiltinSource,
-    EntryPointSource,
-    PythonSource,
+    CustomEntryPointSource,
+    PassedToolsSource,
     find_entry_point_sources,
 )
-from handrail.testing.upstream_servers import ThirdPartySource
+from handrail.testing.scripted_mcp_servers import ThirdPartySource
 
 from .conftest import CONFINING, Simple, turned_off
 
@@ -35,7 +40,7 @@ from .conftest import CONFINING, Simple, turned_off
 def load(
     *sources: ToolSource,
     pins: StoredPins | None = None,
-    settings: Sequence[SettingsLayer] = (),
+    settings: Sequence[ToolSettingsLayer] = (),
     tier: SandboxTier = CONFINING,
 ) -> Generation:
     more: dict[str, Any] = {} if pins is None else {"pins": pins}
@@ -75,10 +80,12 @@ def test_a_foreign_tool_does_not_stand_in_the_place_of_a_faces_own_door(pins: St
     source = ThirdPartySource("weather", [Simple(tool_id), Simple("weather_now")])
     approve(pins, source)
     generation = load(source, pins=pins)
-    assert generation.resolve(tool_id) is None and entry(generation, "weather_now").unavailable_reason is None
+    assert generation.resolve_tool_name(tool_id) is None and entry(generation, "weather_now").unavailable_reason is None
     [fault] = generation.quarantined
     assert tool_id in str(fault) and "set a prefix for its server" in str(fault)
-    assert load(PythonSource((Simple(tool_id),))).resolve(tool_id) is not None, "the operator's own is their business"
+    assert load(PassedToolsSource((Simple(tool_id),))).resolve_tool_name(tool_id) is not None, (
+        "the operator's own is their business"
+    )
 
 
 @pytest.mark.proves("R-12")
@@ -99,14 +106,14 @@ def test_a_change_turns_it_off_until_the_difference_was_looked_at(
 ) -> None:
     source = ThirdPartySource("weather", [Simple("weather_now"), Simple("weather_soon")])
     approve(pins, source)
-    source.offer(Simple("weather_now", **change))
+    source.offer_tools(Simple("weather_now", **change))
     generation = load(source, pins=pins)
     changed = entry(generation, "weather_now")
     assert changed.status == "quarantined" and f"its {what} changed after the user approved it" in str(
         changed.unavailable_reason
     )
     assert entry(generation, "weather_soon").unavailable_reason is None
-    review = find_pending_reviews("weather", [changed.spec], pins)["weather_now"]
+    review = find_unapproved_definitions("weather", [changed.spec], pins)["weather_now"]
     assert any(line.startswith("+") and ("keys" in line or "note" in line) for line in review.diff_lines())
     approve(pins, source)
     assert entry(load(source, pins=pins), "weather_now").unavailable_reason is None
@@ -117,12 +124,12 @@ def test_a_change_turns_it_off_until_the_difference_was_looked_at(
 @pytest.mark.parametrize("name", ["guidance", "documentation"])
 def test_all_that_a_new_tool_tells_a_model_is_shown_before_it_counts(name: str, text: str, pins: StoredPins) -> None:
     source = ThirdPartySource("s", [Simple("t", **{name: text})])
-    (review,) = find_pending_reviews("s", [source.tools[0].spec], pins).values()
+    (review,) = find_unapproved_definitions("s", [source.tools[0].spec], pins).values()
     shown = "\n".join(review.diff_lines())
     assert f"+{name}:" in shown and all(part.strip() in shown for part in text.split("\n"))
     approve(pins, source)
     assert entry(load(source, pins=pins), "t").unavailable_reason is None, "what was approved is read back whole"
-    source.offer(Simple("t"))
+    source.offer_tools(Simple("t"))
     assert f"its {name} changed" in str(entry(load(source, pins=pins), "t").unavailable_reason), "and gone is changed"
 
 
@@ -183,7 +190,7 @@ def test_what_only_the_kernel_sees_may_change_and_an_order_of_keys_too(pins: Sto
     source = ThirdPartySource("s", [Simple("t", parameters={"type": "object", "properties": properties})])
     approve(pins, source)
     turned = {"properties": dict(reversed(properties.items())), "type": "object"}
-    source.offer(Simple("t", parameters=turned, timeout_ms=5))
+    source.offer_tools(Simple("t", parameters=turned, timeout_ms=5))
     assert entry(load(source, pins=pins), "t").unavailable_reason is None
 
 
@@ -238,7 +245,7 @@ def test_faulty_foreign_tools_are_quarantined_and_the_rest_works(pins: StoredPin
         faults=[Diagnostic("s", "handshake", "was odd")],
     )
     approve(pins, source)
-    generation = load(BuiltinSource(), PythonSource((Simple("mine"),)), source, pins=pins)
+    generation = load(BuiltinSource(), PassedToolsSource((Simple("mine"),)), source, pins=pins)
     assert entry(generation, "good").unavailable_reason is None
     assert entry(generation, "mine").third_party is None and entry(generation, "bash").third_party is None
     told = {(fault.source, fault.location) for fault in generation.quarantined}
@@ -253,7 +260,7 @@ def test_faulty_foreign_tools_are_quarantined_and_the_rest_works(pins: StoredPin
 @pytest.mark.proves("R-07")
 def test_a_source_that_breaks_keeps_nobody_from_starting() -> None:
     source = ThirdPartySource("s", [Simple("t")], broken=ConnectionError("nobody answers"))
-    generation = load(PythonSource((Simple("mine"),)), source)
+    generation = load(PassedToolsSource((Simple("mine"),)), source)
     assert list(generation.entries) == ["mine"]
     assert "cannot be loaded: ConnectionError: nobody answers" in str(generation.quarantined[0])
     with pytest.raises(LoadError):
@@ -265,7 +272,7 @@ def test_each_tool_has_a_status_with_its_reason(pins: StoredPins) -> None:
     source = ThirdPartySource("s", [Simple("connected"), Simple("off")])
     pins.approve("s", [ThirdPartyDefinition.from_spec(source.tools[0].spec)])
     mine = (Simple("plain"), Simple("keyed", secrets=("TOKEN",)), Simple("out"), Simple("later", cancellable="process"))
-    generation = load(PythonSource(mine), source, pins=pins, settings=[turned_off("out", "no such tool")])
+    generation = load(PassedToolsSource(mine), source, pins=pins, settings=[turned_off("out", "no such tool")])
     found = {tool_id: (one.status, one.unavailable_reason) for tool_id, one in generation.entries.items()}
     assert found["plain"] == ("system", None)
     assert found["connected"] == ("connected", None)
@@ -286,7 +293,7 @@ def test_packages_add_sources_by_entry_points(monkeypatch: pytest.MonkeyPatch, p
     values = {"near": "source", "made": "make", "odd": "wrong", "gone": "nothing"}
     points = [EntryPoint(name, f"handrail_test_sources:{value}", "handrail.sources") for name, value in values.items()]
     found = find_entry_point_sources(lambda: points)
-    assert all(isinstance(one, EntryPointSource) for one in found)
+    assert all(isinstance(one, CustomEntryPointSource) for one in found)
     pins.approve("near", [ThirdPartyDefinition.from_spec(source.tools[0].spec)])
     generation = load(*found, pins=pins)
     assert entry(generation, "t").unavailable_reason is None

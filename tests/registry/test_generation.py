@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.generation import Generation, GenerationDiff, ToolEntry
-from handrail.contract.schema.validation import compile_schema
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.tool.names import wire_name
+from handrail.contract.schema.argument_validation import compile_schema
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_ids_and_wire_names import wire_name
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import Generation, GenerationDiff, ToolEntry
 
 
 class _Tool(Tool):
@@ -33,9 +33,9 @@ def entry(tool_id: str, description: str = "x", withheld: str | None = None) -> 
 def test_a_tool_is_found_by_id_alias_and_wire_name() -> None:
     generation = Generation(3, [entry("email.send"), entry("read")], {"mail": "email.send"})
     for name in ("email.send", "email__send", "mail"):
-        assert generation.resolve(name) is generation.entries["email.send"]
-    assert generation.resolve("Read") is None
-    assert generation.resolve("") is None
+        assert generation.resolve_tool_name(name) is generation.entries["email.send"]
+    assert generation.resolve_tool_name("Read") is None
+    assert generation.resolve_tool_name("") is None
     assert (generation.number, len(generation), list(generation.entries)) == (3, 2, ["email.send", "read"])
 
 
@@ -100,7 +100,9 @@ def test_every_name_leads_to_its_own_tool_or_the_generation_does_not_exist(given
         assert not unique
     else:
         assert unique
-        assert all(generation.resolve(e.id) is e and generation.resolve(e.wire_name) is e for e in entries)
+        assert all(
+            generation.resolve_tool_name(e.id) is e and generation.resolve_tool_name(e.wire_name) is e for e in entries
+        )
         assert not generation.diff_from(generation)
         assert generation.diff_from(Generation(0, [])).added == tuple(e.id for e in entries)
 
@@ -108,4 +110,4 @@ def test_every_name_leads_to_its_own_tool_or_the_generation_does_not_exist(given
 def test_a_generation_of_many_is_looked_up_in_a_table() -> None:
     entries = [entry(f"tool.n{n}") for n in range(2_000)]
     generation = Generation(1, entries)
-    assert all(generation.resolve(f"tool__n{n}") is entries[n] for n in range(2_000))
+    assert all(generation.resolve_tool_name(f"tool__n{n}") is entries[n] for n in range(2_000))

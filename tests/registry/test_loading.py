@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.generation import IN_PROCESS, DiscoveredTool, Generation, SourceContents, SourceRank
-from handrail.contract.sandbox import SandboxMechanism, SandboxTier
+from handrail.contract.sandbox_protocol import SandboxMechanism, SandboxTier
 from handrail.contract.tool.decorator import tool
-from handrail.contract.tool.names import LOCKED_IDS
 from handrail.contract.tool.spec import ConfigKey
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import IN_PROCESS, DiscoveredTool, Generation, SourceContents, SourceRank
 from handrail.registry.generation_loader import load_generation
-from handrail.registry.sources.code_sources import BuiltinSource, PluginSource, PythonSource
+from handrail.registry.sources.code_sources import BuiltinSource, PassedToolsSource, ToolEntryPointsSource
 
 from .conftest import CONFINING, Place, Simple
 
@@ -70,7 +70,7 @@ def test_tools_stand_in_the_order_of_their_sources() -> None:
 
 @pytest.mark.proves("R-01")
 def test_the_shipped_tools_load_and_are_the_first() -> None:
-    generation = load(BuiltinSource(), PythonSource((Simple("mine"),)))
+    generation = load(BuiltinSource(), PassedToolsSource((Simple("mine"),)))
     assert "read" in generation.entries
     assert list(generation.entries)[-1] == "mine"
     assert all(e.source == "built-in" for e in generation.entries.values() if e.id != "mine")
@@ -151,7 +151,7 @@ def test_what_a_foreign_source_has_wrong_is_quarantined_and_the_rest_works() -> 
 
 def test_aliases_are_checked_against_all_names() -> None:
     source = Given("code", (Simple("a.b"), Simple("c")))
-    assert load(source, aliases={"x": "c"}).resolve("x") is not None
+    assert load(source, aliases={"x": "c"}).resolve_tool_name("x") is not None
     assert "did you mean a.b?" in faults(source, aliases={"x": "a.bb"})[0]
     for alias in ("c", "a__b", "read", "not an id"):
         assert len(faults(source, aliases={alias: "c"})) == 1
@@ -177,19 +177,19 @@ def test_what_has_no_door_yet_is_loaded_and_withheld_with_the_reason(spec: dict[
         """Run."""
 
     made = tool(**spec)(run)
-    entry = load(PythonSource((made,))).entries["run"]
+    entry = load(PassedToolsSource((made,))).entries["run"]
     assert entry.unavailable_reason is not None and reason in entry.unavailable_reason
 
 
 @pytest.mark.proves("S-08")
 def test_a_tool_that_starts_programs_is_withheld_where_nothing_confines_them() -> None:
     shelly = tool(id="shelly", requires={"shell": [{"cmd": "git"}]})(_noop)
-    generation = load(PythonSource((shelly, Simple("plain"))), tier=NOTHING)
+    generation = load(PassedToolsSource((shelly, Simple("plain"))), tier=NOTHING)
     assert generation.entries["plain"].unavailable_reason is None
     assert "bubblewrap is not installed (apt install bubblewrap)" in (
         generation.entries["shelly"].unavailable_reason or ""
     )
-    assert load(PythonSource((shelly,))).entries["shelly"].unavailable_reason is None
+    assert load(PassedToolsSource((shelly,))).entries["shelly"].unavailable_reason is None
 
 
 @pytest.mark.proves("S-08", "S-02")
@@ -199,18 +199,18 @@ def test_a_tool_that_starts_programs_and_requires_hosts_is_withheld_where_no_san
     starts = tool(id="starts", requires={**needs, "shell": [{"cmd": "curl"}]})(_noop)
     lacking = SandboxMechanism("hosts", False, "no port could be opened", "install perl")
     tier = SandboxTier("bubblewrap", "without hosts", mechanisms=(lacking,))
-    entries = load(PythonSource((fetches, starts)), tier=tier).entries
+    entries = load(PassedToolsSource((fetches, starts)), tier=tier).entries
     assert entries["fetches"].unavailable_reason is None  # by the runtime's own check, whatever the sandbox can
     withheld = entries["starts"].unavailable_reason or ""
     for word in ("a.example.org", "no port could be opened", "install perl"):
         assert word in withheld
     able = SandboxTier("bubblewrap", "with hosts", mechanisms=(SandboxMechanism("hosts", True, "through a proxy"),))
-    assert load(PythonSource((starts,)), tier=able).entries["starts"].unavailable_reason is None
+    assert load(PassedToolsSource((starts,)), tier=able).entries["starts"].unavailable_reason is None
 
 
 @pytest.mark.proves("S-08")
 def test_an_executable_is_withheld_where_nothing_confines_it(place: Place) -> None:
-    from handrail.registry.sources.folders import FolderSource
+    from handrail.registry.sources.tool_folder_source import FolderSource
 
     place.put("ext", "#!/bin/sh\n")
     source = FolderSource(place.tools, "global", place.confinement())
@@ -224,7 +224,7 @@ async def _noop() -> None:
 
 
 def test_fields_that_only_an_executable_honours_are_faults_of_python() -> None:
-    found = faults(PythonSource((Simple("a", persistent=True, exec_path="x"),)))
+    found = faults(PassedToolsSource((Simple("a", persistent=True, exec_path="x"),)))
     assert len(found) == 2 and "persistent" in found[0] and "exec_path" in found[1]
 
 
@@ -239,7 +239,7 @@ def test_functions_objects_classes_and_modules_are_taken_from_code() -> None:
     module.again = module.first  # type: ignore[attr-defined]
     module.second = Simple("second")  # type: ignore[attr-defined]
     module.number = 3  # type: ignore[attr-defined]
-    generation = load(PythonSource((tool(id="decorated")(_noop), Simple("object"), Fixed, module)))
+    generation = load(PassedToolsSource((tool(id="decorated")(_noop), Simple("object"), Fixed, module)))
     assert list(generation.entries) == ["decorated", "object", "fixed", "first", "second"]
     assert generation.entries["decorated"].source == f"{__name__}._noop"
 
@@ -248,7 +248,7 @@ def test_a_blocking_function_is_marked_so() -> None:
     def slow() -> None:
         """Wait."""
 
-    generation = load(PythonSource((tool(slow), tool(id="quick")(_noop))))
+    generation = load(PassedToolsSource((tool(slow), tool(id="quick")(_noop))))
     assert [entry.is_blocking for entry in generation.entries.values()] == [True, False]
 
 
@@ -264,7 +264,7 @@ def test_what_is_no_tool_is_a_fault_with_what_to_do() -> None:
         def __init__(self) -> None:
             raise OSError("no disk")
 
-    found = faults(PythonSource((_noop, Half, Bare(), Failing, 3, ModuleType("empty"))))
+    found = faults(PassedToolsSource((_noop, Half, Bare(), Failing, 3, ModuleType("empty"))))
     assert len(found) == 6
     for part, fault in zip(
         ("decorate it with @tool", "no execute", "expected spec", "no disk", "is a int", "no tool"), found, strict=True
@@ -280,8 +280,8 @@ def test_installed_packages_add_tools_by_entry_points(monkeypatch: pytest.Monkey
     module.broken = 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "handrail_test_plugin", module)
 
-    def points(*values: tuple[str, str]) -> PluginSource:
-        return PluginSource(lambda: [EntryPoint(name, value, "handrail.tools") for name, value in values])
+    def points(*values: tuple[str, str]) -> ToolEntryPointsSource:
+        return ToolEntryPointsSource(lambda: [EntryPoint(name, value, "handrail.tools") for name, value in values])
 
     good = points(("b", "handrail_test_plugin:several"), ("a", "handrail_test_plugin:one"))
     assert list(load(good).entries) == ["one", "two", "three"]
@@ -301,14 +301,14 @@ def test_installed_packages_add_tools_by_entry_points(monkeypatch: pytest.Monkey
 
 
 def test_this_environments_entry_points_can_be_listed() -> None:
-    assert PluginSource().load().faults == ()
+    assert ToolEntryPointsSource().load().faults == ()
 
 
 @pytest.mark.proves("R-01")
 def test_other_names_of_built_in_tools_are_nobody_elses() -> None:
     generation = load(BuiltinSource())
     assert generation.aliases == {"get_git_status": "git.status", "git_commit": "git.commit"}
-    assert generation.resolve("git_commit") is generation.entries["git.commit"]
+    assert generation.resolve_tool_name("git_commit") is generation.entries["git.commit"]
     assert (
         "an alias of the built-in tool 'git.commit'"
         in faults(BuiltinSource(), Given("code", (Simple("git_commit"),)))[0]
@@ -316,5 +316,5 @@ def test_other_names_of_built_in_tools_are_nobody_elses() -> None:
     foreign = load(BuiltinSource(), Given("package", (Simple("git_commit"), Simple("ok")), True))
     assert "ok" in foreign.entries
     assert [fault.location for fault in foreign.quarantined] == ["llm.name"]
-    assert foreign.resolve("git_commit") is foreign.entries["git.commit"]
+    assert foreign.resolve_tool_name("git_commit") is foreign.entries["git.commit"]
     assert len(faults(BuiltinSource(), aliases={"git_commit": "read"})) == 1

@@ -10,15 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import LoadError
-from handrail.contract.generation import DiscoveredTool, Generation, SourceContents, SourceRank, ToolEntry, ToolSource
-from handrail.contract.sandbox import SandboxTier
+from handrail.contract.sandbox_protocol import SandboxTier
+from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer
 from handrail.contract.tool.requires import Requires, ShellRequires
-from handrail.contract.tool.settings import SettingsLayer
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import (
+    DiscoveredTool,
+    Generation,
+    SourceContents,
+    SourceRank,
+    ToolEntry,
+    ToolSource,
+)
+from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.registry.generation_loader import LoadCache, load_generation
-from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 from handrail.runtime.secret_store import SecretStore
-from handrail.testing.upstream_servers import ThirdPartySource
+from handrail.testing.scripted_mcp_servers import ThirdPartySource
 
 from .conftest import CONFINING, Simple, turned_off
 
@@ -98,7 +105,7 @@ def test_where_single_sources_changed_no_other_is_looked_through() -> None:
         ThirdPartySource("b", [Simple("b_1"), Simple("b_2")]),
     )
     assert [fault.location for fault in load(memory, own, other).quarantined] == ["llm.name"]
-    other.offer(Simple("b_3"))
+    other.offer_tools(Simple("b_3"))
     own.tools = ()
     found = load(memory, own, other, only=[other])
     assert list(found.entries) == ["a", "b_2", "b_1", "b_3"] and own.looks == 1
@@ -132,7 +139,7 @@ def test_a_second_look_comes_to_what_a_first_would(
         assert outcome(memory, sources, settings) == outcome(None, sources, settings)
 
 
-def outcome(memory: LoadCache | None, sources: list[ToolSource], settings: list[SettingsLayer]) -> object:
+def outcome(memory: LoadCache | None, sources: list[ToolSource], settings: list[ToolSettingsLayer]) -> object:
     def plain(entry: ToolEntry) -> object:
         return (
             entry.id,

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.call import Blob, Result
-from handrail.contract.envelopes import from_card, to_card
+from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ToolError
-from handrail.registry.sources.folders import FolderSource, ModuleTool
-from handrail.sandbox import tiers
+from handrail.contract.result_conversions import from_card, to_card
+from handrail.registry.sources.tool_folder_source import FolderSource, PerCallModuleTool
+from handrail.sandbox import tier_probe
 
 from .conftest import Place
 
 confined = pytest.mark.skipif(
-    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+    not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
 )
 WEATHER = """
 METADATA = {
@@ -47,12 +47,12 @@ def loaded(place: Place) -> Any:
     return FolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
 
 
-def made(place: Place, source: str) -> ModuleTool:
+def made(place: Place, source: str) -> PerCallModuleTool:
     put(place, source)
     found = loaded(place)
     assert found.faults == ()
     tool = found.tools[0].tool
-    assert isinstance(tool, ModuleTool)
+    assert isinstance(tool, PerCallModuleTool)
     return tool
 
 

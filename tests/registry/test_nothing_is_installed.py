@@ -15,13 +15,13 @@ LOADING = """
 import sys
 from importlib.metadata import EntryPoint
 from handrail.contract.errors import LoadError
-from handrail.contract.sandbox import SandboxProfile, SandboxTier
+from handrail.contract.sandbox_protocol import SandboxProfile, SandboxTier
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.code_sources import PluginSource
-from handrail.registry.sources.code_sources import PythonSource
+from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.code_sources import ToolEntryPointsSource
+from handrail.registry.sources.code_sources import PassedToolsSource
 
 def watch(event, arguments):
     if event.startswith(("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system", "urllib.", "ensurepip")):
@@ -37,8 +37,8 @@ def sources(*points):
     return [
         BuiltinSource(),
         FolderSource(sys.argv[1], "global", confinement),
-        PythonSource(()),
-        PluginSource(lambda: [EntryPoint(f"p{n}", value, "handrail.tools") for n, value in enumerate(points)]),
+        PassedToolsSource(()),
+        ToolEntryPointsSource(lambda: [EntryPoint(f"p{n}", value, "handrail.tools") for n, value in enumerate(points)]),
     ]
 
 sys.dont_write_bytecode = True

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from handrail import Kernel, LoadError, Result
-from handrail.testing.kernels import ScriptedClient, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
 
 OFFERING: dict[str, Any] = {
     "resources": [

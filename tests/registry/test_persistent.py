@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.call import Result
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.persistent_tools import PersistentTool
+from handrail.registry.sources.tool_folder_source import FolderSource
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 from .conftest import Place
 
 pytestmark = pytest.mark.skipif(
-    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+    not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
 )
 
 SERVER = f"""#!{sys.executable} -S
@@ -256,7 +256,7 @@ for number, line in enumerate(sys.stdin):
 async def test_what_it_makes_between_its_calls_under_a_protected_name_stops_the_next_call(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sandbox = GuardedSandbox(tiers.choose_sandbox())
+    sandbox = GuardedSandbox(tier_probe.choose_sandbox())
     confinement = replace(place.confinement(), sandbox=sandbox)
 
     def guarded(self: Place) -> ToolConfinement:

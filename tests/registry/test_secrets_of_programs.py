@@ -10,14 +10,14 @@ import pytest
 from tests.registry.conftest import Place, Simple
 
 from handrail.contract.errors import LoadError, ToolError
-from handrail.contract.generation import ToolEntry
-from handrail.contract.sandbox import SandboxTier
+from handrail.contract.sandbox_protocol import SandboxTier
+from handrail.contract.tool_generation import ToolEntry
 from handrail.registry.generation_loader import load_generation
-from handrail.registry.sources.code_sources import PythonSource
+from handrail.registry.sources.code_sources import PassedToolsSource
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.tool_folder_source import FolderSource
 from handrail.runtime.secret_store import SecretStore
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 pytestmark = pytest.mark.proves("S-06")
 VALUES = {"TOKEN": "hunter2-token", "OTHER": "hunter2-other"}
@@ -42,13 +42,13 @@ STAYS = (
 
 
 def load(place: Place, store: SecretStore) -> dict[str, ToolEntry]:
-    sandbox = tiers.choose_sandbox()
+    sandbox = tier_probe.choose_sandbox()
     if not sandbox.tier.is_confining:
         pytest.skip("this machine cannot confine programs")
     confinement = ToolConfinement(
         sandbox,
         lambda runtime: runtime.profile,  # type: ignore[attr-defined]
-        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.values_for_tool(spec))),
+        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.secrets_for_tool(spec))),
     )
     source = FolderSource(place.tools, "global", confinement)
     return dict(load_generation([source], tier=sandbox.tier, secrets=store).entries)
@@ -102,7 +102,7 @@ async def test_a_secret_setting_is_delivered_under_its_key_as_the_secret_that_it
     assert withheld is not None and 'add password = { secret = "…" } under [tools."mail".config]' in withheld
     gone = SecretStore(VALUES, settings={"mail": {"password": "GONE"}})
     assert "GONE (not set" in (load(place, gone)["mail"].unavailable_reason or "")
-    store = SecretStore(VALUES).with_settings({"mail": {"password": "OTHER", "no such": "TOKEN"}, "else": {}})
+    store = SecretStore(VALUES).with_secret_settings({"mail": {"password": "OTHER", "no such": "TOKEN"}, "else": {}})
     found = await called(place, load(place, store)["mail"], store)
     assert found["given"] == {"TOKEN": VALUES["TOKEN"], "password": VALUES["OTHER"]}
     assert found["elsewhere"] is False
@@ -119,7 +119,7 @@ def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> 
     theirs.own_secrets = frozenset({"OTHER"})
     mine = Simple("mine", secrets=("TOKEN",))
     entries = load_generation(
-        [PythonSource((theirs, mine))], tier=SandboxTier("none", ""), secrets=SecretStore(VALUES)
+        [PassedToolsSource((theirs, mine))], tier=SandboxTier("none", ""), secrets=SecretStore(VALUES)
     ).entries
     assert entries["mine"].unavailable_reason is None
     assert "TOKEN (the client process that registered the tool has no secret" in (
@@ -150,7 +150,7 @@ async def test_what_the_shell_starts_gets_no_secrets(place: Place) -> None:
         secrets=("TOKEN",),
         requires=Simple("x").spec.requires.model_validate({"shell": [{"cmd": "sh"}], "fs": {"read": ["{workspace}"]}}),
     ).spec
-    if not tiers.choose_sandbox().tier.is_confining:
+    if not tier_probe.choose_sandbox().tier.is_confining:
         pytest.skip("this machine cannot confine programs")
     runtime = place.runtime(spec)
     runtime._environment.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.generation import Generation, GenerationDiff, ToolEntry
-from handrail.contract.schema.validation import compile_schema
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.schema.argument_validation import compile_schema
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
-from handrail.registry.generations import GenerationLifecycle, OpenTools
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import Generation, GenerationDiff, ToolEntry
+from handrail.registry.generation_lifecycle import GenerationLifecycle, SharedToolUses
 
 pytestmark = pytest.mark.proves("R-06")
 
@@ -66,12 +66,12 @@ async def test_a_tool_ends_when_the_last_holder_of_its_last_generation_lets_go()
     succession.publish(generation(3, carried, returning))
     gc.collect()
     await asyncio.sleep(0)
-    assert {one.number for one in succession.live_generations} == {1, 3}
+    assert {one.number for one in succession.generations_in_use} == {1, 3}
     assert [tool.ended for tool in (dropped, carried, returning)] == [0, 0, 0]
     del held
     gc.collect()
     await dropped.over.wait()
-    assert {one.number for one in succession.live_generations} == {3}
+    assert {one.number for one in succession.generations_in_use} == {3}
     assert [tool.ended for tool in (dropped, carried, returning)] == [1, 0, 0]
     await succession.aclose()
     assert [tool.ended for tool in (dropped, carried, returning)] == [1, 1, 1]
@@ -98,7 +98,7 @@ async def test_a_tool_that_does_not_end_keeps_no_other_from_ending() -> None:
 
 async def test_a_tool_that_two_agents_have_ends_once_and_with_the_last_of_them() -> None:
     shared, own = _Tool("shared"), _Tool("own")
-    open_tools = OpenTools()
+    open_tools = SharedToolUses()
     one = GenerationLifecycle(generation(1, shared, own), open_tools)
     other = GenerationLifecycle(generation(2, shared), open_tools)
     await one.aclose()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.tool.requires import Capability
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
 
 
 @dataclass
@@ -43,10 +43,10 @@ def judge() -> Judge:
 
 
 @pytest.fixture
-def seen() -> SeenFiles:
-    return SeenFiles()
+def seen() -> SeenFileHashes:
+    return SeenFileHashes()
 
 
 @pytest.fixture
-def files(workspace: Path, judge: Judge, seen: SeenFiles) -> RootedFiles:
+def files(workspace: Path, judge: Judge, seen: SeenFileHashes) -> RootedFiles:
     return RootedFiles(SessionRoots(workspace), seen, judge)

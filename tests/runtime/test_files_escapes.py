@@ -11,9 +11,9 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots, find_openat2_problem
-from handrail.store.folders import remove_tree
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots, find_openat2_problem
+from handrail.store.state_folders import remove_tree
 
 pytestmark = pytest.mark.proves("S-03")
 
@@ -56,13 +56,13 @@ async def test_a_magic_link_that_leads_back_inside_is_the_file_it_names(files: R
 
 
 async def test_a_link_within_the_workspace_is_judged_and_noted_under_its_target(
-    files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFiles
+    files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFileHashes
 ) -> None:
     (workspace / "real").write_text("x")
     (workspace / "alias").symlink_to("real")
     await files.read_bytes("alias")
     assert judge.asked == [("fs.read", str(workspace / "real"))]
-    assert seen.find_digest(str(workspace / "real")) is not None
+    assert seen.find_seen_hash(str(workspace / "real")) is not None
     judge.refuse[str(workspace / "real")] = "a rule denies this file"
     with pytest.raises(ToolError, match="a rule denies") as caught:
         await files.read_bytes("alias")
@@ -109,7 +109,7 @@ async def test_a_loop_of_links_ends(files: RootedFiles, workspace: Path) -> None
 
 
 async def test_a_link_swapped_in_after_the_judgement_is_not_followed(
-    workspace: Path, judge: Judge, seen: SeenFiles
+    workspace: Path, judge: Judge, seen: SeenFileHashes
 ) -> None:
     """The judge itself swaps the file, so the swap falls exactly between judgement and open."""
     target = workspace / "f"
@@ -131,7 +131,7 @@ async def test_a_link_swapped_in_after_the_judgement_is_not_followed(
 
 
 async def test_a_folder_swapped_for_a_link_after_the_judgement_is_not_followed(
-    workspace: Path, judge: Judge, seen: SeenFiles
+    workspace: Path, judge: Judge, seen: SeenFileHashes
 ) -> None:
     folder = workspace / "d"
 
@@ -210,7 +210,7 @@ async def test_a_folder_five_thousand_deep_is_refused_by_its_path_and_harms_noth
         remove_tree(workspace)
 
 
-async def test_the_extra_root_is_read_and_never_written(workspace: Path, judge: Judge, seen: SeenFiles) -> None:
+async def test_the_extra_root_is_read_and_never_written(workspace: Path, judge: Judge, seen: SeenFileHashes) -> None:
     output = workspace.parent / "output"
     output.mkdir()
     (output / "1.txt").write_text("rest")

@@ -9,8 +9,8 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
 
 pytestmark = pytest.mark.proves("P-15", "F-11")
 
@@ -49,7 +49,7 @@ async def test_a_hard_link_to_it_is_not_written(files: RootedFiles, workspace: P
 
 
 async def test_it_is_read_and_files_of_its_name_in_other_folders_are_written(
-    files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFiles
+    files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFileHashes
 ) -> None:
     (workspace / "handrail.toml").write_text("theirs")
     assert (await files.read_bytes("handrail.toml")).data == b"theirs"

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files import rooted_files as files_module
-from handrail.runtime.files.rooted_files import INDEX_STEP_BYTES, LineIndex, RootedFiles, read_window
+from handrail.runtime.files import rooted_file_service as files_module
+from handrail.runtime.files.rooted_file_service import INDEX_STEP_BYTES, LineIndex, RootedFiles, read_line_window
 
 
 async def test_a_range_is_read_from_either_end(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_bytes(b"0123456789")
     assert (await files.read_bytes("f")).data == b"0123456789"
     middle = await files.read_bytes("f", start=3, max_bytes=4)
-    assert (middle.data, middle.start, middle.end, middle.size) == (b"3456", 3, 7, 10)
+    assert (middle.data, middle.start, middle.end_offset, middle.size) == (b"3456", 3, 7, 10)
     assert (await files.read_bytes("f", start=-3)).data == b"789"
     assert (await files.read_bytes("f", start=-99)).data == b"0123456789"
     assert (await files.read_bytes("f", start=99)).data == b""
@@ -27,7 +27,7 @@ async def test_a_range_is_read_from_either_end(files: RootedFiles, workspace: Pa
 async def test_lines_are_read_from_either_end_and_say_where_to_go_on(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("".join(f"line {n}\n" for n in range(1, 101)))
     head = await files.read_lines("f", count=3)
-    assert (head.lines, head.first, head.last, head.next) == (("line 1", "line 2", "line 3"), 1, 3, 4)
+    assert (head.lines, head.first, head.last_line_number, head.next) == (("line 1", "line 2", "line 3"), 1, 3, 4)
     middle = await files.read_lines("f", first=50, count=2)
     assert (middle.lines, middle.next) == (("line 50", "line 51"), 52)
     tail = await files.read_lines("f", first=-2)
@@ -75,7 +75,7 @@ def test_any_window_is_the_slice_of_all_lines(parts: list[str], ended: bool, fir
         every.pop()
     if not data.endswith(b"\n") and every and data.endswith(b"\r"):
         every[-1] += "\r"
-    got = read_window(lambda o, n: data[o : o + n], LineIndex(len(data)), first, count, 10_000, 1_000)
+    got = read_line_window(lambda o, n: data[o : o + n], LineIndex(len(data)), first, count, 10_000, 1_000)
     begin = first - 1 if first > 0 else max(0, len(every) + first)
     assert list(got.lines) == every[begin : begin + count]
     assert got.next == (begin + count + 1 if begin + count < len(every) else None)
@@ -117,7 +117,7 @@ async def test_a_sparse_terabyte_is_answered_from_its_ends_by_bytes_and_refused_
     with (workspace / "sparse").open("wb") as out:
         out.truncate(1 << 40)
     assert (await files.read_bytes("sparse", start=-4)).data == b"\0" * 4
-    monkeypatch.setattr("handrail.runtime.files.rooted_files.MAX_SCAN_BYTES", 8 * INDEX_STEP_BYTES)
+    monkeypatch.setattr("handrail.runtime.files.rooted_file_service.MAX_SCAN_BYTES", 8 * INDEX_STEP_BYTES)
     for first in (1, -1):
         with pytest.raises(ToolError) as caught:
             await files.read_lines("sparse", first=first)

@@ -16,8 +16,8 @@ from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files import atomic_write
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
 
 pytestmark = pytest.mark.proves("T-07")
 
@@ -87,7 +87,7 @@ async def test_each_expectation_is_held_to(files: RootedFiles, workspace: Path) 
 
 async def test_what_one_session_read_another_has_not(workspace: Path, judge: Judge) -> None:
     (workspace / "f").write_text("x")
-    first, second = (RootedFiles(SessionRoots(workspace), SeenFiles(), judge) for _ in range(2))
+    first, second = (RootedFiles(SessionRoots(workspace), SeenFileHashes(), judge) for _ in range(2))
     await first.read_bytes("f")
     await first.read_for_edit("f")
     with pytest.raises(ToolError):
@@ -99,7 +99,7 @@ async def test_fifty_parallel_writes_land_once_and_fail_loudly_else(
 ) -> None:
     (workspace / "f").write_text("start")
     await files.read_bytes("f")
-    many = [RootedFiles(SessionRoots(workspace), SeenFiles(), judge) for _ in range(50)]
+    many = [RootedFiles(SessionRoots(workspace), SeenFileHashes(), judge) for _ in range(50)]
     results = await asyncio.gather(
         *(one.write("f", f"writer {n}".encode(), expected=b"start") for n, one in enumerate(many)),
         return_exceptions=True,
@@ -115,7 +115,7 @@ async def test_fifty_parallel_edits_that_repeat_on_conflict_all_land(workspace: 
     (workspace / "f").write_bytes(b"")
 
     async def append(number: int) -> int:
-        files = RootedFiles(SessionRoots(workspace), SeenFiles(), judge)
+        files = RootedFiles(SessionRoots(workspace), SeenFileHashes(), judge)
         tries = 0
         while True:
             tries += 1
@@ -194,11 +194,11 @@ async def test_a_crash_in_the_middle_leaves_the_old_content(workspace: Path) -> 
     script = textwrap.dedent(
         """
         import asyncio, os, signal, sys
-        from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-        from handrail.runtime.files.roots import SessionRoots
+        from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+        from handrail.runtime.files.session_roots import SessionRoots
 
         async def main():
-            files = RootedFiles(SessionRoots(sys.argv[1]), SeenFiles(), lambda *_: None)
+            files = RootedFiles(SessionRoots(sys.argv[1]), SeenFileHashes(), lambda *_: None)
             await files.read_bytes("f")
             os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
             await files.write("f", b"new " * 100_000)
@@ -262,9 +262,9 @@ async def test_files_above_the_limit_are_read_and_not_edited(files: RootedFiles,
 
 
 def test_a_session_forgets_the_files_longest_unused() -> None:
-    seen = SeenFiles(max_files=2)
+    seen = SeenFileHashes(max_files=2)
     for name in ("a", "b", "a", "c"):
         seen.record(name, name * 2)
-    assert [seen.find_digest(name) for name in ("a", "b", "c")] == ["aa", None, "cc"]
+    assert [seen.find_seen_hash(name) for name in ("a", "b", "c")] == ["aa", None, "cc"]
     seen.forget("a")
-    assert seen.find_digest("a") is None
+    assert seen.find_seen_hash("a") is None

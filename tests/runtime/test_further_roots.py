@@ -7,11 +7,11 @@ from typing import Literal
 
 import pytest
 
-from handrail.contract.agent import AgentRoot
+from handrail.contract.agent_manifest import AgentFurtherRoot
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import FurtherRoots, SessionRoots
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.secure_open import resolve_further_roots
+from handrail.runtime.files.session_roots import FurtherRoots, SessionRoots
 
 from .conftest import Judge
 
@@ -27,7 +27,7 @@ def ground(tmp_path: Path) -> Path:
 
 
 def resolved(ground: Path, *roots: tuple[str, Access]) -> tuple[FurtherRoots, list[tuple[str, str]]]:
-    named = [AgentRoot(path=path.replace("@", str(ground)), access=access) for path, access in roots]
+    named = [AgentFurtherRoot(path=path.replace("@", str(ground)), access=access) for path, access in roots]
     return resolve_further_roots(named, str(ground / "ws"), [ground / "state", ground / "config"])
 
 
@@ -71,9 +71,9 @@ def test_a_writable_folder_above_the_workspace_is_refused_and_a_readable_one_is_
     workspace = tmp_path.resolve() / "project" / "ws"
     workspace.mkdir(parents=True)
     above = str(workspace.parent)
-    _, [(_, problem)] = resolve_further_roots([AgentRoot(path=above, access="write")], str(workspace), [])
+    _, [(_, problem)] = resolve_further_roots([AgentFurtherRoot(path=above, access="write")], str(workspace), [])
     assert "Open this folder as the workspace" in problem
-    further, faults = resolve_further_roots([AgentRoot(path=above)], str(workspace), [])
+    further, faults = resolve_further_roots([AgentFurtherRoot(path=above)], str(workspace), [])
     assert (further.readable, faults) == ((above,), [])
     roots = SessionRoots(workspace, (), further)
     assert [roots.resolve_path(path).is_writable for path in ("a", "../a")] == [True, False]
@@ -96,7 +96,7 @@ async def test_files_are_read_in_every_root_and_written_only_where_that_was_said
         (ground / name).mkdir(exist_ok=True)
         (ground / name / "a.txt").write_text(name)
     further, _ = resolved(ground, ("@/specs", "read"), ("@/notes", "write"))
-    files = RootedFiles(SessionRoots(ground / "ws", (), further), SeenFiles(), Judge())
+    files = RootedFiles(SessionRoots(ground / "ws", (), further), SeenFileHashes(), Judge())
     for name in ("specs", "notes"):
         assert (await files.read_bytes(str(ground / name / "a.txt"))).data == name.encode()
     with pytest.raises(ToolError, match="outside"):

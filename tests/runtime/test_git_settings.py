@@ -9,11 +9,11 @@ import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots
-from handrail.runtime.guard import git_checks as vcs
-from handrail.runtime.guard import git_config
-from handrail.sandbox.view.folder_tree import FolderTree
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.guard import git_config_checks as vcs
+from handrail.runtime.guard import git_config_reader
+from handrail.sandbox.view.cached_folder_tree import FolderTree
 
 pytestmark = pytest.mark.proves("S-07")
 
@@ -86,11 +86,11 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pointed(workspace: Path) -> set[str]:
     tree = FolderTree(str(workspace))
     tree.refresh()
-    return {os.path.relpath(path, workspace) for path in vcs.find_git_targets(tree).targets}
+    return {os.path.relpath(path, workspace) for path in vcs.find_paths_named_by_git(tree).targets}
 
 
 def files(workspace: Path) -> RootedFiles:
-    return RootedFiles(SessionRoots(workspace), SeenFiles(), lambda capability, target: None)
+    return RootedFiles(SessionRoots(workspace), SeenFileHashes(), lambda capability, target: None)
 
 
 @pytest.mark.parametrize("where", ["repository", "home", "xdg", "system", "included", "environment"])
@@ -202,9 +202,9 @@ def test_reading_the_settings_of_a_person_costs_a_look_at_each_file_once_they_ar
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workspace.parent / "home" / ".gitconfig").write_text("[core]\n\thooksPath = one\n")
-    first = git_config.read_paths_of_user()
+    first = git_config_reader.read_paths_named_by_user()
     monkeypatch.setattr(os, "open", None)
-    assert git_config.read_paths_of_user() == first
+    assert git_config_reader.read_paths_named_by_user() == first
 
 
 async def test_programs_are_held_to_what_the_person_s_settings_name(

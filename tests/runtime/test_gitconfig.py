@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.runtime.guard.git_config import (
-    GitSetting,
+from handrail.runtime.guard.git_config_reader import (
+    GitConfigLine,
     UnreadableConfig,
-    find_changed_keys,
-    is_harmless,
+    find_changed_unsafe_keys,
+    is_harmless_git_setting,
     is_harmless_url,
     parse_config,
 )
@@ -26,7 +26,7 @@ def inside(path: str) -> bool:
     return not path.startswith("/") and path.count("..") < 4
 
 
-def as_git_reads(data: bytes, folder: Path) -> list[GitSetting] | None:
+def as_git_reads(data: bytes, folder: Path) -> list[GitConfigLine] | None:
     """What git makes of a file: it runs nothing to list it. None where it refuses."""
     file = folder / "config"
     file.write_bytes(data)
@@ -39,10 +39,10 @@ def as_git_reads(data: bytes, folder: Path) -> list[GitSetting] | None:
     )
     if done.returncode != 0:
         return None
-    entries: list[GitSetting] = []
+    entries: list[GitConfigLine] = []
     for item in done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]:
         key, newline, value = item.partition("\n")
-        entries.append(GitSetting(key, value if newline else None))
+        entries.append(GitConfigLine(key, value if newline else None))
     return entries
 
 
@@ -67,7 +67,7 @@ READ = {
 
 @pytest.mark.parametrize("text", READ)
 def test_what_is_read_is_what_git_reads(text: str, tmp_path: Path) -> None:
-    assert parse_config(text.encode()) == [GitSetting(*pair) for pair in READ[text]]
+    assert parse_config(text.encode()) == [GitConfigLine(*pair) for pair in READ[text]]
     assert parse_config(text.encode()) == as_git_reads(text.encode(), tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_any_text_is_read_as_git_reads_it_or_refused(
     assert theirs is not None and _blanks(ours) == _blanks(theirs)
 
 
-def _blanks(entries: list[GitSetting]) -> list[GitSetting]:
+def _blanks(entries: list[GitConfigLine]) -> list[GitConfigLine]:
     """Versions of git differ in whether a tab within a value stays one."""
     return [entry._replace(value=entry.value and entry.value.replace("\t", " ")) for entry in entries]
 
@@ -221,7 +221,7 @@ HARMFUL = [
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_ordinary_git_writes_is_on_the_list(text: str) -> None:
     key, _, value = text.partition("=")
-    assert is_harmless(GitSetting(key, value), inside)
+    assert is_harmless_git_setting(GitConfigLine(key, value), inside)
 
 
 @pytest.mark.parametrize("text", HARMFUL)
@@ -229,7 +229,7 @@ def test_what_runs_something_is_not(text: str) -> None:
     key, _, value = text.partition("=")
     if key.startswith("url."):
         key, value = "url.ext::evil.insteadof", "https://"
-    assert not is_harmless(GitSetting(key, value), inside)
+    assert not is_harmless_git_setting(GitConfigLine(key, value), inside)
 
 
 @given(st.text(max_size=30))
@@ -240,15 +240,19 @@ def test_no_url_that_git_hands_to_a_helper_is_harmless(url: str) -> None:
 
 
 def test_what_was_there_before_may_stay_and_may_not_change() -> None:
-    theirs = [GitSetting("core.hookspath", "tools/hooks"), GitSetting("alias.a", "b"), GitSetting("core.bare", "false")]
+    theirs = [
+        GitConfigLine("core.hookspath", "tools/hooks"),
+        GitConfigLine("alias.a", "b"),
+        GitConfigLine("core.bare", "false"),
+    ]
 
-    def plain(after: list[GitSetting]) -> list[str]:
-        return find_changed_keys(theirs, after, inside)
+    def plain(after: list[GitConfigLine]) -> list[str]:
+        return find_changed_unsafe_keys(theirs, after, inside)
 
-    assert plain([*theirs, GitSetting("remote.o.url", "/x")]) == []
-    assert plain([*theirs[:2], GitSetting("core.bare", "true")]) == []
+    assert plain([*theirs, GitConfigLine("remote.o.url", "/x")]) == []
+    assert plain([*theirs[:2], GitConfigLine("core.bare", "true")]) == []
     assert plain(theirs[1:]) == ["core.hookspath"]
-    assert plain([*theirs, GitSetting("core.fsmonitor", "x")]) == ["core.fsmonitor"]
+    assert plain([*theirs, GitConfigLine("core.fsmonitor", "x")]) == ["core.fsmonitor"]
     assert plain([*theirs, theirs[1]]) == ["core.hookspath", "alias.a"]
     assert plain([theirs[1], theirs[0]]) == ["alias.a", "core.hookspath"]
     assert plain([theirs[0]._replace(value="evil"), theirs[1]]) == ["core.hookspath"]

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, SandboxProfile
+from handrail.contract.sandbox_protocol import ProgramSpec, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
-from handrail.policy.authorizer import find_hidden_paths
-from handrail.policy.rules.definitions import default_book
-from handrail.runtime.files.roots import SessionRoots
+from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.rules.rules_and_modes import default_book
+from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, GuardedSandbox, ProtectedPathViolation
-from handrail.runtime.shell import SandboxedShell
-from handrail.sandbox import tiers
-from handrail.store.folders import remove_tree
+from handrail.runtime.shell_service import SandboxedShell
+from handrail.sandbox import tier_probe
+from handrail.store.state_folders import remove_tree
 
 pytestmark = pytest.mark.proves("S-07")
 
@@ -51,7 +51,7 @@ class Ground:
     def profile(self) -> SandboxProfile:
         return SandboxProfile(
             *(str(self.workspace), str(self.place / "scratch")),
-            denials=find_hidden_paths(default_book(), str(self.workspace)),
+            denials=path_denials_of_rules(default_book(), str(self.workspace)),
             quarantine=str(self.quarantine),
         )
 
@@ -81,7 +81,7 @@ class Ground:
 
 @pytest.fixture
 def ground(tmp_path: Path) -> Ground:
-    chosen = tiers.choose_sandbox()
+    chosen = tier_probe.choose_sandbox()
     if not chosen.tier.is_confining:
         pytest.skip(chosen.tier.detail)
     place = tmp_path.resolve()

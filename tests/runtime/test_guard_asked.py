@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-from handrail.contract.sandbox import SandboxProfile
-from handrail.policy.authorizer import find_hidden_paths
-from handrail.policy.rules.definitions import default_book, parse_rule
-from handrail.runtime.files.roots import SessionRoots
-from handrail.runtime.shell import CompletedProcess, SandboxedShell
+from handrail.contract.sandbox_protocol import SandboxProfile
+from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.rules.rules_and_modes import default_book, parse_rule
+from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.shell_service import CompletedProcess, SandboxedShell
 
 pytestmark = pytest.mark.proves("S-07")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.proves("S-07")
 def shell(ground: Ground, *rules: str) -> SandboxedShell:  # noqa: F811
     book = default_book().with_rules(*(parse_rule(text, scope="session") for text in rules))
     profile: SandboxProfile = dataclasses.replace(
-        ground.profile, denials=find_hidden_paths(book, str(ground.workspace))
+        ground.profile, denials=path_denials_of_rules(book, str(ground.workspace))
     )
     return SandboxedShell(
         ground.sandbox, profile, ground.capabilities, SessionRoots(ground.workspace), lambda capability, target: None

@@ -8,10 +8,10 @@ import dataclasses
 import pytest
 from tests.runtime.test_guard import Ground, ground
 
-from handrail.contract.sandbox import ProgramSpec
+from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.runtime.guard import guarded_sandbox
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, GuardedSandbox, ProtectedPathViolation
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -36,7 +36,7 @@ async def test_a_running_program_does_not_keep_what_it_makes_under_a_protected_n
     )
     process = await started(ground, script)
     assert await process.read_line(100) == b"made\n"
-    await ground.sandbox.check_while_running()
+    await ground.sandbox.check_running_programs()
     assert sorted(ground.names()) == ["a"] and not (ground.workspace / "a" / ".git").exists()
     await process.write(b"go\n")
     with pytest.raises(ProtectedPathViolation, match=r"\.vscode was moved to") as caught:
@@ -55,7 +55,7 @@ async def test_what_a_tool_that_stays_up_makes_between_its_calls_is_moved_away_a
         await process.end_call()
         await process.write(b"go\n")  # no call
         assert await process.read_line(100) == b"two\n"
-        await ground.sandbox.check_while_running()
+        await ground.sandbox.check_running_programs()
         assert not (ground.workspace / ".envrc").exists()
         assert any(".envrc" in name for name in await process.begin_call())
         await process.end_call()
@@ -72,10 +72,10 @@ async def test_what_a_git_tool_makes_meanwhile_stays(ground: Ground) -> None:
     ground.vcs = True
     making = await started(ground, "git init -q new; echo made; read go; git -C new config user.name One")
     assert await making.read_line(100) == b"made\n"
-    await ground.sandbox.check_while_running()
+    await ground.sandbox.check_running_programs()
     await making.write(b"go\n")
     assert await making.wait() == 0
-    await ground.sandbox.check_while_running()
+    await ground.sandbox.check_running_programs()
     config = ground.workspace / "new" / ".git" / "config"
     assert "One" in config.read_text()
     await job.kill()
@@ -84,15 +84,15 @@ async def test_what_a_git_tool_makes_meanwhile_stays(ground: Ground) -> None:
 
 async def test_what_a_git_tool_makes_stays_for_programs_under_another_guard_too(ground: Ground) -> None:
     """Servers behind the gateway have one of their own."""
-    other = dataclasses.replace(ground, sandbox=GuardedSandbox(tiers.choose_sandbox()), vcs=True)
+    other = dataclasses.replace(ground, sandbox=GuardedSandbox(tier_probe.choose_sandbox()), vcs=True)
     server = await started(ground, "read go")
     try:
         making = await started(other, "git init -q new; echo made; read go; git -C new config user.name One")
         assert await making.read_line(100) == b"made\n"
-        await ground.sandbox.check_while_running()
+        await ground.sandbox.check_running_programs()
         await making.write(b"go\n")
         assert await making.wait() == 0
-        await ground.sandbox.check_while_running()
+        await ground.sandbox.check_running_programs()
         assert "One" in (ground.workspace / "new" / ".git" / "config").read_text()
         assert await server.begin_call() == ()
         assert await server.begin_call() == ()
@@ -122,7 +122,7 @@ async def test_looks_are_taken_by_themselves_as_long_as_a_program_runs(
 ) -> None:
     monkeypatch.setattr(guarded_sandbox, "CHECK_INTERVAL_S", 0.001)
     looks: asyncio.Queue[None] = asyncio.Queue()
-    look = ground.sandbox.check_while_running
+    look = ground.sandbox.check_running_programs
 
     async def noted() -> float:
         looks.put_nowait(None)
@@ -140,5 +140,5 @@ async def test_looks_are_taken_by_themselves_as_long_as_a_program_runs(
 
 def test_looks_take_a_hundredth_of_a_core_at_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert guarded_sandbox.compute_pause(0.0) == guarded_sandbox.compute_pause(0.01) == 1.0
-    assert guarded_sandbox.compute_pause(0.25) == 25.0
+    assert guarded_sandbox.pause_after_check_s(0.0) == guarded_sandbox.pause_after_check_s(0.01) == 1.0
+    assert guarded_sandbox.pause_after_check_s(0.25) == 25.0

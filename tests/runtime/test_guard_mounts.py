@@ -14,12 +14,12 @@ import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots
+from handrail.contract.sandbox_protocol import ProgramSpec
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard import running_programs
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
-from handrail.runtime.guard.quarantine import OriginalFiles
+from handrail.runtime.guard.quarantine import OriginalPathStates
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -233,7 +233,7 @@ async def test_a_pinned_file_is_not_written_by_its_second_name(ground: Ground) -
 def test_a_file_number_that_is_given_again_is_not_taken_for_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text("one")
-    originals = OriginalFiles(str(tmp_path))
+    originals = OriginalPathStates(str(tmp_path))
     original = originals.remember(str(path))
     assert original is not None and original.snapshot is not None and original.snapshot.data == b"one"
     seen = os.stat(path).st_ino
@@ -247,7 +247,7 @@ def test_a_file_number_that_is_given_again_is_not_taken_for_the_same_file(tmp_pa
 
 def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "config"
-    originals = OriginalFiles(str(tmp_path))
+    originals = OriginalPathStates(str(tmp_path))
     for number in range(50):
         path.write_text(f"{number:02}")
         original = originals.remember(str(path))
@@ -262,7 +262,7 @@ def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
 
 
 def files_of(ground: Ground) -> RootedFiles:
-    return RootedFiles(SessionRoots(ground.workspace), SeenFiles(), lambda capability, target: None)
+    return RootedFiles(SessionRoots(ground.workspace), SeenFileHashes(), lambda capability, target: None)
 
 
 async def test_a_write_waits_for_the_program_that_has_its_file_mounted_over(ground: Ground) -> None:
@@ -384,7 +384,7 @@ async def test_a_program_that_would_wait_too_long_for_a_write_is_a_conflict(
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
     config = str(ground.workspace / ".git" / "config")
-    async with running_programs.running_programs.reserve_file(config, ".git/config"):
+    async with running_programs.running_programs.reserve_file_replacement(config, ".git/config"):
         with pytest.raises(ToolError, match=r"a file tool.*\.git/config") as caught:
             await up(ground, "echo up", tool="bash", call="call-2")
     assert caught.value.kind == "conflict"

@@ -11,10 +11,10 @@ from tests.runtime.conftest import Judge
 from tests.web import Answer, Site, authority, ok, redirect
 
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.sandbox import ConnectionAttempt
+from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
-from handrail.runtime.net import CheckedNet
-from handrail.testing.kernels import ScriptedResolver
+from handrail.runtime.http_service import CheckedNet
+from handrail.testing.scripted_kernel import ScriptedResolver
 
 pytestmark = pytest.mark.proves("K-11b", "S-02")
 

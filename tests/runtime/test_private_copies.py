@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.runtime.test_guard import Ground, ground
 
-from handrail.contract.sandbox import ProgramSpec
+from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.runtime.files import atomic_write
 from handrail.runtime.guard import guarded_sandbox
-from handrail.sandbox.view import folder_tree as module
-from handrail.sandbox.view.folder_tree import FolderTree
+from handrail.sandbox.view import cached_folder_tree as module
+from handrail.sandbox.view.cached_folder_tree import FolderTree
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -69,7 +69,7 @@ async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
 
 async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    make = atomic_write.make_private
+    make = atomic_write.replace_by_private_copies
 
     def noted(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
         threads.append(threading.get_ident())
@@ -117,8 +117,8 @@ async def test_a_second_folder_to_write_in_counts_as_inside(ground: Ground) -> N
     trees = [FolderTree(str(ground.workspace)), FolderTree(str(other)), FolderTree(str(ground.workspace))]
     for tree in trees:
         tree.refresh()
-    assert atomic_write.find_shared_files(trees) == {}
-    assert list(atomic_write.find_shared_files([*trees[:1], *trees[2:]])) == [str(ground.workspace / "a")]
+    assert atomic_write.find_outside_hard_links(trees) == {}
+    assert list(atomic_write.find_outside_hard_links([*trees[:1], *trees[2:]])) == [str(ground.workspace / "a")]
 
 
 async def test_a_link_that_is_made_elsewhere_is_known_when_files_are_counted_again(
@@ -158,5 +158,5 @@ def test_a_name_that_was_given_away_meanwhile_is_left_to_its_new_file(tmp_path: 
         (root / "edit").write_text("a person's")
         (root / "edit").rename(root / "ws" / "a")
 
-    assert atomic_write.make_private(str(root / "ws"), files()) == set()
+    assert atomic_write.replace_by_private_copies(str(root / "ws"), files()) == set()
     assert (root / "ws" / "a").read_text() == "a person's" and os.listdir(root / "ws") == ["a"]

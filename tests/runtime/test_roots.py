@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError, ToolError
-from handrail.contract.text.neutralisation import escape_controls
-from handrail.runtime.files.roots import SessionRoots, is_beneath, resolve_canonical
+from handrail.contract.text.neutralisation import escape_terminal_controls
+from handrail.runtime.files.session_roots import SessionRoots, is_beneath, resolve_canonical
 
 
 def test_two_spellings_of_one_file_are_one_canonical_path(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_newlines_escapes_and_bad_bytes_in_names_are_shown_spelled_out(tmp_path:
 
 @given(st.text())
 def test_shown_text_is_printable_and_encodable(text: str) -> None:
-    shown = escape_controls(text)
+    shown = escape_terminal_controls(text)
     assert shown.isprintable()
     shown.encode()
 

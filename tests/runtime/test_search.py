@@ -14,15 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Sandbox, SandboxProfile, SandboxTier
-from handrail.contract.services.files import FileSearchResult
+from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.services.file_services import FileSearchResult
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.runtime.ripgrep import HiddenFiles, MatchRecords, PathFilter, expand_braces, map_exit
-from handrail.runtime.search import RipgrepSearch
-from handrail.sandbox.tiers import RefusingSandbox, choose_sandbox
+from handrail.runtime.ripgrep import (
+    HiddenFileRecord,
+    RipgrepOutputParser,
+    SearchPathFilter,
+    expand_braces,
+    ripgrep_exit_error,
+)
+from handrail.runtime.search_service import RipgrepSearch
+from handrail.sandbox.tier_probe import RefusingSandbox, choose_sandbox
 
 pytestmark = pytest.mark.proves("T-08")
 
@@ -61,7 +67,7 @@ def searching(workspace: Path, tmp_path: Path, sandbox: Sandbox) -> Searching:
         roots = SessionRoots(workspace, readable)
         whole = CapabilityLayer("test", fs_read=(str(workspace), *map(str, readable)))
         profile = SandboxProfile(roots.workspace, str(scratch), readable=roots.readable)
-        return RipgrepSearch(roots, sandbox, profile, CapabilitySet((whole,)), may, HiddenFiles())
+        return RipgrepSearch(roots, sandbox, profile, CapabilitySet((whole,)), may, HiddenFileRecord())
 
     return make
 
@@ -243,11 +249,13 @@ async def test_a_file_named_like_a_note_hides_nobody_behind_another_name(workspa
 
 def test_a_note_is_taken_off_only_after_the_file_it_is_about() -> None:
     note = b'./a: WARNING: stopped searching binary file after match (found "\\0" byte around offset 7)\n'
-    assert [path for path, *_ in MatchRecords().feed(b"./a\x001\x000\x00x\n" + note + b"./b\x002\x003\x00y\n")] == [
+    assert [
+        path for path, *_ in RipgrepOutputParser().feed(b"./a\x001\x000\x00x\n" + note + b"./b\x002\x003\x00y\n")
+    ] == [
         b"./a",
         b"./b",
     ]
-    assert [path for path, *_ in MatchRecords().feed(note + b"./b\x002\x003\x00y\n")] == [note + b"./b"]
+    assert [path for path, *_ in RipgrepOutputParser().feed(note + b"./b\x002\x003\x00y\n")] == [note + b"./b"]
 
 
 async def test_what_may_not_be_read_is_left_out_and_does_not_tell_what_is_in_it(
@@ -384,7 +392,7 @@ pieces = st.lists(
 @given(pieces, st.integers(1, 7))
 def test_records_are_read_alike_however_they_arrive(records: list[tuple[bytes, int, bytes]], size: int) -> None:
     stream = b"".join(b"%s\0%d\0%d\0%s\n" % (path, line, line, text) for path, line, text in records)
-    reader = MatchRecords()
+    reader = RipgrepOutputParser()
     found: list[tuple[bytes, int, bytes]] = []
     for at in range(0, len(stream), size):
         found += [(one.path, one.line, one.text) for one in reader.feed(stream[at : at + size])]
@@ -422,12 +430,12 @@ def test_any_braces_end(pattern: str) -> None:
 @given(st.lists(st.sampled_from(["src", "a.py", "b.PY", "*.py", "**", ".x", "x.tar.gz"]), min_size=1, max_size=3))
 def test_narrowing_by_type_never_loses_a_wanted_file(parts: list[str]) -> None:
     """What ripgrep is told by the last part has to let through all that the whole pattern wants."""
-    wanted = PathFilter.parse("/".join(parts))
+    wanted = SearchPathFilter.parse("/".join(parts))
     types = [one.partition(":")[2] for one in wanted.build_arguments() if one.startswith("--type-add")]
     for path in ("a.py", "src/a.py", "src/src/b.py", "x.tar.gz", "src/x.tar.gz"):
         if wanted.matches(path) and types:
             name = path.rpartition("/")[2]
-            assert any(PathFilter.parse(one).matches(name) for one in types)
+            assert any(SearchPathFilter.parse(one).matches(name) for one in types)
 
 
 # ── races: what ripgrep opened is not what was judged ────────────────────────────────────────────
@@ -448,7 +456,7 @@ class Hides:
     def is_read_only(self, path: str) -> bool:
         return False
 
-    def is_exempt(self, path: str) -> bool:
+    def is_protected_write_allowed(self, path: str) -> bool:
         return False
 
 
@@ -480,11 +488,13 @@ def guarded(workspace: Path, tmp_path: Path) -> Searching:
     scratch.mkdir()
     sandbox = GuardedSandbox(confining)
 
-    def make(may: AccessCheck, hides: Hides, hidden: HiddenFiles | None = None) -> RipgrepSearch:
+    def make(may: AccessCheck, hides: Hides, hidden: HiddenFileRecord | None = None) -> RipgrepSearch:
         whole = CapabilityLayer("test", fs_read=(str(workspace),))
         profile = SandboxProfile(str(workspace), str(scratch), denials=hides)
         roots, capabilities = SessionRoots(workspace), CapabilitySet((whole,))
-        return RipgrepSearch(roots, sandbox, profile, capabilities, may, HiddenFiles() if hidden is None else hidden)
+        return RipgrepSearch(
+            roots, sandbox, profile, capabilities, may, HiddenFileRecord() if hidden is None else hidden
+        )
 
     return make
 
@@ -544,9 +554,9 @@ async def test_a_hidden_file_under_another_name_is_not_shown(workspace: Path, gu
 async def test_a_hidden_file_that_was_met_is_not_read_under_another_name(workspace: Path) -> None:
     put(workspace, {".env": "KEY=secret\n"})
     os.link(workspace / ".env", workspace / "notes.txt")
-    hidden = HiddenFiles()
-    hidden.remember([str(workspace / ".env")])
-    files = RootedFiles(SessionRoots(workspace), SeenFiles(), nothing_like(".env"), hidden)
+    hidden = HiddenFileRecord()
+    hidden.record_hidden_files([str(workspace / ".env")])
+    files = RootedFiles(SessionRoots(workspace), SeenFileHashes(), nothing_like(".env"), hidden)
     with pytest.raises(ToolError, match=r"`notes\.txt` is the same file as one that is hidden") as refused:
         await files.read_bytes("notes.txt")
     assert refused.value.kind == "denied"
@@ -554,13 +564,13 @@ async def test_a_hidden_file_that_was_met_is_not_read_under_another_name(workspa
         await files.read_lines("notes.txt")
     with pytest.raises(ToolError, match="same file"):
         await files.read_for_edit("notes.txt")
-    allowing = RootedFiles(SessionRoots(workspace), SeenFiles(), everything, hidden)
+    allowing = RootedFiles(SessionRoots(workspace), SeenFileHashes(), everything, hidden)
     assert (await allowing.read_bytes("notes.txt")).data == b"KEY=secret\n"
 
 
 async def test_a_file_that_was_refused_is_not_read_under_another_name(workspace: Path) -> None:
     put(workspace, {".env": "KEY=secret\n"})
-    files = RootedFiles(SessionRoots(workspace), SeenFiles(), nothing_like(".env"))
+    files = RootedFiles(SessionRoots(workspace), SeenFileHashes(), nothing_like(".env"))
     with pytest.raises(ToolError, match="is denied"):
         await files.read_bytes(".env")
     (workspace / ".env").rename(workspace / "notes.txt")
@@ -676,9 +686,11 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def test_what_ripgrep_says_of_a_long_pattern_is_read_once() -> None:
-    error = map_exit(2, b"rg: regex parse error:\n" + b"[" * 2_000_000 + b"\nerror: unclosed character class\n")
+    error = ripgrep_exit_error(
+        2, b"rg: regex parse error:\n" + b"[" * 2_000_000 + b"\nerror: unclosed character class\n"
+    )
     assert error is not None and error.kind == "invalid_input" and "unclosed character class" in error.text
     note = b'a.txt: binary file matches (found "\\0" byte around offset 7)\n'
-    assert map_exit(2, note * 3) is None
-    said = map_exit(2, note * 2 + b"rg: b.txt: no such file")
+    assert ripgrep_exit_error(2, note * 3) is None
+    said = ripgrep_exit_error(2, note * 2 + b"rg: b.txt: no such file")
     assert said is not None and said.text.startswith("ripgrep failed with exit code 2: rg: b.txt: no such file.")

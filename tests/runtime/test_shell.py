@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import Capability, CapabilityLayer, CapabilitySet, ShellRequires
-from handrail.runtime import shell
-from handrail.runtime.files.roots import SessionRoots
-from handrail.runtime.shell import SandboxedShell
-from handrail.sandbox import tiers
+from handrail.runtime import shell_service
+from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.shell_service import SandboxedShell
+from handrail.sandbox import tier_probe
 
 pytestmark = pytest.mark.proves("K-11a")
 
 
 @pytest.fixture
 def sandbox() -> Sandbox:
-    chosen = tiers.choose_sandbox()
+    chosen = tier_probe.choose_sandbox()
     if not chosen.tier.is_confining:
         pytest.skip(f"this machine cannot confine programs: {chosen.tier.detail}; {chosen.tier.remedy}")
     return chosen
@@ -55,21 +55,21 @@ ANY = ShellRequires(cmd="*")
 
 async def test_a_text_runs_in_bash_and_an_argv_without_a_shell(sandbox: Sandbox, workspace: Path) -> None:
     may = Asked()
-    shell = shell_on(sandbox, workspace, ANY, may=may)
-    text = await shell.run("echo $((1 + 1)) >&2; exit 3")
+    shell_service = shell_on(sandbox, workspace, ANY, may=may)
+    text = await shell_service.run("echo $((1 + 1)) >&2; exit 3")
     assert (text.exit_code, text.output, text.signal) == (3, b"2\n", None)
-    direct = await shell.run(["echo", "$HOME;", "*"])
+    direct = await shell_service.run(["echo", "$HOME;", "*"])
     assert direct.output == b"$HOME; *\n"
     assert may.asked == [("shell.run", "echo $((1 + 1)) >&2; exit 3"), ("shell.run", ("echo", "$HOME;", "*"))]
 
 
 async def test_an_argv_gets_further_variables_and_a_text_does_not(sandbox: Sandbox, workspace: Path) -> None:
-    shell = shell_on(sandbox, workspace, ANY)
-    told = await shell.run(["printenv", "GIT_PAGER", "LANG"], environment={"GIT_PAGER": "a b", "LANG": "C"})
+    shell_service = shell_on(sandbox, workspace, ANY)
+    told = await shell_service.run(["printenv", "GIT_PAGER", "LANG"], environment={"GIT_PAGER": "a b", "LANG": "C"})
     assert told.output == b"a b\nC\n"
-    assert (await shell.run(["printenv", "GIT_PAGER"])).output == b""
+    assert (await shell_service.run(["printenv", "GIT_PAGER"])).output == b""
     with pytest.raises(ToolError, match="extra environment variables"):
-        await shell.run("printenv", environment={"GIT_PAGER": "a"})
+        await shell_service.run("printenv", environment={"GIT_PAGER": "a"})
 
 
 async def test_what_a_program_says_beside_its_output_is_kept_apart_where_asked(
@@ -80,8 +80,8 @@ async def test_what_a_program_says_beside_its_output_is_kept_apart_where_asked(
 
 
 async def test_what_rules_keep_from_being_read_is_named(sandbox: Sandbox, workspace: Path) -> None:
-    shell = shell_on(sandbox, workspace, ANY)
-    assert list(await shell.list_hidden_paths(["a", "b"])) == []
+    shell_service = shell_on(sandbox, workspace, ANY)
+    assert list(await shell_service.list_hidden_paths(["a", "b"])) == []
     assert list(await shell_on(sandbox, workspace, ANY, may=Asked("no")).list_hidden_paths(["a", "gone/b"])) == [
         "a",
         "gone/b",
@@ -109,12 +109,12 @@ async def test_stdin_is_handed_over_and_ends(sandbox: Sandbox, workspace: Path) 
 async def test_the_working_directory_is_the_workspace_or_beneath(sandbox: Sandbox, workspace: Path) -> None:
     (workspace / "sub").mkdir()
     (workspace / "out").symlink_to("..")
-    shell = shell_on(sandbox, workspace, ANY)
-    assert (await shell.run("pwd")).output.decode().strip() == str(workspace)
-    assert (await shell.run(["pwd"], cwd="sub")).output.decode().strip() == str(workspace / "sub")
+    shell_service = shell_on(sandbox, workspace, ANY)
+    assert (await shell_service.run("pwd")).output.decode().strip() == str(workspace)
+    assert (await shell_service.run(["pwd"], cwd="sub")).output.decode().strip() == str(workspace / "sub")
     for cwd, kind in (("..", "denied"), ("out", "denied"), ("/", "denied"), ("absent", "failed")):
         with pytest.raises(ToolError) as caught:
-            await shell.run("pwd", cwd=cwd)
+            await shell_service.run("pwd", cwd=cwd)
         assert caught.value.kind == kind
 
 
@@ -171,7 +171,7 @@ async def test_a_cancelled_run_leaves_no_process_and_what_it_wrote(sandbox: Sand
 async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
     sandbox: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "MAX_OUTPUT_BYTES", 100)
+    monkeypatch.setattr(shell_service, "MAX_OUTPUT_BYTES", 100)
     pieces: list[bytes] = []
     done = await shell_on(sandbox, workspace, ANY).run(
         "for n in 1 2 3 4 5; do printf %050d $n; done", on_output=pieces.append
@@ -184,7 +184,7 @@ async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
 
 
 async def test_a_machine_that_cannot_confine_runs_nothing(workspace: Path) -> None:
-    refusing = tiers.RefusingSandbox(SandboxTier("none", "bubblewrap is not installed", "install it"))
+    refusing = tier_probe.RefusingSandbox(SandboxTier("none", "bubblewrap is not installed", "install it"))
     with pytest.raises(
         ToolError, match=r"bubblewrap is not installed\. Ask the user to fix this: install it\."
     ) as caught:

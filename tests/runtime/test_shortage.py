@@ -13,12 +13,12 @@ import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec
+from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.runtime.guard import guarded_sandbox, post_run_check
 from handrail.runtime.guard.post_run_check import PostRunCheck
-from handrail.sandbox import tiers
-from handrail.sandbox.view import folder_tree as module
-from handrail.sandbox.view.folder_tree import FolderTree
+from handrail.sandbox import tier_probe
+from handrail.sandbox.view import cached_folder_tree as module
+from handrail.sandbox.view.cached_folder_tree import FolderTree
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -28,14 +28,14 @@ import asyncio, os, resource, sys, threading
 from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
-from handrail.contract.sandbox import SandboxProfile
-from handrail.policy.rules.definitions import default_book
-from handrail.policy.authorizer import find_hidden_paths
+from handrail.contract.sandbox_protocol import SandboxProfile
+from handrail.policy.rules.rules_and_modes import default_book
+from handrail.policy.call_authorizer import find_hidden_paths
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.runtime.files.roots import SessionRoots
-from handrail.runtime.shell import SandboxedShell
+from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.shell_service import SandboxedShell
 from handrail.sandbox import tiers; from handrail.sandbox.start import pool; from handrail.sandbox.start import process
-from handrail.sandbox.start.process import wait_for_dismantling
+from handrail.sandbox.start.sandboxed_process import wait_for_dismantling
 
 place = Path(sys.argv[1])
 ws = place / "ws"
@@ -92,7 +92,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("hosts", [(), ("example.org",)])
 def test_after_every_shortage_of_descriptors_programs_start_again(tmp_path: Path, hosts: tuple[str, ...]) -> None:
-    chosen = tiers.choose_sandbox()
+    chosen = tier_probe.choose_sandbox()
     if not chosen.tier.is_confining:
         pytest.skip(chosen.tier.detail)
     place = tmp_path.resolve()
@@ -130,13 +130,17 @@ def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
                 patched.setattr(module.os, "scandir", scandir)
                 if number == errno.EIO:
                     tree.refresh()
-                    assert tree.list_closed() == [str(tmp_path / failing)], "it is hidden as long as it cannot be read"
+                    assert tree.list_unreadable_folders() == [str(tmp_path / failing)], (
+                        "it is hidden as long as it cannot be read"
+                    )
                 else:
                     with pytest.raises(ToolError, match="Call again") as caught:
                         tree.refresh()
                     assert caught.value.kind == "unavailable"
             tree.refresh()
-            assert tree.list_closed() == [] and list(tree.list_protected()) == [str(tmp_path / "a" / "b" / ".envrc")]
+            assert tree.list_unreadable_folders() == [] and list(tree.list_protected()) == [
+                str(tmp_path / "a" / "b" / ".envrc")
+            ]
 
 
 async def test_a_program_after_which_nobody_could_look_is_looked_after_before_the_next(

@@ -11,10 +11,10 @@ import pytest
 
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Capability
-from handrail.runtime.files import editor_files
-from handrail.runtime.files.editor_files import EditorFiles
-from handrail.runtime.files.rooted_files import SeenFiles
-from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.files import editor_file_service
+from handrail.runtime.files.editor_file_service import EditorFiles
+from handrail.runtime.files.rooted_file_service import SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
 
 pytestmark = [
     pytest.mark.proves("F-05"),
@@ -31,7 +31,7 @@ class Buffers:
         self.meanwhile: Callable[[], object] = lambda: None
         self.hangs = False
 
-    async def read_unsaved(self, path: str) -> str | None:
+    async def read_unsaved_text(self, path: str) -> str | None:
         self.asked.append(path)
         self.meanwhile()
         if self.hangs:
@@ -49,10 +49,10 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Buffe
     workspace = tmp_path / "ws"
     (workspace / "src").mkdir(parents=True)
     (workspace / "src" / "a.txt").write_text("saved\n")
-    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "SETTLED_NS", -(10**12))
     buffers = Buffers()
-    return workspace, buffers, EditorFiles(SessionRoots(str(workspace)), SeenFiles(), allowed, buffers)
+    return workspace, buffers, EditorFiles(SessionRoots(str(workspace)), SeenFileHashes(), allowed, buffers)
 
 
 Place = tuple[Path, Buffers, EditorFiles]
@@ -133,16 +133,16 @@ async def test_where_a_folder_has_just_changed_the_editor_is_not_asked(
 ) -> None:
     workspace, buffers, files = editor
     buffers.texts[str(workspace / "src" / "a.txt")] = "typed"
-    monkeypatch.setattr(editor_files, "SETTLED_NS", 10**12)
+    monkeypatch.setattr(editor_file_service, "SETTLED_NS", 10**12)
     assert await read(files) == "saved" and buffers.asked == []
-    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
-    monkeypatch.setattr(editor_files, "FRESH_NS", 10**12)
+    monkeypatch.setattr(editor_file_service, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_file_service, "FRESH_NS", 10**12)
     assert await read(files) == "saved" and buffers.asked == []
 
 
 async def test_an_editor_that_does_not_answer_is_not_waited_for(editor: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     _, buffers, files = editor
-    monkeypatch.setattr(editor_files, "EDITOR_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(editor_file_service, "EDITOR_TIMEOUT_S", 0.0)
     buffers.hangs = True
     assert await read(files) == "saved" and len(buffers.asked) == 1
 
@@ -153,7 +153,7 @@ async def test_what_an_editor_says_is_bounded_and_of_whole_characters(
     workspace, buffers, files = editor
     buffers.texts[str(workspace / "src" / "a.txt")] = "half \ud800 of one"
     assert "half" in await read(files)
-    monkeypatch.setattr(editor_files, "MAX_EDIT_BYTES", 3)
+    monkeypatch.setattr(editor_file_service, "MAX_EDIT_BYTES", 3)
     assert await read(files) == "saved"
 
 
@@ -164,7 +164,7 @@ async def test_a_file_that_rules_refuse_is_not_asked_for(tmp_path: Path) -> None
     def never(capability: Capability, target: str | Sequence[str]) -> str:
         return "a rule says no"
 
-    files = EditorFiles(SessionRoots(str(tmp_path)), SeenFiles(), never, buffers)
+    files = EditorFiles(SessionRoots(str(tmp_path)), SeenFileHashes(), never, buffers)
     with pytest.raises(ToolError, match="a rule says no"):
         await files.read_lines("a.txt")
     assert buffers.asked == []

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.sandbox import Process, ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 
 @dataclass
@@ -59,7 +59,7 @@ Run = Callable[..., Awaitable[Ran]]
 
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
-    chosen = tiers.choose_sandbox()
+    chosen = tier_probe.choose_sandbox()
     if not chosen.tier.is_confining:
         pytest.skip(f"this machine cannot confine programs: {chosen.tier.detail}; {chosen.tier.remedy}")
     return chosen

@@ -16,9 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from handrail.contract.sandbox import ProgramSpec, SandboxProfile
+from handrail.contract.sandbox_protocol import ProgramSpec, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 
 _ADOPT_ORPHANS = 36
@@ -27,7 +27,7 @@ _LEAVING_S = 20
 
 async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> None:
     """Start a sandbox and stay. ``at_once``: die before bubblewrap has said whom it started."""
-    sandbox = tiers.choose_sandbox()
+    sandbox = tier_probe.choose_sandbox()
     assert isinstance(sandbox, BubblewrapSandbox)
     layer = CapabilityLayer("test", (workspace,), (workspace,), (), (ShellRequires(cmd="*"),))
     capabilities = CapabilitySet((layer,))
@@ -88,7 +88,7 @@ def _line(pid: str) -> str:
 
 
 def main(workspace: str, scratch: str, rounds: int) -> None:
-    tiers.choose_sandbox()  # once, before the holders are copies of this process
+    tier_probe.choose_sandbox()  # once, before the holders are copies of this process
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
     chance = random.Random(5)
     clean = 0

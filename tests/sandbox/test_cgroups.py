@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.contract.sandbox import SandboxLimits
+from handrail.contract.sandbox_protocol import SandboxLimits
 from handrail.sandbox import bubblewrap
-from handrail.sandbox.filters import limits as cgroups
 from handrail.sandbox.filters import memory_monitor
-from handrail.sandbox.start.process import SandboxedProcess
+from handrail.sandbox.filters import resource_limits as cgroups
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess
 
 FORKS = """python3 -c '
 import os, time
@@ -29,7 +29,7 @@ for _ in range(60):
 V1 = "34 24 0:31 / /sys/fs/cgroup/pids rw,relatime shared:9 - cgroup cgroup rw,pids"
 V2 = "29 23 0:26 / {place} rw,nosuid shared:4 - cgroup2 cgroup2 rw"
 possible = pytest.mark.skipif(
-    os.geteuid() != 0 or not cgroups.make_groups(1000, None), reason="no control group can be made here"
+    os.geteuid() != 0 or not cgroups.make_limiting_cgroups(1000, None), reason="no control group can be made here"
 )
 
 
@@ -87,15 +87,15 @@ def test_the_bound_that_handrail_was_started_with_is_the_least_on_the_way_up(tmp
 
 def test_of_the_first_version_a_process_enters_by_its_one_thread(tmp_path: Path) -> None:
     (tmp_path / "cgroup.procs").touch()
-    assert cgroups.find_entry_file(tmp_path) == tmp_path / "cgroup.procs"
+    assert cgroups.find_cgroup_entry_file(tmp_path) == tmp_path / "cgroup.procs"
     (tmp_path / "tasks").touch()
-    assert cgroups.find_entry_file(tmp_path) == tmp_path / "tasks"
+    assert cgroups.find_cgroup_entry_file(tmp_path) == tmp_path / "tasks"
 
 
 @possible
 @pytest.mark.proves("S-04")
 async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> None:
-    groups = cgroups.make_groups(40, None)
+    groups = cgroups.make_limiting_cgroups(40, None)
     assert len(groups) == 1
     group = groups[0]
     limits = SandboxLimits(processes=40, call_memory_bytes=None)
@@ -124,14 +124,14 @@ async def test_the_thread_that_starts_programs_ends_with_its_sandbox_and_the_nex
         assert starters()
         await process.wait()
         await process.kill()
-        cgroups.end_starter_threads()
+        cgroups.end_cgroup_starter_threads()
         assert not starters()
 
 
 @possible
 def test_where_no_thread_can_enter_a_shell_does_and_becomes_the_program() -> None:
-    groups = cgroups.make_groups(40, None)
-    program, argv = cgroups.wrap_command(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
+    groups = cgroups.make_limiting_cgroups(40, None)
+    program, argv = cgroups.wrap_command_in_cgroups(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
     ran = subprocess.run(argv, executable=program, capture_output=True, text=True, check=True)
     assert groups[0].name in ran.stdout
 
@@ -159,7 +159,8 @@ def test_a_group_goes_with_its_process_and_what_a_killed_one_left_with_the_next(
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or not cgroups.make_groups(None, 1 << 40), reason="no control group can bound memory here"
+    os.geteuid() != 0 or not cgroups.make_limiting_cgroups(None, 1 << 40),
+    reason="no control group can bound memory here",
 )
 @pytest.mark.proves("S-04")
 async def test_where_a_control_group_bounds_memory_no_look_is_needed(

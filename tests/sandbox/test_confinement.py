@@ -11,10 +11,10 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, SandboxLimits
+from handrail.contract.sandbox_protocol import ProgramSpec, SandboxLimits
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables, Requires, expand_requires
-from handrail.sandbox.view import mounts
-from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
+from handrail.sandbox.view import mount_options
+from handrail.sandbox.view.mount_comparison import ExpectedMount, ExpectedMounts
 
 pytestmark = pytest.mark.proves("S-01")
 
@@ -82,15 +82,15 @@ def test_what_is_masked_in_an_ordinary_users_etc_and_gone_by_the_start_does_not_
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for name in ("first", "second"):
         (tmp_path / name).touch(0o600)
-    monkeypatch.setattr(mounts, "_PRIVATE_CONFIGURATION", (str(tmp_path),))
-    monkeypatch.setattr(mounts, "_configuration", configuration := mounts._ConfigurationView())  # pyright: ignore[reportPrivateUsage]
-    options = configuration.options(0.0)
+    monkeypatch.setattr(mount_options, "_PRIVATE_CONFIGURATION", (str(tmp_path),))
+    monkeypatch.setattr(mount_options, "_configuration", configuration := mount_options._ConfigurationFolderView())  # pyright: ignore[reportPrivateUsage]
+    options = configuration.mount_options_of_last_scan(0.0)
     masks = tuple(ExpectedMount(str(tmp_path / name), read_only=True, content="1:2") for name in ("first", "second"))
-    table = MountTable(masks)
-    assert mounts.refresh_options(options, table) == (list(options), table)
+    table = ExpectedMounts(masks)
+    assert mount_options.refresh_mount_options(options, table) == (list(options), table)
     (tmp_path / "first").unlink()
     left = [*options[:3], "--ro-bind", "/dev/null", str(tmp_path / "second")]
-    assert mounts.refresh_options(options, table) == (left, MountTable(masks[1:]))
+    assert mount_options.refresh_mount_options(options, table) == (left, ExpectedMounts(masks[1:]))
 
 
 async def test_what_only_root_may_read_in_etc_cannot_be_read(confined: Ground) -> None:

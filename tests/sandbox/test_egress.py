@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.hosts import Address, HostAddress, parse_host
+from handrail.contract.text.host_names import Address, HostAddress, parse_host
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
-from handrail.sandbox.network.egress import (
+from handrail.sandbox.network.egress_check import (
     EgressCheck,
     SystemResolver,
     explain_blocked_address,
-    extract_ipv4,
-    is_own_address,
+    is_address_of_this_machine,
+    list_embedded_ipv4,
 )
-from handrail.testing.kernels import ScriptedResolver
+from handrail.testing.scripted_kernel import ScriptedResolver
 
 pytestmark = pytest.mark.proves("S-02")
 
@@ -44,7 +44,7 @@ def egress(
 
 async def refused(judge: EgressCheck, host: str) -> str:
     with pytest.raises(ToolError) as raised:
-        await judge.check_route(parse_host(host))
+        await judge.authorize_and_resolve_host(parse_host(host))
     return raised.value.text
 
 
@@ -123,7 +123,7 @@ def test_no_ipv6_form_of_an_address_is_better_than_the_address_itself(address: I
     }
     for name, bits in forms.items():
         form = IPv6Address(bits)
-        assert address in extract_ipv4(form), name
+        assert address in list_embedded_ipv4(form), name
         if explain_blocked_address(address) is not None:
             assert explain_blocked_address(form) is not None, name
 
@@ -132,12 +132,12 @@ def test_no_ipv6_form_of_an_address_is_better_than_the_address_itself(address: I
 def test_only_global_unicast_addresses_are_public(address: IPv6Address) -> None:
     if explain_blocked_address(address) is None:
         assert int(address) >> 125 == 1 or int(address) >> 32 == 0x64FF9B << 64
-        assert all(explain_blocked_address(inner) is None for inner in extract_ipv4(address))
+        assert all(explain_blocked_address(inner) is None for inner in list_embedded_ipv4(address))
 
 
 async def test_a_granted_name_with_public_addresses_leads_to_all_of_them() -> None:
     names = ScriptedResolver({"api.example.org": [PUBLIC, OTHER_PUBLIC]})
-    way = await egress(["api.example.org"], ["*.example.org"], names=names).check_route(
+    way = await egress(["api.example.org"], ["*.example.org"], names=names).authorize_and_resolve_host(
         parse_host("api.example.org:443")
     )
     assert [str(address) for address in way.addresses] == [PUBLIC, OTHER_PUBLIC]
@@ -182,7 +182,7 @@ async def test_the_machine_s_own_public_address_is_inside_too() -> None:
 
 async def test_a_literal_grant_opens_exactly_that_address_and_port_when_every_layer_has_it() -> None:
     both = egress(["127.0.0.1:8080"], ["127.0.0.1:8080", "*"])
-    assert (await both.check_route(parse_host("127.0.0.1:8080"))).addresses == (ip_address("127.0.0.1"),)
+    assert (await both.authorize_and_resolve_host(parse_host("127.0.0.1:8080"))).addresses == (ip_address("127.0.0.1"),)
     for other in ("127.0.0.1:8081", "127.0.0.2:8080", "[::ffff:127.0.0.1]:8080", "localhost:8080"):
         await refused(both, other)
     text = await refused(egress(["127.0.0.1:8080"], ["*"]), "127.0.0.1:8080")
@@ -193,7 +193,7 @@ async def test_a_literal_grant_opens_exactly_that_address_and_port_when_every_la
 async def test_a_granted_name_may_lead_to_a_literally_granted_address_if_the_rules_allow_the_address_too() -> None:
     names = ScriptedResolver({"intranet.example": ["10.0.0.5"]})
     hosts = ["intranet.example", "10.0.0.5"]
-    way = await egress(hosts, names=names).check_route(parse_host("intranet.example:443"))
+    way = await egress(hosts, names=names).authorize_and_resolve_host(parse_host("intranet.example:443"))
     assert str(way.addresses[0]) == "10.0.0.5"
     closed = egress(hosts, names=names, gate=lambda host, _port: "denied by a rule" if host == "10.0.0.5" else None)
     assert await refused(closed, "intranet.example:443") == "denied by a rule"
@@ -212,8 +212,8 @@ async def test_what_was_checked_is_dialled_whatever_the_name_leads_to_by_then() 
         port = meant.getsockname()[1]
         names = ScriptedResolver({"rebinds.example": [["127.0.0.1"], ["127.0.0.2"]]})
         judge = egress([f"rebinds.example:{port}", f"127.0.0.1:{port}"], names=names)
-        way = await judge.check_route(parse_host(f"rebinds.example:{port}"))
-        with await judge.dial(way) as connection:
+        way = await judge.authorize_and_resolve_host(parse_host(f"rebinds.example:{port}"))
+        with await judge.connect_to_checked_address(way) as connection:
             assert connection.getpeername() == ("127.0.0.1", port)
         assert names.queries == ["rebinds.example"]
         text = await refused(judge, f"rebinds.example:{port}")
@@ -228,10 +228,14 @@ async def test_the_next_address_is_dialled_where_one_does_not_answer() -> None:
         port = server.getsockname()[1]
         names = ScriptedResolver({"two.example": ["127.0.0.9", "127.0.0.1"]})
         judge = egress([f"*:{port}", f"127.0.0.9:{port}", f"127.0.0.1:{port}"], names=names)
-        with await judge.dial(await judge.check_route(parse_host(f"two.example:{port}"))) as connection:
+        with await judge.connect_to_checked_address(
+            await judge.authorize_and_resolve_host(parse_host(f"two.example:{port}"))
+        ) as connection:
             assert connection.getpeername() == ("127.0.0.1", port)
     with pytest.raises(ToolError, match="could not be reached") as raised:
-        await judge.dial(await judge.check_route(parse_host(f"two.example:{port}")))
+        await judge.connect_to_checked_address(
+            await judge.authorize_and_resolve_host(parse_host(f"two.example:{port}"))
+        )
     assert raised.value.kind == "backend"
 
 
@@ -247,8 +251,8 @@ async def test_a_lookup_that_nobody_answers_ends_with_its_time() -> None:
 
 
 def test_the_machine_s_own_addresses_are_known_without_a_list() -> None:
-    assert is_own_address(ip_address("127.0.0.1"))
-    assert not is_own_address(ip_address("192.0.2.1"))
+    assert is_address_of_this_machine(ip_address("127.0.0.1"))
+    assert not is_address_of_this_machine(ip_address("192.0.2.1"))
 
 
 @given(st.ip_addresses(), st.integers(1, 65535))
@@ -258,7 +262,7 @@ def test_a_wildcard_never_opens_an_address_that_is_not_public(address: Address, 
 
     async def attempt() -> bool:
         try:
-            await judge.check_route(host)
+            await judge.authorize_and_resolve_host(host)
         except ToolError:
             return False
         return True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.contract.sandbox import ProgramSpec
+from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.contract.tool.requires import CapabilitySet, PathVariables, Requires, expand_requires
 
 BOTH: Mapping[str, object] = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}, "shell": [{"cmd": "*"}]}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.sandbox.network import protocol_parsers
+from handrail.sandbox.network import http_and_tls_parsers
 
 pytestmark = pytest.mark.proves("S-02")
 
@@ -27,17 +27,17 @@ def client_hello(server_name: str | None, *extensions: tuple[int, bytes]) -> byt
     return record(b"\x01" + len(body).to_bytes(3) + body)
 
 
-def heard(data: bytes, size: int = 1 << 16) -> protocol_parsers.ClientHello:
-    gathering = protocol_parsers.HandshakeReader(protocol_parsers.CLIENT_HELLO)
+def heard(data: bytes, size: int = 1 << 16) -> http_and_tls_parsers.ClientHello:
+    gathering = http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO)
     for at in range(0, len(data), size):
         if gathering.feed(data[at : at + size]):
-            return protocol_parsers.parse_hello(gathering.body)
+            return http_and_tls_parsers.parse_hello(gathering.body)
     raise AssertionError("the hello did not end")
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 16])
 def test_a_hello_is_read_in_whatever_pieces_it_comes(size: int) -> None:
-    assert heard(client_hello("api.example.org"), size) == protocol_parsers.ClientHello("api.example.org", False)
+    assert heard(client_hello("api.example.org"), size) == http_and_tls_parsers.ClientHello("api.example.org", False)
     whole = client_hello("api.example.org")[5:]
     assert heard(record(whole[:9]) + record(whole[9:]), size).server_name == "api.example.org"
 
@@ -45,19 +45,19 @@ def test_a_hello_is_read_in_whatever_pieces_it_comes(size: int) -> None:
 @pytest.mark.parametrize(
     ("said", "name", "is_address", "words"),
     [
-        (protocol_parsers.ClientHello("api.example.org", False), "api.example.org", False, None),
-        (protocol_parsers.ClientHello("API.example.org.", False), "api.example.org", False, None),
-        (protocol_parsers.ClientHello(None, False), "127.0.0.1", True, None),
-        (protocol_parsers.ClientHello(None, False), "api.example.org", False, "no SNI"),
-        (protocol_parsers.ClientHello("evil.example", False), "api.example.org", False, "evil.example"),
-        (protocol_parsers.ClientHello("evil.example", False), "127.0.0.1", True, "evil.example"),
-        (protocol_parsers.ClientHello("api.example.org", True), "api.example.org", False, "ECH"),
+        (http_and_tls_parsers.ClientHello("api.example.org", False), "api.example.org", False, None),
+        (http_and_tls_parsers.ClientHello("API.example.org.", False), "api.example.org", False, None),
+        (http_and_tls_parsers.ClientHello(None, False), "127.0.0.1", True, None),
+        (http_and_tls_parsers.ClientHello(None, False), "api.example.org", False, "no SNI"),
+        (http_and_tls_parsers.ClientHello("evil.example", False), "api.example.org", False, "evil.example"),
+        (http_and_tls_parsers.ClientHello("evil.example", False), "127.0.0.1", True, "evil.example"),
+        (http_and_tls_parsers.ClientHello("api.example.org", True), "api.example.org", False, "ECH"),
     ],
 )
 def test_a_hello_is_for_the_tunnel_s_host_and_in_the_clear(
-    said: protocol_parsers.ClientHello, name: str, is_address: bool, words: str | None
+    said: http_and_tls_parsers.ClientHello, name: str, is_address: bool, words: str | None
 ) -> None:
-    refused = protocol_parsers.explain_hello_refusal(said, name, is_address=is_address)
+    refused = http_and_tls_parsers.explain_hello_refusal(said, name, is_address=is_address)
     assert refused is None if words is None else words in (refused or "")
 
 
@@ -79,25 +79,27 @@ def test_a_hidden_hello_is_seen_to_be_one() -> None:
     ],
 )
 def test_a_hello_that_is_not_exactly_one_is_none(data: bytes) -> None:
-    with pytest.raises((protocol_parsers.NotTLS, AssertionError)):
+    with pytest.raises((http_and_tls_parsers.NotTLS, AssertionError)):
         heard(data)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_readers(data: bytes) -> None:
     for candidate in (data, record(data) if data else data, client_hello("a")[:43] + data):
-        with contextlib.suppress(protocol_parsers.NotTLS, AssertionError):
+        with contextlib.suppress(http_and_tls_parsers.NotTLS, AssertionError):
             heard(candidate)
-    with contextlib.suppress(protocol_parsers.MalformedHead):
-        protocol_parsers.parse_request(data + b"\r\n\r\n")
-    with contextlib.suppress(protocol_parsers.MalformedHead):
-        protocol_parsers.parse_response(data + b"\r\n\r\n", "GET")
+    with contextlib.suppress(http_and_tls_parsers.MalformedHead):
+        http_and_tls_parsers.parse_request_head(data + b"\r\n\r\n")
+    with contextlib.suppress(http_and_tls_parsers.MalformedHead):
+        http_and_tls_parsers.parse_response_head(data + b"\r\n\r\n", "GET")
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_a_head_that_is_read_has_no_line_end_or_nul_left_in_it(name: bytes, value: bytes) -> None:
-    with contextlib.suppress(protocol_parsers.MalformedHead):
-        head = protocol_parsers.parse_request(b"GET http://a.example/ HTTP/1.1\r\n" + name + b":" + value + b"\r\n\r\n")
-        again = protocol_parsers.format_head(b"GET / HTTP/1.1", head.fields)
+    with contextlib.suppress(http_and_tls_parsers.MalformedHead):
+        head = http_and_tls_parsers.parse_request_head(
+            b"GET http://a.example/ HTTP/1.1\r\n" + name + b":" + value + b"\r\n\r\n"
+        )
+        again = http_and_tls_parsers.format_head(b"GET / HTTP/1.1", head.fields)
         assert again.count(b"\r\n") == len(head.fields) + 2
         assert not set(b"".join(part for field in head.fields for part in field)) & set(b"\r\n\0")

@@ -28,7 +28,7 @@ def owned(ground: Ground) -> Ground:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root does more")
 def test_who_is_not_root_stays_who_they_are(ground: Ground) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
-    assert sandbox_user.describe_user_change(str(ground.workspace)).is_enforced
+    assert sandbox_user.user_change_mechanism(str(ground.workspace)).is_enforced
 
 
 @as_root
@@ -38,7 +38,7 @@ async def test_programs_of_root_run_as_the_owner_and_what_they_make_is_theirs(ow
     assert ran.out.split() == [str(SOMEBODY), str(SOMEBODY), str(SOMEBODY), "0", "1"], ran.errors
     for file in (owned.workspace / "made", owned.scratch / "made"):
         assert file.stat().st_uid == SOMEBODY
-    assert sandbox_user.describe_user_change(str(owned.workspace)).is_enforced
+    assert sandbox_user.user_change_mechanism(str(owned.workspace)).is_enforced
 
 
 @as_root
@@ -74,7 +74,7 @@ async def test_a_tool_folder_that_only_root_can_read_is_refused_in_words(owned: 
 @as_root
 async def test_a_workspace_of_roots_own_keeps_root_and_the_doctor_says_so(ground: Ground) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
-    said = sandbox_user.describe_user_change(str(ground.workspace))
+    said = sandbox_user.user_change_mechanism(str(ground.workspace))
     assert said.is_enforced is False and "belongs to root" in said.detail and "ordinary user" in said.remedy
     assert (await ground.bash("id -u")).out == "0\n"
 
@@ -83,7 +83,7 @@ async def test_a_workspace_of_roots_own_keeps_root_and_the_doctor_says_so(ground
 def test_without_perl_nobody_is_become_and_it_says_why(owned: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_user, "PERL", "/nonexistent/perl")
     assert sandbox_user.find_sandbox_user(str(owned.workspace)) is None
-    said = sandbox_user.describe_user_change(str(owned.workspace))
+    said = sandbox_user.user_change_mechanism(str(owned.workspace))
     assert said.is_enforced is False and said.remedy == "install perl"
 
 
@@ -97,14 +97,14 @@ async def test_where_the_owner_may_make_no_namespaces_root_stays_and_it_says_why
     picky = tmp_path / "bwrap"
     picky.write_text('#!/bin/sh\n[ "$(id -u)" = 0 ] || { echo "bwrap: no permissions" >&2; exit 1; }\nexec true\n')
     picky.chmod(0o755)
-    monkeypatch.setattr("handrail.sandbox.start.spawn.find_binaries", lambda: iter([str(picky)]))
-    sandbox_user.try_user.cache_clear()
+    monkeypatch.setattr("handrail.sandbox.start.spawn.find_bubblewrap_programs", lambda: iter([str(picky)]))
+    sandbox_user.explain_user_failure.cache_clear()
     try:
-        refused = sandbox_user.describe_user_change(str(owned.workspace))
+        refused = sandbox_user.user_change_mechanism(str(owned.workspace))
         assert refused.is_enforced is False and "no permissions" in refused.detail and refused.remedy
         assert sandbox_user.find_sandbox_user(str(owned.workspace)) is None
     finally:
-        sandbox_user.try_user.cache_clear()
+        sandbox_user.explain_user_failure.cache_clear()
 
 
 def test_only_what_the_person_cannot_get_to_is_mounted_elsewhere(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_only_what_the_person_cannot_get_to_is_mounted_elsewhere(tmp_path: Path)
             folder.chmod(0o711)
     opened, closed = str(place / "open" / "inner"), str(place / "closed" / "inner")
     options = ["--bind", opened, opened, "--ro-bind", closed, closed, "--bind", closed, "/x", "--chdir", closed]
-    found, sources = sandbox_user.stage_sources(options, SandboxUser(SOMEBODY, SOMEBODY), LookupCache())
+    found, sources = sandbox_user.make_sources_reachable(options, SandboxUser(SOMEBODY, SOMEBODY), LookupCache())
     assert sources == [closed]
     assert found == [
         "--bind",

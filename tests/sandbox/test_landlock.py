@@ -14,18 +14,22 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground, Ran
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec, SandboxTier
+from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec, SandboxTier
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import landlock
-from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import LauncherProgram
-from handrail.sandbox.start.spawn import find_binaries
-from handrail.sandbox.view import mount_table
+from handrail.sandbox.start import launcher_messages
+from handrail.sandbox.start.launcher_messages import LauncherProgram
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
+from handrail.sandbox.view import mount_comparison
 from handrail.sandbox.view.sandbox_user import LookupCache
 
 ABI = landlock.probe_abi()
 needs_landlock = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
-LAUNCHERS = [found for found in (launcher.find_perl_launcher(), launcher.find_python_launcher()) if found is not None]
+LAUNCHERS = [
+    found
+    for found in (launcher_messages.find_perl_launcher(), launcher_messages.find_python_launcher())
+    if found is not None
+]
 
 WORKSPACE, SCRATCH = "/ground/workspace", "/ground/scratch"
 Folders = Mapping[str, Literal["ro", "rw"]]
@@ -33,7 +37,7 @@ Folders = Mapping[str, Literal["ro", "rw"]]
 
 def other(first: LauncherProgram | None = None, abi: int | None = None) -> BubblewrapSandbox:
     return BubblewrapSandbox(
-        next(find_binaries()), SandboxTier("bubblewrap", "for a test"), first=first, landlock_abi=abi
+        next(find_bubblewrap_programs()), SandboxTier("bubblewrap", "for a test"), first=first, landlock_abi=abi
     )
 
 
@@ -53,7 +57,7 @@ async def ran(
     told = {WORKSPACE: "rw", SCRATCH: "rw"} if folders is None else folders
     changed: dict[str, object] = {
         "options": tuple(options),
-        "table": mount_table.derive_table(options, LookupCache()),
+        "table": mount_comparison.derive_expected_mounts(options, LookupCache()),
         "start": WORKSPACE,
         "folders": tuple(told.items()),
         **seen,
@@ -61,7 +65,7 @@ async def ran(
     made = dataclasses.replace(plan.made, **changed)  # pyright: ignore[reportArgumentType]
     process = sandbox.start_waiting(dataclasses.replace(plan, made=made))
     environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}
-    process.begin_program(launcher.encode_program_call(WORKSPACE, (*SHELL_ARGV, script), environment))
+    process.begin_program(launcher_messages.encode_program_call(WORKSPACE, (*SHELL_ARGV, script), environment))
     out, errors, dropped = await process.communicate(b"", 1 << 20)
     return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
 

@@ -19,14 +19,18 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, SandboxLimits, SandboxTier
+from handrail.contract.sandbox_protocol import ProgramSpec, SandboxLimits, SandboxTier
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
-from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import LauncherProgram, is_plain_text
-from handrail.sandbox.start.process import SandboxedProcess
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox.start import launcher_messages
+from handrail.sandbox.start.launcher_messages import LauncherProgram, is_safe_to_evaluate_text
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
-LAUNCHERS = [found for found in (launcher.find_perl_launcher(), launcher.find_python_launcher()) if found is not None]
+LAUNCHERS = [
+    found
+    for found in (launcher_messages.find_perl_launcher(), launcher_messages.find_python_launcher())
+    if found is not None
+]
 
 
 @pytest.fixture(params=LAUNCHERS, ids=lambda found: found.name)
@@ -37,7 +41,9 @@ def first(request: pytest.FixtureRequest) -> LauncherProgram:
 @pytest.fixture
 def launched(ground: Ground, first: LauncherProgram) -> Ground:
     """The ground with this launcher in its sandboxes."""
-    ground.sandbox = BubblewrapSandbox(next(find_binaries()), SandboxTier("bubblewrap", "for a test"), first=first)
+    ground.sandbox = BubblewrapSandbox(
+        next(find_bubblewrap_programs()), SandboxTier("bubblewrap", "for a test"), first=first
+    )
     return ground
 
 
@@ -160,7 +166,7 @@ async def test_the_sandbox_ends_when_its_holder_lets_go(launched: Ground) -> Non
     process = await launched.start("/bin/bash", "-c", "echo begun; read -t 30 forever")
     assert await process.read_line(100) == b"begun\n"
     assert isinstance(process, SandboxedProcess)
-    process.detach()
+    process.close_lifeline()
     assert await process.wait() == 129, "it was ended, and did not come to its own end"
 
 
@@ -183,13 +189,13 @@ def spoken_to(first: LauncherProgram, letter: bytes) -> tuple[bytes, int]:
 
 
 def test_it_starts_nothing_where_a_namespace_is_the_machines_own(first: LauncherProgram) -> None:
-    answer, code = spoken_to(first, launcher.encode_preparation("exec", None, {}, {}))
+    answer, code = spoken_to(first, launcher_messages.encode_preparation("exec", None, {}, {}))
     assert (answer, code) == (b"Eit shares the mnt namespace of this machine", 125)
 
 
 @pytest.mark.parametrize("length", [0, 3, 20, 100])
 def test_a_letter_that_is_cut_starts_nothing(first: LauncherProgram, length: int) -> None:
-    answer, code = spoken_to(first, launcher.encode_preparation("exec", None, {}, {})[:length])
+    answer, code = spoken_to(first, launcher_messages.encode_preparation("exec", None, {}, {})[:length])
     assert (answer, code) == (b"Ethe letter is cut", 125)
 
 
@@ -208,7 +214,7 @@ def test_a_letter_that_is_cut_starts_nothing(first: LauncherProgram, length: int
     ],
 )
 def test_ordinary_texts_are_plain(text: str) -> None:
-    assert is_plain_text(text)
+    assert is_safe_to_evaluate_text(text)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +258,7 @@ def test_ordinary_texts_are_plain(text: str) -> None:
     ],
 )
 def test_what_could_be_told_apart_is_not_plain(text: str) -> None:
-    assert not is_plain_text(text)
+    assert not is_safe_to_evaluate_text(text)
 
 
 PIECES = st.sampled_from(
@@ -306,7 +312,7 @@ PIECES = st.sampled_from(
 @given(pieces=st.lists(PIECES, min_size=1, max_size=8))
 def test_no_plain_text_has_a_syntax_error(pieces: list[str]) -> None:
     text = " ".join(pieces) if len(pieces) % 2 else "".join(pieces)
-    if is_plain_text(text):
+    if is_safe_to_evaluate_text(text):
         # -n: read, nothing is run
         checked = subprocess.run(["/bin/bash", "--noprofile", "--norc", "-n", "-c", "--", text], capture_output=True)
         assert (checked.returncode, checked.stderr) == (0, b""), shlex.quote(text)

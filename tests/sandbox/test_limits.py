@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground
 from tests.sandbox.test_cgroups import FORKS
 
-from handrail.contract.sandbox import SandboxLimits
+from handrail.contract.sandbox_protocol import SandboxLimits
 from handrail.sandbox.filters import memory_monitor
-from handrail.sandbox.filters.limits import build_rlimits, find_reached_limit
+from handrail.sandbox.filters.resource_limits import build_rlimits, explain_reached_limit
 
 MIB = 1024 * 1024
 
@@ -37,7 +37,7 @@ def test_no_limit_is_above_what_the_kernel_gives_this_process(size: int | None, 
 @pytest.mark.proves("S-04")
 async def test_processor_time_ends_a_program_that_only_computes(ground: Ground) -> None:
     ran = await ground.bash("while :; do :; done", limits=SandboxLimits(cpu_s=1))
-    bound = find_reached_limit(ran.code, ran.errors.encode())
+    bound = explain_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and bound.is_certain and "sandbox.cpu_s" in bound.text
 
 
@@ -59,21 +59,21 @@ bytearray(1 << 30)
 PYTHON"""
     ran = await ground.bash(script, limits=SandboxLimits(memory_bytes=256 * MIB))
     assert (ran.code, ran.out.strip()) == (1, "reserved")
-    bound = find_reached_limit(ran.code, ran.errors.encode())
+    bound = explain_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and not bound.is_certain and "sandbox.memory_mib" in bound.text
 
 
 async def test_a_file_grows_to_its_bound(ground: Ground) -> None:
     ran = await ground.bash("exec head -c 20M /dev/zero > big", limits=SandboxLimits(file_bytes=10 * MIB))
     assert (ground.workspace / "big").stat().st_size == 10 * MIB
-    bound = find_reached_limit(ran.code, ran.errors.encode())
+    bound = explain_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and bound.is_certain and "sandbox.file_mib" in bound.text
 
 
 async def test_a_process_opens_files_up_to_its_bound(ground: Ground) -> None:
     script = "python3 -c 'import os; print(len([os.open(\"/dev/null\", 0) for _ in range(100)]))'"
     ran = await ground.bash(script, limits=SandboxLimits(open_files=50))
-    bound = find_reached_limit(ran.code, ran.errors.encode())
+    bound = explain_reached_limit(ran.code, ran.errors.encode())
     assert ran.code == 1 and bound is not None and "sandbox.open_files" in bound.text
     assert (await ground.bash(script, limits=SandboxLimits(open_files=200))).out.strip() == "100"
 
@@ -84,7 +84,7 @@ async def test_tmp_and_shared_memory_are_full_at_their_bounds(ground: Ground) ->
     for place, size in (("/tmp", 2 * MIB), ("/dev/shm", MIB)):
         ran = await ground.bash(f"head -c 20M /dev/zero > {place}/big; stat -c %s {place}/big", limits=limits)
         assert ran.out.strip() == str(size)
-        assert (bound := find_reached_limit(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.text
+        assert (bound := explain_reached_limit(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.text
 
 
 @pytest.mark.proves("S-04")
@@ -145,6 +145,6 @@ async def test_however_late_the_mark_comes_nobody_in_the_sandbox_was_there_befor
     ],
 )
 def test_the_end_of_a_program_names_the_bound_and_the_setting(code: int, said: bytes, wanted: str | None) -> None:
-    bound = find_reached_limit(code, said)
+    bound = explain_reached_limit(code, said)
     assert (bound is None) is (wanted is None)
     assert bound is None or (wanted is not None and wanted in bound.text)

@@ -9,11 +9,11 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxLimits
+from handrail.contract.sandbox_protocol import SandboxLimits
 from handrail.sandbox.filters import memory_monitor
-from handrail.sandbox.filters.limits import compute_call_memory, compute_total_memory
-from handrail.sandbox.start import launcher
-from handrail.sandbox.start.process import SandboxedProcess
+from handrail.sandbox.filters.resource_limits import compute_sandbox_memory_limit, compute_total_memory_limit
+from handrail.sandbox.start import launcher_messages
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess
 
 MIB = 1 << 20
 HOLDS = {
@@ -58,10 +58,10 @@ async def test_what_a_sandbox_holds_is_counted_once(ground: Ground, how: str) ->
     process = await holding(ground, HOLDS[how], size)
     try:
         used = memory_monitor.read_memory_use().shared if "nobody may look" in how else 0
-        held = memory_monitor.measure_excess(process.inner_pid, size - MIB)
+        held = memory_monitor.measure_memory_if_exceeding(process.first_process_pid, size - MIB)
         assert held is not None and size <= held < size + 100 * MIB + used
         if not used:
-            assert memory_monitor.measure_excess(process.inner_pid, size + 100 * MIB) is None
+            assert memory_monitor.measure_memory_if_exceeding(process.first_process_pid, size + 100 * MIB) is None
     finally:
         await process.kill()
 
@@ -81,7 +81,7 @@ async def test_a_call_that_holds_more_than_one_may_is_ended_and_says_so(ground: 
 async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     seen = asyncio.Event()
-    real = memory_monitor.measure_excess
+    real = memory_monitor.measure_memory_if_exceeding
 
     def counted(first: int, bound: int) -> int | None:
         nonlocal looks
@@ -99,11 +99,11 @@ async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: py
 
 
 def test_no_call_may_hold_what_the_machine_cannot_spare() -> None:
-    assert compute_call_memory(SandboxLimits(call_memory_bytes=None)) is None
-    assert compute_call_memory(SandboxLimits(call_memory_bytes=1 << 50)) == compute_total_memory()
-    assert compute_call_memory(SandboxLimits(call_memory_bytes=MIB)) == MIB
+    assert compute_sandbox_memory_limit(SandboxLimits(call_memory_bytes=None)) is None
+    assert compute_sandbox_memory_limit(SandboxLimits(call_memory_bytes=1 << 50)) == compute_total_memory_limit()
+    assert compute_sandbox_memory_limit(SandboxLimits(call_memory_bytes=MIB)) == MIB
     total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    assert compute_total_memory() < int(total.split()[1]) * 1024
+    assert compute_total_memory_limit() < int(total.split()[1]) * 1024
 
 
 async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
@@ -125,11 +125,11 @@ async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
 
     monkeypatch.setattr(memory_monitor.MemoryMonitor, "_schedule_poll", again)
     monkeypatch.setattr(memory_monitor, "count_files", files_of)
-    monkeypatch.setattr(launcher, "split_mounts", nothing_yet)
+    monkeypatch.setattr(launcher_messages, "split_mounts", nothing_yet)
     process = await ground.start("true")
     assert isinstance(process, SandboxedProcess)
     try:
-        assert await process.wait_until_known() and not process.are_mounts_checked
+        assert await process.wait_until_pid_known() and not process.has_checked_mounts
         passed.clear()
         memory_monitor.MemoryMonitor(process, None, 1)
         await passed.wait()

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.sandbox import Sandbox
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.contract.sandbox_protocol import Sandbox
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 OUTER = "/usr/bin/bwrap"
 BASH = ("call", "bash", '{"command": "true"}', "--rule", "allow bash *", "--headless", "--json")
@@ -99,7 +99,7 @@ def test_without_user_namespaces_nothing_is_started_and_it_says_what_to_allow(ma
 
 @pytest.mark.proves("S-08")
 def test_without_bubblewrap_it_says_what_to_install(machine: Machine) -> None:
-    gone = [word for binary in find_binaries() for word in ("--ro-bind", "/dev/null", binary)]
+    gone = [word for binary in find_bubblewrap_programs() for word in ("--ro-bind", "/dev/null", binary)]
     found = machine(gone, "doctor", "--json")
     assert found.code == 5
     assert found.checks["sandbox"]["detail"] == "none: bubblewrap is not installed"

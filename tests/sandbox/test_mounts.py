@@ -17,21 +17,25 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Process, ProgramSpec, SandboxTier, TerminalSize
+from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, SandboxTier, TerminalSize
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
-from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import LauncherProgram
-from handrail.sandbox.start.pool import SandboxPool
-from handrail.sandbox.start.process import SandboxedProcess
-from handrail.sandbox.start.spawn import find_binaries
-from handrail.sandbox.view import mount_table
-from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
+from handrail.sandbox.start import launcher_messages
+from handrail.sandbox.start.launcher_messages import LauncherProgram
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
+from handrail.sandbox.view import mount_comparison
+from handrail.sandbox.view.mount_comparison import ExpectedMount, ExpectedMounts
 from handrail.sandbox.view.sandbox_user import LookupCache
 
 pytestmark = pytest.mark.proves("S-01")
 
-LAUNCHERS = [found for found in (launcher.find_perl_launcher(), launcher.find_python_launcher()) if found is not None]
-BINARIES = list(find_binaries())
+LAUNCHERS = [
+    found
+    for found in (launcher_messages.find_perl_launcher(), launcher_messages.find_python_launcher())
+    if found is not None
+]
+BINARIES = list(find_bubblewrap_programs())
 SOMEBODY = 65_533
 SECRET = "TOP-SECRET"
 
@@ -211,7 +215,7 @@ async def test_mount_points_of_any_name_are_compared(ground: Ground, first: Laun
 
 async def test_a_workspace_in_var_tmp_is_compared_where_the_sandbox_has_it(ground: Ground) -> None:
     """There ``/var/tmp`` is a link to the sandbox's own ``/tmp``."""
-    table = mount_table.derive_table(
+    table = mount_comparison.derive_expected_mounts(
         ["--symlink", "../tmp", "/var/tmp", "--tmpfs", "/tmp", "--bind", str(ground.workspace), "/var/tmp/ws"],
         LookupCache(),
     )
@@ -253,7 +257,7 @@ async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(
     home.sandbox = BubblewrapSandbox(str(script), SandboxTier("bubblewrap", "for a test"), first=first)
     with pytest.raises(ToolError) as caught:
         await home.bash("cat .env vault/key; echo begun", **masks(home))
-    assert (caught.value.kind, caught.value.text) == ("conflict", mount_table.replaced_mount_error(named).text)
+    assert (caught.value.kind, caught.value.text) == ("conflict", mount_comparison.replaced_mount_error(named).text)
 
 
 # ── a mount that ends takes the sandbox with it ──────────────────────────────────────────────────
@@ -306,7 +310,7 @@ async def test_a_mount_that_ends_ends_the_program_and_is_named(home: Ground, fir
             await process.wait()
         assert (caught.value.kind, caught.value.text) == (
             "conflict",
-            mount_table.ended_mount_error(f"{home.workspace}/{point}").text,
+            mount_comparison.ended_mount_error(f"{home.workspace}/{point}").text,
         )
     finally:
         await process.kill()
@@ -399,7 +403,7 @@ async def test_a_sandbox_takes_no_inotify_instance_of_its_user(home: Ground, fir
 
 async def test_where_names_cannot_be_watched_they_are_looked_for(home: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine whose kernel does not tell of renames."""
-    monkeypatch.setattr(launcher, "_SIGNALS", {})
+    monkeypatch.setattr(launcher_messages, "_SIGNALS", {})
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
     try:
         assert await process.read(100) == b"begun\n"
@@ -437,11 +441,11 @@ async def run(pool: SandboxPool, home: Ground, text: str, **changes: object) -> 
 )
 async def test_a_ready_sandbox_ends_with_its_mount(home: Ground, pool: SandboxPool, what: str) -> None:
     await run(pool, home, "true")
-    await pool.wait_until_replenished()
+    await pool.wait_until_successors_ready()
     ready = next(iter(pool._ready))  # pyright: ignore[reportPrivateUsage]
     assert await ready.wait_until_ready() and pool.ready_count == 1
     gone = asyncio.get_running_loop().create_future()
-    ready.add_gone_callback(lambda: gone.set_result(None))
+    ready.add_sandbox_empty_callback(lambda: gone.set_result(None))
     ENDS[what][1](home.workspace)
     await gone
     assert pool.ready_count == 0 and not ready.is_waiting
@@ -469,7 +473,7 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
         found = pool.ready_count < before
         await process.communicate(b"", 100)
         await process.wait()
-        await pool.wait_until_replenished()
+        await pool.wait_until_successors_ready()
         return found
 
     await taken()
@@ -494,20 +498,20 @@ def test_a_source_that_is_swapped_while_it_is_looked_at_is_not_what_is_expected(
             return super().identify(path.replace(f"{ground.workspace}/d/", f"{ground.outside}/"))
 
     with pytest.raises(ToolError, match="was replaced") as caught:
-        mount_table.derive_table(["--ro-bind", path, path], Misled())
+        mount_comparison.derive_expected_mounts(["--ro-bind", path, path], Misled())
     assert caught.value.kind == "conflict"
     (ground.workspace / "d").rename(ground.workspace / "d2")
     (ground.workspace / "d").symlink_to(ground.outside)
     with pytest.raises(ToolError, match="was replaced"):
-        mount_table.derive_table(["--ro-bind", path, path], LookupCache())
+        mount_comparison.derive_expected_mounts(["--ro-bind", path, path], LookupCache())
 
 
 def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
     points = ["/", "/w", "/w/m", "/w/m/n", "/w/m", "/w/m/n/key", "/w/m"]
     parents = [0, 1, 2, 3, 3, 5, 5]
-    table = MountTable(tuple(ExpectedMount(point, read_only=False, content="1:2") for point in points))
+    table = ExpectedMounts(tuple(ExpectedMount(point, read_only=False, content="1:2") for point in points))
     looked = ["/", "/w", "/w/m"]
-    assert mount_table.list_checked_paths(table) == tuple(looked)
+    assert mount_comparison.list_checked_paths(table) == tuple(looked)
 
     def described(parents: list[int]) -> bytes:
         lines = [
@@ -516,14 +520,14 @@ def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
         items = ["".join(lines), *("1:2" for _ in looked)]
         return b"".join(len(item).to_bytes(4, "big") + item.encode() for item in items)
 
-    assert mount_table.find_misplaced(table, described(parents)) is None
+    assert mount_comparison.find_misplaced(table, described(parents)) is None
     for number in range(1, len(points)):
         elsewhere = [*parents[:number], 99 if parents[number] == 1 else 1, *parents[number + 1 :]]
-        assert mount_table.find_misplaced(table, described(elsewhere)) == points[number]
+        assert mount_comparison.find_misplaced(table, described(elsewhere)) == points[number]
 
 
 def test_a_path_is_written_as_the_kernel_writes_it() -> None:
-    assert mount_table.escape_path("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
+    assert mount_comparison.escape_path("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
 
 
 # ── machines that have mounts beneath what is mounted ────────────────────────────────────────────
@@ -533,9 +537,9 @@ import asyncio, os, signal, subprocess, sys
 from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
-from handrail.contract.sandbox import SandboxProfile, ProgramSpec, SandboxTier
+from handrail.contract.sandbox_protocol import SandboxProfile, ProgramSpec, SandboxTier
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
-from handrail.sandbox.start.pool import SandboxPool
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
 
 place, binary = Path(sys.argv[1]), sys.argv[2]
 ws, specs, scratch = place / "ws", place / "specs", place / "scratch"

@@ -15,7 +15,7 @@ from tests.sandbox.conftest import Ground, Ran
 from tests.web import Site, authority, ok, redirect
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ConnectionAttempt, ProgramSpec
+from handrail.contract.sandbox_protocol import ConnectionAttempt, ProgramSpec
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.network import sandbox_network
 
@@ -176,7 +176,7 @@ async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confine
 
 async def test_the_namespace_of_this_machine_is_never_listened_in() -> None:
     with pytest.raises(ToolError, match="shares the net namespace"):
-        await sandbox_network.open_listener(os.getpid(), os.getppid())
+        await sandbox_network.open_listener_in_namespace(os.getpid(), os.getppid())
 
 
 async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> None:
@@ -184,11 +184,11 @@ async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> No
     try:
         assert await process.wait_until_known()  # type: ignore[attr-defined]
         with pytest.raises(ToolError, match="started by another process"):
-            await sandbox_network.open_listener(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
+            await sandbox_network.open_listener_in_namespace(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
     finally:
         await process.kill()
     with pytest.raises(ToolError, match="could not be set up"):
-        await sandbox_network.open_listener(process.inner_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
+        await sandbox_network.open_listener_in_namespace(process.inner_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
 
 
 async def test_without_perl_the_same_is_done_in_python(confined: Ground, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec, SandboxProfile
+from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.sandbox.view.launch_plans import LaunchPlan, LaunchPlanner
 from handrail.sandbox.view.sandbox_user import LookupCache

@@ -16,13 +16,13 @@ from tests.sandbox.test_network import get
 from tests.web import Site, ok
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec, SandboxLimits
+from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec, SandboxLimits
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.network import sandbox_network
-from handrail.sandbox.start.pool import SandboxPool
-from handrail.sandbox.start.process import wait_for_dismantling
-from handrail.sandbox.view.mount_table import host_mounts
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
+from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.view.mount_comparison import host_mounts
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class Told:
     async def warmed(self, *argv: str, **changes: object) -> None:
         """Have one ready for calls like this one."""
         await self.run(*(argv or (*SHELL_ARGV, "true")), stdin=b"", **changes)
-        await self.pool.wait_until_replenished()
+        await self.pool.wait_until_successors_ready()
         assert self.pool.ready_count >= 1
 
     async def takes_ready(self, *argv: str, **changes: object) -> bool:
@@ -134,7 +134,7 @@ async def test_a_text_longer_than_any_argument_runs_warm_and_cold(told: Told, gr
     for _ in range(2):
         ran = await told.text(text)
         assert (ran.code, ran.out, ran.errors) == (9, "2000000\n", "")
-        await told.pool.wait_until_replenished()
+        await told.pool.wait_until_successors_ready()
     process = await ground.sandbox.start(ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
     assert (await process.communicate(b"", 100))[0] == b"2000000\n"
 
@@ -144,7 +144,7 @@ async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
     for text in (f"printf %s '{odd}'", f"printf %s '{odd}{'z' * 150_000}' | head -c 254"):
         await told.warmed()
         assert (await told.text(text)).out == odd
-        await told.pool.wait_until_replenished()
+        await told.pool.wait_until_successors_ready()
     with pytest.raises(ToolError, match="NUL") as caught:
         await told.text("echo a\0b")
     assert caught.value.kind == "invalid_input"
@@ -157,7 +157,7 @@ async def test_each_is_used_once(told: Told) -> None:
         before = told.pool.ready_count
         ran = await told.text("echo x >> /tmp/mine; wc -l < /tmp/mine")
         assert (ran.out, told.pool.ready_count) == ("1\n", before - 1)
-        await told.pool.wait_until_replenished()
+        await told.pool.wait_until_successors_ready()
 
 
 @pytest.mark.proves("S-10")
@@ -180,7 +180,7 @@ async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) 
     await told.warmed()
     ran = await told.text("pwd && declare -p OLDPWD", cwd=str(ground.workspace / "a b"))
     assert ran.out == f"{ground.workspace}/a b\ndeclare -x OLDPWD\n"
-    await told.pool.wait_until_replenished()
+    await told.pool.wait_until_successors_ready()
     with pytest.raises(ToolError, match="absent"):
         await told.text("pwd", cwd=str(ground.workspace / "absent"))
 
@@ -189,14 +189,14 @@ async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) 
 async def test_one_that_does_not_fit_any_more_is_not_used(told: Told, ground: Ground) -> None:
     settings = ground.workspace / "handrail.toml"
     assert not await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.wait_until_replenished()
+    await told.pool.wait_until_successors_ready()
     assert await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.wait_until_replenished()
+    await told.pool.wait_until_successors_ready()
     settings.write_text("# a protected file has appeared")
     assert not await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.wait_until_replenished()
+    await told.pool.wait_until_successors_ready()
     assert await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.wait_until_replenished()
+    await told.pool.wait_until_successors_ready()
     (ground.workspace / "new").write_text("# and was replaced by another of its name")
     (ground.workspace / "new").replace(settings)
     assert not await told.takes_ready(*SHELL_ARGV, "true")
@@ -229,7 +229,7 @@ async def test_what_a_call_may_decides_whether_one_fits(told: Told, ground: Grou
 
 async def test_nothing_is_ready_before_a_sessions_first_call(told: Told) -> None:
     await asyncio.sleep(0)
-    await told.pool.wait_until_replenished()
+    await told.pool.wait_until_successors_ready()
     assert told.pool.ready_count == 0
 
 
@@ -239,7 +239,7 @@ async def test_calls_at_once_get_as_many_ready_but_never_more_than_the_pool_hold
     told = Told(pool, ground)
     for name in ("A", "B", "C"):
         await told.text("true", environment={name: "x"})
-        await pool.wait_until_replenished()
+        await pool.wait_until_successors_ready()
     assert pool.ready_count == 2
     assert not await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
     await pool.aclose()
@@ -249,7 +249,7 @@ async def test_one_that_nobody_takes_ends_and_is_not_replaced(ground: Ground) ->
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, age_s=0.0)
     await Told(pool, ground).text("true")
-    await pool.wait_until_replenished()
+    await pool.wait_until_successors_ready()
     await pool.aclose()
     assert pool.ready_count == 0
 
@@ -258,26 +258,26 @@ async def test_one_that_nobody_takes_ends_and_is_not_replaced(ground: Ground) ->
 async def test_nothing_is_left_of_a_closed_pool_or_session(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     pool = SandboxPool(ground.sandbox)
     told = Told(pool, ground)
     await asyncio.gather(*(told.text("true") for _ in range(3)))
-    await pool.wait_until_replenished()
+    await pool.wait_until_successors_ready()
     assert pool.ready_count
-    await pool.release("/another/session")
+    await pool.end_ready_sandboxes("/another/session")
     assert pool.ready_count
-    await pool.release(str(ground.scratch))
+    await pool.end_ready_sandboxes(str(ground.scratch))
     assert pool.ready_count == 0
     await told.text("true")  # its successor is due when the pool closes
     await pool.aclose()
     assert pool.ready_count == 0
     assert (sorted(os.listdir("/proc/self/fd")), children()) == before
     assert (await told.text("echo still")).out == "still\n"
-    await pool.wait_until_replenished()
+    await pool.wait_until_successors_ready()
     assert pool.ready_count == 0
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
 
 
 def children() -> set[str]:
@@ -317,11 +317,11 @@ async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_t
 
     async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
         await run("true", one.authority)
-        await pool.wait_until_replenished()
+        await pool.wait_until_successors_ready()
         assert (pool.ready_count, listening()) == (1, 1)
         taken, said = await run(get(one.url()) + get(two.url()), two.authority)
         assert taken and "TWO" in said and "ONE" not in said
-        await pool.wait_until_replenished()
+        await pool.wait_until_successors_ready()
         assert listening() == 1
         assert await run("true") == (False, "")  # it has no hosts
     await pool.aclose()
@@ -333,7 +333,7 @@ async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Groun
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     connected = CapabilitySet((dataclasses.replace(ground.layer(str(ground.workspace)), hosts=("one.invalid",)),))
     await ground.bash("true")
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     for early in (False, True):
@@ -344,7 +344,7 @@ async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Groun
         while early and not pool.ready_count:
             await asyncio.sleep(0)  # it is being made
         if not early:
-            await pool.wait_until_replenished()
+            await pool.wait_until_successors_ready()
         await pool.aclose()
         await asyncio.sleep(0)  # what was cancelled lets go
         assert (sorted(os.listdir("/proc/self/fd")), children()) == before

@@ -16,13 +16,13 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec
+from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
-from handrail.sandbox.start import process as processes
-from handrail.sandbox.start.pool import SandboxPool
-from handrail.sandbox.start.process import SandboxedProcess, wait_for_dismantling
-from handrail.sandbox.view.mount_table import host_mounts
+from handrail.sandbox.start import sandboxed_process as processes
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_all_dismantled
+from handrail.sandbox.view.mount_comparison import host_mounts
 
 
 def survivors(marker: str) -> list[str]:
@@ -212,13 +212,13 @@ async def test_descriptors_arrive_under_their_numbers(ground: Ground) -> None:
 
 async def test_no_descriptor_is_left_here_after_many_runs(ground: Ground) -> None:
     await ground.bash("true")
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(5):
         await ground.bash("echo x; echo y >&2")
         process = await ground.start("/bin/cat")
         await process.kill()
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -247,7 +247,7 @@ async def test_a_sandbox_whose_first_process_could_not_be_opened_for_a_moment_en
     layer = ground.layer(str(ground.workspace))
     capabilities = CapabilitySet((CapabilityLayer("t", layer.fs_read, layer.fs_write, hosts, layer.shell),))
     await ground.bash("true")
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     before = sorted(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch, pytest.raises(ToolError, match="Too many open files") as caught:
         if wanting == "its handle":
@@ -260,7 +260,7 @@ async def test_a_sandbox_whose_first_process_could_not_be_opened_for_a_moment_en
         finally:
             await process.kill()
     assert caught.value.kind == "unavailable" and failed
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     assert not any(Path(f"/proc/{pid}").exists() for pid in failed)
     assert sorted(os.listdir("/proc/self/fd")) == before
     process = await ground.sandbox.start(capabilities, ground.profile(), ProgramSpec(("/bin/echo", "again")))
@@ -351,7 +351,7 @@ async def test_a_copy_of_the_holder_does_not_keep_a_sandbox_alive(ground: Ground
         os._exit(0)
     try:
         assert isinstance(process, SandboxedProcess)
-        process.detach()
+        process.close_lifeline()
         assert await process.wait() == 129
     finally:
         os.close(writing)
@@ -371,11 +371,11 @@ async def test_namespaces_that_are_not_taken_down_are_given_up_in_the_end(
         await process.communicate(b"", 1 << 16)  # nobody is left in it
         with monkeypatch.context() as patch:
             patch.setattr(processes, "DISMANTLING_S", 0.01)
-            await wait_for_dismantling()
+            await wait_until_all_dismantled()
         assert Path(f"/proc/{process.pid}").exists()
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     assert not Path(f"/proc/{process.pid}").exists()
 
 
@@ -383,7 +383,7 @@ async def many_calls(ground: Ground, rounds: int) -> None:
     """Calls of several kinds, pooled and not, some killed; then nothing of them is there any more."""
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     host_mounts.forget()
     before = traces()
     pool = SandboxPool(ground.sandbox)
@@ -406,9 +406,9 @@ async def many_calls(ground: Ground, rounds: int) -> None:
         assert all(marker.encode() in out for out, _, _ in done)
         await processes[3].kill()
         if turn % 20 == 0:
-            await pool.wait_until_replenished()
+            await pool.wait_until_successors_ready()
     await pool.aclose()
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     assert traces() == before
     assert marked(marker) == []  # so no namespace of theirs is left either: nobody is in one
 
@@ -450,10 +450,10 @@ async def test_who_is_begun_after_their_end_says_so_when_waited_for(ground: Grou
     assert isinstance(sandbox, BubblewrapSandbox)
     plan = await sandbox.make_plan(ground.capabilities, ground.profile(), ProgramSpec(("true",)))
     process = sandbox.start_waiting(plan)
-    process.detach()
+    process.close_lifeline()
     with contextlib.suppress(ToolError):
         await process.wait()
-    await wait_for_dismantling()
+    await wait_until_all_dismantled()
     process.begin_program(plan.call, b"")
     with pytest.raises(ToolError) as caught:
         await process.wait()

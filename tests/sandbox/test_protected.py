@@ -9,8 +9,8 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.sandbox.view import protected_paths
-from handrail.sandbox.view.folder_tree import FolderTree
+from handrail.sandbox.view import protected_mounts
+from handrail.sandbox.view.cached_folder_tree import FolderTree
 from handrail.sandbox.view.sandbox_user import LookupCache
 
 pytestmark = pytest.mark.proves("S-07")
@@ -55,7 +55,7 @@ async def test_no_way_leads_around_a_pinned_path(confined: Ground, way: str) -> 
     before = state(confined.workspace)
     tree = FolderTree(str(confined.workspace))
     tree.refresh()
-    pinned = protected_paths.find_pinned(tree)
+    pinned = protected_mounts.find_read_only_protected(tree)
     await confined.bash(f"{WAYS[way]}; true", pinned=pinned)
     assert state(confined.workspace) == before
     assert sorted(os.listdir(confined.workspace / ".git" / "hooks")) == ["pre-commit"]
@@ -67,7 +67,7 @@ async def test_ordinary_work_in_a_repository_goes_on_beside_the_pins(confined: G
     tree = FolderTree(str(confined.workspace))
     tree.refresh()
     script = "echo a > a && git add a && git commit -qm one && git checkout -qb other && git log --oneline | wc -l"
-    ran = await confined.bash(script, pinned=protected_paths.find_pinned(tree))
+    ran = await confined.bash(script, pinned=protected_mounts.find_read_only_protected(tree))
     assert (ran.code, ran.out.strip()) == (0, "1"), ran.errors
 
 
@@ -106,18 +106,18 @@ def test_what_stands_differs_once_a_file_has_been_replaced(ground: Ground) -> No
     furnish(ground.workspace)
     (ground.workspace / ".env").write_text("one")
     profile = ground.profile(pinned=(str(ground.workspace / ".git/hooks"),), masked=(str(ground.workspace / ".env"),))
-    seen = protected_paths.read_mounted_states(profile, LookupCache())
-    assert protected_paths.read_mounted_states(profile, LookupCache()) == seen
+    seen = protected_mounts.read_mounted_path_states(profile, LookupCache())
+    assert protected_mounts.read_mounted_path_states(profile, LookupCache()) == seen
     (ground.workspace / "new").write_text("two")
     (ground.workspace / "new").rename(ground.workspace / ".env")
-    changed = protected_paths.read_mounted_states(profile, LookupCache())
+    changed = protected_mounts.read_mounted_path_states(profile, LookupCache())
     assert changed != seen
     (ground.workspace / ".git").rename(ground.workspace / "g2")
     (ground.workspace / ".git").mkdir()
     (ground.workspace / "g2" / "hooks").rename(ground.workspace / ".git" / "hooks")
-    assert protected_paths.read_mounted_states(profile, LookupCache()) not in (seen, changed)
+    assert protected_mounts.read_mounted_path_states(profile, LookupCache()) not in (seen, changed)
     (ground.workspace / "handrail.toml").write_text("")
-    assert len(protected_paths.read_mounted_states(profile, LookupCache())) > len(changed)
+    assert len(protected_mounts.read_mounted_path_states(profile, LookupCache())) > len(changed)
 
 
 def scattered(root: Path, count: int, name: str = ".env", around: str = "") -> None:
@@ -145,8 +145,10 @@ async def test_many_hidden_files_in_many_folders_do_not_switch_programs_off(
     scattered(confined.workspace, count, around=around)
     (confined.workspace / "other").mkdir()
     tree = looked(confined.workspace)
-    pinned, masked = protected_paths.fold_mounts([tree], (), protected_paths.find_masked(tree, hides_env, "k"))
-    assert len(masked) <= protected_paths.MAX_MOUNTS and str(confined.workspace) not in masked
+    pinned, masked = protected_mounts.fold_mounts_into_folders(
+        [tree], (), protected_mounts.find_unreadable_paths(tree, hides_env, "k")
+    )
+    assert len(masked) <= protected_mounts.MAX_MOUNTS and str(confined.workspace) not in masked
     ran = await confined.bash(
         "grep -rs TOP-SECRET . ; find . -name .env -exec cat {} + ; echo x > other/new; echo worked",
         pinned=pinned,
@@ -160,20 +162,22 @@ async def test_many_hidden_files_in_many_folders_do_not_switch_programs_off(
 async def test_many_protected_files_in_many_folders_do_not_switch_programs_off(confined: Ground, around: str) -> None:
     scattered(confined.workspace, 700, name=".envrc", around=around)
     tree = looked(confined.workspace)
-    pinned, masked = protected_paths.fold_mounts([tree], protected_paths.find_pinned(tree), ())
-    assert masked == () and len(pinned) <= protected_paths.MAX_MOUNTS
+    pinned, masked = protected_mounts.fold_mounts_into_folders(
+        [tree], protected_mounts.find_read_only_protected(tree), ()
+    )
+    assert masked == () and len(pinned) <= protected_mounts.MAX_MOUNTS
     ran = await confined.bash("for f in $(find . -name .envrc); do echo evil > $f; done; echo worked", pinned=pinned)
     assert ran.out == "worked\n"
     assert {path.read_text() for path in confined.workspace.rglob(".envrc")} == {"TOP-SECRET"}
 
 
 def test_too_many_places_directly_in_the_root_are_refused_with_names_and_a_remedy(tmp_path: Path) -> None:
-    for number in range(protected_paths.MAX_MOUNTS + 1):
+    for number in range(protected_mounts.MAX_MOUNTS + 1):
         (tmp_path / f"{number}.env").write_text("x")
     tree = looked(tmp_path)
     with pytest.raises(ToolError, match=r"1,001 paths.*allow.*\.env") as caught:
-        protected_paths.fold_mounts(
-            [tree], (), protected_paths.find_masked(tree, lambda path: path.endswith(".env"), "k")
+        protected_mounts.fold_mounts_into_folders(
+            [tree], (), protected_mounts.find_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
         )
     assert caught.value.kind == "unavailable" and str(tmp_path) in caught.value.text
 
@@ -188,7 +192,7 @@ def test_folders_are_taken_whole_where_the_least_else_is_in_them(tmp_path: Path)
     for number in range(20):
         (tmp_path / "src" / f"{number}.env").write_text("x")
     tree = looked(tmp_path)
-    masked = protected_paths.find_masked(tree, lambda path: path.endswith(".env"), "k")
-    pinned, masked = protected_paths.fold_mounts([tree], (), masked)
+    masked = protected_mounts.find_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
+    pinned, masked = protected_mounts.fold_mounts_into_folders([tree], (), masked)
     assert pinned == () and str(tmp_path / "keys") in masked and len(masked) == 21
-    assert protected_paths.fold_mounts([tree], (), masked) == ((), masked)
+    assert protected_mounts.fold_mounts_into_folders([tree], (), masked) == ((), masked)

@@ -12,12 +12,12 @@ import pytest
 from tests.sandbox.test_hello import client_hello, record
 from tests.web import Site, authority, ok, redirect
 
-from handrail.contract.sandbox import ConnectionAttempt
+from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
-from handrail.sandbox.network import protocol_parsers
-from handrail.sandbox.network.egress import EgressCheck
-from handrail.sandbox.network.proxy import EgressProxy, ProxyLimits
-from handrail.testing.kernels import ScriptedResolver
+from handrail.sandbox.network import http_and_tls_parsers
+from handrail.sandbox.network.egress_check import EgressCheck
+from handrail.sandbox.network.egress_proxy import EgressProxy, ProxyLimits
+from handrail.testing.scripted_kernel import ScriptedResolver
 
 pytestmark = pytest.mark.proves("S-02")
 
@@ -159,8 +159,8 @@ async def test_a_name_that_leads_inside_is_refused() -> None:
         b"CONNECT api.example.org:443/ HTTP/1.1\r\n\r\n",
         b"CONNECT 0x7f.1:443 HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\x00\x05hello\r\n\r\n",
-        b"GET http://api.example.org/" + b"a" * protocol_parsers.MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
-        b"GET http://api.example.org/ HTTP/1.1\r\n" + b"a: b\r\n" * (protocol_parsers.MAX_FIELDS + 1) + b"\r\n",
+        b"GET http://api.example.org/" + b"a" * http_and_tls_parsers.MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\r\n" + b"a: b\r\n" * (http_and_tls_parsers.MAX_FIELDS + 1) + b"\r\n",
     ],
 )
 async def test_what_could_be_read_in_two_ways_is_no_request(request_bytes: bytes) -> None:
@@ -219,7 +219,7 @@ async def test_a_chunked_body_is_framed_anew_both_ways() -> None:
         b"HTTP/1.1 200 OK\r\nA: b\x01\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n" * 20,
-        b"HTTP/1.1 200 OK\r\n" + b"a" * protocol_parsers.MAX_HEAD_BYTES * 3,
+        b"HTTP/1.1 200 OK\r\n" + b"a" * http_and_tls_parsers.MAX_HEAD_BYTES * 3,
     ],
 )
 async def test_an_answer_that_is_no_answer_becomes_502(answer: bytes) -> None:
@@ -332,7 +332,7 @@ async def test_a_second_hello_cannot_name_another_server() -> None:
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got.put_nowait(await reader.readexactly(len(first)))
-        retry = b"\x03\x03" + protocol_parsers._RETRY_RANDOM + b"\0" + b"\x13\x01\0" + b"\0\0"  # pyright: ignore[reportPrivateUsage]
+        retry = b"\x03\x03" + http_and_tls_parsers._RETRY_RANDOM + b"\0" + b"\x13\x01\0" + b"\0\0"  # pyright: ignore[reportPrivateUsage]
         writer.write(record(b"\x02" + len(retry).to_bytes(3) + retry))
         got.put_nowait(await reader.read())
         writer.close()
@@ -343,7 +343,7 @@ async def test_a_second_hello_cannot_name_another_server() -> None:
     async with listener, front(f"api.example.org:{port}", f"127.0.0.1:{port}", names=names) as proxy:
         _, reader, writer = await proxy.tunnel(f"api.example.org:{port}")
         writer.write(first + b"\x14\x03\x03\0\1\1" + second)  # both at once, before the server could ask
-        assert (await reader.read()).endswith(protocol_parsers.UNRECOGNIZED_NAME)
+        assert (await reader.read()).endswith(http_and_tls_parsers.UNRECOGNIZED_NAME)
         writer.close()
         assert await got.get() == first
         assert await got.get() == b""
@@ -359,12 +359,12 @@ async def test_a_tunnel_to_443_carries_tls_and_nothing_else(monkeypatch: pytest.
 
     listener = await asyncio.start_server(server, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    monkeypatch.setattr("handrail.sandbox.network.proxy.TLS_PORT", port)
+    monkeypatch.setattr("handrail.sandbox.network.egress_proxy.TLS_PORT", port)
     async with listener, front(f"127.0.0.1:{port}") as proxy:
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\xff\xff", b"\x16\x02\0\0\1\1"):
             _, reader, writer = await proxy.tunnel(f"127.0.0.1:{port}")
             writer.write(said)
-            assert await reader.read() == protocol_parsers.UNRECOGNIZED_NAME
+            assert await reader.read() == http_and_tls_parsers.UNRECOGNIZED_NAME
             writer.close()
             assert await got.get() == b""
 

@@ -10,9 +10,9 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process
-from handrail.sandbox.view import config_snapshot, mounts
-from handrail.sandbox.view.config_snapshot import REFRESH_INTERVAL_S, ConfigSnapshot
+from handrail.contract.sandbox_protocol import Process
+from handrail.sandbox.view import mount_options, public_config_copy
+from handrail.sandbox.view.public_config_copy import REFRESH_INTERVAL_S, PublicConfigCopy
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="others are shown /etc itself, which gives them what is theirs")
 
@@ -24,7 +24,7 @@ class Etc:
         self.source, self.places = place / "etc", (str(place / "copies"),)
         self.source.mkdir(0o755)
         self.now = time.monotonic()
-        self.copy = ConfigSnapshot(str(self.source), self.places)
+        self.copy = PublicConfigCopy(str(self.source), self.places)
 
     def write(self, name: str, text: str, mode: int = 0o644) -> None:
         """As the machine does it: another file takes the place."""
@@ -40,7 +40,7 @@ class Etc:
         self.now += REFRESH_INTERVAL_S + 1
         before = os.umask(0o077)  # what is public stays so, however private Handrail's own files are
         try:
-            return Path(self.copy.get_folder(self.now))
+            return Path(self.copy.get_current_copy_folder(self.now))
         finally:
             os.umask(before)
 
@@ -104,16 +104,16 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(
     (private / "key").write_text("KEY")
     (private / "key").chmod(0o644)
     etc.write("service/key", "public")
-    seen, looks = config_snapshot.find_public_entries, iter((False, True))
+    seen, looks = public_config_copy.find_public_entries, iter((False, True))
 
-    def look(source: str) -> config_snapshot.CopyEntries:
+    def look(source: str) -> public_config_copy.CopyEntries:
         found = seen(source)
         if next(looks):  # the one that is copied by
             (etc.source / "service").rename(tmp_path / "was")
             (etc.source / "service").symlink_to(private)
         return found
 
-    monkeypatch.setattr(config_snapshot, "find_public_entries", look)
+    monkeypatch.setattr(public_config_copy, "find_public_entries", look)
     assert etc.names() == ["service"]
 
 
@@ -121,13 +121,13 @@ def test_the_next_process_takes_the_same_copy_and_a_cut_one_is_made_whole(etc: E
     etc.write("hosts", "a")
     there = etc.shown
     number = (there / "hosts").stat().st_ino
-    etc.copy = ConfigSnapshot(str(etc.source), etc.places)
+    etc.copy = PublicConfigCopy(str(etc.source), etc.places)
     assert etc.shown == there
     assert (there / "hosts").stat().st_ino == number
     (there / "hosts").write_text("half")
     (there / "more").write_text("of before")
     (there.parent / "list").write_bytes(b'{"form": 1, "entr')
-    etc.copy = ConfigSnapshot(str(etc.source), etc.places)
+    etc.copy = PublicConfigCopy(str(etc.source), etc.places)
     assert etc.names() == ["hosts"]
     assert (etc.shown / "hosts").read_text() == "a"
 
@@ -135,7 +135,7 @@ def test_the_next_process_takes_the_same_copy_and_a_cut_one_is_made_whole(etc: E
 def test_nobody_else_can_hold_the_lock_that_says_a_copy_is_in_use(etc: Etc) -> None:
     etc.write("hosts", "a")
     etc.shown.parent.chmod(0o755)
-    etc.copy = ConfigSnapshot(str(etc.source), etc.places)
+    etc.copy = PublicConfigCopy(str(etc.source), etc.places)
     kept = etc.shown.parent
     assert kept.stat().st_mode & 0o777 == 0o711
     assert (kept / "changing").stat().st_mode & 0o077 == 0
@@ -145,18 +145,18 @@ def test_a_copy_that_nobody_uses_goes_when_another_is_made(etc: Etc, tmp_path: P
     etc.write("hosts", "a")
     first = etc.shown
     used, unused = (tmp_path / name for name in ("used", "unused"))
-    copies: list[ConfigSnapshot] = []
+    copies: list[PublicConfigCopy] = []
     for place in (used, unused):
         place.mkdir(0o755)
-        copies.append(ConfigSnapshot(str(place), etc.places))
-        copies[-1].get_folder(0.0)
+        copies.append(PublicConfigCopy(str(place), etc.places))
+        copies[-1].get_current_copy_folder(0.0)
     del copies[1]
     os.close(etc.copy._use)  # pyright: ignore[reportPrivateUsage] - as the end of its process would
     etc.copy._use = -1  # pyright: ignore[reportPrivateUsage]
     (tmp_path / "third").mkdir(0o755)
-    ConfigSnapshot(str(tmp_path / "third"), etc.places).get_folder(0.0)
+    PublicConfigCopy(str(tmp_path / "third"), etc.places).get_current_copy_folder(0.0)
     assert not first.exists()
-    assert Path(copies[0].get_folder(0.0)).exists()
+    assert Path(copies[0].get_current_copy_folder(0.0)).exists()
 
 
 def test_what_is_mounted_within_has_a_place_to_lie_on_that_no_other_process_takes_away(etc: Etc) -> None:
@@ -167,23 +167,23 @@ def test_what_is_mounted_within_has_a_place_to_lie_on_that_no_other_process_take
     (etc.source / "private").chmod(0o700)
     there = etc.shown
     for inner in ("private/tools", "private/file", "hosts"):
-        etc.copy.ensure_mount_point(str(etc.source / inner), etc.now)
+        etc.copy.ensure_private_mount_point(str(etc.source / inner), etc.now)
     assert etc.names() == ["hosts", "private", "private/file", "private/tools"]
     assert (there / "private/file").read_text() == "" and (there / "private/tools").is_dir()
-    other = ConfigSnapshot(str(etc.source), etc.places)
+    other = PublicConfigCopy(str(etc.source), etc.places)
     etc.write("more", "b")
-    other.get_folder(etc.now)
+    other.get_current_copy_folder(etc.now)
     assert etc.names() == ["hosts", "more", "private", "private/file", "private/tools"]
-    assert other.get_folder(etc.now) == str(there)
+    assert other.get_current_copy_folder(etc.now) == str(there)
 
 
 def test_too_much_is_left_out_from_the_inside_outwards(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_snapshot, "MOST_BYTES", 10)
+    monkeypatch.setattr(public_config_copy, "MOST_BYTES", 10)
     etc.write("a/large", "x" * 8)
     etc.write("large", "x" * 11)
     etc.write("small", "x" * 6)
     assert etc.names() == ["a", "small"]
-    monkeypatch.setattr(config_snapshot, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(public_config_copy, "MOST_ENTRIES", 1)
     assert etc.names() == ["a"]
 
 
@@ -212,7 +212,7 @@ async def test_a_private_file_that_the_machine_replaces_while_a_program_runs_sta
     the machine's is replaced."""
     etc.write("shadow", "OLD-HASH", 0o600)
     etc.write("hosts", "before")
-    monkeypatch.setattr(mounts, "_configuration", configuration := mounts._ConfigurationView())  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(mount_options, "_configuration", configuration := mount_options._ConfigurationFolderView())  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(configuration, "_copies", {"/etc": etc.copy})
     monkeypatch.setattr(configuration, "_scanned_at", float("inf"))
     look = "cd /etc; cat shadow; ls; cat hosts"

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.sandbox import Sandbox
+from handrail.contract.sandbox_protocol import Sandbox
 from handrail.sandbox.filters import seccomp
 from handrail.sandbox.filters.seccomp import LAST_KNOWN, Machine
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -192,7 +192,14 @@ def under_the_filter(*argv: str) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
             [
-                *(next(find_binaries()), "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+                *(
+                    next(find_bubblewrap_programs()),
+                    "--unshare-all",
+                    "--unshare-user",
+                    "--disable-userns",
+                    "--cap-drop",
+                    "ALL",
+                ),
                 *("--ro-bind", "/", "/", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
                 *("--tmpfs", "/tmp", "--die-with-parent", "--new-session", "--chdir", "/tmp"),
                 *("--seccomp", str(descriptor), "--", *argv),
@@ -209,7 +216,7 @@ def under_the_filter(*argv: str) -> subprocess.CompletedProcess[bytes]:
 
 def test_a_program_gets_an_error_for_each_listed_call_and_each_family(sandbox: Sandbox) -> None:
     """Each is asked for with arguments that are senseless, so that a filter that is missing does no harm."""
-    machine = seccomp.detect_machine()
+    machine = seccomp.detect_filter_architecture()
     assert machine is not None
     numbers = seccomp.NUMBERS[machine]
     listed = {name: numbers[name] for name in seccomp.NOT_PERMITTED + seccomp.NOT_IMPLEMENTED if name in numbers}
@@ -301,6 +308,6 @@ def test_there_is_no_filter_for_a_machine_that_nobody_made_one_for(monkeypatch: 
         machine = "riscv64"
 
     monkeypatch.setattr(seccomp.os, "uname", Other)
-    assert seccomp.detect_machine() is None
+    assert seccomp.detect_filter_architecture() is None
     with pytest.raises(ValueError, match=r"filter exists for riscv64\. Use x86_64 or aarch64"):
         seccomp.build_filter.__wrapped__()

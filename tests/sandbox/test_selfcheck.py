@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.selfcheck import CHECKS, CheckNotTried, self_check
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 WITHOUT = """
 import asyncio, json, os, sys
@@ -97,7 +97,14 @@ def test_a_provider_that_confines_nothing_is_found_out(sandbox: Sandbox) -> None
     spaces = json.dumps([os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "net", "user")])
     ran = subprocess.run(
         [
-            *(next(find_binaries()), "--unshare-all", "--unshare-user", "--cap-drop", "ALL", "--die-with-parent"),
+            *(
+                next(find_bubblewrap_programs()),
+                "--unshare-all",
+                "--unshare-user",
+                "--cap-drop",
+                "ALL",
+                "--die-with-parent",
+            ),
             *("--ro-bind", "/", "/", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
             *("--tmpfs", "/tmp", *_again(sys.prefix, *sys.path)),
             *("--new-session", "--", sys.executable, "-c", WITHOUT, spaces),

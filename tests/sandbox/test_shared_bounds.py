@@ -10,15 +10,19 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxLimits
-from handrail.sandbox import tiers
+from handrail.contract.sandbox_protocol import SandboxLimits
+from handrail.sandbox import tier_probe
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import memory_monitor, seccomp
-from handrail.sandbox.filters.limits import build_rlimits, read_inotify_limits
-from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import LauncherProgram
+from handrail.sandbox.filters.resource_limits import build_rlimits, read_inotify_limits
+from handrail.sandbox.start import launcher_messages
+from handrail.sandbox.start.launcher_messages import LauncherProgram
 
-LAUNCHERS = [found for found in (launcher.find_perl_launcher(), launcher.find_python_launcher()) if found is not None]
+LAUNCHERS = [
+    found
+    for found in (launcher_messages.find_perl_launcher(), launcher_messages.find_python_launcher())
+    if found is not None
+]
 INOTIFY = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -51,7 +55,7 @@ print(made, errno.errorcode.get(ctypes.get_errno()))
 
 
 def with_first(ground: Ground, first: LauncherProgram) -> Ground:
-    chosen = tiers.choose_sandbox()
+    chosen = tier_probe.choose_sandbox()
     assert isinstance(chosen, BubblewrapSandbox)
     binary = chosen._binary  # pyright: ignore[reportPrivateUsage] - the same, with another first process
     return Ground(ground.workspace, ground.scratch, ground.outside, BubblewrapSandbox(binary, chosen.tier, first=first))
@@ -94,7 +98,7 @@ async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> No
 
 @pytest.mark.proves("S-04")
 async def test_a_sandbox_takes_none_of_the_machines_asynchronous_requests(confined: Ground) -> None:
-    chosen = seccomp.detect_machine()
+    chosen = seccomp.detect_filter_architecture()
     if chosen is None:
         pytest.skip("there is no filter for this machine")
     (confined.workspace / "probe.py").write_text(AIO.format(number=seccomp.NUMBERS[chosen]["io_setup"]))
@@ -173,12 +177,12 @@ async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root is given whole pipes always")
 def test_short_pipes_are_seen() -> None:
-    assert memory_monitor.pipes_are_short() is False
+    assert memory_monitor.are_new_pipes_short() is False
 
 
 def test_a_program_that_holds_few_files_and_pipes_is_not_ended() -> None:
-    assert memory_monitor.find_excess(os.getpid(), None, short=True) is None
-    assert memory_monitor.count_files(0) == 0
+    assert memory_monitor.explain_exceeded_limit(os.getpid(), None, short=True) is None
+    assert memory_monitor.count_memory_files(0) == 0
 
 
 @pytest.mark.proves("S-04")

@@ -12,11 +12,11 @@ from tests.sandbox.test_launcher import LAUNCHERS
 from tests.sandbox.test_processes import survivors
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, SandboxTier, TerminalProcess, TerminalSize
+from handrail.contract.sandbox_protocol import ProgramSpec, SandboxTier, TerminalProcess, TerminalSize
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.configured_sandbox import UnconfinedSandbox
-from handrail.sandbox.start.launcher import LauncherProgram
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox.start.launcher_messages import LauncherProgram
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 
 async def started(ground: Ground, *argv: str) -> TerminalProcess:
@@ -25,7 +25,7 @@ async def started(ground: Ground, *argv: str) -> TerminalProcess:
 
 
 async def until(process: TerminalProcess, mark: bytes) -> bytes:
-    """What it shows, up to ``mark``."""
+    """What it shows, up to ``write_marker_file``."""
     shown = b""
     while mark not in shown:
         piece = await process.read(1 << 16)
@@ -48,7 +48,9 @@ print(os.tcgetpgrp(os.open("/dev/tty", os.O_RDWR)) == os.getpgrp(), flush=True)
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
 async def test_its_terminal_is_its_own_and_it_types_into_none(confined: Ground, first: LauncherProgram) -> None:
     (confined.workspace / "tries.py").write_text(TRIES)
-    confined.sandbox = BubblewrapSandbox(next(find_binaries()), SandboxTier("bubblewrap", "for a test"), first=first)
+    confined.sandbox = BubblewrapSandbox(
+        next(find_bubblewrap_programs()), SandboxTier("bubblewrap", "for a test"), first=first
+    )
     process = await started(confined, "python3", "tries.py")
     code = await process.wait()
     shown = process.read_rest(10_000).decode()

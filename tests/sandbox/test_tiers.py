@@ -9,18 +9,18 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Sandbox
-from handrail.origins import programs
-from handrail.sandbox import bubblewrap, tiers
+from handrail.contract.sandbox_protocol import Sandbox
+from handrail.origins import program_lookup
+from handrail.sandbox import bubblewrap, tier_probe
 from handrail.sandbox.start import spawn
 
 
 @pytest.fixture(autouse=True)
 def chosen_anew() -> Iterator[None]:
     """Here, and by the tests after this one: none is to find what a program of this one's was taken for."""
-    tiers.choose_sandbox.cache_clear()
+    tier_probe.choose_sandbox.cache_clear()
     yield
-    tiers.choose_sandbox.cache_clear()
+    tier_probe.choose_sandbox.cache_clear()
 
 
 def program(place: Path, text: str) -> str:
@@ -31,7 +31,7 @@ def program(place: Path, text: str) -> str:
 
 
 def test_this_machine_is_tried_and_not_guessed(sandbox: Sandbox) -> None:
-    tier = tiers.probe_tier()
+    tier = tier_probe.probe_tier()
     assert (tier.name, tier.is_confining) == ("bubblewrap", True)
     assert tier == sandbox.tier
 
@@ -39,8 +39,8 @@ def test_this_machine_is_tried_and_not_guessed(sandbox: Sandbox) -> None:
 def test_a_bubblewrap_that_confines_nothing_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that only runs its program, in the machine's own namespaces."""
     fake = program(tmp_path, 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"')
-    monkeypatch.setattr(tiers, "find_binaries", lambda: iter([fake]))
-    tier = tiers.probe_tier()
+    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter([fake]))
+    tier = tier_probe.probe_tier()
     assert tier.name == "none"
     assert "it shares the mnt namespace of this machine" in tier.detail
 
@@ -48,28 +48,28 @@ def test_a_bubblewrap_that_confines_nothing_is_not_believed(tmp_path: Path, monk
 def test_a_bubblewrap_that_fails_is_passed_over_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
 ) -> None:
-    real = list(spawn.find_binaries())
+    real = list(spawn.find_bubblewrap_programs())
     fake = program(tmp_path, "echo bwrap: setting up uid map: Permission denied >&2; exit 1")
-    monkeypatch.setattr(tiers, "find_binaries", lambda: iter([fake, *real]))
-    assert tiers.probe_tier().detail == sandbox.tier.detail
-    tiers.choose_sandbox.cache_clear()
-    monkeypatch.setattr(tiers, "find_binaries", lambda: iter([fake]))
-    tier = tiers.probe_tier()
+    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter([fake, *real]))
+    assert tier_probe.probe_tier().detail == sandbox.tier.detail
+    tier_probe.choose_sandbox.cache_clear()
+    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter([fake]))
+    tier = tier_probe.probe_tier()
     assert (tier.name, "uid map" in tier.detail, bool(tier.remedy)) == ("none", True, True)
 
 
 def test_without_any_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers, "find_binaries", lambda: iter([]))
-    tier = tiers.probe_tier()
+    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter([]))
+    tier = tier_probe.probe_tier()
     assert (tier.name, tier.is_confining) == ("none", False)
     assert "apt install bubblewrap" in tier.remedy
 
 
 def test_both_shipped_bubblewraps_confine(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    for binary in spawn.find_binaries():
-        tiers.choose_sandbox.cache_clear()
-        monkeypatch.setattr(tiers, "find_binaries", lambda binary=binary: iter([binary]))
-        assert tiers.probe_tier().name == "bubblewrap", binary
+    for binary in spawn.find_bubblewrap_programs():
+        tier_probe.choose_sandbox.cache_clear()
+        monkeypatch.setattr(tier_probe, "find_binaries", lambda binary=binary: iter([binary]))
+        assert tier_probe.probe_tier().name == "bubblewrap", binary
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,13 @@ def test_both_shipped_bubblewraps_confine(sandbox: Sandbox, monkeypatch: pytest.
 def test_the_remedy_names_the_setting(tmp_path: Path, setting: str, value: str, wanted: str) -> None:
     (tmp_path / setting).parent.mkdir()
     (tmp_path / setting).write_text(value + "\n")
-    assert wanted in tiers.find_remedy("Permission denied", tmp_path, system_bwrap=True)
+    assert wanted in tier_probe.find_remedy("Permission denied", tmp_path, system_bwrap=True)
 
 
 def test_too_old_a_bubblewrap_is_to_be_replaced(tmp_path: Path) -> None:
-    assert "0.8 or newer" in tiers.find_remedy("bwrap: Unknown option --disable-userns", tmp_path, system_bwrap=True)
+    assert "0.8 or newer" in tier_probe.find_remedy(
+        "bwrap: Unknown option --disable-userns", tmp_path, system_bwrap=True
+    )
 
 
 async def test_a_bubblewrap_in_an_open_workspace_is_neither_chosen_nor_started(
@@ -97,10 +99,10 @@ async def test_a_bubblewrap_in_an_open_workspace_is_neither_chosen_nor_started(
     marker = ground.workspace.parent / "marker"
     planted = program(ground.workspace, f": > {marker}; exit 1")
     monkeypatch.setattr(spawn, "SYSTEM_BWRAP", planted)
-    assert planted in list(spawn.find_binaries())
-    with programs.register_workspaces(ground.workspace):
-        assert planted not in list(spawn.find_binaries())
-        ground.sandbox = bubblewrap.BubblewrapSandbox(planted, tiers.SandboxTier("bubblewrap", ""))
+    assert planted in list(spawn.find_bubblewrap_programs())
+    with program_lookup.register_open_workspaces(ground.workspace):
+        assert planted not in list(spawn.find_bubblewrap_programs())
+        ground.sandbox = bubblewrap.BubblewrapSandbox(planted, tier_probe.SandboxTier("bubblewrap", ""))
         with pytest.raises(ToolError, match="is in an open workspace"):
             await ground.bash("true")
     assert not marker.exists()

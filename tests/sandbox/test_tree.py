@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from handrail.sandbox.view.folder_tree import FolderTree, ScanTooLong
+from handrail.sandbox.view.cached_folder_tree import FolderScanTooLong, FolderTree
 
 pytestmark = pytest.mark.proves("S-07")
 
@@ -76,13 +76,13 @@ def test_a_look_that_comes_upon_too_many_files_is_finished_by_the_next_one(tmp_p
         (folder / f".envrc{number or ''}").touch()
     tree.max_files = 10
     for _ in range(2):
-        with pytest.raises(ScanTooLong):
+        with pytest.raises(FolderScanTooLong):
             tree.refresh()
     tree.max_files = 12
     assert tree.refresh() > before and tree.file_count == 12
     assert names(tree) == {os.path.normpath(f"{folders[0]}/.envrc")}
     (tmp_path / folders[0] / "more").touch()
-    with pytest.raises(ScanTooLong):
+    with pytest.raises(FolderScanTooLong):
         tree.refresh()
     tree.max_files = 13
     assert tree.refresh() > before and tree.file_count == 13
@@ -102,7 +102,7 @@ def test_a_folder_that_nobody_can_look_into_is_known_as_such(tmp_path: Path) -> 
     deep.mkdir(parents=True)
     tree = FolderTree(str(tmp_path))
     tree.refresh()
-    assert len(tree.list_closed()) == 1 and len(tree.order) < 140
+    assert len(tree.list_unreadable_folders()) == 1 and len(tree.order) < 140
 
 
 class Looking(RuleBasedStateMachine):

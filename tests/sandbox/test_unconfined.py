@@ -13,7 +13,7 @@ from tests.sandbox.conftest import Ground
 from tests.sandbox.test_processes import traces
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, SandboxLimits
+from handrail.contract.sandbox_protocol import ProgramSpec, SandboxLimits
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox, UnconfinedSandbox
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.contract.sandbox import ProgramSpec
+from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.contract.tool.requires import CapabilitySet
 
 pytestmark = pytest.mark.proves("P-15", "F-11")

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.contract.services.channels import Notification
-from handrail.session.inbound.channels import ChannelBroker, NotificationStore, SessionChannels
-from handrail.session.inbound.triggers import SessionTriggers, TriggerScheduler
+from handrail.arbiter.output.secret_redaction import SecretRedactor
+from handrail.contract.services.channels_and_triggers import Notification
+from handrail.session.inbound.channel_broker import ChannelBroker, SessionChannels, WorkspaceNotifications
+from handrail.session.inbound.trigger_scheduler import SessionTriggers, TriggerScheduler
 from handrail.store.workspace_store import WorkspaceStore
 
 SECOND = 1_000_000_000
@@ -35,7 +35,7 @@ class Place:
     def __init__(self, store: WorkspaceStore, clock: Clock, outcomes: Mapping[str, bool | None]) -> None:
         redactor = SecretRedactor()
         self.store = store
-        self.board = NotificationStore(store.notifications, redactor)
+        self.board = WorkspaceNotifications(store.notifications, redactor)
         self.switchboard = ChannelBroker(store.channels, redactor, clock, outcomes.get)
         self.clockwork = TriggerScheduler(store.triggers, self.board, self.switchboard, redactor, clock)
 
@@ -46,7 +46,7 @@ class Place:
         return SessionTriggers(self.clockwork, session, self.channels(session))
 
     async def told(self, session: str) -> list[Notification]:
-        return list(await self.board.for_session(session).list_pending())
+        return list(await self.board.notifications_of_session(session).list_pending())
 
 
 @asynccontextmanager

@@ -13,16 +13,16 @@ from typing import Any
 
 from tests.prefork import command as prefork
 
-from handrail.record.log import read_journal_records
+from handrail.record.commit_log import read_unwritten_records
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 CHILD = """
 import asyncio, os, random, sys
 from pathlib import Path
 from handrail import ApprovalAnswer, tool
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 folder, life, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 chance = random.Random(seed)
@@ -125,7 +125,7 @@ def records_of(folder: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
         for record in reader.records():
             if record.call_id:
                 found.setdefault(record.call_id, []).append((record.kind, dict(record.body or {})))
-        for kind, _, call_id, body in read_journal_records(reader.connection, database.parent):
+        for kind, _, call_id, body in read_unwritten_records(reader.connection, database.parent):
             if call_id:
                 found.setdefault(call_id, []).append((kind, dict(body)))
     return found

@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail import ApprovalAnswer, tool
-from handrail.agent.loop import Agent
-from handrail.agent.model import BlockEvent, CallArguments, ModelRequest, ReplyFinished, TextDelta
-from handrail.contract.tool.tool import Tool
-from handrail.kernel.local import LocalKernel
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import BlockEvent, CallArgumentsDelta, ModelRequest, ReplyFinished, TextDelta
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.session.local_session import LocalSession
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 SESSION = "ses_killed"
 JOBS = "handrail.arbiter.jobs.background_jobs:BackgroundJobs"
-ASKING = "handrail.arbiter.approvals.broker:ApprovalBroker"
+ASKING = "handrail.arbiter.approvals.approval_broker:ApprovalBroker"
 BEFORE, AFTER = "before", "after"
 OF_A_JOB: Mapping[str, tuple[str, str]] = {
     "proposed": (BEFORE, f"{JOBS}.start_background"),
@@ -43,9 +43,9 @@ OF_A_JOB: Mapping[str, tuple[str, str]] = {
     "running": (BEFORE, ""),
     "ended": (BEFORE, f"{JOBS}._store_end"),
     "row ended": (BEFORE, f"{JOBS}.notify_session"),
-    "notice written": (AFTER, "handrail.session.inbound.channels:NotificationStore.post"),
-    "notice given": (BEFORE, "handrail.session.inbound.channels:SessionNotifications.mark_delivered"),
-    "notice taken": (AFTER, "handrail.session.inbound.channels:SessionNotifications.mark_delivered"),
+    "notice written": (AFTER, "handrail.session.inbound.channel_broker:WorkspaceNotifications.post"),
+    "notice given": (BEFORE, "handrail.session.inbound.channel_broker:SessionNotifications.mark_delivered"),
+    "notice taken": (AFTER, "handrail.session.inbound.channel_broker:SessionNotifications.mark_delivered"),
 }
 OF_ASKING: Mapping[str, tuple[str, str]] = {
     "asked": (AFTER, f"{ASKING}.submit_request"),
@@ -68,7 +68,7 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "approval": OF_ASKING,
     "question": {step: at for step, at in OF_ASKING.items() if step != "running"},
     "job that is waited for": {
-        "told": (AFTER, "handrail.tools.jobs:WaitTool.execute"),
+        "told": (AFTER, "handrail.tools.job_tools:WaitTool.execute"),
         "answer on record": (AFTER, f"{JOBS}.commit_with_notifications"),
     },
     "task": {**OF_A_TASK, "answered": OF_A_JOB["answered"]},
@@ -122,7 +122,7 @@ class Waiter(PlaybackModel):
         job = re.search(r"once_[0-9a-f]{8}", str(request.messages))
         async with aclosing(super().stream(request)) as events:
             async for event in events:
-                if isinstance(event, CallArguments) and job is not None:
+                if isinstance(event, CallArgumentsDelta) and job is not None:
                     event = replace(event, text=event.text.replace(THE_JOB, job[0]))  # noqa: PLW2901
                 yield event
 
@@ -222,7 +222,7 @@ async def live(folder: Path, case: str, step: str) -> None:
 async def leave(kernel: LocalKernel, session: LocalSession) -> None:
     """Suspend a session while a sub-agent works for it, answer what that asks from another door, and take it up again."""
     left, asked = ReplyPause(), asyncio.Event()
-    kernel.approvals.watch(lambda _: asked.set())
+    kernel.approvals.watch_requests(lambda _: asked.set())
     worker = PlaybackModel([left, *call_reply(("pay", {"name": "work"}))], text_reply("I have done it."))
     model = PlaybackModel(call_reply(CALLS["task in the background"]), text_reply("Begun."))
     await Agent(session, model, models=lambda _: worker).complete("Begin.")

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from handrail import ApprovalAnswer, ApprovalRequest, Result, Runtime, ToolError, tool
-from handrail.contract.call import CallAnswer, ProposedCall
-from handrail.kernel.local import LocalKernel
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.verification import verify_log
 from handrail.session.local_session import LocalSession
-from handrail.store.tables.approvals import ApprovalReader
+from handrail.store.tables.approval_tables import ApprovalReader
 
 RULES = ["allow storm.*", "ask storm.asked"]
 SETTINGS = "[limits]\ngrace_ms = 5\nlock_wait_ms = 2000\n"
@@ -197,7 +197,7 @@ class Storm:
             callers.add(caller)
             match self.chance.randrange(30):
                 case 0:
-                    session.cancel(self.chance.choice(("user", "shutdown")))
+                    session.cancel_running_calls(self.chance.choice(("user", "shutdown")))
                 case 1 | 2:
                     self.chance.choice(tuple(callers)).cancel()
                 case 3:
@@ -213,7 +213,7 @@ class Storm:
             self._finished(done)
         while _left:
             await asyncio.wait(_left)
-        await self.kernel.components.arbiter.tool_runner.wait_settled()
+        await self.kernel.components.arbiter.tool_runner.wait_for_late_work()
 
     def _finished(self, callers: set[asyncio.Task[None]]) -> None:
         for caller in callers:
@@ -290,7 +290,7 @@ class Storm:
         """What must hold once the storm is over."""
         arbiter = self.kernel.components.arbiter
         assert set(self.answered.values()) <= {1}
-        assert arbiter.locks.size == 0
+        assert arbiter.locks.resource_count == 0
         for session in self.sessions:
             assert session._lane.running_calls == {}  # pyright: ignore[reportPrivateUsage]
             assert session._keys == {}  # pyright: ignore[reportPrivateUsage]
@@ -300,15 +300,15 @@ class Storm:
         await self.kernel.log.flush()
         reader = self.kernel.log.reader
         assert verify_log(reader).ok
-        assert reader.list_unfinished() == []
+        assert reader.list_unfinished_intents() == []
         records: dict[str, list[tuple[str, bool]]] = {}
         for record in reader.records():
             assert "defect" not in (record.body or {}), record
             if record.call_id:
                 late = bool((record.body or {}).get("late"))
                 records.setdefault(record.call_id, []).append((record.kind, late))
-        asked = ApprovalReader(self.kernel.components.store.database.reader)
-        parked = {a.request.call_id for session in self.sessions for a in asked.list_without_result(session.id)}
+        asked = ApprovalReader(self.kernel.components.store.database.read_connection)
+        parked = {a.request.call_id for session in self.sessions for a in asked.list_unresolved_requests(session.id)}
         for call_id, steps in records.items():
             if call_id in parked:  # by a shutdown: it goes on, or waits, when its session is opened again
                 assert steps[-1][0] in ("approval-requested", "approval-responded", "authorised"), (call_id, steps)

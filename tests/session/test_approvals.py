@@ -12,15 +12,15 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Kernel, tool
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, DeferApprovals
-from handrail.contract.call import Result
-from handrail.contract.codec import reader_of, write
+from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalRequest, DeferApprovals
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.services.runtime import UserQuestion
-from handrail.contract.session import Session
-from handrail.contract.tool.tool import Tool
-from handrail.store.encoding import decode, encode
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.contract.json_codec import reader_of, write
+from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.contract.session_protocols import Session
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 ran: list[str] = []
 
@@ -63,7 +63,7 @@ class Asked:
     def __init__(self, session: Session) -> None:
         self._count = 0
         self._changed = asyncio.Event()
-        session.watch(lambda event: self._one() if event.kind == "approval-requested" else None)
+        session.watch_events(lambda event: self._one() if event.kind == "approval-requested" else None)
 
     def _one(self) -> None:
         self._count += 1
@@ -250,7 +250,7 @@ async def test_a_yes_is_for_the_tool_as_it_was_shown_and_not_for_another_definit
         asked = Asked(session)
         call = start(session, source="a")
         await asked.times(1)
-        await kernel.reload(tools=[pay_twice])
+        await kernel.reload_tools(tools=[pay_twice])
         await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
         result = await call
         assert result.error_kind == "conflict", result
@@ -387,7 +387,7 @@ async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused
         asked = Asked(session)
         call = start(session, source="a")
         await asked.times(1)
-        await kernel.reload([other_pay()])
+        await kernel.reload_tools([other_pay()])
         await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
         assert (await call).error_kind == "conflict"
     assert ran == []
@@ -418,7 +418,7 @@ async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path, kernel_i
         call = start(session, source="a")
         await asked.times(1)
         row = one(kernel)
-        session.cancel()
+        session.cancel_running_calls()
         assert (await call).error_kind == "cancelled"
         await refused(kernel.approvals.decide(row.id, ONCE, by="test"), "conflict", "was withdrawn")
         await kernel.log.flush()
@@ -477,7 +477,7 @@ async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path, kernel_in
         await session.call("bank.pay", {"source": "a\x1b[2J"})
         await session.call("question", {"questions": [{"question": "Which?", "options": [{"label": "x"}]}]})
         for row in kernel.approvals.list_pending():
-            assert reader_of(Approval)(decode(encode(write(Approval, row)))) == row
+            assert reader_of(Approval)(decode_any_json(encode_any_json(write(Approval, row)))) == row
             assert json.loads(json.dumps(row.to_dict()))["id"] == row.id
 
 

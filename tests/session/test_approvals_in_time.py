@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, ApprovalRequest, DeferApprovals, ToolError, UserQuestion, tool
-from handrail.arbiter.approvals.broker import HOUR_NS, ApprovalLifetimes
-from handrail.testing.kernels import temporary_kernel
+from handrail.arbiter.approvals.approval_broker import HOUR_NS, ApprovalLifetimes
+from handrail.testing.scripted_kernel import temporary_kernel
 
 ran: list[str] = []
 
@@ -98,7 +98,7 @@ async def test_a_lock_wait_after_the_answer_does_not_lose_the_grant_at_a_shutdow
     async with temporary_kernel(tmp_path, tools=[pay, hold], rules=["allow hold"]) as kernel:
         session = await kernel.session(approval_handler=Silent())
         waits, asks = asyncio.Event(), asyncio.Event()
-        session.watch(
+        session.watch_events(
             lambda event: {"awaiting-locks": waits, "approval-requested": asks}.get(event.kind, asyncio.Event()).set()
         )
         holding = asyncio.create_task(session.call("hold", {}))

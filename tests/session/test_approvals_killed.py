@@ -12,8 +12,8 @@ import pytest
 from tests.session.crashing import die_by_itself
 
 from handrail import tool
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.testing.scripted_kernel import temporary_kernel
 
 CHILD = """
 import asyncio, os, sys

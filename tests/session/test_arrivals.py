@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tests.session.arriving import SECOND, Clock, place
 
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.services.channels import Trigger
-from handrail.kernel.local import LocalKernel
-from handrail.session.inbound import channels as channelling
-from handrail.session.inbound import channels as noticing
-from handrail.session.inbound.triggers import next_firing_ns
+from handrail.contract.services.channels_and_triggers import Trigger
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.session.inbound import channel_broker as channelling
+from handrail.session.inbound import channel_broker as noticing
+from handrail.session.inbound.trigger_scheduler import next_firing_ns
 from handrail.session.local_session import LocalSession
-from handrail.store.tables.inbound import TriggerTable
-from handrail.testing.kernels import temporary_kernel
+from handrail.store.tables.inbound_tables import TriggerTable
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
 
@@ -114,14 +114,14 @@ async def test_what_came_due_while_nobody_was_there_fires_once_and_says_that_it_
         await there.triggers("s").add_timer(30_000, "once", name="once", once=True)
     clock.now += 3 * 3600 * SECOND
     async with place(tmp_path, clock) as there:
-        await there.clockwork.start()
+        await there.clockwork.start_stored_triggers()
         told = {notice.source: notice.text for notice in await there.told("s")}
         assert told == {
             "poll": "The trigger poll (every 60 s) fired (late) (179 firings before it were missed): poll",
             "daily": "The trigger daily (at 0 9 * * *) fired (late): report",
             "once": "The trigger once (once) fired (late): once",
         }
-        await there.clockwork.start()
+        await there.clockwork.start_stored_triggers()
         assert len(await there.told("s")) == 3
         assert [trigger.name for trigger in await there.triggers("s").list_triggers()] == ["daily", "poll"]
 
@@ -132,9 +132,11 @@ async def test_a_process_that_ended_between_telling_and_noting_tells_nothing_twi
         made = await there.triggers("s").add_timer(10_000, "p", name="t")
         clock.now += 10 * SECOND
         assert made.next_ns is not None
-        await there.clockwork.notify(made, f"{made.next_ns}", clock.now, about="x")  # told, and then it ends
+        await there.clockwork.post_firing_notification(
+            made, f"{made.next_ns}", clock.now, about="x"
+        )  # told, and then it ends
     async with place(tmp_path, clock) as there:
-        await there.clockwork.start()
+        await there.clockwork.start_stored_triggers()
         assert len(await there.told("s")) == 1
         (after,) = await there.triggers("s").list_triggers()
         assert after.next_ns == clock.now + 10 * SECOND
@@ -176,7 +178,7 @@ async def test_one_that_fires_once_waits_until_it_can_be_told(tmp_path: Path, mo
         await there.clockwork.fire_due()
         (told,) = await there.told("s")
         assert [trigger.name for trigger in there.clockwork.list_triggers("s")] == ["second"]
-        await there.board.for_session("s").mark_delivered([told.id])
+        await there.board.notifications_of_session("s").mark_delivered([told.id])
         clock.now += 60 * SECOND
         await there.clockwork.fire_due()
         assert [told.source for told in await there.told("s")] == ["second"] and not there.clockwork.list_triggers("s")
@@ -186,7 +188,7 @@ async def test_a_trigger_that_is_added_while_its_sub_agent_ends_does_not_outlive
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with temporary_kernel(tmp_path) as kernel:
-        session, clockwork = await kernel.session(), kernel.arrivals.triggers
+        session, clockwork = await kernel.session(), kernel.inbound_events.triggers
         put, reached, go_on, kept = clockwork.table.put, asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def slowly(trigger: Trigger) -> None:
@@ -200,7 +202,7 @@ async def test_a_trigger_that_is_added_while_its_sub_agent_ends_does_not_outlive
         adding = asyncio.ensure_future(session.lane.triggers.add_timer(60_000, "x"))
         await reached.wait()
         adding.cancel()
-        ending = asyncio.ensure_future(kernel.arrivals.end_subagent(session.id))
+        ending = asyncio.ensure_future(kernel.inbound_events.remove_triggers_of_subagent(session.id))
         await asyncio.sleep(0)
         go_on.set()
         await asyncio.gather(ending, kept.wait())
@@ -270,7 +272,7 @@ async def test_what_a_watcher_cannot_be_told_waits_where_it_is_and_fills_the_cha
         heard: list[str] = []
         while told := await there.told("s"):
             heard += [notice.text.rpartition(": ")[2] for notice in told]
-            await there.board.for_session("s").mark_delivered([notice.id for notice in told])
+            await there.board.notifications_of_session("s").mark_delivered([notice.id for notice in told])
             await sender.send("c", "more") if len(heard) < 4 else None
         assert heard == ["0", "1", "2", "3"]
         message = (await sender.receive("c", timeout_ms=0)).message
@@ -337,7 +339,7 @@ async def test_what_is_to_come_every_so_many_minutes_comes_every_so_many_minutes
         for minutes in range(1, 60):
             added = await session.call("add_schedule", {"prompt": "x", "every_minutes": minutes, "name": f"t{minutes}"})
             assert added.ok, added.error_text
-        made = kernel.arrivals.triggers.table.list_all()
+        made = kernel.inbound_events.triggers.table.list_all()
         assert len(made) == 59
         for trigger in made:
             at = next_firing_ns(trigger, 1_700_000_000 * SECOND)
@@ -379,7 +381,8 @@ async def told_of_a_message(kernel: LocalKernel, session: LocalSession) -> list[
     """What the session's agent hears once something was sent over the channel that it watches."""
     assert (await session.call("send_message", {"channel": "news", "message": "it rains"})).ok
     return [
-        notice.source for notice in await kernel.sessions.arrivals.notifications.for_session(session.id).list_pending()
+        notice.source
+        for notice in await kernel.sessions.arrivals.notifications.notifications_of_session(session.id).list_pending()
     ]
 
 

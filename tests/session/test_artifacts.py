@@ -9,10 +9,10 @@ import pytest
 from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Blob, Session, tool
-from handrail.agent.loop import Agent
-from handrail.agent.model import make_user_message
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import make_user_message
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-04")
 
@@ -157,7 +157,7 @@ async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_
         await Agent(session, top, models=models(maker=maker)).complete("Go.")
         told = str(maker.requests[-1].messages)
         assert "does not exist in this session" in told
-        (child,) = kernel.components.store.sessions.list_children(session.id)
+        (child,) = kernel.components.store.sessions.list_open_subagents(session.id)
         await kernel.log.flush()
         (call,) = (row for row in kernel.log.reader.calls(session=child.id) if row.tool == "made.text")
         outcome = kernel.log.reader.find_outcome(call.call_id)
@@ -199,12 +199,12 @@ async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: 
         await Agent(session, PlaybackModel(text_reply("Seen."))).complete(said)
         assert (await read(session, ref)).data["image"]["artifact"] == ref
         await refused(other, ref)
-        (given,) = await session.history.record_provider_tool(
+        (given,) = await session.history.record_provider_tool_use(
             {"provider": "p", "name": "image_gen"}, {"made": "by a provider"}
         )
         await refused(session, given)  # it is in no message yet
         part: dict[str, Any] = {"kept": "p", "block": {}, "said": True, "artifacts": [given]}
-        await session.history.store_entries([(9, {"v": 1, "role": "assistant", "parts": [part]})])
+        await session.history.store_messages([(9, {"v": 1, "role": "assistant", "parts": [part]})])
         answer = await read(session, given)
         assert answer.data["text"] == '{"made": "by a provider"}' and "provider" in answer.metadata["untrusted_source"]
         await refused(other, given)
@@ -216,5 +216,5 @@ async def test_what_was_removed_from_the_log_is_not_found_any_more(tmp_path: Pat
         ref = await made(session, text="to go")
         await kernel.log.flush()
         everything = [record.sequence for record in kernel.log.reader.records(session=session.id)]
-        await kernel.log.redact(everything, reason="test")
+        await kernel.log.redact_record_bodies(everything, reason="test")
         await refused(session, ref)

@@ -18,10 +18,10 @@ from tests.prefork import command as prefork
 
 from handrail import Kernel, tool
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.frontends.cli.app import CANNOT_START, ERROR, OUTPUT, run
-from handrail.sandbox.start.spawn import find_binaries
-from handrail.store.database.schema import VERSION
-from handrail.testing.kernels import temporary_kernel
+from handrail.frontends.cli.command_group import CANNOT_START, ERROR, OUTPUT, run_command_line
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
+from handrail.store.database.schema_migrations import VERSION
+from handrail.testing.scripted_kernel import temporary_kernel
 
 PATIENCE_S = 300
 _PAGE = 4096
@@ -163,7 +163,7 @@ def _any_damage(tmp_path: Path, count: int, seed: int, capsys: pytest.CaptureFix
         shutil.rmtree(key)
         what = damage(own / "handrail.db", chance)
         for arguments in (["log"], ["log", "verify"], ["log", "--records"], ["doctor"], ["tools"]):
-            code = run([*arguments, *options(broken)])
+            code = run_command_line([*arguments, *options(broken)])
             told = capsys.readouterr().err
             assert code in (OUTPUT, ERROR, CANNOT_START), (number, what, arguments, told)
             assert "internal error" not in told and "Traceback" not in told, (number, what, arguments, told)
@@ -211,8 +211,8 @@ async def test_a_log_with_a_damaged_end_is_not_written_on(tmp_path: Path, statem
         ended = process(cli(tmp_path, *command))
         assert ended.returncode == CANNOT_START and ended.stdout == ""
         assert "damaged" in one_line(ended.stderr)
-    assert run(["log", "verify", *options(tmp_path)]) == ERROR
-    assert run(["log", *options(tmp_path)]) == OUTPUT
+    assert run_command_line(["log", "verify", *options(tmp_path)]) == ERROR
+    assert run_command_line(["log", *options(tmp_path)]) == OUTPUT
 
 
 @pytest.mark.proves("G-09a")
@@ -248,7 +248,7 @@ def test_where_the_disk_is_full_from_the_start_a_command_says_so_in_a_line(tmp_p
         assert "full" in one_line(ended.stderr)
     again = process(cli(tmp_path, "call", "read", '{"path": "a.txt"}'))
     assert again.returncode == OUTPUT, again
-    assert run(["log", "verify", *options(tmp_path)]) == OUTPUT
+    assert run_command_line(["log", "verify", *options(tmp_path)]) == OUTPUT
 
 
 async def test_where_the_disk_fills_up_reads_are_refused_too_and_calls_go_on_once_there_is_room(tmp_path: Path) -> None:
@@ -276,14 +276,14 @@ async def test_where_the_disk_fills_up_reads_are_refused_too_and_calls_go_on_onc
         other = await kernel.session()
         assert (await other.call("test.look", {"at": "other"})).ok
         assert ran == ["before", "room", "full", "other"]
-    assert run(["log", "verify", *options(tmp_path)]) == OUTPUT
+    assert run_command_line(["log", "verify", *options(tmp_path)]) == OUTPUT
 
 
 @pytest.mark.proves("G-10")
 async def test_a_read_only_state_folder_is_told_in_a_line(tmp_path: Path) -> None:
     await used(tmp_path)
     state = tmp_path / "state"
-    bwrap = next(find_binaries(), None)
+    bwrap = next(find_bubblewrap_programs(), None)
     if bwrap is None:
         pytest.skip("nothing here can mount a folder read-only")
     for part in (state, *(state / "ws").iterdir()):
@@ -303,7 +303,7 @@ async def test_a_read_only_state_folder_is_told_in_a_line(tmp_path: Path) -> Non
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 async def main():
     async with temporary_kernel(Path(sys.argv[1])) as kernel:

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from handrail import tool
-from handrail.arbiter.locks import LockResolver
-from handrail.contract.call import CallAnswer
-from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
+from handrail.arbiter.lock_table import LockResolver
+from handrail.contract.calls_and_results import CallAnswer
+from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES
 from handrail.contract.tool.requires import CapabilityLayer
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-09")
 
@@ -37,16 +37,16 @@ async def test_an_object_that_is_changed_after_the_look_is_judged_as_it_is(tmp_p
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put", "deny fs.write secret"]) as kernel:
         turn = (await kernel.session()).start_turn()
         arguments = {"path": "plain"}
-        turn.prevalidate(("test.put", arguments))
+        turn.prepare_likely_call(("test.put", arguments))
         arguments["path"] = "secret"
-        assert denied(await turn.submit(("test.put", arguments)))
+        assert denied(await turn.start_streamed_call(("test.put", arguments)))
 
 
 async def test_an_equal_object_is_another_call(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
         turn = (await kernel.session()).start_turn()
-        turn.prevalidate(("test.put", {"path": "a", "n": 1}))
-        answer = await turn.submit(("test.put", {"path": "a", "n": True}))
+        turn.prepare_likely_call(("test.put", {"path": "a", "n": 1}))
+        answer = await turn.start_streamed_call(("test.put", {"path": "a", "n": True}))
     assert answer.result.error_kind == "invalid_input"
 
 
@@ -54,8 +54,8 @@ async def test_what_is_more_than_a_call_may_carry_is_refused_all_the_same(tmp_pa
     call = ("test.put", '{"path":"a","text":"' + "\u4e00" * (MAX_ARGUMENT_BYTES // 3) + '"}')
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
         turn = (await kernel.session()).start_turn()
-        turn.prevalidate(call)
-        answer = await turn.submit(call)
+        turn.prepare_likely_call(call)
+        answer = await turn.start_streamed_call(call)
     assert answer.result.error_kind == "invalid_input" and "The limit is" in str(answer.result.error_text)
 
 
@@ -64,9 +64,9 @@ async def test_capabilities_that_came_after_the_look_decide(tmp_path: Path) -> N
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
         session = await kernel.session()
         turn = session.start_turn()
-        turn.prevalidate(call)
+        turn.prepare_likely_call(call)
         session._lane.authority.replace_layer(CapabilityLayer("another agent"))  # pyright: ignore[reportPrivateUsage]
-        assert denied(await turn.submit(call))
+        assert denied(await turn.start_streamed_call(call))
 
 
 @pytest.mark.parametrize("secrets", [None, {"TOKEN": "something-else"}])
@@ -77,11 +77,11 @@ async def test_a_watcher_that_changes_what_it_is_told_changes_nothing(
     call = ("test.put", '{"path":"a","n":1}')
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"], secrets=secrets) as kernel:
         session = await kernel.session()
-        session.watch(lambda event: cast("dict[str, Any]", event.data).get("arguments", {}).clear())
+        session.watch_events(lambda event: cast("dict[str, Any]", event.data).get("arguments", {}).clear())
         turn = session.start_turn()
         if ahead:
-            turn.prevalidate(call)
-        answer = await turn.submit(call)
+            turn.prepare_likely_call(call)
+        answer = await turn.start_streamed_call(call)
     assert answer.result.data == {"path": "a", "length": 0, "n": 1}
 
 
@@ -95,6 +95,6 @@ async def test_a_defect_that_the_look_meets_is_told_by_the_call(
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
         turn = (await kernel.session()).start_turn()
         monkeypatch.setattr(LockResolver, "resolve", broken)
-        turn.prevalidate(call)
-        answer = await turn.submit(call)
+        turn.prepare_likely_call(call)
+        answer = await turn.start_streamed_call(call)
     assert answer.result.error_kind == "backend" and "too many open files" in str(answer.result.error_text)

@@ -10,10 +10,10 @@ from tests.session.arriving import Clock, place
 
 from handrail import Requires, Runtime, tool
 from handrail.contract.errors import ToolError
-from handrail.contract.services.channels import ChannelKind
-from handrail.session.inbound import channels as channelling
-from handrail.store.tables import inbound as storing
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.services.channels_and_triggers import ChannelKind
+from handrail.session.inbound import channel_broker as channelling
+from handrail.store.tables import inbound_tables as storing
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
 
@@ -193,7 +193,7 @@ async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_l
         for number in range(2 * HISTORY):
             await anna.send("news", f"anna {number}")
         assert await read("anna") == (f"anna {HISTORY}", HISTORY - 4 + HISTORY)
-        count = there.store.database.reader.execute("SELECT count(*) FROM channel_delivery").fetchone()
+        count = there.store.database.read_connection.execute("SELECT count(*) FROM channel_delivery").fetchone()
         assert count == (0,)  # nothing is kept of what is there no more
 
 
@@ -317,7 +317,7 @@ async def test_nothing_stays_of_channels_that_were_waited_at_or_of_readers_that_
         await there.channels("b").receive("shared/news", timeout_ms=0)
         await there.channels("s").send("shared/news", "3")
         assert not calls
-        assert there.store.database.reader.execute("SELECT * FROM channel_delivery").fetchall() == []
+        assert there.store.database.read_connection.execute("SELECT * FROM channel_delivery").fetchall() == []
 
 
 @tool(id="mail.handle", side_effect="write", locks=[], requires=Requires(capabilities=("channels",)))
@@ -339,7 +339,7 @@ async def test_a_message_that_a_failed_call_received_waits_for_the_next_one(tmp_
         await session.call("send_message", {"channel": "c", "message": "two"})
         assert (await session.call("wait_channel", {"channel": "c"})).data["message"] == "two"
         await session.suspend()
-        table = kernel.arrivals.channels.table
+        table = kernel.inbound_events.channels.table
         assert len(table.list_unsettled()) == 1
-        await kernel.arrivals.channels.aclose()  # as when the kernel ends
+        await kernel.inbound_events.channels.aclose()  # as when the kernel ends
         assert table.list_unsettled() == []

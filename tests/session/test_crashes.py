@@ -9,13 +9,13 @@ from tests.session.crashing import Crashes, die_by_itself, records_of
 
 from handrail import tool
 from handrail.record.verification import verify_log
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 EACH_STEP = """
 import asyncio, os, sqlite3, sys
 from pathlib import Path
 from handrail import tool
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 folder = Path(sys.argv[1])
 effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -15,14 +15,14 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, tool
-from handrail.contract.approvals import ApprovalAnswer, DeferApprovals
-from handrail.contract.call import CallAnswer, Result
+from handrail.contract.approval_requests import ApprovalAnswer, DeferApprovals
+from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.errors import LogUnavailable, StartError, ToolError
-from handrail.contract.services.runtime import Runtime
-from handrail.frontends.cli.app import CANNOT_START, OUTPUT, run
-from handrail.kernel.local import LocalKernel
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.frontends.cli.command_group import CANNOT_START, OUTPUT, run_command_line
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.session.local_session import LocalSession
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 TOLD = {None, "unavailable", "conflict", "interrupted", "denied"}
 
@@ -86,7 +86,7 @@ async def used(folder: Path) -> Path:
         assert parked.metadata.get("awaiting_approval"), parked
         for _ in range(AT_THE_END):
             assert (await session.call("read", {"path": "a.txt"})).ok
-        await kernel.components.store.messages.write("ses_used", [(0, {"role": "user", "text": "a task"})], 1)
+        await kernel.components.store.messages.queue_messages("ses_used", [(0, {"role": "user", "text": "a task"})], 1)
     ran.clear()
     return next((folder / "state").rglob("handrail.db"))
 
@@ -163,7 +163,7 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["log"],
         ["doctor"],
     ):
-        code = run([*arguments, *options(folder)])
+        code = run_command_line([*arguments, *options(folder)])
         said = capsys.readouterr().err
         assert "internal error" not in said and "Traceback" not in said, (arguments, said)
         assert code in (OUTPUT, CANNOT_START, 1, 2), (arguments, code, said)

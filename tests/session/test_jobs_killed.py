@@ -16,17 +16,17 @@ from tests.session.crashing import die_by_itself, records_of
 
 from handrail import Kernel, Session, tool
 from handrail.contract.errors import LogUnavailable
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
 from handrail.record.log_reader import LoggedRecord
 from handrail.record.verification import verify_log
-from handrail.store.tables.jobs import JobRetention
-from handrail.testing.kernels import temporary_kernel
+from handrail.store.tables.job_tables import JobRetention
+from handrail.testing.scripted_kernel import temporary_kernel
 
 EACH_STEP = """
 import asyncio, os, sqlite3, sys
 from handrail import ApprovalAnswer
 from pathlib import Path
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 from tests.session.test_jobs_killed import RULES, job_tools
 
 folder = Path(sys.argv[1])
@@ -311,7 +311,7 @@ async def test_the_end_of_a_job_that_cannot_be_kept_is_kept_and_told_when_it_can
         session, jobs = await kernel.session("ses_jobs"), kernel.components.arbiter.jobs
         jobs.limits = replace(jobs.limits, retry_s=0.0)
         job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
-        owner, name = (jobs.table, "commit") if what == "end" else (kernel.arrivals.notifications, "post")
+        owner, name = (jobs.table, "commit") if what == "end" else (kernel.inbound_events.notifications, "post")
         monkeypatch.setattr(owner, name, while_full(getattr(owner, name)))
         assert (await session.jobs.stop(job_id)).state == "cancelled"
         await failed.wait()

@@ -13,9 +13,9 @@ from tests.prefork import command as prefork
 from tests.session import killed
 from tests.session.killed import CALLS, SESSION, STEPS, person, workplace
 
-from handrail.agent.loop import Agent
+from handrail.agent.agent_loop import Agent
 from handrail.record.verification import verify_log
-from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, text_reply
 
 LEAN = {
     ("job", "notice written"),
@@ -70,7 +70,7 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
         assert not {"suspended", "running", "not-run"} & {
             state for id, state in ended.items() if id.startswith(SESSION)
         }
-        below = kernel.components.store.sessions.list_children(SESSION)
+        below = kernel.components.store.sessions.list_open_subagents(SESSION)
     said = str(model.requests[-1].messages)
     again = case == "job that may be run again" and step not in ("ended", "row ended") and "notice" not in step
     assert effects(tmp_path) <= before + (again or case in ("approval", "question")), "nothing runs twice"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import UsageError
-from handrail.contract.services.channels import Notification
-from handrail.session.inbound import channels as noticing
-from handrail.store.tables.inbound import MAX_NOTIFICATIONS_AT_ONCE
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.services.channels_and_triggers import Notification
+from handrail.session.inbound import channel_broker as noticing
+from handrail.store.tables.inbound_tables import MAX_NOTIFICATIONS_AT_ONCE
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 def notice(session_id: str, id: str = "n1", text: str = "it is done") -> Notification:
@@ -26,8 +26,8 @@ async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_pat
         session = await kernel.session()
         assert session.notifications is not None and session.lane.notifications is not None
         await session.lane.notifications.post(notice(session.id, "b"))
-        await kernel.arrivals.notifications.post(notice(session.id, "a"))
-        await kernel.arrivals.notifications.post(notice(session.id, "b", "the same delivery again"))
+        await kernel.inbound_events.notifications.store_notification(notice(session.id, "a"))
+        await kernel.inbound_events.notifications.store_notification(notice(session.id, "b", "the same delivery again"))
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(session.id)
         assert session.notifications is not None
@@ -35,14 +35,14 @@ async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_pat
         assert waiting == [notice(session.id, "b"), notice(session.id, "a")]
         await session.notifications.mark_delivered(["b"])
         await session.notifications.mark_delivered(["b"])
-        await kernel.arrivals.notifications.post(notice(session.id, "b"))
+        await kernel.inbound_events.notifications.store_notification(notice(session.id, "b"))
         assert [one.id for one in await session.notifications.list_pending()] == ["a"]
 
 
 async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is_closed(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         mine, other = await kernel.session(), await kernel.session()
-        await kernel.arrivals.notifications.post(notice(other.id))
+        await kernel.inbound_events.notifications.store_notification(notice(other.id))
         assert mine.notifications is not None and not await mine.notifications.list_pending()
         await mine.notifications.mark_delivered(["n1"])
         assert other.notifications is not None and len(await other.notifications.list_pending()) == 1
@@ -51,18 +51,18 @@ async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is
             "it was told to the other"
         )
         await other.close()
-        assert kernel.arrivals.notifications.table.count_pending(other.id) == 0
+        assert kernel.inbound_events.notifications.table.count_pending(other.id) == 0
 
 
 async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_come(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.arrivals.notifications.for_session(session.id)
+        notices = kernel.inbound_events.notifications.notifications_of_session(session.id)
         assert not await notices.wait_for_next(), "nothing runs"
         notices.expect_from("bash_00000001")
         notices.expect_from("bash_00000002")
         lives, idles = asyncio.create_task(notices.wait_until_pending()), asyncio.create_task(notices.wait_for_next())
-        await kernel.arrivals.notifications.post(notice(session.id))
+        await kernel.inbound_events.notifications.store_notification(notice(session.id))
         await lives
         assert await idles
         await notices.mark_delivered(["n1"])
@@ -73,19 +73,19 @@ async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_com
 
 async def test_what_a_session_that_was_left_had_to_wait_for_is_let_go_when_that_has_ended(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
-        board = kernel.arrivals.notifications
-        left = board.for_session("ses_left")
+        board = kernel.inbound_events.notifications
+        left = board.notifications_of_session("ses_left")
         left.expect_from("bash_1")
         left.expect_from("bash_2")
-        board.leave_session("ses_left")
+        board.release_session("ses_left")
         left.stop_expecting("bash_1")
-        assert board.for_session("ses_left") is left, "opened again, it is still told of the other"
-        board.leave_session("ses_left")
+        assert board.notifications_of_session("ses_left") is left, "opened again, it is still told of the other"
+        board.release_session("ses_left")
         left.stop_expecting("bash_2")
-        opened = board.for_session("ses_left")
+        opened = board.notifications_of_session("ses_left")
         assert opened is not left
         left.stop_expecting("bash_2")
-        assert board.for_session("ses_left") is opened
+        assert board.notifications_of_session("ses_left") is opened
 
 
 async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
@@ -93,21 +93,23 @@ async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
 ) -> None:
     async with temporary_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}) as kernel:
         session = await kernel.session()
-        await kernel.arrivals.notifications.post(notice(session.id, text="the key is hunter2hunter2 " + "x" * 100_000))
-        (kept,) = kernel.arrivals.notifications.table.list_pending(session.id)
+        await kernel.inbound_events.notifications.store_notification(
+            notice(session.id, text="the key is hunter2hunter2 " + "x" * 100_000)
+        )
+        (kept,) = kernel.inbound_events.notifications.table.list_pending(session.id)
         assert "hunter2" not in kept.text and "more characters are omitted" in kept.text
         monkeypatch.setattr(noticing, "MAX_PENDING", 2)
-        await kernel.arrivals.notifications.post(notice(session.id, "n2"))
+        await kernel.inbound_events.notifications.store_notification(notice(session.id, "n2"))
         with pytest.raises(UsageError, match="2 pending notifications"):
-            await kernel.arrivals.notifications.post(notice(session.id, "n3"))
+            await kernel.inbound_events.notifications.store_notification(notice(session.id, "n3"))
         other = await kernel.session()
-        await kernel.arrivals.notifications.post(replace(notice(other.id), id="n3"))
+        await kernel.inbound_events.notifications.store_notification(replace(notice(other.id), id="n3"))
 
 
 async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobody_waiting(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.arrivals.notifications.for_session(session.id)
+        notices = kernel.inbound_events.notifications.notifications_of_session(session.id)
         for n in range(MAX_NOTIFICATIONS_AT_ONCE + 5):
             await notices.post(notice(session.id, f"n{n:03}"))
         assert [one.id for one in await notices.list_pending()] == [
@@ -117,7 +119,7 @@ async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobo
         with contextlib.closing(sqlite3.connect(kernel.components.store.database.path)) as other:
             other.execute("UPDATE notification SET body = x'00' WHERE delivered = 0")
             other.commit()
-        while kernel.arrivals.notifications.table.count_pending(session.id):
+        while kernel.inbound_events.notifications.table.count_pending(session.id):
             assert not await notices.list_pending()
             await asyncio.sleep(0)
         assert not await notices.wait_for_next()
@@ -126,9 +128,11 @@ async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobo
 async def test_what_was_taken_is_forgotten_when_it_is_very_many(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.arrivals.notifications.for_session(session.id)
+        notices = kernel.inbound_events.notifications.notifications_of_session(session.id)
         for n in range(1_005):
             await notices.post(notice(session.id, f"n{n}"))
         await notices.mark_delivered([f"n{n}" for n in range(1_005)])
-        rows = kernel.components.store.database.reader.execute("SELECT count(*) FROM notification").fetchone()[0]
+        rows = kernel.components.store.database.read_connection.execute("SELECT count(*) FROM notification").fetchone()[
+            0
+        ]
         assert rows == 1_000 and not await notices.list_pending()

@@ -10,12 +10,12 @@ import pytest
 from tests.record.sealing import seal_anew
 
 from handrail import ApprovalAnswer, UsageError, tool
-from handrail.agent.loop import Agent
-from handrail.agent.model import AssistantMessage, ResultsMessage, UserMessage
-from handrail.contract.session import Session
-from handrail.session.transcript import SessionReader
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, openai_request_faults, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import AssistantMessage, CallResultsMessage, UserMessage
+from handrail.contract.session_protocols import Session
+from handrail.session.transcript_search import SessionReader
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, find_openai_faults, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 SECRET = "correct-horse-battery"
 
@@ -111,7 +111,7 @@ async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_
         ids_and_texts = {
             result.wire_id: result.text
             for message in agent.messages
-            if isinstance(message, ResultsMessage)
+            if isinstance(message, CallResultsMessage)
             for result in message.results
         }
         if kept > 1:
@@ -123,7 +123,7 @@ async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_
         assert asked[0].text == "count" and asked[-1].text == "again"
         from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 
-        assert openai_request_faults({"messages": list(_messages(model.requests[0]))}) == []
+        assert find_openai_faults({"messages": list(_messages(model.requests[0]))}) == []
 
 
 async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: P
     async with opened(tmp_path) as kernel:
         forked = await kernel.session(await kernel.fork_session("ses_1"))
         agent = await talk(forked, text_reply("so be it"))
-        (results,) = [message for message in agent.messages if isinstance(message, ResultsMessage)]
+        (results,) = [message for message in agent.messages if isinstance(message, CallResultsMessage)]
         assert "forked from" in results.results[0].text and results.results[0].is_error
 
 
@@ -298,10 +298,10 @@ async def test_how_sessions_stand_is_told_by_any_process(tmp_path: Path) -> None
                 "ses_2": "open",
                 "ses_3": "closed",
             }
-            assert reader.find_latest() is None
+            assert reader.find_latest_resumable() is None
             # As after a kill: nobody holds the workspace, or somebody else does.
             assert {f.state for f in SessionReader(connection, None).list_sessions()} == {"suspended", "closed"}
-            latest = SessionReader(connection, token + 1).find_latest()
+            latest = SessionReader(connection, token + 1).find_latest_resumable()
     assert latest is not None and latest.id == "ses_1"
     assert (latest.messages, latest.calls, latest.task, latest.topic) == (4, 1, "count to two", "counting")
     with sqlite3.connect(database(tmp_path)) as connection:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.contract.services.channels import Trigger
-from handrail.session.inbound.triggers import SECOND_NS, UtcOffset, next_firing_ns
+from handrail.contract.services.channels_and_triggers import Trigger
+from handrail.session.inbound.trigger_scheduler import SECOND_NS, UtcOffset, next_firing_ns
 
 pytestmark = [
     pytest.mark.proves("A-07"),

@@ -12,10 +12,10 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Event, Kernel, Runtime, ToolError, UsageError, tool
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.session import Session
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
+from handrail.contract.session_protocols import Session
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 ALLOW = ["allow test.*"]
 SHORT = "[limits]\ngrace_ms = 20\n"
@@ -148,11 +148,11 @@ async def test_a_key_whose_call_was_only_held_up_may_be_tried_again(tmp_path: Pa
         holding = asyncio.create_task(session.call("test.hold", {}))
         await held.entered.wait()
         events: list[Event] = []
-        session.watch(events.append)
+        session.watch_events(events.append)
         waiting = asyncio.create_task(session.call("test.send", {"name": "later"}, key="k"))
         while not any(event.kind == "awaiting-locks" for event in events):
             await asyncio.sleep(0)
-        session.cancel()
+        session.cancel_running_calls()
         assert (await waiting).error_kind == "cancelled" and not (await holding).ok
         again = await session.call("test.send", {"name": "later"}, key="k")
         assert again.data == "later" and "replayed" not in again.metadata
@@ -252,7 +252,7 @@ async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_
     ) as kernel:
         session = await kernel.session("ses_1", approval_handler=person)
         events: list[Event] = []
-        session.watch(events.append)
+        session.watch_events(events.append)
         running = asyncio.create_task(session.call("test.hold", {}))
         await held.entered.wait()
         queued = asyncio.create_task(session.call("test.send", {"name": "never"}))
@@ -350,7 +350,7 @@ async def test_the_events_of_each_call_come_in_the_order_of_its_steps(tmp_path: 
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session()
         seen: dict[str, list[str]] = {}
-        session.watch(lambda event: seen.setdefault(event.call_id, []).append(event.kind))
+        session.watch_events(lambda event: seen.setdefault(event.call_id, []).append(event.kind))
         await session.call_all([("test.send", {"name": str(n)}) for n in range(20)] + [("test.nothing", {})])
         for call_id, steps in seen.items():
             if call_id.endswith(".20"):
@@ -421,13 +421,13 @@ async def test_a_long_session_keeps_nothing_of_its_calls_in_memory(tmp_path: Pat
         objects, tasks = await grown(kernel, session, 500)
         assert objects < 250 and tasks == 0
         if isinstance(kernel, LocalKernel):
-            assert kernel.components.arbiter.locks.size == 0
+            assert kernel.components.arbiter.locks.resource_count == 0
 
 
 def _parameters_of(made: Any) -> Any:
-    from handrail.contract.tool.decorator import read_parameters
+    from handrail.contract.tool.decorator import read_function_signature
 
-    return read_parameters(made.function, "look", {}, None, {})
+    return read_function_signature(made.function, "look", {}, None, {})
 
 
 @pytest.mark.proves("P-04")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.call import Result
-from handrail.contract.session import Session
-from handrail.kernel.kernel import Kernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.calls_and_results import Result
+from handrail.contract.session_protocols import Session
+from handrail.kernel.kernel_interface import Kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 LINES = 500
 
@@ -65,10 +65,10 @@ async def test_a_fork_reads_what_was_cut_before_it_was_made_and_nothing_after(tm
         path = cut.metadata["output_path"]
         history = session.history
         assert history is not None
-        await history.store_entries([(0, {"role": "results", "text": f"the rest is in {path}", "n": 1.5})])
+        await history.store_messages([(0, {"role": "results", "text": f"the rest is in {path}", "n": 1.5})])
         forked = await kernel.session(await kernel.fork_session(session.id))
         assert forked.history is not None
-        ((_, said),) = await forked.history.read()
+        ((_, said),) = await forked.history.read_stored_messages()
         its = str(said["text"]).removeprefix("the rest is in ")
         assert its != path and Path(its).read_text() == Path(path).read_text() and said["n"] == 1.5
         rest = await forked.call("read", {"path": its, "offset": 1})

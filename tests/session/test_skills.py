@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.agent.loop import Agent
-from handrail.agent.prompt import format_skill_lines
-from handrail.contract.services.memory import SkillInfo
-from handrail.session.skills import MAX_BYTES, SHIPPED, find_skills
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.system_prompt import format_skill_lines
+from handrail.contract.services.history_and_skill_services import SkillInfo
+from handrail.session.session_skills import MAX_BYTES, SHIPPED, find_skills
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 def put(folder: Path, name: str, text: str = "", *, front: str = "") -> Path:
@@ -210,7 +210,7 @@ async def test_a_session_keeps_the_skills_that_it_found_first(tmp_path: Path) ->
 
 
 def test_the_shipped_skill_fits_its_own_rules_and_names_commands_that_there_are() -> None:
-    from handrail.frontends.cli.app import COMMANDS
+    from handrail.frontends.cli.command_group import COMMANDS
 
     text = (SHIPPED / "tool-builder" / "SKILL.md").read_text()
     assert len(text.encode()) < MAX_BYTES

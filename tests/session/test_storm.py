@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.session.storm import RULES, SETTINGS, TOOLS, storm
 
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("L-01", "L-06", "X-08")

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail import tool
-from handrail.agent.budget import Budget
-from handrail.agent.loop import Agent
-from handrail.contract.services.memory import TranscriptPassage
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.session import Session
-from handrail.session import transcript as searching
-from handrail.session.transcript import cut_excerpt, parse_terms, rank_passages
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.agent.run_budget import Budget
+from handrail.contract.services.history_and_skill_services import TranscriptPassage
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.session_protocols import Session
+from handrail.session import transcript_search as searching
+from handrail.session.transcript_search import cut_excerpt, parse_query_terms, rank_passages
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("T-03b")
 
@@ -134,7 +134,7 @@ async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, mon
 @settings(max_examples=40)
 @given(st.text(max_size=60), st.lists(st.text(max_size=600), max_size=5))
 def test_any_query_over_any_text_gives_what_holds_a_term_of_it(query: str, texts: list[str]) -> None:
-    terms = parse_terms(query)
+    terms = parse_query_terms(query)
     there = [TranscriptPassage(str(n), "user", n, text) for n, text in enumerate(texts)]
     best = rank_passages(there, terms)
     wanted = {one.id for one in there if any(term in one.text.casefold() for term in terms)}

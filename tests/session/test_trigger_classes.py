@@ -14,12 +14,12 @@ import pytest
 from tests.session.arriving import place
 
 from handrail import TriggerContext, TriggerEvent, TriggerTool, make_trigger_spec
-from handrail.contract.services.channels import Notification, Trigger
-from handrail.contract.session import Session
-from handrail.registry.sources.code_sources import PluginSource
+from handrail.contract.services.channels_and_triggers import Notification, Trigger
+from handrail.contract.session_protocols import Session
+from handrail.registry.sources.code_sources import ToolEntryPointsSource
+from handrail.session.inbound import trigger_scheduler as triggering
 from handrail.session.inbound import trigger_waits
-from handrail.session.inbound import triggers as triggering
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
 
@@ -113,14 +113,14 @@ async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new
         (first,) = await told(session, 1)
         assert "log (add_line_watch) fired: Read it." in first.text and "\x1b" not in first.text
         assert first.untrusted == "what add_line_watch has seen" and first.kind == "trigger"
-        while (before := kernel.arrivals.triggers.list_triggers(session.id)[0]).fire_count < 1:
+        while (before := kernel.inbound_events.triggers.list_triggers(session.id)[0]).fire_count < 1:
             await asyncio.sleep(0.001)
         file.write_text("one\ntwo\n")
         await line.look()
         await told(session, 2)
-        while kernel.arrivals.triggers.list_triggers(session.id)[0].fire_count < 2:
+        while kernel.inbound_events.triggers.list_triggers(session.id)[0].fire_count < 2:
             await asyncio.sleep(0.001)
-        await kernel.arrivals.triggers.table.put(before)  # as a process leaves it that ends after it has told
+        await kernel.inbound_events.triggers.table.put(before)  # as a process leaves it that ends after it has told
         await session.suspend()
     file.write_text("one\ntwo\nthree\nend\n")
     async with temporary_kernel(tmp_path, rules=()) as kernel:  # without the class
@@ -132,9 +132,9 @@ async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new
         session = await kernel.session(session.id)
         lines = [notice.text.splitlines()[1] for notice in await told(session, 4)]
         assert lines == [lines[0], "two", "three", "end"]
-        while kernel.arrivals.triggers.list_triggers(session.id):  # that was the last one
+        while kernel.inbound_events.triggers.list_triggers(session.id):  # that was the last one
             await asyncio.sleep(0.001)
-        assert kernel.arrivals.triggers.table.list_all() == []
+        assert kernel.inbound_events.triggers.table.list_all() == []
 
 
 async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
@@ -159,7 +159,7 @@ async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
         await session.close()
         while line.waits:
             await asyncio.sleep(0.001)
-        assert kernel.arrivals.triggers.table.list_all() == []
+        assert kernel.inbound_events.triggers.table.list_all() == []
 
 
 async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
         failed = {notice.source: notice.text for notice in await told(session, len(ways))}
         assert set(failed) == set(ways)
         while any(
-            one.problem is None for one in kernel.arrivals.triggers.list_triggers(session.id) if one.name != "log"
+            one.problem is None for one in kernel.inbound_events.triggers.list_triggers(session.id) if one.name != "log"
         ):
             await asyncio.sleep(0.001)
         listed = {one["trigger_id"]: one for one in (await session.call("list_triggers", {})).data["triggers"]}
@@ -188,7 +188,7 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
 
 async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_cannot(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
-        session, clockwork = await kernel.session(), kernel.arrivals.triggers
+        session, clockwork = await kernel.session(), kernel.inbound_events.triggers
         add = {"times": [3_600 * 10**9], "prompt": "Beat.", "name": "hour"}
         made = await session.call("clock.add_beat", add)
         assert made.ok and "next" in made.data
@@ -208,7 +208,7 @@ async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_can
 
 async def test_one_that_fired_for_the_last_time_while_its_class_was_not_there_is_gone(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
-        session, clockwork = await kernel.session(), kernel.arrivals.triggers
+        session, clockwork = await kernel.session(), kernel.inbound_events.triggers
         await session.call("clock.add_beat", {"times": [3_600 * 10**9], "prompt": "Last.", "name": "last"})
         (trigger,) = clockwork.list_triggers(session.id)
         await clockwork.table.put(replace(trigger, next_ns=1, arguments={"times": ["never"]}))
@@ -217,14 +217,14 @@ async def test_one_that_fired_for_the_last_time_while_its_class_was_not_there_is
         session = await kernel.session(session.id)
         assert [notice.source for notice in await told(session, 1)] == ["last"]
         assert (await session.call("list_triggers", {})).data == {"triggers": []}
-        assert kernel.arrivals.triggers.table.list_all() == []
+        assert kernel.inbound_events.triggers.table.list_all() == []
 
 
 async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         clockwork, commits = there.clockwork, list[str]()
         await clockwork.add(Trigger("t", "s", "class", "Read it.", 1, tool="add_line_watch", arguments={}), "t")
-        commit, together = there.store.database.commit, there.store.database.commit_all
+        commit, together = there.store.database.write_now, there.store.database.write_works_atomically
 
         async def counted(table: Any, payload: Any) -> None:
             commits.append("alone")
@@ -234,8 +234,8 @@ async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp
             commits.append("together")
             await together(works)
 
-        there.store.database.commit = counted  # type: ignore[method-assign]
-        there.store.database.commit_all = counted_together  # type: ignore[method-assign]
+        there.store.database.write_now = counted  # type: ignore[method-assign]
+        there.store.database.write_works_atomically = counted_together  # type: ignore[method-assign]
         assert await clockwork.record_wait_result(("s", "t"), trigger_waits.WaitResult("one", position=[1]))
         (kept,) = clockwork.table.list_all()
         assert (kept.fire_count, kept.position, len(await there.told("s"))) == (1, [1], 1)
@@ -254,5 +254,5 @@ def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> Non
 @pytest.mark.proves("R-09")
 def test_packages_register_classes_by_entry_point() -> None:
     point = metadata.EntryPoint("line", f"{__name__}:Line", "handrail.tools")
-    loaded = PluginSource(entry_points=lambda: [point]).load()
+    loaded = ToolEntryPointsSource(entry_points=lambda: [point]).load()
     assert [declared.tool.spec.id for declared in loaded.tools] == ["add_line_watch"] and not loaded.faults

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from tests.session.arriving import SECOND, Clock, Place, place
 
+from handrail.agent.agent_loop import deliver_notifications
 from handrail.agent.conversation import Conversation
-from handrail.agent.loop import deliver_notifications
-from handrail.contract.services.memory import HistoryEntry
+from handrail.contract.services.history_and_skill_services import HistoryEntry
 from handrail.record.log_reader import LogReader
-from handrail.store.encoding import decode
+from handrail.store.json_fallback_encoding import decode_any_json
 from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("A-07", "G-05")
@@ -30,11 +30,11 @@ class Kept:
     def __init__(self, store: WorkspaceStore) -> None:
         self._store = store
 
-    async def read(self) -> list[HistoryEntry]:
+    async def read_stored_messages(self) -> list[HistoryEntry]:
         return await self._store.messages.read("s")
 
-    def store_entries(self, entries: Any) -> Any:
-        return self._store.messages.write("s", entries, 1)
+    def store_messages(self, entries: Any) -> Any:
+        return self._store.messages.queue_messages("s", entries, 1)
 
     async def store_attachment(self, data: bytes, media_type: str) -> str:
         raise AssertionError("nobody here shows anything")
@@ -45,16 +45,16 @@ class Kept:
     async def record_compaction(self, summary: Any) -> None:
         pass
 
-    async def record_provider_tool(self, about: Any, content: Any) -> list[str]:
+    async def record_provider_tool_use(self, about: Any, content: Any) -> list[str]:
         return []
 
 
 async def heard_after(folder: Path, there: Place, clock: Clock, store: WorkspaceStore) -> list[str]:
     """Go on from what is there: fire what is due and hear what was told. Gives the whole conversation's lines."""
-    await there.clockwork.start()
+    await there.clockwork.start_stored_triggers()
     conversation = Conversation(Kept(store))
-    await conversation.load()
-    await deliver_notifications(there.board.for_session("s"), conversation)
+    await conversation.load_stored_messages()
+    await deliver_notifications(there.board.notifications_of_session("s"), conversation)
     rows = await store.messages.read("s")
     return [line for _, data in rows for line in str(data["text"]).splitlines()[1:]]
 
@@ -72,13 +72,13 @@ async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path
 
     async with place(tmp_path, clock) as there:
         store = there.store
-        commit = store.database.commit
+        commit = store.database.write_now
 
         async def and_look(table: Any, payload: Any) -> None:
             await commit(table, payload)
             killed_here(store)
 
-        store.database.commit = and_look  # type: ignore[method-assign]
+        store.database.write_now = and_look  # type: ignore[method-assign]
         await there.triggers("s").add_timer(10_000, "every", name="every")
         await there.triggers("s").add_timer(10_000, "once", name="once", once=True)
         added = len(left)
@@ -105,9 +105,9 @@ async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path
 _PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from handrail.agent.loop import Agent
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.agent.agent_loop import Agent
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 
 async def main(folder, id):
     async with temporary_kernel(folder, rules=["allow add_timer"]) as kernel:
@@ -138,9 +138,11 @@ def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_
             os.kill(program.pid, signal.SIGKILL)
     (database,) = (tmp_path / "state").glob("ws/*/handrail.db")
     with LogReader.open_database(database) as reader:
-        rows = [decode(body) for (body,) in reader.connection.execute("SELECT body FROM message ORDER BY position")]
+        rows = [
+            decode_any_json(body) for (body,) in reader.connection.execute("SELECT body FROM message ORDER BY position")
+        ]
         told = [id for row in rows for id in row.get("notices", ())]
-        kept = [decode(body) for (body,) in reader.connection.execute("SELECT body FROM session_trigger")]
+        kept = [decode_any_json(body) for (body,) in reader.connection.execute("SELECT body FROM session_trigger")]
         (pending,) = reader.connection.execute("SELECT count(*) FROM notification WHERE delivered = 0").fetchone()
     beats = [int(id.rpartition("/")[2]) for id in told]
     assert len(beats) >= 15 and len(set(beats)) == len(beats) and beats == sorted(beats)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from handrail import Event, Kernel, Runtime, Session, Tool, ToolSpec, tool
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 ALLOW = ["allow test.*", "allow read", "allow bash", "allow edit", "allow fs.*"]
 SHORT = "[limits]\ngrace_ms = 20\n"
@@ -271,8 +271,8 @@ async def test_a_watcher_that_raises_breaks_no_call_and_no_other_watcher(session
     def broken(event: Event) -> None:
         raise RuntimeError(f"cannot show {event.kind}")
 
-    session.watch(broken)
-    session.watch(lambda event: seen.append(event.kind))
+    session.watch_events(broken)
+    session.watch_events(lambda event: seen.append(event.kind))
     result = await session.call("test.tell", {})
     assert result.data == "told"
     assert seen == ["proposed", "started", "progress", "finished"]
@@ -286,8 +286,8 @@ async def test_a_watcher_that_goes_while_it_is_told_takes_no_event_from_another(
         stop()
         stop()
 
-    stop = session.watch(once)
-    session.watch(lambda event: seen.append(event.kind))
+    stop = session.watch_events(once)
+    session.watch_events(lambda event: seen.append(event.kind))
     assert (await session.call("test.tell", {})).ok
     assert seen == ["proposed", "started", "progress", "finished"]
 
@@ -301,9 +301,9 @@ async def test_a_stop_from_within_a_watcher_stops_that_call_and_no_later_one(
 
     def stop_there(event: Event) -> None:
         if event.kind == at:
-            session.cancel()
+            session.cancel_running_calls()
 
-    stop = session.watch(stop_there)
+    stop = session.watch_events(stop_there)
     async with asyncio.timeout(300):
         result = await session.call("test.tell", {"waits": waits})
     stop()
@@ -319,11 +319,11 @@ async def test_a_stop_from_within_a_watcher_stops_that_call_and_no_later_one(
 @pytest.mark.proves("X-08", "L-08")
 async def test_a_stop_of_a_session_reaches_a_tool_through_the_call_it_makes(session: Session) -> None:
     events: list[Event] = []
-    session.watch(events.append)
+    session.watch_events(events.append)
     call = asyncio.create_task(session.call("test.nest", {}))
     while not any(event.kind == "progress" for event in events):
         await asyncio.sleep(0)
-    session.cancel()
+    session.cancel_running_calls()
     result = await call
     assert result.error_kind == "cancelled" and "still_running" not in result.metadata
     assert held.effects == []
@@ -365,7 +365,7 @@ async def test_threads_that_hang_hold_up_nobody_else(kernel: Kernel, session: Se
 
 async def test_progress_from_a_loop_of_a_tools_own_reaches_watchers_on_the_kernels_loop(session: Session) -> None:
     told: list[int] = []
-    session.watch(lambda event: told.append(threading.get_ident()))
+    session.watch_events(lambda event: told.append(threading.get_ident()))
     assert (await session.call("test.loop_in_thread", {})).ok
     await turns()
     assert set(told) == {threading.get_ident()} and len(told) == 4

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Event, Kernel
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def test_a_stop_reaches_the_whole_tree_of_a_command(kernel: Kernel) -> Non
     session = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("once")]))
     mark = f"98{os.getpid():07d}"
     events: list[Event] = []
-    session.watch(events.append)
+    session.watch_events(events.append)
     script = f"for i in 1 2 3; do (setsid sleep {mark} &); done; touch begun; sleep {mark}"
     call = asyncio.create_task(session.call("bash", {"command": script}))
     begun = Path(session.workdir, "begun")
@@ -63,7 +63,7 @@ async def test_a_stop_reaches_the_whole_tree_of_a_command(kernel: Kernel) -> Non
         while not begun.exists():
             assert not call.done(), call.result()
             await asyncio.sleep(0)
-    session.cancel()
+    session.cancel_running_calls()
     result = await call
     assert result.error_kind == "cancelled" and result.metadata["stopped_by"] == "user"
     assert [line for line in processes().values() if mark in line] == []

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalChoice
-from handrail.testing.kernels import ScriptedApprovalHandler
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalChoice
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler
 
 kernel_in = by_both_doors()
 

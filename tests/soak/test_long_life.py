@@ -12,7 +12,7 @@ import pytest
 from tests.session.crashing import Crashes
 
 from handrail import Event, tool
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ async def test_ten_thousand_calls_leave_no_more_in_memory_than_a_thousand(tmp_pa
             nonlocal seen
             seen += 1
 
-        session.watch(count)
+        session.watch_events(count)
 
         async def some(start: int, calls: int) -> None:
             for number in range(start, start + calls, 4):

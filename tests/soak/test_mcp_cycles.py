@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from handrail.sandbox.start.process import wait_for_dismantling
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import StdioServerProgram, http_server
+from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, run_upstream_http_server
 
 CYCLES, WARMING = 1_000, 100
 FEW, FIRST = {"http": 8, "stdio": 4}, 2
@@ -105,18 +105,18 @@ async def _cycled(
         for _ in range(TURNS):
             await asyncio.sleep(0)
 
-    async with http_server() as http, temporary_kernel(tmp_path, rules=["allow mcp:t:*"]) as kernel:
+    async with run_upstream_http_server() as http, temporary_kernel(tmp_path, rules=["allow mcp:t:*"]) as kernel:
         session = await kernel.session()
         given: dict[str, Any] = program.connect_arguments() if over == "stdio" else {"url": http.url}
 
         async def cycles(count: int) -> None:
             for _ in range(count):
                 async with kernel.mcp_servers.connect("t", **given) as connected:
-                    await connected.approve()
+                    await connected.approve_tool_definitions()
                     result = await session.call("t_echo", {"text": "x"})
                     assert result.data == "x", result.error_text
                 http.requests.clear()
-            await wait_for_dismantling()
+            await wait_until_all_dismantled()
             await kernel.log.flush()
             await let_go()
 

@@ -21,10 +21,10 @@ from tests.soak.hostile import VALUES, texts
 from tests.soak.stalls import StallWatch, watch_threads
 
 from handrail import ApprovalAnswer, ApprovalRequest, Result, tool
-from handrail.contract.services.runtime import UserQuestion
-from handrail.contract.session import Session
-from handrail.contract.tool.tool import Tool
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.contract.session_protocols import Session
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.session.storm import RULES, SETTINGS, TOOLS, storm
 
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ PATIENCE_S = 300
 RACER = """
 import sys
 from pathlib import Path
-from handrail.store.folders import prepare_folders
+from handrail.store.state_folders import prepare_folders
 from handrail.store.lease import WorkspaceLease, WorkspaceHeld
 say("ready")
 for line in sys.stdin:
@@ -37,8 +37,8 @@ for line in sys.stdin:
 
 WRITER = """
 import asyncio, itertools, sys
-from handrail.record.log import CommitLog, Record
-from handrail.store.folders import prepare_folders
+from handrail.record.commit_log import CommitLog, Record
+from handrail.store.state_folders import prepare_folders
 from handrail.store.lease import WorkspaceLease, WorkspaceHeld
 from handrail.store.workspace_store import WorkspaceStore
 
@@ -73,7 +73,7 @@ asyncio.run(main())
 PAUSED = """
 import asyncio, sys, threading
 from handrail.contract.errors import LogUnavailable
-from handrail.record.log import CommitLog, Record
+from handrail.record.commit_log import CommitLog, Record
 from handrail.store.workspace_store import WorkspaceStore
 
 class Gate:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from handrail.store.folders import StateFolders
 from handrail.store.lease import WorkspaceLease
+from handrail.store.state_folders import StateFolders
 
 
 class Time:
@@ -32,7 +32,7 @@ def taken(folders: StateFolders, time: Time, face: str = "one") -> WorkspaceLeas
 
 
 def file_of(lease: WorkspaceLease, folders: StateFolders) -> Path:
-    return folders.workspace_state / f"holder-{lease.token}"
+    return folders.workspace_state_folder / f"holder-{lease.token}"
 
 
 def abandon(lease: WorkspaceLease) -> None:

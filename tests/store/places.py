@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail.store.folders import StateFolders, locate_folders
+from handrail.store.state_folders import StateFolders, locate_folders
 from handrail.store.workspace_store import WorkspaceStore
 
 

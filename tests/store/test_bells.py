@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from handrail.store.database import writer
-from handrail.store.database.writer import LoopWakeup, WakeupSignal, create_wakeup
+from handrail.store.database import group_writer
+from handrail.store.database.group_writer import EventLoopWakeup, WakeupSignal, create_wakeup
 
 pytestmark = pytest.mark.proves("G-01")
 
-KINDS = ["counters", "none left", "plain"] if writer.HAS_EVENTFD else ["plain"]
+KINDS = ["counters", "none left", "plain"] if group_writer.HAS_EVENTFD else ["plain"]
 
 
 @pytest.fixture(params=KINDS)
@@ -32,7 +32,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "none left":
         monkeypatch.setattr(os, "eventfd", no_more)
     elif request.param == "plain":
-        monkeypatch.setattr(writer, "HAS_EVENTFD", False)
+        monkeypatch.setattr(group_writer, "HAS_EVENTFD", False)
 
 
 def open_descriptors() -> int:
@@ -73,7 +73,7 @@ def test_whoever_rings_after_doing_something_is_heard() -> None:
     bell.close()
 
 
-@pytest.mark.skipif(not writer.HAS_EVENTFD, reason="no counters here")
+@pytest.mark.skipif(not group_writer.HAS_EVENTFD, reason="no counters here")
 def test_a_closed_bell_rings_nobody_who_has_its_descriptor_now() -> None:
     before = open_descriptors()
     bell = create_wakeup()
@@ -91,7 +91,7 @@ def test_a_closed_bell_rings_nobody_who_has_its_descriptor_now() -> None:
 @pytest.mark.usefixtures("kind")
 async def test_a_loop_calls_what_other_threads_ask_for_in_order_and_what_is_left_at_the_end() -> None:
     loop = asyncio.get_running_loop()
-    bell, called, all_called = LoopWakeup(loop), list[int](), asyncio.Event()
+    bell, called, all_called = EventLoopWakeup(loop), list[int](), asyncio.Event()
 
     def call(number: int) -> Callable[[], object]:
         def calling() -> None:
@@ -120,35 +120,35 @@ async def test_a_loop_calls_what_other_threads_ask_for_in_order_and_what_is_left
     assert called[-1] == 501
 
 
-@pytest.mark.skipif(not writer.HAS_EVENTFD, reason="needs Linux's eventfd")
+@pytest.mark.skipif(not group_writer.HAS_EVENTFD, reason="needs Linux's eventfd")
 async def test_a_loop_that_stands_still_at_its_bell_calls_what_it_was_rung_for() -> None:
-    bell, called = LoopWakeup(asyncio.get_running_loop()), list[int]()
-    bell.run_pending(0)
+    bell, called = EventLoopWakeup(asyncio.get_running_loop()), list[int]()
+    bell.block_until_callback(0)
     bell.schedule(lambda: called.append(0))
     bell._run_callbacks()  # pyright: ignore[reportPrivateUsage] - as when it is rung once more while it calls
     ringing = threading.Thread(target=lambda: bell.schedule(lambda: called.append(1)))
     ringing.start()
-    bell.run_pending(300)
+    bell.block_until_callback(300)
     assert called == [0, 1]
     ringing.join()
-    bell.run_pending(0)  # it was rung for nothing else
+    bell.block_until_callback(0)  # it was rung for nothing else
     bell.close()
     await asyncio.sleep(0)
-    bell.run_pending(300)  # closed: nobody rings any more
+    bell.block_until_callback(300)  # closed: nobody rings any more
     assert called == [0, 1]
 
 
 async def test_a_loop_that_stood_still_for_a_ring_it_had_seen_already_is_not_surprised() -> None:
     loop, called, complaints = asyncio.get_running_loop(), list[int](), list[Mapping[str, Any]]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
-    bell, over = LoopWakeup(loop), asyncio.Event()
+    bell, over = EventLoopWakeup(loop), asyncio.Event()
 
     def ring() -> None:
         bell.schedule(lambda: called.append(1))
         loop.call_soon(stand_still)  # before what the loop is about to see
 
     def stand_still() -> None:
-        bell.run_pending(0)
+        bell.block_until_callback(0)
         loop.call_soon(over.set)
 
     loop.call_soon(ring)
@@ -160,10 +160,10 @@ async def test_a_loop_that_stood_still_for_a_ring_it_had_seen_already_is_not_sur
 @pytest.mark.usefixtures("kind")
 def test_a_loop_that_is_closed_is_asked_for_nothing_and_leaves_nothing() -> None:
     before = open_descriptors()
-    made: list[LoopWakeup] = []
+    made: list[EventLoopWakeup] = []
 
     async def make() -> None:
-        made.append(LoopWakeup(asyncio.get_running_loop()))
+        made.append(EventLoopWakeup(asyncio.get_running_loop()))
 
     asyncio.run(make())
     (bell,) = made
@@ -180,13 +180,13 @@ async def test_a_bell_keeps_nothing_alive_that_its_maker_worked_with() -> None:
     class Thing:
         pass
 
-    made: list[LoopWakeup] = []
+    made: list[EventLoopWakeup] = []
     working_with: ContextVar[Thing] = ContextVar("working_with")
 
     def make() -> weakref.ref[Thing]:
         thing = Thing()
         working_with.set(thing)
-        made.append(LoopWakeup(asyncio.get_running_loop()))
+        made.append(EventLoopWakeup(asyncio.get_running_loop()))
         return weakref.ref(thing)
 
     thing = copy_context().run(make)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.agent import AgentRoot
+from handrail.contract.agent_manifest import AgentFurtherRoot
 from handrail.contract.errors import StartError
-from handrail.kernel.startup import open_kernel
+from handrail.kernel.workspace_opening import open_kernel
 from handrail.runtime.files.secure_open import resolve_further_roots
-from handrail.sandbox.start.spawn import find_binaries
-from handrail.store import folders
-from handrail.store.folders import explain_too_broad, find_system_folder, locate_folders
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
+from handrail.store import state_folders
+from handrail.store.state_folders import explain_too_broad_workspace, find_system_folder, locate_folders
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own for whoever runs the test, and no other people."""
     (home := tmp_path.resolve() / "people" / "ada").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
-    for variable in folders._VARIABLES:  # pyright: ignore[reportPrivateUsage]
+    for variable in state_folders._VARIABLES:  # pyright: ignore[reportPrivateUsage]
         monkeypatch.delenv(variable, raising=False)
     (accounts := tmp_path / "passwd").write_text("")
-    monkeypatch.setattr(folders, "_ACCOUNTS", accounts)
+    monkeypatch.setattr(state_folders, "_ACCOUNTS", accounts)
     return home
 
 
@@ -86,10 +86,10 @@ def test_a_place_that_a_variable_names_needs_the_flag(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (place := tmp_path / "elsewhere" / "below").mkdir(parents=True)
-    assert explain_too_broad(place) is None
+    assert explain_too_broad_workspace(place) is None
     monkeypatch.setenv(name, str(place.parent))
     for folder in (place.parent, place):
-        assert name in (explain_too_broad(folder) or "")
+        assert name in (explain_too_broad_workspace(folder) or "")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,9 @@ def test_the_home_of_another_person_needs_the_flag(home: Path, tmp_path: Path, l
     (other := tmp_path.resolve() / "far" / "bo").mkdir(parents=True)
     (other / ".ssh").mkdir()
     (tmp_path / "passwd").write_text(f"nonsense\n{line.format(other)}\n")
-    assert [explain_too_broad(folder) is not None for folder in (other, other.parent, other / ".ssh")] == [refused] * 3
+    assert [explain_too_broad_workspace(folder) is not None for folder in (other, other.parent, other / ".ssh")] == [
+        refused
+    ] * 3
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_the_home_of_another_person_needs_the_flag(home: Path, tmp_path: Path, l
 )
 def test_a_folder_of_the_system_needs_the_flag(home: Path, place: str) -> None:
     folder = Path(place)
-    assert (explain_too_broad(folder) or find_system_folder(folder)) is not None
+    assert (explain_too_broad_workspace(folder) or find_system_folder(folder)) is not None
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_a_folder_of_the_system_needs_the_flag(home: Path, place: str) -> None:
     ["/usr/src/app", "/srv/site", "/opt/project", "/var/www/site", "/workspace", "/app", "/tmp/x", "/mnt/x/project"],
 )
 def test_a_usual_place_of_projects_needs_no_flag(home: Path, place: str) -> None:
-    assert (explain_too_broad(Path(place)) or find_system_folder(Path(place))) is None
+    assert (explain_too_broad_workspace(Path(place)) or find_system_folder(Path(place))) is None
 
 
 def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
@@ -154,12 +156,12 @@ def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
         (home / name).mkdir()
     bound = tmp_path / "bound"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom handrail.store.folders import find_system_folder, explain_too_broad\n"
+        "import sys\nfrom pathlib import Path\nfrom handrail.store.state_folders import find_system_folder, explain_too_broad\n"
         "found = [Path(place) for place in sys.argv[1:]]\n"
         "print([(explain_too_broad(one) or find_system_folder(one)) is not None for one in found])"
     )
     mounts = {"ssh": home / ".ssh", "home": home, "etc": Path("/etc"), "project": home / "project"}
-    argv = [next(find_binaries()), "--dev-bind", "/", "/"]
+    argv = [next(find_bubblewrap_programs()), "--dev-bind", "/", "/"]
     for name, source in mounts.items():
         (bound / name).mkdir(parents=True)
         argv += ["--bind", str(source), str(bound / name)]
@@ -183,5 +185,5 @@ async def test_every_way_in_asks_for_the_flag(home: Path, tmp_path: Path) -> Non
 def test_no_further_root_is_a_place_of_keys(home: Path, tmp_path: Path) -> None:
     (keys := home / ".config" / "gh").mkdir(parents=True)
     for path in (str(keys), "~/.config", "~/.config/gh"):
-        _, [(place, problem)] = resolve_further_roots([AgentRoot(path=path)], str(tmp_path / "ws"), [])
+        _, [(place, problem)] = resolve_further_roots([AgentFurtherRoot(path=path)], str(tmp_path / "ws"), [])
         assert place == "roots[0].path" and "keys, settings" in problem

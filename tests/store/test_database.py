@@ -12,10 +12,10 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError
-from handrail.store.database import connection as store_connection
-from handrail.store.database.connection import open_reader
-from handrail.store.database.schema import VERSION
-from handrail.store.tables.sessions import SessionRow
+from handrail.store.database import sqlite_connection as store_connection
+from handrail.store.database.schema_migrations import VERSION
+from handrail.store.database.sqlite_connection import open_reader
+from handrail.store.tables.session_tables import SessionRow
 
 
 async def made(place: Place) -> Path:
@@ -68,7 +68,7 @@ async def test_a_disk_without_room_to_open_a_database_is_called_that_and_no_dama
             store_connection.open_writer(left[0])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "cannot be written" in store_connection.explain_error(left[0], failed.value)
+    assert "cannot be written" in store_connection.explain_database_error(left[0], failed.value)
 
 
 @pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\0" + b"\xff" * 5000])
@@ -96,11 +96,11 @@ async def test_another_programs_database_is_refused_and_left_alone(place: Place)
 
 async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: Place) -> None:
     store = place.open()
-    await store.sessions.open(SessionRow("ses_1", 5))
+    await store.sessions.record_opened(SessionRow("ses_1", 5))
     read = place.finished(
         "import sys, sqlite3\n"
-        "from handrail.store.folders import locate_folders\n"
-        "from handrail.store.database.connection import open_reader\n"
+        "from handrail.store.state_folders import locate_folders\n"
+        "from handrail.store.database.sqlite_connection import open_reader\n"
         "reader = open_reader(locate_folders(sys.argv[1], sys.argv[2]).database_file)\n"
         "print(reader.execute('SELECT id FROM session').fetchall())\n"
         "try:\n    reader.execute('DELETE FROM session')\n"

@@ -15,11 +15,11 @@ from handrail import LoadError, StartError
 from handrail.config import load_configuration
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.store.database import connection as engines
 from handrail.store.database import journal, workspace_database
-from handrail.store.database.connection import compact, open_writer
-from handrail.store.folders import locate_folders
-from handrail.testing.kernels import temporary_kernel
+from handrail.store.database import sqlite_connection as engines
+from handrail.store.database.sqlite_connection import compact, open_writer
+from handrail.store.state_folders import locate_folders
+from handrail.testing.scripted_kernel import temporary_kernel
 
 PAGE = 16384
 opened: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.store.folders import StateFolders, locate_folders, prepare_folders
+from handrail.store.state_folders import StateFolders, locate_folders, prepare_folders
 
 
 def mode_of(path: Path) -> int:
@@ -23,11 +23,11 @@ def prepared(place: Place) -> StateFolders:
 
 def test_every_folder_of_state_is_private_to_its_user(place: Place) -> None:
     folders = prepared(place)
-    session = folders.prepare_output("ses_1"), folders.prepare_scratch("ses_1")
+    session = folders.prepare_session_output("ses_1"), folders.prepare_session_scratch("ses_1")
     for folder in (
-        folders.workspace_state,
+        folders.workspace_state_folder,
         folders.artifact_folder,
-        folders.workspace_state.parent,
+        folders.workspace_state_folder.parent,
         *session,
         *(s.parent for s in session),
     ):
@@ -41,19 +41,19 @@ def test_two_spellings_of_a_workspace_share_their_state_and_two_workspaces_do_no
     other.mkdir()
     assert locate_folders(link, place.state) == locate_folders(place.workspace / ".." / "workspace", place.state)
     assert (
-        locate_folders(other, place.state).workspace_state
-        != locate_folders(place.workspace, place.state).workspace_state
+        locate_folders(other, place.state).workspace_state_folder
+        != locate_folders(place.workspace, place.state).workspace_state_folder
     )
 
 
 def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(place: Place) -> None:
     folders = prepared(place)
     spots = [
-        folders.workspace_state,
-        folders.prepare_output("a"),
-        folders.prepare_output("b"),
-        folders.prepare_scratch("a"),
-        folders.prepare_scratch("b"),
+        folders.workspace_state_folder,
+        folders.prepare_session_output("a"),
+        folders.prepare_session_output("b"),
+        folders.prepare_session_scratch("a"),
+        folders.prepare_session_scratch("b"),
     ]
     for one in spots:
         for other in spots:
@@ -63,7 +63,7 @@ def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(pl
 @pytest.mark.parametrize("session_id", ["", "..", "a/b", "../../x", ".hidden", "a\0b", "a\n", "-rf", "x" * 65, "ü"])
 def test_a_session_id_that_is_no_plain_name_is_refused(place: Place, session_id: str) -> None:
     folders = prepared(place)
-    for use in (folders.prepare_output, folders.prepare_scratch, folders.remove_session_files):
+    for use in (folders.prepare_session_output, folders.prepare_session_scratch, folders.remove_session_files):
         with pytest.raises(UsageError, match="session id"):
             use(session_id)
 
@@ -81,7 +81,7 @@ def test_state_inside_the_workspace_is_refused_however_it_is_spelled(place: Plac
 def test_a_workspace_inside_the_state_is_refused(place: Place) -> None:
     folders = prepared(place)
     folders.search_cache.mkdir()
-    for own in (folders.workspace_state, folders.search_cache):
+    for own in (folders.workspace_state_folder, folders.search_cache):
         with pytest.raises(StartError, match="is inside the state folder"):
             prepare_folders(own, place.state)
 
@@ -123,7 +123,7 @@ def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
 def test_a_folder_that_somebody_opened_to_others_is_refused(place: Place, mode: int) -> None:
-    own = prepared(place).workspace_state
+    own = prepared(place).workspace_state_folder
     own.chmod(mode)
     with pytest.raises(StartError, match=r"Other users can access.*chmod 700"):
         prepared(place)
@@ -148,7 +148,7 @@ def test_a_link_in_the_place_of_a_state_folder_is_refused(place: Place, tmp_path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_another_user_is_refused(place: Place) -> None:
-    own = prepared(place).workspace_state
+    own = prepared(place).workspace_state_folder
     os.chown(own, 65534, 65534)
     with pytest.raises(StartError, match="belongs to user 65534"):
         prepared(place)
@@ -168,9 +168,9 @@ def test_discarding_a_session_removes_its_files_and_follows_no_link(place: Place
     precious.mkdir()
     (precious / "file").write_text("kept")
     scratch, output, neighbour = (
-        folders.prepare_scratch("ses_1"),
-        folders.prepare_output("ses_1"),
-        folders.prepare_scratch("ses_2"),
+        folders.prepare_session_scratch("ses_1"),
+        folders.prepare_session_output("ses_1"),
+        folders.prepare_session_scratch("ses_2"),
     )
     (scratch / "link").symlink_to(precious)
     (scratch / "read-only").mkdir()

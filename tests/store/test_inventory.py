@@ -9,8 +9,13 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError
-from handrail.store.folders import StateFolders, locate_folders
-from handrail.store.inventory import finish_removals, list_stored_state, measure_tree, remove_stored_state
+from handrail.store.state_folders import StateFolders, locate_folders
+from handrail.store.state_inventory import (
+    finish_interrupted_removals,
+    list_stored_state,
+    measure_folder_size,
+    remove_workspace_state,
+)
 
 pytestmark = pytest.mark.proves("F-12")
 
@@ -19,8 +24,8 @@ async def used(place: Place, *sessions: str) -> StateFolders:
     """A workspace that was opened once, with files of sessions."""
     store = place.open()
     for session in sessions:
-        (store.folders.prepare_output(session) / "1_0.txt").write_text("x" * 1000)
-        (store.folders.prepare_scratch(session) / "cache").write_text("y" * 1000)
+        (store.folders.prepare_session_output(session) / "1_0.txt").write_text("x" * 1000)
+        (store.folders.prepare_session_scratch(session) / "cache").write_text("y" * 1000)
     await store.aclose()
     return store.folders
 
@@ -41,7 +46,7 @@ async def test_each_workspace_is_listed_with_its_path_size_and_last_use(place: P
         and not kept[1].workspace_missing
         and kept[1].holder is None
     )
-    assert kept[1].size_bytes == measure_tree(first.workspace_state) + 2000
+    assert kept[1].size_bytes == measure_folder_size(first.workspace_state_folder) + 2000
 
 
 def test_a_state_folder_that_was_never_used_is_empty(tmp_path: Path) -> None:
@@ -61,30 +66,30 @@ async def test_a_workspace_that_is_gone_is_known_by_its_name(place: Place, tmp_p
 @pytest.mark.parametrize("name", [b"", b"/somewhere/else", b"\xff" * 10, b"\0"])
 async def test_a_name_that_is_not_the_keys_own_is_not_believed(place: Place, name: bytes) -> None:
     folders = await used(place)
-    folders.name_file.write_bytes(name)
+    folders.workspace_path_file.write_bytes(name)
     (kept,) = list_stored_state(place.state)
     assert kept.workspace is None and not kept.workspace_missing
-    folders.name_file.unlink()
-    os.mkfifo(folders.name_file)
+    folders.workspace_path_file.unlink()
+    os.mkfifo(folders.workspace_path_file)
     assert list_stored_state(place.state)[0].workspace is None
 
 
 async def test_the_name_is_written_again_where_it_was_lost(place: Place) -> None:
     folders = await used(place)
-    folders.name_file.write_bytes(b"/somewhere/else/that/is/longer/than/it/was")
+    folders.workspace_path_file.write_bytes(b"/somewhere/else/that/is/longer/than/it/was")
     await used(place)
-    assert folders.name_file.read_bytes() == os.fsencode(folders.workspace)
+    assert folders.workspace_path_file.read_bytes() == os.fsencode(folders.workspace)
 
 
 async def test_removing_takes_everything_of_the_one_workspace(place: Place, tmp_path: Path) -> None:
     folders = await used(place, "ses_1", "ses_2")
     other = await used(another(place, tmp_path, "other"), "ses_1")
-    before = measure_tree(place.state / "output" / other.key)
-    assert remove_stored_state(place.state, folders.key) == []
+    before = measure_folder_size(place.state / "output" / other.key)
+    assert remove_workspace_state(place.state, folders.key) == []
     assert not [path for path in place.state.rglob("*") if folders.key in path.name]
     (kept,) = list_stored_state(place.state)
-    assert kept.key == other.key and measure_tree(place.state / "output" / other.key) == before
-    assert remove_stored_state(place.state, folders.key) == []
+    assert kept.key == other.key and measure_folder_size(place.state / "output" / other.key) == before
+    assert remove_workspace_state(place.state, folders.key) == []
     await used(place)
     assert len(list_stored_state(place.state)) == 2
 
@@ -93,7 +98,7 @@ async def test_damaged_state_is_listed_and_removed_like_any_other(place: Place) 
     folders = await used(place)
     folders.database_file.write_bytes(b"no database")
     (kept,) = list_stored_state(place.state)
-    assert remove_stored_state(place.state, kept.key) == [] and list_stored_state(place.state) == []
+    assert remove_workspace_state(place.state, kept.key) == [] and list_stored_state(place.state) == []
 
 
 async def test_what_a_living_process_holds_is_refused(place: Place) -> None:
@@ -102,11 +107,11 @@ async def test_what_a_living_process_holds_is_refused(place: Place) -> None:
         (kept,) = list_stored_state(place.state)
         assert kept.holder is not None and "handrail mcp" in kept.holder and "alive" in kept.holder
         with pytest.raises(StartError, match="in use by handrail mcp"):
-            remove_stored_state(place.state, kept.key)
+            remove_workspace_state(place.state, kept.key)
         assert store.folders.database_file.exists()
     finally:
         await store.aclose()
-    assert remove_stored_state(place.state, kept.key) == []
+    assert remove_workspace_state(place.state, kept.key) == []
 
 
 async def test_no_link_is_followed_out_of_the_state(place: Place, tmp_path: Path) -> None:
@@ -114,11 +119,11 @@ async def test_no_link_is_followed_out_of_the_state(place: Place, tmp_path: Path
     outside.mkdir()
     (outside / "file").write_text("not ours")
     folders = await used(place, "ses_1")
-    (folders.output_base / "ses_2").symlink_to(outside, target_is_directory=True)
+    (folders.session_output_base / "ses_2").symlink_to(outside, target_is_directory=True)
     (folders.artifact_folder / "ab").symlink_to(outside, target_is_directory=True)
-    size = measure_tree(folders.workspace_state)
-    assert size < measure_tree(folders.workspace_state) + measure_tree(outside)
-    assert remove_stored_state(place.state, folders.key) == []
+    size = measure_folder_size(folders.workspace_state_folder)
+    assert size < measure_folder_size(folders.workspace_state_folder) + measure_folder_size(outside)
+    assert remove_workspace_state(place.state, folders.key) == []
     assert (outside / "file").read_text() == "not ours"
 
 
@@ -129,7 +134,7 @@ async def test_a_link_in_the_place_of_a_part_of_the_state_is_refused(place: Plac
     (place.state / part).rename(elsewhere)
     (place.state / part).symlink_to(elsewhere, target_is_directory=True)
     with pytest.raises(StartError, match="is not a folder"):
-        remove_stored_state(place.state, folders.key)
+        remove_workspace_state(place.state, folders.key)
     with pytest.raises(StartError, match="is not a folder"):
         list_stored_state(place.state)
     assert any((elsewhere / folders.key).iterdir())
@@ -140,7 +145,7 @@ async def test_what_a_killed_removal_put_aside_goes_with_the_next(place: Place) 
     for part in ("ws", "output"):
         (place.state / part / folders.key).rename(place.state / part / f".removed-{folders.key}-00000000")
     assert [one.key for one in list_stored_state(place.state)] == [folders.key]
-    assert finish_removals(place.state) == []
+    assert finish_interrupted_removals(place.state) == []
     assert [path.name for path in (place.state / "ws").iterdir()] == []
 
 
@@ -150,10 +155,10 @@ async def test_what_cannot_be_removed_is_said(place: Place) -> None:
     folders = await used(place)
     (place.state / "ws").chmod(0o500)
     try:
-        problems = remove_stored_state(place.state, folders.key)
+        problems = remove_workspace_state(place.state, folders.key)
     finally:
         (place.state / "ws").chmod(0o700)
-    assert problems and str(folders.workspace_state) in problems[0]
+    assert problems and str(folders.workspace_state_folder) in problems[0]
 
 
 def test_a_state_folder_of_somebody_else_is_left_alone(place: Place) -> None:
@@ -162,4 +167,4 @@ def test_a_state_folder_of_somebody_else_is_left_alone(place: Place) -> None:
     place.state.mkdir()
     os.chown(place.state, 65534, 65534)
     with pytest.raises(StartError, match="belongs to user 65534"):
-        remove_stored_state(place.state, locate_folders(place.workspace, place.state).key)
+        remove_workspace_state(place.state, locate_folders(place.workspace, place.state).key)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from handrail.contract.errors import LogUnavailable
-from handrail.contract.services.jobs import FINAL_JOB_STATES, Job, JobState
-from handrail.store.tables.jobs import JobRetention, JobRow, JobTable
+from handrail.contract.services.job_and_tool_services import FINAL_JOB_STATES, Job, JobState
+from handrail.store.tables.job_tables import JobRetention, JobRow, JobTable
 from handrail.store.workspace_store import WorkspaceStore
 
 ENDS = sorted(FINAL_JOB_STATES)
@@ -52,7 +52,7 @@ class Jobs(RuleBasedStateMachine):
             return
         before = self.expected[sorted(self.expected)[which % len(self.expected)]]
         moved = before.with_state(to, attempt=attempt)
-        self._commit(self.table.move(moved))
+        self._commit(self.table.update_unfinished_job(moved))
         if not before.job.has_ended:
             self.expected[before.id] = moved
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError
 from handrail.store.database import journal
-from handrail.store.database.journal import CAPACITY_BYTES, Journal, list_orphaned, orphan_journals, read_notes
+from handrail.store.database.journal import CAPACITY_BYTES, Journal, list_orphaned, orphan_current_journals, read_notes
 
 pytestmark = pytest.mark.proves("G-01")
 
@@ -40,7 +40,7 @@ def test_what_stands_in_it_is_what_the_database_has_not_got(
         live: list[bytes] = []
         for step in steps:
             if step is None:
-                made.erase() if wiped else made.rewind()
+                made.erase() if wiped else made.overwrite_from_start()
                 live.clear()
                 marked = made.last
             else:
@@ -58,7 +58,7 @@ def test_what_stands_in_it_is_what_the_database_has_not_got(
         made.path.write_bytes(after)
         assert found() == [*noted, (made.last, last)]
     finally:
-        made.remove()
+        made.close_and_delete()
     assert not made.path.exists()
 
 
@@ -68,16 +68,16 @@ def test_what_does_not_fit_is_not_noted(tmp_path: Path) -> None:
     size = CAPACITY_BYTES // 3
     assert [made.write_note(bytes([n]) * size) for n in range(4)] == [True, True, False, False]
     assert made.last == 2
-    made.rewind()
+    made.overwrite_from_start()
     assert made.write_note(b"again") and list(read_notes(made.path)) == [(3, b"again")]
     assert made.path.stat().st_size == CAPACITY_BYTES
-    made.remove()
+    made.close_and_delete()
 
 
 def test_a_holder_whose_journal_was_put_aside_notes_nothing_more_that_counts(tmp_path: Path) -> None:
     former = Journal(tmp_path, 4)
     assert former.write_note(b"counts")
-    orphan_journals(tmp_path)
+    orphan_current_journals(tmp_path)
     assert not former.write_note(b"too late")
     ((token, path),) = list_orphaned(tmp_path)
     assert token == 4 and next(iter(read_notes(path))) == (1, b"counts")
@@ -85,7 +85,7 @@ def test_a_holder_whose_journal_was_put_aside_notes_nothing_more_that_counts(tmp
     assert successor.write_note(b"its own") and list(read_notes(successor.path)) == [(1, b"its own")]
     former.close()
     assert [token for token, _ in list_orphaned(tmp_path)] == [4]
-    orphan_journals(tmp_path)
+    orphan_current_journals(tmp_path)
     assert [token for token, _ in list_orphaned(tmp_path)] == [4, 5]
     successor.close()
 
@@ -97,7 +97,7 @@ def test_a_journal_of_another_version_is_refused_with_what_to_do(tmp_path: Path)
     made.path.write_bytes(b"HRJ9" + content[4:])
     with pytest.raises(StartError, match=r"another version of Handrail.*move the file away"):
         list(read_notes(made.path))
-    made.remove()
+    made.close_and_delete()
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 
 def test_to_rouse_it_leaves_its_notes_as_they_are(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 1)
-    journal.warm_up()
+    journal.wake_disk()
     assert list(read_notes(journal.path)) == []
     assert journal.write_note(b"one")
-    journal.warm_up()
+    journal.wake_disk()
     assert journal.write_note(b"two")
-    journal.warm_up()
+    journal.wake_disk()
     journal.close()
     assert list(read_notes(journal.path)) == [(1, b"one"), (2, b"two")]
 
@@ -126,4 +126,4 @@ def test_near_a_full_disk_the_database_is_asked_first(tmp_path: Path, monkeypatc
     made = Journal(tmp_path, 1)
     monkeypatch.setattr(journal, "MIN_FREE_BYTES", 2**62)
     assert not made.write_note(b"x") and made.last == 0
-    made.remove()
+    made.close_and_delete()

@@ -15,9 +15,9 @@ from tests.store.leases import Time, abandon, file_of, first_line, left_alone, t
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.store.folders import StateFolders, prepare_folders
 from handrail.store.lease import STALE_NS, VALID_NS, LeaseHolder, WorkspaceHeld, WorkspaceLease, find_lease_holder
-from handrail.store.tables.sessions import SessionRow
+from handrail.store.state_folders import StateFolders, prepare_folders
+from handrail.store.tables.session_tables import SessionRow
 
 HOLD = """
 import sys
@@ -120,15 +120,15 @@ def test_who_holds_a_workspace_can_be_asked_without_touching_anything(folders: S
     lease = WorkspaceLease.acquire(
         folders, frontend="mcp", clock=lambda: 77, monotonic=time, protocol=3, socket="s-1", renewing=False
     )
-    before = sorted(folders.workspace_state.iterdir())
+    before = sorted(folders.workspace_state_folder.iterdir())
     assert find_lease_holder(folders, time) == LeaseHolder(os.getpid(), "mcp", 77, 1, 3, "s-1", "alive") == lease.holder
-    assert sorted(folders.workspace_state.iterdir()) == before
+    assert sorted(folders.workspace_state_folder.iterdir()) == before
     time.now += STALE_NS
     found = find_lease_holder(folders, time)
     assert found is not None and found.state == "hung" and found.pid == os.getpid()
     lease.release()
     assert find_lease_holder(folders, time) is None
-    assert not [path for path in folders.workspace_state.iterdir() if path.name.startswith("holder")]
+    assert not [path for path in folders.workspace_state_folder.iterdir() if path.name.startswith("holder")]
 
 
 def test_a_lease_that_is_renewed_lasts_and_one_that_is_not_lapses_before_others_may_take_it(
@@ -225,7 +225,7 @@ def test_a_renewal_that_was_paused_before_its_write_does_not_count(
 ) -> None:
     lease = taken(folders, time)
     if not removes:  # as if the next holder had not come that far yet
-        monkeypatch.setattr("handrail.store.lease.remove_former_files", left_alone)
+        monkeypatch.setattr("handrail.store.lease.remove_former_holder_files", left_alone)
     others: list[WorkspaceLease] = []
 
     def paused() -> None:
@@ -266,12 +266,12 @@ def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: Sta
 
 def test_what_former_holders_left_is_removed_and_nothing_else(folders: StateFolders, time: Time) -> None:
     abandon(taken(folders, time))
-    (folders.workspace_state / "holder-0").write_bytes(b"")
-    (folders.workspace_state / "holder-9").write_bytes(b"the rest of an attempt")
-    (folders.workspace_state / "holder-2").write_bytes(b"the rest of an attempt at the next token")
-    (folders.workspace_state / "holder-x").write_bytes(b"somebody's")
+    (folders.workspace_state_folder / "holder-0").write_bytes(b"")
+    (folders.workspace_state_folder / "holder-9").write_bytes(b"the rest of an attempt")
+    (folders.workspace_state_folder / "holder-2").write_bytes(b"the rest of an attempt at the next token")
+    (folders.workspace_state_folder / "holder-x").write_bytes(b"somebody's")
     lease = taken(folders, time)
-    assert {path.name for path in folders.workspace_state.glob("holder-*")} == {"holder-2", "holder-x"}
+    assert {path.name for path in folders.workspace_state_folder.glob("holder-*")} == {"holder-2", "holder-x"}
     lease.release()
 
 
@@ -284,7 +284,10 @@ def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
     lease.release()
     target = tmp_path / "target"
     target.write_bytes(b"mine")
-    for path in (folders.workspace_state / f"holder-{token}", folders.workspace_state / f"holder-{token + 1}"):
+    for path in (
+        folders.workspace_state_folder / f"holder-{token}",
+        folders.workspace_state_folder / f"holder-{token + 1}",
+    ):
         if kind == "link":
             path.symlink_to(target)
         elif kind == "folder":
@@ -319,7 +322,7 @@ def test_a_damaged_token_is_not_guessed_at(folders: StateFolders, time: Time) ->
         with pytest.raises(StartError, match="damaged: the fencing token is not a number"):
             taken(folders, time)
     connection.close()
-    assert not list(folders.workspace_state.glob("holder-*"))
+    assert not list(folders.workspace_state_folder.glob("holder-*"))
 
 
 def test_a_copy_of_the_process_takes_nothing_away_from_the_original(folders: StateFolders, time: Time) -> None:
@@ -361,22 +364,22 @@ async def test_a_thread_renews_what_is_held(place: Place) -> None:
 async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_queued(place: Place, steps: str) -> None:
     """With a token counted by somebody else behind the lease's back: the database alone must notice."""
     store = place.open()
-    await store.sessions.open(SessionRow("ses_1", 5))
+    await store.sessions.record_opened(SessionRow("ses_1", 5))
     other = sqlite3.connect(place.folders.database_file)
     with other:
         other.execute("UPDATE meta SET value = value + 1 WHERE key = 'token'")
     for _ in range(2):
         with pytest.raises(LogUnavailable, match="taken over this workspace"):
             if steps == "one":
-                await store.sessions.open(SessionRow("ses_2", 6))
+                await store.sessions.record_opened(SessionRow("ses_2", 6))
             else:
-                await asyncio.gather(*(store.sessions.open(SessionRow(f"ses_{n}", n)) for n in range(2, 9)))
+                await asyncio.gather(*(store.sessions.record_opened(SessionRow(f"ses_{n}", n)) for n in range(2, 9)))
         assert store.database.writer.unavailable_reason == store.lease.lost_reason
     assert not store.lease.is_valid
     with other:  # also when the token comes back: it is not believed again
         other.execute("UPDATE meta SET value = value - 1 WHERE key = 'token'")
     with pytest.raises(LogUnavailable, match="taken over this workspace"):
-        await store.sessions.open(SessionRow("ses_2", 6))
+        await store.sessions.record_opened(SessionRow("ses_2", 6))
     assert other.execute("SELECT id FROM session").fetchall() == [("ses_1",)]
     other.close()
     await store.aclose()

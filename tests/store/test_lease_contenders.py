@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tests.store.leases import Time, abandon, taken
 from tests.store.places import Place
 
-from handrail.store.folders import prepare_folders
 from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceHeld, WorkspaceLease
+from handrail.store.state_folders import prepare_folders
 
 
 class Contenders(RuleBasedStateMachine):

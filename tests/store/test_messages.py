@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.encoding import decode, encode
-from handrail.store.tables import sessions
-from handrail.store.tables.messages import read_messages
-from handrail.store.tables.sessions import SessionRow
+from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.tables import session_tables
+from handrail.store.tables.session_messages import read_session_messages
+from handrail.store.tables.session_tables import SessionRow
 
 
 async def test_messages_come_back_by_position_and_a_position_given_again_is_replaced(place: Place) -> None:
     store = place.open()
-    await store.sessions.open(SessionRow("ses_1", 1))
-    await store.messages.write("ses_1", [(0, {"a": 1}), (2, {"c": 3})], 50)
-    await store.messages.write("ses_1", [(1, {"b": 2}), (2, {"c": "again"})], 60)
-    await store.messages.write("ses_2", [(0, {"other": True})], 70)
-    await store.messages.write("ses_1", [], 99)
+    await store.sessions.record_opened(SessionRow("ses_1", 1))
+    await store.messages.queue_messages("ses_1", [(0, {"a": 1}), (2, {"c": 3})], 50)
+    await store.messages.queue_messages("ses_1", [(1, {"b": 2}), (2, {"c": "again"})], 60)
+    await store.messages.queue_messages("ses_2", [(0, {"other": True})], 70)
+    await store.messages.queue_messages("ses_1", [], 99)
     await store.aclose()
     store = place.open()
     assert await store.messages.read("ses_1") == [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": "again"})]
@@ -34,7 +34,7 @@ async def test_messages_come_back_by_position_and_a_position_given_again_is_repl
     assert await store.messages.read("ses_2") == [(0, {"other": True})]
     await store.aclose()
     with pytest.raises(LogUnavailable):
-        await store.messages.write("ses_1", [(0, {})], 1)
+        await store.messages.queue_messages("ses_1", [(0, {})], 1)
 
 
 @given(
@@ -43,26 +43,26 @@ async def test_messages_come_back_by_position_and_a_position_given_again_is_repl
     )
 )
 def test_whatever_json_a_message_holds_comes_back(value: object) -> None:
-    assert decode(encode({"value": value}, max_bytes=2**62)) == {"value": value}
+    assert decode_any_json(encode_any_json({"value": value}, max_bytes=2**62)) == {"value": value}
 
 
 async def test_a_damaged_row_is_an_empty_message_and_hides_no_other(place: Place) -> None:
     store = place.open()
-    await store.messages.write("ses_1", [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": 3}), (3, {"d": 4})], 1)
+    await store.messages.queue_messages("ses_1", [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": 3}), (3, {"d": 4})], 1)
     with sqlite3.connect(store.database.path) as other:
         other.execute("UPDATE message SET body = X'FF00' WHERE position = 1")
         other.execute("UPDATE message SET body = 'text' WHERE position = 2")
         other.execute("UPDATE message SET body = ? WHERE position = 3", (b"[1]",))
     assert await store.messages.read("ses_1") == [(0, {"a": 1}), (1, {}), (2, {}), (3, {})]
-    assert read_messages(store.database.reader, "ses_1", limit=1) == [(0, {"a": 1})]
+    assert read_session_messages(store.database.read_connection, "ses_1", limit=1) == [(0, {"a": 1})]
     await store.aclose()
 
 
 async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_HASHES", 50)
-    monkeypatch.setattr(sessions, "_TRIMMED_EVERY", 100)
+    monkeypatch.setattr(session_tables, "MAX_HASHES", 50)
+    monkeypatch.setattr(session_tables, "_TRIMMED_EVERY", 100)
     store = place.open()
     for n in range(300):
         store.read_hashes.record_hash("ses_1", f"/ws/{n}", f"{n:064x}")
@@ -83,9 +83,9 @@ async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
 
 async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place) -> None:
     store = place.open()
-    await store.sessions.open(SessionRow("ses_1", 1))
-    await store.messages.write("ses_1", [(n, {"n": n, "odd": "é\ud800"}) for n in range(100)], 5)
-    await store.messages.write("ses_1", [(100, {"said": "see /out/ses_1/a.txt, ses_1"})], 6)
+    await store.sessions.record_opened(SessionRow("ses_1", 1))
+    await store.messages.queue_messages("ses_1", [(n, {"n": n, "odd": "é\ud800"}) for n in range(100)], 5)
+    await store.messages.queue_messages("ses_1", [(100, {"said": "see /out/ses_1/a.txt, ses_1"})], 6)
     await store.session_values.put("ses_1", "todo", "items", ["x"])
     store.read_hashes.record_hash("ses_1", "/ws/a", "0" * 64)
     await store.database.writer.flush()
@@ -111,14 +111,14 @@ async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place
 
 async def test_only_the_process_that_has_a_session_open_suspends_it(place: Place) -> None:
     store = place.open()
-    await store.sessions.open(SessionRow("ses_1", 1))
+    await store.sessions.record_opened(SessionRow("ses_1", 1))
     with sqlite3.connect(store.database.path) as other:
         other.execute("UPDATE session SET lease_token = lease_token + 1")  # a later holder opened it meanwhile
-    await store.sessions.suspend("ses_1", 7)
+    await store.sessions.record_suspended("ses_1", 7)
     row = store.sessions.get("ses_1")
     assert row is not None and row.holder == store.database.token + 1 and row.used_ns == 1
-    await store.sessions.open(SessionRow("ses_1", 8))
-    await store.sessions.suspend("ses_1", 9)
+    await store.sessions.record_opened(SessionRow("ses_1", 8))
+    await store.sessions.record_suspended("ses_1", 9)
     row = store.sessions.get("ses_1")
     assert row is not None and (row.holder, row.used_ns, row.opened_ns) == (None, 9, 1)
     await store.aclose()

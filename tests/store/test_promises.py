@@ -12,8 +12,8 @@ import pytest
 from tests.store.test_writer import Shelf
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.database import writer as writing
-from handrail.store.database.writer import GroupWriter
+from handrail.store.database import group_writer as writing
+from handrail.store.database.group_writer import GroupWriter
 
 pytestmark = pytest.mark.proves("G-01")
 
@@ -27,12 +27,12 @@ def shelf() -> Shelf:
 
 async def test_who_needs_an_item_durable_goes_on_before_it_is_written(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
-    writer.append("before")
-    taken = writer.enqueue("said")
-    await writer.start_write_ahead("intent")
+    writer.queue_without_waiting("before")
+    taken = writer.queue_awaitable("said")
+    await writer.start_journalled_write("intent")
     assert shelf.promised == [["before", "said", "intent"]] and shelf.batches == [] and writer.backlog >= 3
     assert taken.is_durable and taken.failure is None
-    await writer.start_write_ahead("second")
+    await writer.start_journalled_write("second")
     assert shelf.promised[1:] == [["second"]] and shelf.batches == []
     await writer.commit("outcome")
     assert shelf.batches == [["before", "said", "intent", "second", "outcome"]]
@@ -45,13 +45,13 @@ async def test_a_promise_to_a_lone_caller_is_known_on_return_where_the_disk_was_
 ) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)  # whatever else this machine does
     writer = GroupWriter(shelf, linger_s=60)
-    first = writer.start_write_ahead("of a disk that nobody knows")
+    first = writer.start_journalled_write("of a disk that nobody knows")
     assert not first.done()
     await first
     await writer.commit("outcome")
     await asleep(writer)
-    said = writer.enqueue("said")
-    assert writer.start_write_ahead("intent").done() and said.is_durable
+    said = writer.queue_awaitable("said")
+    assert writer.start_journalled_write("intent").done() and said.is_durable
     assert shelf.promised[1:] == [["said", "intent"]] and shelf.items[1:] == ["outcome"]
     writer.close()
 
@@ -69,21 +69,21 @@ async def test_nobody_stands_still_for_a_slow_disk_nor_where_others_are_at_it(
     goes_on.set()
     monkeypatch.setattr(shelf, "write_ahead", slow)
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 0.0)
-    await writer.start_write_ahead("of a disk that is slow from now on")
+    await writer.start_journalled_write("of a disk that is slow from now on")
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     await writer.commit("outcome")
     await asleep(writer)
     goes_on.clear()
-    slowly = writer.start_write_ahead("stood still for, this would never be")
+    slowly = writer.start_journalled_write("stood still for, this would never be")
     assert not slowly.done()
     goes_on.set()
     await slowly  # which was quick by now
     assert writer._quick  # pyright: ignore[reportPrivateUsage]
     entered.clear()
     goes_on.clear()
-    one = writer.start_write_ahead("one")
+    one = writer.start_journalled_write("one")
     await asyncio.to_thread(entered.wait)
-    other = writer.start_write_ahead("other")
+    other = writer.start_journalled_write("other")
     assert not other.done()
     goes_on.set()
     await asyncio.gather(one, other)
@@ -105,13 +105,13 @@ async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monk
             time.sleep(0)
 
     monkeypatch.setattr(shelf, "warm_up", rouse)
-    await writer.start_write_ahead("first")
+    await writer.start_journalled_write("first")
     await writer.commit("outcome")
     await asleep(writer)
     writer.warm_up()
     await asyncio.to_thread(entered.wait)
-    writer.append("meanwhile")
-    assert writer.start_write_ahead("intent").done(), "nobody else is at it"
+    writer.queue_without_waiting("meanwhile")
+    assert writer.start_journalled_write("intent").done(), "nobody else is at it"
     assert shelf.promised == [["first"], ["meanwhile", "intent"]]
     await writer.flush()
     assert shelf.items == ["first", "outcome", "meanwhile", "intent"]
@@ -123,11 +123,11 @@ async def test_a_sink_is_not_roused_for_a_promise_that_follows_at_once(
 ) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer = GroupWriter(shelf, linger_s=60)
-    await writer.start_write_ahead("first")
+    await writer.start_journalled_write("first")
     await writer.commit("outcome")
     await asleep(writer)
     writer.warm_up()
-    assert writer.start_write_ahead("second").done()
+    assert writer.start_journalled_write("second").done()
     written = writer.start_commit("its outcome")
     while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
         time.sleep(0)  # all in one turn of this event loop
@@ -148,7 +148,7 @@ async def test_a_sink_that_nobody_knows_is_not_roused(shelf: Shelf) -> None:
 async def test_a_sink_is_roused_only_where_nobody_is_at_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer = GroupWriter(shelf, linger_s=60)
-    await writer.start_write_ahead("first")
+    await writer.start_journalled_write("first")
     await writer.commit("outcome")
     shelf.gate.clear()
     shelf.entered.clear()
@@ -169,7 +169,7 @@ async def test_a_sink_is_roused_only_where_nobody_is_at_it(shelf: Shelf, monkeyp
 
 async def test_what_is_promised_is_written_before_long_by_itself(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
-    await writer.start_write_ahead("intent")
+    await writer.start_journalled_write("intent")
     await asyncio.to_thread(shelf.entered.wait, 30)
     await writer.flush()
     assert shelf.items == ["intent"]
@@ -181,7 +181,7 @@ async def test_nothing_is_promised_while_somebody_waits_to_read(shelf: Shelf) ->
     shelf.gate.clear()
     first = asyncio.ensure_future(writer.commit("first"))
     await asyncio.to_thread(shelf.entered.wait)
-    promised, read = writer.start_write_ahead("intent"), asyncio.ensure_future(writer.commit("to be read"))
+    promised, read = writer.start_journalled_write("intent"), asyncio.ensure_future(writer.commit("to be read"))
     await asyncio.sleep(0)
     shelf.gate.set()
     await asyncio.gather(first, promised, read)
@@ -192,7 +192,7 @@ async def test_nothing_is_promised_while_somebody_waits_to_read(shelf: Shelf) ->
 async def test_what_cannot_be_promised_is_written(shelf: Shelf) -> None:
     shelf.promises = False
     writer = GroupWriter(shelf, linger_s=60)
-    await writer.start_write_ahead("intent")
+    await writer.start_journalled_write("intent")
     assert shelf.batches == [["intent"]]
     writer.close()
 
@@ -200,14 +200,14 @@ async def test_what_cannot_be_promised_is_written(shelf: Shelf) -> None:
 @pytest.mark.proves("G-10")
 async def test_a_promise_outlives_a_failure_and_comes_first_when_it_is_over(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60, retry_s=60, max_retained=2)
-    await writer.start_write_ahead("intent")
+    await writer.start_journalled_write("intent")
     shelf.full = True
     with pytest.raises(LogUnavailable, match="the disk is full"):
         await writer.commit("never")
     for number in range(4):
-        writer.append(f"n{number}")
+        writer.queue_without_waiting(f"n{number}")
     with pytest.raises(LogUnavailable, match="still full"):
-        await writer.start_write_ahead("refused")  # nothing is promised by a log that cannot write
+        await writer.start_journalled_write("refused")  # nothing is promised by a log that cannot write
     shelf.full = False
     await writer.commit("after")
     assert shelf.items == ["intent", "n0", "n1", "n2", "n3", "after"] or shelf.items[0] == "intent"
@@ -219,10 +219,10 @@ async def test_a_promise_outlives_a_failure_and_comes_first_when_it_is_over(shel
 @pytest.mark.proves("G-10")
 async def test_behind_what_was_promised_no_more_is_kept_than_without(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60, retry_s=60, max_retained=3)
-    await writer.start_write_ahead("intent")
+    await writer.start_journalled_write("intent")
     shelf.full = True
     for number in range(9):
-        writer.append(f"n{number}")
+        writer.queue_without_waiting(f"n{number}")
     with pytest.raises(LogUnavailable, match="the disk is full"):
         await writer.commit("never")
     while writer.backlog != 3:  # who waits is told first; what they ask for next would count
@@ -235,9 +235,9 @@ async def test_behind_what_was_promised_no_more_is_kept_than_without(shelf: Shel
 
 async def test_a_faulty_item_does_not_tear_what_was_promised_apart(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
-    await writer.start_write_ahead("intent")
-    await writer.start_write_ahead("another")
-    writer.append("neighbour")
+    await writer.start_journalled_write("intent")
+    await writer.start_journalled_write("another")
+    writer.queue_without_waiting("neighbour")
     with pytest.raises(LogUnavailable, match="poisoned"):
         await writer.commit("poison")
     assert shelf.batches == [["intent", "another"], ["neighbour"]] and writer.lost == 0
@@ -246,11 +246,11 @@ async def test_a_faulty_item_does_not_tear_what_was_promised_apart(shelf: Shelf)
 
 async def test_what_was_promised_is_no_loss_when_a_successor_writes_it(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
-    await writer.start_write_ahead("intent")
+    await writer.start_journalled_write("intent")
     shelf.taken_away = True
     with pytest.raises(LogUnavailable, match="somebody else's"):
         await writer.commit("too late")
-    writer.append("dropped")
+    writer.queue_without_waiting("dropped")
     with pytest.raises(LogUnavailable):
         await writer.flush()
     assert writer.lost == 1 and shelf.batches == []
@@ -260,14 +260,14 @@ async def test_what_was_promised_is_no_loss_when_a_successor_writes_it(shelf: Sh
 
 async def test_closing_writes_what_was_promised(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
-    await writer.start_write_ahead("intent")
+    await writer.start_journalled_write("intent")
     await asyncio.to_thread(writer.close)
     assert shelf.items == ["intent"]
 
 
 async def test_a_producer_who_waits_for_a_short_backlog_is_not_held_up_by_promises(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
-    await writer.start_write_ahead("intent")
+    await writer.start_journalled_write("intent")
     waiting = asyncio.ensure_future(writer.wait_for_backlog(1))
     await asyncio.wait_for(waiting, 300)
     assert shelf.items == ["intent"]

@@ -9,7 +9,7 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, UsageError
-from handrail.store.tables.sessions import SessionRow
+from handrail.store.tables.session_tables import SessionRow
 
 
 async def test_a_session_is_found_again_after_a_restart_and_keeps_its_first_time(place: Place) -> None:
@@ -17,15 +17,15 @@ async def test_a_session_is_found_again_after_a_restart_and_keeps_its_first_time
     row = SessionRow(
         "ses_1", 10, agent="default", topic="bugs", frontend="cli", headless=False, details={"client": "x"}
     )
-    await store.sessions.open(row)
+    await store.sessions.record_opened(row)
     await store.aclose()
     store = place.open()
     assert store.sessions.get("ses_1") == replace(row, used_ns=10, holder=store.database.token - 1)
     await store.sessions.close("ses_1", 20)
-    await store.sessions.open(SessionRow("ses_1", 99))
+    await store.sessions.record_opened(SessionRow("ses_1", 99))
     again = store.sessions.get("ses_1")
     assert again is not None and (again.opened_ns, again.closed_ns) == (10, None)
-    await store.sessions.open(SessionRow("ses_2", 11))
+    await store.sessions.record_opened(SessionRow("ses_2", 11))
     assert [s.id for s in store.sessions.list_latest()] == ["ses_2", "ses_1"]
     assert store.sessions.get("ses_9") is None
     await store.aclose()
@@ -64,7 +64,7 @@ async def test_a_value_beyond_the_bound_is_refused_with_the_next_step(place: Pla
         await store.session_values.put("ses_1", "tool", "big", "x" * 5_000_000)
     assert await store.session_values.get("ses_1", "tool", "big") is None
     with pytest.raises(UsageError, match="session id"):
-        await store.sessions.open(SessionRow("../x", 1))
+        await store.sessions.record_opened(SessionRow("../x", 1))
     await store.aclose()
     with pytest.raises(LogUnavailable, match="closed"):
         await store.session_values.put("ses_1", "tool", "late", 1)

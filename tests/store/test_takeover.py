@@ -68,7 +68,7 @@ async def test_a_paused_holder_is_replaced_and_what_it_had_queued_is_never_writt
         assert store.lease.is_valid
         await store.aclose()
     assert marks(place) == ["before"]
-    assert not list(place.folders.workspace_state.glob("holder-*"))
+    assert not list(place.folders.workspace_state_folder.glob("holder-*"))
 
 
 async def test_a_holder_paused_for_a_while_without_a_rival_goes_on(place: Place) -> None:

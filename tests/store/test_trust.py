@@ -11,8 +11,8 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.store import decisions
-from handrail.store.folders import prepare_folders
+from handrail.store import operator_decisions
+from handrail.store.state_folders import prepare_folders
 
 HASH = "ab" * 32
 pytestmark = pytest.mark.proves("F-11")
@@ -20,20 +20,25 @@ pytestmark = pytest.mark.proves("F-11")
 
 def test_it_is_kept_until_it_is_replaced_or_revoked(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
-    assert decisions.read_trust(folders) is None
-    decisions.grant_trust(folders, HASH, clock=lambda: 7)
-    assert decisions.read_trust(folders) == decisions.TrustRecord(str(folders.workspace), HASH, 7)
-    decisions.grant_trust(folders, "cd" * 32, clock=lambda: 8)
-    found = decisions.read_trust(folders)
+    assert operator_decisions.read_workspace_trust(folders) is None
+    operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
+    assert operator_decisions.read_workspace_trust(folders) == operator_decisions.WorkspaceTrust(
+        str(folders.workspace), HASH, 7
+    )
+    operator_decisions.trust_workspace_content(folders, "cd" * 32, clock=lambda: 8)
+    found = operator_decisions.read_workspace_trust(folders)
     assert found is not None and found.sha256 == "cd" * 32
-    assert decisions.list_trust(place.state) == [found]
-    assert decisions.revoke_trust(folders) and not decisions.revoke_trust(folders)
-    assert decisions.read_trust(folders) is None and decisions.list_trust(place.state) == []
+    assert operator_decisions.list_trusted_workspaces(place.state) == [found]
+    assert operator_decisions.revoke_workspace_trust(folders) and not operator_decisions.revoke_workspace_trust(folders)
+    assert (
+        operator_decisions.read_workspace_trust(folders) is None
+        and operator_decisions.list_trusted_workspaces(place.state) == []
+    )
 
 
 def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
-    decisions.grant_trust(folders, HASH, clock=lambda: 7)
+    operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and not file.is_relative_to(place.workspace)
     assert [path.name for path in file.parent.iterdir() if "trust" in path.name] == ["trust.json"]
@@ -53,33 +58,33 @@ def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) 
 )
 def test_what_is_no_record_of_this_workspace_trusts_nothing(place: Place, text: str) -> None:
     folders = prepare_folders(place.workspace, place.state)
-    decisions.grant_trust(folders, HASH, clock=lambda: 7)
+    operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     file.write_text(text.replace("WS", str(folders.workspace)))
-    assert decisions.read_trust(folders) is None
+    assert operator_decisions.read_workspace_trust(folders) is None
 
 
 def test_a_record_that_others_could_have_written_or_that_is_a_link_trusts_nothing(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
-    decisions.grant_trust(folders, HASH, clock=lambda: 7)
+    operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     file.chmod(0o660)
-    assert decisions.read_trust(folders) is None
+    assert operator_decisions.read_workspace_trust(folders) is None
     file.chmod(0o600)
-    assert decisions.read_trust(folders) is not None
+    assert operator_decisions.read_workspace_trust(folders) is not None
     moved = file.rename(place.workspace / "trust.json")
     file.symlink_to(moved)
-    assert decisions.read_trust(folders) is None
+    assert operator_decisions.read_workspace_trust(folders) is None
     file.unlink()
     os.mkfifo(file, 0o600)
-    assert decisions.read_trust(folders) is None  # and nobody waits
+    assert operator_decisions.read_workspace_trust(folders) is None  # and nobody waits
 
 
 def test_only_a_hash_can_be_trusted_and_a_state_that_cannot_be_written_is_told(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
     for text in ("", "abc", HASH[:-1] + "g", HASH + "\n"):
         with pytest.raises(UsageError, match="64 hexadecimal digits"):
-            decisions.grant_trust(folders, text, clock=lambda: 7)
-    shutil.rmtree(folders.workspace_state)
+            operator_decisions.trust_workspace_content(folders, text, clock=lambda: 7)
+    shutil.rmtree(folders.workspace_state_folder)
     with pytest.raises(StartError, match="cannot be written"):
-        decisions.grant_trust(folders, HASH, clock=lambda: 7)
+        operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)

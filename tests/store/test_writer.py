@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.database.writer import GroupWriter, SinkLost, SinkUnavailable
+from handrail.store.database.group_writer import GroupWriter, SinkLost, SinkUnavailable
 
 
 class Shelf:
@@ -88,7 +88,7 @@ async def test_callers_who_come_during_a_sync_share_the_next_one(shelf: Shelf) -
 async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     for number in range(100):
-        writer.append(f"n{number}")
+        writer.queue_without_waiting(f"n{number}")
     await writer.commit("last")
     assert shelf.items == [*(f"n{n}" for n in range(100)), "last"]
     writer.close()
@@ -96,7 +96,7 @@ async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: She
 
 async def test_appended_items_are_written_without_anybody_waiting(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
-    writer.append("alone")
+    writer.queue_without_waiting("alone")
     await asyncio.to_thread(shelf.entered.wait, 30)
     await writer.flush()
     assert shelf.items == ["alone"] and writer.backlog == 0
@@ -105,12 +105,12 @@ async def test_appended_items_are_written_without_anybody_waiting(shelf: Shelf) 
 
 async def test_closing_writes_what_is_left_and_later_commits_are_told(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
-    writer.append("left")
+    writer.queue_without_waiting("left")
     await asyncio.to_thread(writer.close)
     assert shelf.items == ["left"]
     with pytest.raises(LogUnavailable, match="closed"):
         await writer.commit("late")
-    writer.append("later")
+    writer.queue_without_waiting("later")
     assert writer.lost == 1
 
 
@@ -132,13 +132,13 @@ async def test_a_failing_sink_is_told_to_every_caller_until_it_works_again(shelf
 async def test_what_was_appended_survives_a_failure_in_order_and_what_was_committed_does_not(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, retry_s=60)
     shelf.full = True
-    writer.append("a")
+    writer.queue_without_waiting("a")
     with pytest.raises(LogUnavailable):
         await writer.commit("intent")
-    writer.append("b")
+    writer.queue_without_waiting("b")
     with pytest.raises(LogUnavailable):
         await writer.commit("intent 2")
-    writer.append("c")
+    writer.queue_without_waiting("c")
     shelf.full = False
     await writer.commit("d")
     assert shelf.items == ["a", "b", "c", "d"] and writer.lost == 0
@@ -150,7 +150,7 @@ async def test_what_waits_is_tried_again_without_a_caller(shelf: Shelf) -> None:
     shelf.full = True
     with pytest.raises(LogUnavailable):
         await writer.commit("x")
-    writer.append("kept")
+    writer.queue_without_waiting("kept")
     while shelf.reopened < 3:
         await asyncio.sleep(0)
     shelf.full = False
@@ -164,7 +164,7 @@ async def test_what_cannot_be_kept_is_counted_as_lost(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, retry_s=60, max_retained=3)
     shelf.full = True
     for number in range(10):
-        writer.append(f"n{number}")
+        writer.queue_without_waiting(f"n{number}")
     with pytest.raises(LogUnavailable):
         await writer.commit("x")
     shelf.full = False
@@ -182,8 +182,8 @@ async def test_a_faulty_item_takes_no_neighbour_with_it(shelf: Shelf) -> None:
     await asyncio.to_thread(shelf.entered.wait)
     group = [asyncio.create_task(writer.commit(item)) for item in ("a", "poison", "b")]
     await asyncio.sleep(0)
-    writer.append("poison")
-    writer.append("c")
+    writer.queue_without_waiting("poison")
+    writer.queue_without_waiting("c")
     shelf.gate.set()
     outcomes = await asyncio.gather(first, *group, return_exceptions=True)
     await writer.flush()
@@ -210,7 +210,7 @@ async def test_a_producer_can_wait_until_the_backlog_is_short(shelf: Shelf) -> N
     writer = GroupWriter(shelf, linger_s=60)
     shelf.gate.clear()
     for number in range(20):
-        writer.append(f"n{number}")
+        writer.queue_without_waiting(f"n{number}")
     waiting = asyncio.create_task(writer.wait_for_backlog(5))
     await asyncio.to_thread(shelf.entered.wait)
     assert not waiting.done()
@@ -237,13 +237,13 @@ async def test_what_waits_for_a_sink_that_was_taken_away_is_dropped_and_counted(
     shelf.gate.clear()
     shelf.taken_away = True
     for number in range(5):
-        writer.append(f"n{number}")
+        writer.queue_without_waiting(f"n{number}")
     waiting = asyncio.create_task(writer.commit("last"))
     await asyncio.to_thread(shelf.entered.wait)
     shelf.gate.set()
     with pytest.raises(LogUnavailable, match="somebody else's"):
         await waiting
-    writer.append("n5")
+    writer.queue_without_waiting("n5")
     with pytest.raises(LogUnavailable, match="still somebody else's"):
         await writer.flush()
     await asyncio.to_thread(writer.close)
@@ -254,7 +254,7 @@ async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_no
     writer = GroupWriter(shelf, max_batch=2)
     shelf.full = True
     for number in range(5):
-        writer.append(f"n{number}")
+        writer.queue_without_waiting(f"n{number}")
     with pytest.raises(LogUnavailable, match="full"):
         await asyncio.wait_for(writer.commit("never"), 300)
     shelf.full = False
@@ -287,7 +287,7 @@ async def test_who_has_to_know_what_became_of_an_item_is_cancelled_only_then(she
 
 async def test_what_was_only_taken_is_written_before_long_by_itself(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=0.001)
-    taken = writer.enqueue("said")
+    taken = writer.queue_awaitable("said")
     assert not taken.is_durable
     while not taken.is_durable:
         await asyncio.to_thread(shelf.entered.wait)
@@ -320,7 +320,7 @@ async def test_whoever_comes_as_it_is_closed_is_told_so_and_waits_for_nothing() 
         shelf = Shelf()
         shelf.gate.clear()
         writer = ClosedInBetween(shelf)
-        writer.append("first")
+        writer.queue_without_waiting("first")
         threading.Thread(target=open_when_entered, args=(shelf,)).start()
         with pytest.raises(LogUnavailable, match="closed"):
             await way(writer)

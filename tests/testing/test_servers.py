@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from handrail.testing.model_servers import (
+from handrail.testing.provider_request_checks import find_anthropic_faults, find_openai_faults
+from handrail.testing.provider_servers import (
     AnthropicServer,
     ErrorReply,
     OpenAIServer,
@@ -16,7 +17,6 @@ from handrail.testing.model_servers import (
     ReplyCall,
     ScriptedReply,
 )
-from handrail.testing.request_checks import anthropic_request_faults, openai_request_faults
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -73,19 +73,19 @@ def told(call_id: str) -> dict[str, Any]:
     ],
 )
 def test_an_openai_history_is_judged_as_the_provider_does(messages: list[dict[str, Any]], fault: str | None) -> None:
-    found = openai_request_faults(openai_request(*messages))
+    found = find_openai_faults(openai_request(*messages))
     assert found == [] if fault is None else fault in "; ".join(found)
 
 
 def test_openai_tools_are_judged_too() -> None:
-    assert openai_request_faults(openai_request(tools=[TOOL])) == []
-    assert "twice" in openai_request_faults(openai_request(tools=[TOOL, TOOL]))[0]
+    assert find_openai_faults(openai_request(tools=[TOOL])) == []
+    assert "twice" in find_openai_faults(openai_request(tools=[TOOL, TOOL]))[0]
     strict: dict[str, Any] = {"type": "function", "function": {"name": "now", "strict": True}}
-    assert openai_request_faults(openai_request(tools=[TOOL, strict])) == []
+    assert find_openai_faults(openai_request(tools=[TOOL, strict])) == []
     typeless: dict[str, Any] = {"type": "function", "function": {"name": "now", "parameters": {}}}
-    assert "not the schema" in openai_request_faults(openai_request(tools=[typeless]))[0]
+    assert "not the schema" in find_openai_faults(openai_request(tools=[typeless]))[0]
     leaky: dict[str, Any] = {"type": "function", "function": {**TOOL["function"], "locks": ["workspace:X"]}}
-    assert "locks" in openai_request_faults(openai_request(tools=[leaky]))[0]
+    assert "locks" in find_openai_faults(openai_request(tools=[leaky]))[0]
 
 
 def use(call_id: str, name: str = "read", value: Any = None) -> dict[str, Any]:
@@ -122,13 +122,13 @@ def test_an_anthropic_history_is_judged_as_the_provider_does(contents: list[Any]
     roles = ["assistant", "user"] * 2
     messages = [{"role": "user", "content": "go"}]
     messages += [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
-    found = anthropic_request_faults({"max_tokens": 1, "messages": messages})
+    found = find_anthropic_faults({"max_tokens": 1, "messages": messages})
     assert found == [] if fault is None else fault in "; ".join(found)
 
 
 def test_anthropic_roles_alternate_and_the_output_has_a_bound() -> None:
     twice = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}
-    found = "; ".join(anthropic_request_faults(twice))
+    found = "; ".join(find_anthropic_faults(twice))
     assert "must alternate" in found and "max_tokens" in found
 
 

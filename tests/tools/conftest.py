@@ -8,10 +8,10 @@ import pytest
 from tests.tools.desk import Desk, Memory
 from tests.tools.repositories import Repo, made
 
-from handrail.runtime.call_runtime import SessionEnvironment
-from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.call_runtime import SessionSharedServices
+from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.sandbox.tiers import choose_sandbox
+from handrail.sandbox.tier_probe import choose_sandbox
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def desk(tmp_path: Path) -> Desk:
     for name in ("ws", "scratch", "output"):
         (place / name).mkdir()
     return Desk(
-        SessionEnvironment(
+        SessionSharedServices(
             session_id="session-1",
             agent="default",
             workdir=str(place / "ws"),

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalHandler, ApprovalRequest
-from handrail.contract.call import Result
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalHandler, ApprovalRequest
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.sandbox import ConnectionAttempt
-from handrail.contract.schema.validation import compile_schema
-from handrail.contract.services.channels import ChannelService, TriggerService
-from handrail.contract.services.client import ClientService, LogLevel
-from handrail.contract.services.delegation import SubagentService
-from handrail.contract.services.jobs import CatalogService, JobService
-from handrail.contract.services.memory import SkillService
-from handrail.contract.services.resources import ResourceService
-from handrail.contract.services.runtime import Runtime, UserQuestion
+from handrail.contract.sandbox_protocol import ConnectionAttempt
+from handrail.contract.schema.argument_validation import compile_schema
+from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
+from handrail.contract.services.client_services import ClientService, LogLevel
+from handrail.contract.services.history_and_skill_services import SkillService
+from handrail.contract.services.job_and_tool_services import CatalogService, JobService
+from handrail.contract.services.resource_services import ResourceService
+from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.tool_runtime import Runtime, UserQuestion
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilitySet, PathVariables, expand_requires
 from handrail.contract.tool.spec import ToolSession
-from handrail.contract.tool.tool import Tool
-from handrail.runtime.call_runtime import CallRuntime, SessionEnvironment
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.runtime.call_runtime import CallRuntime, SessionSharedServices
 from handrail.tools import BUILTINS
 
 _numbers = itertools.count(1)
@@ -34,9 +34,9 @@ _numbers = itertools.count(1)
 class Running:
     """A call that nobody stops."""
 
-    requested = False
+    is_requested = False
 
-    def check(self) -> None:
+    def raise_if_requested(self) -> None:
         return
 
 
@@ -48,9 +48,9 @@ class Doors:
     approval_handler: ApprovalHandler | None = None
     cancellation: Running = field(default_factory=Running)
     job_id: str | None = None
-    callers: tuple[str, ...] = ()
+    calling_call_ids: tuple[str, ...] = ()
 
-    def may(self) -> AccessCheck:
+    def build_access_check(self) -> AccessCheck:
         return self.evaluate
 
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
@@ -135,7 +135,7 @@ class Someone:
 class Desk:
     """One session's calls of the built-in tools."""
 
-    around: SessionEnvironment
+    around: SessionSharedServices
     refuse: dict[str, str] = field(default_factory=dict[str, str])
     """Canonical path to the reason why no rule allows it."""
 

@@ -24,13 +24,13 @@ from tests.registry.test_own_offering import put_offering
 from tests.tools.githost import GitHost
 from tests.tools.repositories import made
 
-from handrail.agent.loop import Agent
-from handrail.contract.call import Result
-from handrail.contract.session import Session
+from handrail.agent.agent_loop import Agent
+from handrail.contract.calls_and_results import Result
+from handrail.contract.session_protocols import Session
 from handrail.contract.tool.decorator import tool
-from handrail.contract.tool.names import STATE_IDS, TERMINAL_IDS
-from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.contract.tool.tool_ids_and_wire_names import STATE_IDS, TERMINAL_IDS
+from handrail.testing.provider_request_checks import PlaybackModel, text_reply
+from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 EXAMPLES = Path(__file__).parent / "examples.json"
 

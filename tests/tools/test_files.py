@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.tools.desk import Desk, refused
 
-from handrail.contract.call import Blob
+from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ToolError
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(40)

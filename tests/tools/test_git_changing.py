@@ -9,7 +9,7 @@ from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.sandbox.tiers import choose_sandbox
+from handrail.sandbox.tier_probe import choose_sandbox
 
 pytestmark = pytest.mark.proves("T-05a", "T-02a")
 

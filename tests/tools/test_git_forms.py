@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import decode_text
-from handrail.tools.git import answers, repository
+from handrail.tools.git import git_output_parsers, git_repository
 
 pytestmark = pytest.mark.proves("T-05a", "S-07")
 
@@ -21,7 +21,7 @@ def test_a_status_of_any_names_is_read_back(changes: list[tuple[str, bytes]], un
         b"1 %b. N... 100644 100644 100644 %b %b %b" % (c.encode(), b"0" * 40, b"0" * 40, name) for c, name in changes
     ]
     rows += [b"? " + name for name in untracked]
-    found = answers.parse_status(b"\0".join(rows) + b"\0")
+    found = git_output_parsers.parse_status(b"\0".join(rows) + b"\0")
     assert [(one.index, one.path) for one in found.changed] == changes
     assert found.untracked == untracked
     assert found.headers["branch.head"] == "main"
@@ -37,7 +37,7 @@ def test_a_status_of_any_names_is_read_back(changes: list[tuple[str, bytes]], un
 def test_differences_of_any_names_are_read_back(rows: list[tuple[bytes, int, bool]]) -> None:
     raw = [b":100644 100644 1 2 %b\0%b\0" % (b"R100\0old" if moved else b"M", name) for name, _, moved in rows]
     counts = [b"%d\t0\t%b\0" % (n, b"\0old\0" + name if moved else name) for name, n, moved in rows]
-    found = answers.parse_diff(b"".join((*raw, *counts)))
+    found = git_output_parsers.parse_raw_diff(b"".join((*raw, *counts)))
     assert [(one.path, one.added, one.before) for one in found] == [
         (name, n, b"old" if moved else None) for name, n, moved in rows
     ]
@@ -52,24 +52,24 @@ def test_differences_of_any_names_are_read_back(rows: list[tuple[bytes, int, boo
     ],
 )  # fmt: skip
 def test_an_address_is_what_git_takes_it_for(url: str, kind: str) -> None:
-    assert repository.url_kind(url) == kind
+    assert git_repository.get_transport_kind(url) == kind
 
 
 def test_an_address_is_compared_without_the_name_and_password_in_it() -> None:
-    assert repository.is_same_address("https://example.org/x.git", "https://ann:TOP-SECRET@EXAMPLE.org:443/x.git")
+    assert git_repository.is_same_web_url("https://example.org/x.git", "https://ann:TOP-SECRET@EXAMPLE.org:443/x.git")
     for other in (
         "http://example.org/x.git",
         "https://example.org/y.git",
         "https://example.org@evil.example/x.git",
         "/x.git",
     ):
-        assert not repository.is_same_address("https://example.org/x.git", other)
-    assert "TOP-SECRET" not in repository.without_credentials("https://ann:TOP-SECRET@example.org/x")
+        assert not git_repository.is_same_web_url("https://example.org/x.git", other)
+    assert "TOP-SECRET" not in git_repository.strip_url_credentials("https://ann:TOP-SECRET@example.org/x")
 
 
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=30).map(str.encode)), st.integers(1, 9))
 def test_a_long_output_is_decoded_in_pieces_with_the_same_outcome(raw: bytes, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("handrail.contract.errors._CHUNK_BYTES", piece)
-        assert repository.decode_output(raw) == raw.decode("utf-8", "backslashreplace")
+        assert git_repository.decode_git_output(raw) == raw.decode("utf-8", "backslashreplace")
         assert decode_text(raw, "replace") == raw.decode("utf-8", "replace")

@@ -21,7 +21,7 @@ from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
 from handrail.contract.errors import ToolError
-from handrail.tools.git import GIT_TOOLS, repository
+from handrail.tools.git import GIT_TOOLS, git_repository
 
 pytestmark = pytest.mark.proves("T-05a", "S-07")
 
@@ -368,15 +368,17 @@ async def test_a_configuration_with_too_many_programs_is_refused(desk: Desk, rep
 
 
 async def test_a_git_that_does_not_heed_the_settings_is_not_used() -> None:
-    ours = repository.GitConfigEntry("command", "core.hookspath", "/dev/null")
-    assert not repository.is_too_old([ours])
-    assert repository.is_too_old([])
-    assert repository.is_too_old([ours, repository.GitConfigEntry("global", "user.name", "x")])
+    ours = git_repository.GitConfigEntry("command", "core.hookspath", "/dev/null")
+    assert not git_repository.is_unsafe_git_version([ours])
+    assert git_repository.is_unsafe_git_version([])
+    assert git_repository.is_unsafe_git_version([ours, git_repository.GitConfigEntry("global", "user.name", "x")])
 
 
 def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
-    found = [repository.GitConfigEntry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS]
-    around = repository.make_environment("/ws", found)
+    found = [
+        git_repository.GitConfigEntry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS
+    ]
+    around = git_repository.make_git_environment("/ws", found)
     count = int(around["GIT_CONFIG_COUNT"])
     settings = {around[f"GIT_CONFIG_KEY_{n}"].lower(): around[f"GIT_CONFIG_VALUE_{n}"] for n in range(count)}
     harmless = {"", ":", "cat", "false", "/dev/null"}

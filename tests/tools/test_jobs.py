@@ -13,7 +13,7 @@ import pytest
 from tests.kernel.test_agents import confined
 
 from handrail import Session, tool
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @tool(id="later", side_effect="external", mode="background", locks=[])
@@ -49,7 +49,7 @@ async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_
             told.append(event.data["output"])
             heard.set()
 
-    session.watch(hear)
+    session.watch_events(hear)
     answered = await data(session, "bash", command="./steps.sh", background=True)
     job_id = answered["job_id"]
     assert "workspace:X" in answered["note"]
@@ -102,7 +102,7 @@ async def test_a_job_ends_at_its_time_out_and_with_its_kernel_and_nothing_of_it_
         assert result is not None and result.error_kind == "timeout"
         assert (await session.jobs.get(timed)).state == "failed"
         running = (await session.call("bash", command)).data["job_id"]
-        while not (await session.jobs.read(running)).text:
+        while not (await session.jobs.read_output_bytes(running)).text:
             await asyncio.sleep(0.01)
         assert left_over(mark)
     assert left_over(mark) == []

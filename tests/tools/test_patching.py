@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.files.editing_tools import apply_blocks, blocks_of_operations, check_operations
-from handrail.tools.files.text_edits import split_lines
+from handrail.tools.files.editing_tools import apply_line_replacements, check_patch_operations, convert_patch_operations
+from handrail.tools.files.lines_and_diffs import split_lines
 
 pytestmark = pytest.mark.proves("T-02a")
 
 
 def patch(text: str, *operations: dict[str, Any]) -> str:
-    check_operations(operations)
-    return apply_blocks(text, blocks_of_operations(text, operations))
+    check_patch_operations(operations)
+    return apply_line_replacements(text, convert_patch_operations(text, operations))
 
 
 def replace(first: int, last: int, content: str, **more: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.tools.desk import Desk, Someone, refused
 
-from handrail.contract.services.runtime import QuestionOption, UserQuestion
+from handrail.contract.services.tool_runtime import QuestionOption, UserQuestion
 
 
 @pytest.mark.proves("A-06")

@@ -61,4 +61,4 @@ async def test_each_tool_returns_what_its_section_says_and_runs_where_it_says(tm
     (plain := tmp_path / "plain").mkdir()
     found = recorded(played, await decisions(plain), tmp_path)
     assert found == json.loads(EXAMPLES.read_text(encoding="utf-8")), "run: python -m tests.tools.example_calls"
-    assert {alias: getattr(generation.resolve(alias), "id", None) for alias in ALIASES} == dict(ALIASES)
+    assert {alias: getattr(generation.resolve_tool_name(alias), "id", None) for alias in ALIASES} == dict(ALIASES)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 import handrail.tools
-from handrail.contract.schema.validation import compile_schema
+from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.tool.spec import ToolSpec, find_spec_faults
 from handrail.tools import BUILTINS
 

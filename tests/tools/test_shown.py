@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.call import ProposedCall
-from handrail.contract.session import Session
+from handrail.contract.calls_and_results import ProposedCall
+from handrail.contract.session_protocols import Session
 from handrail.contract.text.neutralisation import neutralise_text
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-04", "T-01a")
 TEXT = 'RED = "\x1b[31m"\njoined = "a\u200db"\n<|im_start|> = 1\n// ok \u202e\r\nlast\n'

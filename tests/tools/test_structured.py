@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.tools.desk import Desk, refused
 
 from handrail.contract.errors import ToolError
-from handrail.testing.kernels import temporary_kernel
-from handrail.tools.files.json_files import put_value, remove_value, value_at
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.tools.files.json_file_tools import get_json_value, put_json_value, remove_json_value
 
 pytestmark = pytest.mark.proves("T-03a")
 
@@ -41,7 +41,7 @@ CONFIG = """\
     ],
 )
 def test_a_pointer_leads_to_its_value(pointer: str, value: Any) -> None:
-    assert value_at(CONFIG, pointer) == value
+    assert get_json_value(CONFIG, pointer) == value
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_pointer_leads_to_its_value(pointer: str, value: Any) -> None:
 )
 def test_a_pointer_that_leads_nowhere_says_what_there_is(pointer: str, said: str) -> None:
     with pytest.raises(ToolError) as caught:
-        value_at(CONFIG, pointer)
+        get_json_value(CONFIG, pointer)
     assert said in caught.value.text and caught.value.kind == "invalid_input"
 
 
@@ -67,26 +67,26 @@ def test_numbers_that_are_too_long_to_be_read_are_refused_with_words() -> None:
         ("[1]", "/" + "1" * 5_000, "has length 1"),
     ):
         with pytest.raises(ToolError, match=said):
-            value_at(text, pointer)
+            get_json_value(text, pointer)
 
 
 def test_a_change_leaves_every_other_character_as_it_is() -> None:
-    assert put_value(CONFIG, "/servers/0/port", 8080) == CONFIG.replace('"port": 1', '"port": 8080')
-    assert put_value(CONFIG, "/name", "é") == CONFIG.replace('"demo"', '"é"')
-    assert put_value(CONFIG, "/servers/-", {"host": "c"}) == CONFIG.replace(
+    assert put_json_value(CONFIG, "/servers/0/port", 8080) == CONFIG.replace('"port": 1', '"port": 8080')
+    assert put_json_value(CONFIG, "/name", "é") == CONFIG.replace('"demo"', '"é"')
+    assert put_json_value(CONFIG, "/servers/-", {"host": "c"}) == CONFIG.replace(
         '{"host": "b"}\n', '{"host": "b"},\n    {\n      "host": "c"\n    }\n'
     )
-    assert remove_value(CONFIG, "/servers/0") == CONFIG.replace('{"host": "a", "port": 1},\n    ', "")
-    assert remove_value(CONFIG, "/servers/1") == CONFIG.replace(',\n    {"host": "b"}', "")
-    assert put_value("{}", "/a", [1]) == '{"a": [1]}'
-    assert put_value('{\n\t"a": 1\n}', "/b", 2) == '{\n\t"a": 1,\n\t"b": 2\n}'
+    assert remove_json_value(CONFIG, "/servers/0") == CONFIG.replace('{"host": "a", "port": 1},\n    ', "")
+    assert remove_json_value(CONFIG, "/servers/1") == CONFIG.replace(',\n    {"host": "b"}', "")
+    assert put_json_value("{}", "/a", [1]) == '{"a": [1]}'
+    assert put_json_value('{\n\t"a": 1\n}', "/b", 2) == '{\n\t"a": 1,\n\t"b": 2\n}'
 
 
 def test_what_is_put_into_a_text_of_windows_lines_has_windows_lines() -> None:
     windows = CONFIG.replace("\n", "\r\n")
     for pointer in ("/servers/-", "/servers/0/more", "/empty", "/empty/new", "/name", ""):
         value = {"host": "a\nb", "ports": [1, 2]}
-        assert put_value(windows, pointer, value) == put_value(CONFIG, pointer, value).replace("\n", "\r\n")
+        assert put_json_value(windows, pointer, value) == put_json_value(CONFIG, pointer, value).replace("\n", "\r\n")
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_what_is_put_into_a_text_of_windows_lines_has_windows_lines() -> None:
 def test_what_is_no_one_value_is_refused_with_and_without_a_pointer(text: str, said: str) -> None:
     for pointer in ("", "/a"):
         with pytest.raises(ToolError, match=said) as caught:
-            value_at(text, pointer)
+            get_json_value(text, pointer)
         assert caught.value.kind == "invalid_input"
-    assert value_at(text, "/b") == 1, "what stands beside it can be read"
-    assert put_value(text, "/b", 2) == text.replace('"b": 1', '"b": 2'), "and changed, with all else as it is"
+    assert get_json_value(text, "/b") == 1, "what stands beside it can be read"
+    assert put_json_value(text, "/b", 2) == text.replace('"b": 1', '"b": 2'), "and changed, with all else as it is"
 
 
 _JSON = st.recursive(
@@ -127,15 +127,15 @@ def test_what_is_put_is_there_and_all_else_stays(document: Any, value: Any, inde
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     pointers = _pointers(document)
     pointer = data.draw(st.sampled_from(pointers))
-    after = put_value(text, pointer, value)
-    assert value_at(after, pointer) == value
+    after = put_json_value(text, pointer, value)
+    assert get_json_value(after, pointer) == value
     for other in pointers:
         if not other.startswith(pointer) and not pointer.startswith(other):
-            assert value_at(after, other) == value_at(text, other)
+            assert get_json_value(after, other) == get_json_value(text, other)
     if pointer:
-        less = remove_value(text, pointer)
+        less = remove_json_value(text, pointer)
         outer = pointer.rpartition("/")[0]
-        assert len(value_at(less, outer)) == len(value_at(text, outer)) - 1
+        assert len(get_json_value(less, outer)) == len(get_json_value(text, outer)) - 1
 
 
 @given(st.text(max_size=40), st.text(alphabet="/~01-ab", max_size=8))
@@ -144,7 +144,7 @@ def test_a_text_that_is_no_json_is_refused_by_name(text: str, pointer: str) -> N
         json.loads(text)
     except ValueError:
         with pytest.raises(ToolError):
-            value_at(text, pointer)
+            get_json_value(text, pointer)
     else:
         assume(False)
 
@@ -168,7 +168,7 @@ async def test_a_file_of_windows_lines_keeps_them_also_when_it_is_written_anew(d
     await refused(desk.call("json_write", path="c.json", value={"a": 1}), "conflict")
     await desk.call("json_read", path="c.json")
     await desk.call("json_write", path="c.json", pointer="/servers/-", value={"host": "c"})
-    assert path.read_bytes() == put_value(CONFIG, "/servers/-", {"host": "c"}).replace("\n", "\r\n").encode()
+    assert path.read_bytes() == put_json_value(CONFIG, "/servers/-", {"host": "c"}).replace("\n", "\r\n").encode()
     await desk.call("json_write", path="c.json", value={"a": 1})
     assert path.read_bytes() == b'{\r\n  "a": 1\r\n}\r\n'
 

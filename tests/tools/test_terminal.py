@@ -17,10 +17,10 @@ from tests.tools.test_jobs import left_over
 
 from handrail import Kernel, Session
 from handrail.arbiter.jobs import output_stream
-from handrail.contract.call import Result
-from handrail.runtime import shell
-from handrail.runtime.shell import MAX_TERMINALS
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.calls_and_results import Result
+from handrail.runtime import shell_service
+from handrail.runtime.shell_service import MAX_TERMINALS
+from handrail.testing.scripted_kernel import temporary_kernel
 
 PYTHON = "python3 -q"
 SHELL = "bash --noprofile --norc"
@@ -56,7 +56,7 @@ async def refused(session: Session, name: str, /, **arguments: Any) -> Result:
 
 
 async def shown(session: Session, terminal: str, mark: str) -> str:
-    """What it shows from where the last look ended, up to ``mark``."""
+    """What it shows from where the last look ended, up to ``write_marker_file``."""
     text = ""
     while mark not in text:
         read = await data(session, "read", id=terminal)
@@ -222,7 +222,7 @@ async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(
     assert "4,095" in str(too_long.error_text)
     await data(session, "send", id=cats[0], text="x" * 4094 + "\n")
     assert (await shown(session, cats[0], "x\n" + "x" * 4094)).count("x") == 2 * 4094
-    monkeypatch.setattr(shell, "TYPING_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(shell_service, "TYPING_TIMEOUT_S", 0.02)
     while "note" not in (told := await data(session, "send", id=blocked, text="x" * 16_384)):
         assert told["sent_bytes"] == 16_384
     assert told["sent_bytes"] < 16_384 and "were not typed" in told["note"]
@@ -258,7 +258,7 @@ async def test_a_session_of_another_process_has_terminals_too_and_finds_them_aga
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 async def main(place, mark):
     async with temporary_kernel(Path(place), rules=["allow terminal.start ./program.sh *"]) as kernel:

@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.files.editing_tools import replace_text
-from handrail.tools.files.text_edits import (
+from handrail.tools.files.editing_tools import replace_exact_text
+from handrail.tools.files.lines_and_diffs import (
     MAX_DIFF_LINES,
     MAX_LINES,
-    LineBlock,
-    TextSpan,
+    LineReplacement,
+    SpanReplacement,
     UnifiedDiff,
-    apply_spans,
-    blocks_between,
-    blocks_of_spans,
-    check_lines,
-    decode_bytes,
-    diff_texts,
-    encode_text,
-    explain_missing,
-    find_lines,
-    make_diff,
-    replace_everywhere,
+    apply_span_replacements,
+    check_line_count,
+    compute_line_replacements,
+    decode_bytes_losslessly,
+    encode_text_losslessly,
+    explain_missing_text,
+    find_lines_of_text,
+    find_replaced_lines,
+    make_diff_of_replacements,
+    make_diff_of_texts,
+    replace_all_occurrences,
     split_lines,
 )
 
@@ -71,40 +71,42 @@ def applied(before: str, diff: str) -> str:
     return "".join(out + lines[at:])
 
 
-def ascending(text: str, wanted: list[tuple[int, int, str]]) -> list[TextSpan]:
-    found: list[TextSpan] = []
+def ascending(text: str, wanted: list[tuple[int, int, str]]) -> list[SpanReplacement]:
+    found: list[SpanReplacement] = []
     for start, length, new in sorted(wanted):
         end = min(start + length, len(text))
         if start <= len(text) and (not found or start >= found[-1].end):
-            found.append(TextSpan(start, end, new))
+            found.append(SpanReplacement(start, end, new))
     return found
 
 
 @given(texts, spans)
 def test_a_diff_of_spans_turns_the_old_text_into_the_new_one(text: str, wanted: list[tuple[int, int, str]]) -> None:
     made = ascending(text, wanted)
-    after = apply_spans(text, made)
-    diff = make_diff("f", split_lines(text), blocks_of_spans(text, made))
+    after = apply_span_replacements(text, made)
+    diff = make_diff_of_replacements("f", split_lines(text), find_replaced_lines(text, made))
     assert applied(text, diff.text) == after
 
 
 @given(texts, texts)
 def test_a_diff_of_two_texts_turns_one_into_the_other(before: str, after: str) -> None:
-    blocks = blocks_between(split_lines(before), split_lines(after))
-    diff = make_diff("f", split_lines(before), blocks)
+    blocks = compute_line_replacements(split_lines(before), split_lines(after))
+    diff = make_diff_of_replacements("f", split_lines(before), blocks)
     assert applied(before, diff.text) == after
     assert diff.added - diff.removed == len(split_lines(after)) - len(split_lines(before))
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_utf8_survive_being_text(data: bytes) -> None:
-    assert encode_text(decode_bytes(data)) == data
+    assert encode_text_losslessly(decode_bytes_losslessly(data)) == data
 
 
 def test_only_the_changed_lines_are_in_the_diff() -> None:
     before = "".join(f"line {n}\n" for n in range(100))
     start = before.index("line 50")
-    diff = make_diff("f.py", split_lines(before), blocks_of_spans(before, [TextSpan(start, start + 7, "LINE 50")]))
+    diff = make_diff_of_replacements(
+        "f.py", split_lines(before), find_replaced_lines(before, [SpanReplacement(start, start + 7, "LINE 50")])
+    )
     assert diff.text.split("\n") == [
         "--- a/f.py",
         "+++ b/f.py",
@@ -124,7 +126,7 @@ def test_only_the_changed_lines_are_in_the_diff() -> None:
 @pytest.mark.proves("T-07")
 def test_a_long_diff_is_cut_and_the_rest_is_counted() -> None:
     after = tuple(f"{n}\n" for n in range(1_000))
-    diff = make_diff("f", [], [LineBlock(0, 0, after)], created=True)
+    diff = make_diff_of_replacements("f", [], [LineReplacement(0, 0, after)], created=True)
     lines = diff.text.split("\n")
     assert lines[0] == "--- /dev/null"
     assert len(lines) == 2 + MAX_DIFF_LINES + 1
@@ -134,7 +136,7 @@ def test_a_long_diff_is_cut_and_the_rest_is_counted() -> None:
 
 
 def test_a_change_of_line_ends_alone_is_visible() -> None:
-    diff = make_diff("f", ["a\r\n"], [LineBlock(0, 1, ("a\n",))])
+    diff = make_diff_of_replacements("f", ["a\r\n"], [LineReplacement(0, 1, ("a\n",))])
     assert diff.text.split("\n")[3:] == ["-a\r", "+a"]
 
 
@@ -154,36 +156,40 @@ def test_a_change_of_line_ends_alone_is_visible() -> None:
     ],
 )
 def test_a_text_that_is_not_there_is_explained(text: str, part: str, hint: str) -> None:
-    assert hint in explain_missing(text, part)
+    assert hint in explain_missing_text(text, part)
 
 
 @given(texts, st.text(alphabet="ab\n ", min_size=1, max_size=20))
 def test_explaining_never_fails(text: str, part: str) -> None:
-    assert explain_missing(text, part)
+    assert explain_missing_text(text, part)
 
 
 def test_overlapping_places_are_all_found() -> None:
-    assert find_lines("aaa\naa", "aa") == [1, 1, 2]
+    assert find_lines_of_text("aaa\naa", "aa") == [1, 1, 2]
 
 
 def test_a_replacement_that_makes_a_text_too_large_is_refused_before_it_is_made() -> None:
     for old, text in (("a", "a" * 100_000), ("ab", "ab-" * 200)):
         with pytest.raises(ToolError, match="The edited text would have") as raised:
-            replace_text("f", text, old, "b" * 500_000, replace_all=True)
+            replace_exact_text("f", text, old, "b" * 500_000, replace_all=True)
         assert raised.value.kind == "limit"
 
 
 def test_many_occurrences_are_replaced_in_one_step() -> None:
-    done = replace_text("f", "ab\n" * 50_000, "a", "xy", replace_all=True)
+    done = replace_exact_text("f", "ab\n" * 50_000, "a", "xy", replace_all=True)
     assert (done.text, done.count, done.spans) == ("xyb\n" * 50_000, 50_000, None)
-    few = replace_text("f", "ab\nab\n", "a", "x", replace_all=True)
+    few = replace_exact_text("f", "ab\nab\n", "a", "x", replace_all=True)
     assert (few.text, few.count) == ("xb\nxb\n", 2) and few.spans is not None
 
 
 def test_the_nearest_line_is_looked_for_in_bounded_work() -> None:
     lines = "\n".join("ab" * 150 for _ in range(5_000))
-    assert explain_missing(lines, "ba" * 100_000 + "c").startswith(("The most similar line is 1", "No similar text"))
-    assert explain_missing("first line\nsecond line here\n", "secnd line here").startswith("The most similar line is 2")
+    assert explain_missing_text(lines, "ba" * 100_000 + "c").startswith(
+        ("The most similar line is 1", "No similar text")
+    )
+    assert explain_missing_text("first line\nsecond line here\n", "secnd line here").startswith(
+        "The most similar line is 2"
+    )
 
 
 @given(
@@ -197,19 +203,19 @@ def test_a_long_text_is_gone_through_in_pieces_with_the_same_outcome(
     text: str, wanted: list[tuple[int, int, str]], old: str, new: str, piece: int
 ) -> None:
     made = ascending(text, wanted)
-    whole = split_lines(text), blocks_of_spans(text, made)
+    whole = split_lines(text), find_replaced_lines(text, made)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("handrail.tools.files.text_edits._PIECE", piece)
-        patch.setattr("handrail.tools.files.text_edits._LINES", piece)
-        assert (split_lines(text), blocks_of_spans(text, made)) == whole
-        assert replace_everywhere(text, old, new) == text.replace(old, new)
+        patch.setattr("handrail.tools.files.lines_and_diffs._PIECE", piece)
+        patch.setattr("handrail.tools.files.lines_and_diffs._LINES", piece)
+        assert (split_lines(text), find_replaced_lines(text, made)) == whole
+        assert replace_all_occurrences(text, old, new) == text.replace(old, new)
 
 
 def test_a_file_of_too_many_lines_is_not_edited_and_a_text_in_its_place_is_told_by_its_counts() -> None:
     many = "\n" * (MAX_LINES + 1)
     with pytest.raises(ToolError, match=r"a\.txt has 1,000,001 lines\. The maximum for edits is 1,000,000"):
-        check_lines("a.txt", many.encode())
-    check_lines("a.txt", b"\n" * MAX_LINES)
-    found = diff_texts("a.txt", many, "short\n", created=False)
+        check_line_count("a.txt", many.encode())
+    check_line_count("a.txt", b"\n" * MAX_LINES)
+    found = make_diff_of_texts("a.txt", many, "short\n", created=False)
     assert found == UnifiedDiff("", 1, MAX_LINES + 1, MAX_LINES + 2)
-    assert diff_texts("a.txt", "a\nb\n", "a\nc\n", created=False).text.endswith("\n a\n-b\n+c")
+    assert make_diff_of_texts("a.txt", "a\nb\n", "a\nc\n", created=False).text.endswith("\n a\n-b\n+c")

@@ -12,18 +12,18 @@ from typing import Any, cast
 
 import pytest
 
-from handrail.upstream import connection_manager
-from handrail.upstream import definition as listings
-from handrail.upstream.client.client_session import (
+from handrail.upstream import server_definition as listings
+from handrail.upstream import upstream_connection
+from handrail.upstream.client.upstream_session import (
     HANDSHAKE_VERSIONS,
     MAX_PENDING_REPLIES,
     MAX_SERVER_REQUESTS,
     MODERN_VERSIONS,
     Message,
-    SessionHooks,
-    TransportHandler,
+    TransportCallbacks,
     UpstreamConnectionLost,
     UpstreamSession,
+    UpstreamSessionCallbacks,
 )
 
 Answers = Callable[[Message], dict[str, Any]]
@@ -34,10 +34,10 @@ class Wire:
 
     def __init__(self, answers: Answers | None = None) -> None:
         self.answers = answers
-        self.ears: TransportHandler | None = None
+        self.ears: TransportCallbacks | None = None
         self.sent: list[Message] = []
 
-    async def open(self, handler: TransportHandler) -> None:
+    async def open(self, handler: TransportCallbacks) -> None:
         self.ears = handler
 
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
@@ -50,7 +50,7 @@ class Wire:
     def abandon_request(self, request: int) -> bool:
         return True
 
-    def watch_call(self) -> AbstractAsyncContextManager[None]:
+    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
@@ -64,7 +64,9 @@ async def begun(
     wire: Wire, grants: frozenset[str] = frozenset()
 ) -> tuple[UpstreamSession, list[UpstreamConnectionLost]]:
     ended: list[UpstreamConnectionLost] = []
-    conversation = UpstreamSession(wire, "s", grants, "0", SessionHooks(lambda: None, lambda _: None, ended.append))
+    conversation = UpstreamSession(
+        wire, "s", grants, "0", UpstreamSessionCallbacks(lambda: None, lambda _: None, ended.append)
+    )
     await wire.open(conversation)
     return conversation, ended
 
@@ -85,7 +87,7 @@ async def test_a_server_is_offered_what_it_was_granted_and_nothing_else(granted:
 
     wire = Wire(answers)
     conversation, _ = await begun(wire, frozenset(granted))
-    await conversation.start(None, 60)
+    await conversation.negotiate_version(None, 60)
     await conversation.request("tools/list", {})
     said = [capabilities for message in wire.sent for capabilities in offers_in(message.get("params"))]
     assert conversation.era == era and said
@@ -137,7 +139,7 @@ async def test_what_is_too_large_to_be_kept_of_a_listing_is_not_held_while_more_
 
     conversation, _ = await begun(Wire(answers))
     conversation.capabilities = {"tools": {}}
-    listing = await connection_manager.fetch_listing(conversation)
+    listing = await upstream_connection.fetch_listing(conversation)
     assert (listing.tools, listing.left_out) == ((), 20) and most < 5
     await conversation.aclose()
 

@@ -12,12 +12,18 @@ import httpx2
 import pytest
 
 from handrail import Result, SessionOptions
-from handrail.contract.session import Session
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import ScriptedClient, temporary_kernel
-from handrail.testing.upstream_servers import HttpRequest, ResponseWriter, UpstreamHttpServer, http_server, tool_entry
-from handrail.upstream.client.http_transport import HttpTransport
-from handrail.upstream.definition import ServerDefinition
+from handrail.contract.session_protocols import Session
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
+from handrail.testing.scripted_mcp_servers import (
+    HttpResponseWriter,
+    ReceivedHttpRequest,
+    UpstreamHttpServer,
+    make_tool_entry,
+    run_upstream_http_server,
+)
+from handrail.upstream.client.http_transport import StreamableHttpTransport
+from handrail.upstream.server_definition import ServerDefinition
 
 Opened = tuple[LocalKernel, Session, UpstreamHttpServer]
 Opens = Callable[..., AbstractAsyncContextManager[Opened]]
@@ -30,11 +36,11 @@ def opened(tmp_path: Path) -> Opens:
         server: dict[str, Any] | None = None, *, session: SessionOptions | None = None, **settings: Any
     ) -> AsyncGenerator[Opened]:
         async with (
-            http_server(**(server or {})) as http,
+            run_upstream_http_server(**(server or {})) as http,
             temporary_kernel(tmp_path, rules=["allow mcp:h:*"]) as kernel,
             kernel.mcp_servers.connect("h", url=http.url, **settings) as connected,
         ):
-            await connected.approve()
+            await connected.approve_tool_definitions()
             yield kernel, await kernel.session(**(session or SessionOptions())), http
 
     return opens
@@ -54,7 +60,7 @@ async def test_its_tools_are_called_in_one_session_with_the_fields_that_were_con
     async with opened(headers={"X-Team": "blue"}) as (_, session, http):
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x"
         assert text_of(await session.call("h_echo", {"text": "y"})) == "y"
-        calls = [one for one in http.requests if one.rpc == "tools/call"]
+        calls = [one for one in http.requests if one.rpc_method == "tools/call"]
         assert {one.headers["mcp-session-id"] for one in calls} == {"session-1"}
         assert all(one.headers["x-team"] == "blue" for one in http.requests)
         assert all(one.headers["mcp-protocol-version"] == "2025-11-25" for one in calls)
@@ -62,8 +68,8 @@ async def test_its_tools_are_called_in_one_session_with_the_fields_that_were_con
 
 
 async def test_a_gateway_that_times_out_fails_one_call_by_name_and_the_next_goes_on(opened: Opens) -> None:
-    async def late(asked: HttpRequest, answering: ResponseWriter) -> bool:
-        await answering.send(504, b"<html>gateway", "text/html")
+    async def late(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.send_response(504, b"<html>gateway", "text/html")
         return True
 
     async with opened() as (kernel, session, http):
@@ -80,20 +86,20 @@ async def test_a_session_that_was_forgotten_is_begun_anew_once_and_the_call_that
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x"
         http.forget_sessions()
         assert text_of(await session.call("h_echo", {"text": "again"})) == "again"
-        assert [one.rpc for one in http.requests].count("initialize") == 2
+        assert [one.rpc_method for one in http.requests].count("initialize") == 2
 
 
 async def test_a_server_that_forgets_every_session_is_given_up_until_the_next_attempt(opened: Opens) -> None:
-    async def forget(asked: HttpRequest, answering: ResponseWriter) -> bool:
-        if asked.rpc == "tools/call":
-            await answering.send(404)
-        return asked.rpc == "tools/call"
+    async def forget(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        if asked.rpc_method == "tools/call":
+            await answering.send_response(404)
+        return asked.rpc_method == "tools/call"
 
     async with opened() as (_, session, http):
         http.any_request = forget
         result = await session.call("h_echo", {"text": "x"})
         assert result.error_kind == "unavailable" and "forgotten" in str(result.error_text)
-        assert [one.rpc for one in http.requests].count("initialize") <= 3
+        assert [one.rpc_method for one in http.requests].count("initialize") <= 3
 
 
 async def test_one_that_is_gone_is_unavailable_with_the_time_of_the_next_attempt(opened: Opens) -> None:
@@ -111,7 +117,7 @@ async def test_one_that_is_gone_is_unavailable_with_the_time_of_the_next_attempt
 async def test_a_tool_that_hangs_holds_up_nobody(opened: Opens) -> None:
     asked_for, let_go = asyncio.Event(), asyncio.Event()
 
-    async def hang(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def hang(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         asked_for.set()
         await let_go.wait()
         return False
@@ -128,26 +134,26 @@ async def test_a_tool_that_hangs_holds_up_nobody(opened: Opens) -> None:
 async def test_a_cancelled_call_tells_the_server(opened: Opens) -> None:
     let_go = asyncio.Event()
 
-    async def hang(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def hang(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         await let_go.wait()
         return False
 
     async with opened(timeout_ms=200) as (_, session, http):
         http.replies.append(hang)
         assert (await session.call("h_echo", {"text": "slow"})).error_kind == "timeout"
-        while not [one for one in http.requests if one.rpc == "notifications/cancelled"]:
+        while not [one for one in http.requests if one.rpc_method == "notifications/cancelled"]:
             await asyncio.sleep(0.01)
         let_go.set()
-        (call,) = (one for one in http.requests if one.rpc == "tools/call")
-        (told,) = (one for one in http.requests if one.rpc == "notifications/cancelled")
+        (call,) = (one for one in http.requests if one.rpc_method == "tools/call")
+        (told,) = (one for one in http.requests if one.rpc_method == "notifications/cancelled")
         assert told.body["params"]["requestId"] == call.body["id"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_answer_without_end_is_cut_off(opened: Opens, streamed: bool) -> None:
-    async def endless(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def endless(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if streamed:
-            await answering.stream()
+            await answering.start_event_stream()
             await answering.raw(b"data: ")
         else:
             await answering.raw(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
@@ -164,17 +170,17 @@ async def test_an_answer_without_end_is_cut_off(opened: Opens, streamed: bool) -
 async def test_a_stream_that_breaks_off_is_taken_up_again_where_it_was(opened: Opens) -> None:
     waiting: list[Any] = []
 
-    async def breaks(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def breaks(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         waiting.append(asked.body["id"])
-        await answering.stream()
+        await answering.start_event_stream()
         await answering.event("", id="e-1", retry=10)
         return True
 
-    async def again(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def again(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if asked.method != "GET" or asked.headers.get("last-event-id") != "e-1":
             return False
         result = {"content": [{"type": "text", "text": "after all"}]}
-        await answering.stream()
+        await answering.start_event_stream()
         await answering.event({"jsonrpc": "2.0", "id": waiting[0], "result": result}, id="e-2")
         return True
 
@@ -201,16 +207,18 @@ async def test_a_server_that_wants_its_stream_taken_up_at_once_is_not_asked_in_a
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    async def reply(asked: HttpRequest, answering: ResponseWriter) -> bool:
-        await answering.stream()
+    async def reply(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.start_event_stream()
         if asked.method == "GET":
             await answering.event({"jsonrpc": "2.0", "id": 7, "result": {}}, id="e-2")
         else:
             await answering.event("", id="e-1", retry=0)
         return True
 
-    async with http_server(any_request=reply) as http:
-        channel = HttpTransport(ServerDefinition("h", "here", "http", url=http.url), httpx2.AsyncClient, pause)
+    async with run_upstream_http_server(any_request=reply) as http:
+        channel = StreamableHttpTransport(
+            ServerDefinition("h", "here", "http", url=http.url), httpx2.AsyncClient, pause
+        )
         await channel.open(Listens())
         await channel.send({"jsonrpc": "2.0", "id": 7, "method": "tools/call"})
         assert (await answered)["id"] == 7
@@ -222,18 +230,18 @@ async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_c
     both, answers = asyncio.Barrier(2), dict[str, asyncio.Future[Any]]()
     form = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
-    async def asks(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def asks(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         mine = asked.body["params"]["arguments"]["text"]
         answers[mine] = asyncio.get_running_loop().create_future()
         await both.wait()
-        await answering.stream()
+        await answering.start_event_stream()
         await answering.event({"jsonrpc": "2.0", "id": mine, "method": "elicitation/create", "params": form})
         said = (await answers[mine])["content"]["name"]
         result = {"content": [{"type": "text", "text": f"{mine} is {said}"}]}
         await answering.event({"jsonrpc": "2.0", "id": asked.body["id"], "result": result})
         return True
 
-    async def answered(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def answered(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if asked.body and "result" in asked.body:
             answers[asked.body["id"]].set_result(asked.body["result"])
         return False
@@ -250,14 +258,14 @@ async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_c
 
 
 async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> None:
-    async with http_server() as elsewhere:
+    async with run_upstream_http_server() as elsewhere:
 
-        async def away(asked: HttpRequest, answering: ResponseWriter) -> bool:
-            await answering.send(307, location=elsewhere.url)
+        async def away(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+            await answering.send_response(307, location=elsewhere.url)
             return True
 
-        async def sign_in(asked: HttpRequest, answering: ResponseWriter) -> bool:
-            await answering.send(401, www_authenticate=f'Bearer resource_metadata="{elsewhere.url}"')
+        async def sign_in(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+            await answering.send_response(401, www_authenticate=f'Bearer resource_metadata="{elsewhere.url}"')
             return True
 
         async with opened() as (_, session, http):
@@ -269,12 +277,12 @@ async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> 
 
 
 def test_a_tool_that_marks_arguments_for_header_fields_has_them_there() -> None:
-    from handrail.upstream.tools import McpTool
+    from handrail.upstream.mcp_tool import McpTool
 
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     definition = ServerDefinition("h", "here", "http", url="http://127.0.0.1:1/mcp")
-    tool = McpTool(tool_entry("echo") | {"inputSchema": schema}, None, definition, definition.requires)
-    assert tool.build_header_fields({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
+    tool = McpTool(make_tool_entry("echo") | {"inputSchema": schema}, None, definition, definition.requires)
+    assert tool.header_fields_from_args({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
 
 
 async def test_a_call_that_is_made_again_on_a_new_connection_is_made_by_no_definition_that_changed_meanwhile(
@@ -282,8 +290,10 @@ async def test_a_call_that_is_made_again_on_a_new_connection_is_made_by_no_defin
 ) -> None:
     async with opened() as (_, session, http):
         http.forget_sessions()
-        http.tools = [tool_entry("echo", "Something else by now")]
-        calls = [one.rpc for one in http.requests].count("tools/call")
+        http.tools = [make_tool_entry("echo", "Something else by now")]
+        calls = [one.rpc_method for one in http.requests].count("tools/call")
         result = await session.call("h_echo", {"text": "x"})
         assert result.error_kind == "conflict" and "has changed its definition of echo" in str(result.error_text)
-        assert [one.rpc for one in http.requests].count("tools/call") == calls + 1, "only that which was refused unseen"
+        assert [one.rpc_method for one in http.requests].count("tools/call") == calls + 1, (
+            "only that which was refused unseen"
+        )

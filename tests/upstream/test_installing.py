@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import UsageError
-from handrail.upstream import package_installer as installing
-from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.package_installer import (
+from handrail.upstream import server_programs as installing
+from handrail.upstream.server_definition import ServerDefinition
+from handrail.upstream.server_programs import (
     CommandRefused,
     ServerPackage,
     find_installed,
     find_package,
     install_server,
-    resolve_command,
+    resolve_server_program,
 )
 
 
@@ -101,22 +101,22 @@ def test_what_was_installed_is_started_from_there_until_a_file_of_it_changes(pla
     fake_npm(place, pkg="run.js")
     it, state, workspace = server("npx", "-y", "pkg", "--flag"), place / "state", str(place / "ws")
     with pytest.raises(CommandRefused, match="handrail mcp install it"):
-        resolve_command(it, state, workspace)
+        resolve_server_program(it, state, workspace)
     package = find_package(it)
     assert package is not None
     done = install_server(it, package, state, workspace)
     assert (done.version, find_installed(it, state)) == ("1.4.2", ("pkg", "1.4.2"))
-    found = resolve_command(it, state, workspace)
+    found = resolve_server_program(it, state, workspace)
     assert found.argv == (
         os.path.realpath(place / "bin" / "node"),
         str(done.folder / "node_modules/pkg/run.js"),
         "--flag",
     )
-    found.verify_files()
+    found.verify_file_hashes()
     assert "--ignore-scripts" in (done.folder / "node_modules/pkg/run.js").read_text()
     (done.folder / "node_modules/pkg/run.js").write_text("something else")
     with pytest.raises(CommandRefused, match="has changed since the installation"):
-        found.verify_files()
+        found.verify_file_hashes()
 
 
 def test_for_another_command_it_counts_as_not_installed(place: Path) -> None:
@@ -126,7 +126,7 @@ def test_for_another_command_it_counts_as_not_installed(place: Path) -> None:
     other = server("npx", "-y", "pkg@2")
     assert find_installed(other, state) is None
     with pytest.raises(CommandRefused):
-        resolve_command(other, state, str(place / "ws"))
+        resolve_server_program(other, state, str(place / "ws"))
 
 
 def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
@@ -146,7 +146,7 @@ def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
     monkeypatch.setattr(installing.subprocess, "run", failing)
     with pytest.raises(UsageError, match="no such package"):
         install_server(it, package, state, workspace)
-    resolve_command(it, state, workspace).verify_files()
+    resolve_server_program(it, state, workspace).verify_file_hashes()
     assert [path.name for path in (state / "mcp" / "packages").iterdir()] == [second.folder.name]
 
 

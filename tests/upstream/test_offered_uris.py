@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.services.resources import SourceRequest
-from handrail.contract.tool.resource_provider import find_provider
-from handrail.registry.sources.resources import compile_template, parse_shape
-from handrail.upstream.definition import ServerDefinition, ServerListing
-from handrail.upstream.source import McpResourceProvider
+from handrail.contract.services.resource_services import SourceRequest
+from handrail.contract.tool.resource_provider import find_resource_provider
+from handrail.registry.sources.operator_resources import compile_uri_template, parse_uri_template_shape
+from handrail.upstream.mcp_source import McpResourceProvider
+from handrail.upstream.server_definition import ServerDefinition, ServerListing
 
 READ = SourceRequest("resources/read", "uri")
 MEANS = {
@@ -50,16 +50,16 @@ def test_a_template_that_a_server_made_to_be_judged_for_ever_is_judged_at_once()
 def test_a_template_makes_what_its_expressions_mean(parts: list[tuple[str, str]], last: str, uri: str) -> None:
     template = "".join(f"{text}{{{kind}v}}" for text, kind in parts) + last
     means = "".join(re.escape(text) + MEANS[kind] for text, kind in parts) + re.escape(last)
-    shape = parse_shape(template)
-    assert shape is not None and shape.matches(uri) == (re.fullmatch(means, uri, re.DOTALL) is not None)
+    shape = parse_uri_template_shape(template)
+    assert shape is not None and shape.can_produce_uri(uri) == (re.fullmatch(means, uri, re.DOTALL) is not None)
 
 
 def test_an_operators_own_template_too() -> None:
     parts = "".join(f"{{+{name}}}/" for name in "abcdefg")
-    assert compile_template(f"x:{parts}!").match("x:" + "/" * 4_000) is None
-    found = compile_template(f"x:{parts}{{h}}").match("x:" + "/" * 4_000 + "end")
+    assert compile_uri_template(f"x:{parts}!").match_uri("x:" + "/" * 4_000) is None
+    found = compile_uri_template(f"x:{parts}{{h}}").match_uri("x:" + "/" * 4_000 + "end")
     assert found is not None and found["h"] == "end" and "".join(found.values()).count("/") == 4_000 - 7
-    assert compile_template("x:{+a}").match("x:" + "a" * 4_095) is None, "longer than any URI"
+    assert compile_uri_template("x:{+a}").match_uri("x:" + "a" * 4_095) is None, "longer than any URI"
 
 
 @given(
@@ -74,7 +74,7 @@ def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, 
         value = ".+" if kind else r"[^/?#\s]+"
         means = f"{re.escape(text)}(?P<v{at}>{value}){means}"
     expected = re.fullmatch(means, uri)
-    assert compile_template(template).match(uri) == (None if expected is None else expected.groupdict())
+    assert compile_uri_template(template).match_uri(uri) == (None if expected is None else expected.groupdict())
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, 
 )
 def test_a_template_that_cannot_be_read_backwards_is_none(template: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        compile_template(template)
+        compile_uri_template(template)
 
 
 @pytest.mark.parametrize("first", ["greedy", "exact"])
 def test_a_template_that_makes_everything_takes_no_resource_that_another_server_lists(first: str) -> None:
     greedy, exact = offering("greedy", templates=("{+any}",)), offering("exact", resources=("memo://one",))
     ordered = [greedy, exact] if first == "greedy" else [exact, greedy]
-    assert find_provider(ordered, READ, "memo://one") == (exact, "memo://one")
-    assert find_provider(ordered, READ, "mcp+greedy:memo://one") == (greedy, "memo://one")
-    assert find_provider(ordered, READ, "memo://two") == (greedy, "memo://two")
+    assert find_resource_provider(ordered, READ, "memo://one") == (exact, "memo://one")
+    assert find_resource_provider(ordered, READ, "mcp+greedy:memo://one") == (greedy, "memo://one")
+    assert find_resource_provider(ordered, READ, "memo://two") == (greedy, "memo://two")

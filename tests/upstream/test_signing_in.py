@@ -12,11 +12,16 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from handrail import Result, ToolError, config
-from handrail.kernel.mcp_servers import sign_in, sign_out
-from handrail.store.folders import locate_folders
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import HttpRequest, ResponseWriter, approve_tools, http_server
-from handrail.upstream.oauth import SignInPrompt
+from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_at_server
+from handrail.store.state_folders import locate_folders
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import (
+    HttpResponseWriter,
+    ReceivedHttpRequest,
+    approve_tools,
+    run_upstream_http_server,
+)
+from handrail.upstream.oauth_sign_in import SignInPrompt
 
 
 def text_of(result: Result) -> str:
@@ -32,14 +37,14 @@ class SignInServer:
         self.tokens = 0
         self.grants: list[str] = []
 
-    async def __call__(self, asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def __call__(self, asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         path = urlsplit(asked.path).path
         origin = f"http://{asked.headers['host']}"
         if path == "/mcp":
             if asked.headers.get("authorization") == f"Bearer token-{self.tokens}{self.secret}" and self.tokens:
                 return False
             place = f'Bearer resource_metadata="{origin}/.well-known/oauth-protected-resource"'
-            await answering.send(401, www_authenticate=place)
+            await answering.send_response(401, www_authenticate=place)
         elif path == "/.well-known/oauth-protected-resource":
             await self.say(answering, {"resource": f"{origin}/mcp", "authorization_servers": [origin]})
         elif path.startswith("/.well-known/oauth-authorization-server"):
@@ -55,12 +60,12 @@ class SignInServer:
             token = {"access_token": f"token-{self.tokens}{self.secret}", "token_type": "Bearer", "expires_in": 3600}
             await self.say(answering, {**token, "refresh_token": f"again{self.secret}"})
         else:
-            await answering.send(404)
+            await answering.send_response(404)
         return True
 
     @staticmethod
-    async def say(answering: ResponseWriter, what: dict[str, Any], status: int = 200) -> None:
-        await answering.send(status, json.dumps(what).encode())
+    async def say(answering: HttpResponseWriter, what: dict[str, Any], status: int = 200) -> None:
+        await answering.send_response(status, json.dumps(what).encode())
 
 
 async def test_a_person_signs_in_once_the_token_is_kept_for_this_user_alone_and_refreshed_once_when_refused(
@@ -74,12 +79,15 @@ async def test_a_person_signs_in_once_the_token_is_kept_for_this_user_alone_and_
         return f"{asked['redirect_uri'][0]}?code=c&state={asked['state'][0]}"
 
     prompt, guard = SignInPrompt("http://127.0.0.1:9/callback", visit), SignInServer()
-    async with http_server(any_request=guard) as http, temporary_kernel(tmp_path, rules=["allow mcp:h:*"]) as kernel:
+    async with (
+        run_upstream_http_server(any_request=guard) as http,
+        temporary_kernel(tmp_path, rules=["allow mcp:h:*"]) as kernel,
+    ):
         with pytest.raises(ToolError, match="handrail mcp login h"):
             async with kernel.mcp_servers.connect("h", url=http.url):
                 pass
         async with kernel.mcp_servers.connect("h", url=http.url, prompt=prompt) as connected:
-            await connected.approve()
+            await connected.approve_tool_definitions()
             session = await kernel.session()
             assert text_of(await session.call("h_echo", {"text": "x"})) == "x" and len(visited) == 1
             (kept,) = (kernel.components.store.folders.state / "mcp" / "tokens").iterdir()
@@ -98,19 +106,19 @@ async def test_what_it_is_signed_in_with_stands_in_no_result_and_no_record_thoug
         asked = parse_qs(urlsplit(address).query)
         return f"{asked['redirect_uri'][0]}?code=c&state={asked['state'][0]}"
 
-    async def tells(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def tells(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         text = f"{asked.headers['authorization']} and again{guard.secret}"
         await answering.result(asked, {"content": [{"type": "text", "text": text}]})
         return True
 
     prompt, guard = SignInPrompt("http://127.0.0.1:9/callback", visit), SignInServer("-of-many-letters")
-    async with http_server(any_request=guard) as http:
+    async with run_upstream_http_server(any_request=guard) as http:
         for signs_in in (prompt, None):  # the second time by what was kept
             async with (
                 temporary_kernel(tmp_path, rules=["allow mcp:h:*"]) as kernel,
                 kernel.mcp_servers.connect("h", url=http.url, prompt=signs_in) as connected,
             ):
-                await connected.approve()
+                await connected.approve_tool_definitions()
                 http.replies.append(tells)
                 result = await (await kernel.session()).call("h_echo", {"text": "x"})
                 assert result.ok and guard.secret not in str(result) and "[secret" in text_of(result).lower()
@@ -126,7 +134,7 @@ async def test_what_it_is_signed_in_with_stands_in_no_result_and_no_record_thoug
 
 async def test_signing_in_from_the_command_line_leaves_a_token_that_a_kernel_then_uses(tmp_path: Path) -> None:
     guard = SignInServer()
-    async with http_server(any_request=guard) as http:
+    async with run_upstream_http_server(any_request=guard) as http:
         file = tmp_path / "config" / "handrail.toml"
         file.parent.mkdir()
         (tmp_path / "ws").mkdir()
@@ -138,13 +146,13 @@ async def test_signing_in_from_the_command_line_leaves_a_token_that_a_kernel_the
         def browser(address: str) -> None:
             visits.add(asyncio.create_task(_agrees(address)))
 
-        assert await sign_in(config.load_configuration(file), folders, "h", browser) == 1
+        assert await sign_in_at_server(config.load_configuration(file), folders, "h", browser) == 1
         await asyncio.gather(*visits)
         async with temporary_kernel(tmp_path, settings=settings, rules=["allow mcp:h:*"]) as kernel:
             await approve_tools(kernel, "h")
             assert text_of(await (await kernel.session()).call("h_echo", {"text": "x"})) == "x"
         assert guard.grants == ["authorization_code"]
-        assert sign_out(config.load_configuration(file), folders, "h") and not sign_out(
+        assert delete_server_tokens(config.load_configuration(file), folders, "h") and not delete_server_tokens(
             config.load_configuration(file), folders, "h"
         )
 
@@ -171,7 +179,7 @@ class Apart(SignInServer):
         self.issued = issued
         self.told: list[str] = []
 
-    async def __call__(self, asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def __call__(self, asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         path = urlsplit(asked.path).path
         self.tokens = self.issued.tokens
         if path == "/.well-known/oauth-protected-resource":
@@ -180,7 +188,7 @@ class Apart(SignInServer):
             return True
         if path != "/mcp":
             self.told.append(path)
-            await answering.send(404)
+            await answering.send_response(404)
             return True
         return await super().__call__(asked, answering)
 
@@ -196,9 +204,9 @@ async def agreed(address: str) -> str:
 
 async def test_what_refreshes_a_token_goes_to_nobody_but_who_gave_it_also_after_a_new_start(tmp_path: Path) -> None:
     issuer = SignInServer()
-    async with http_server(any_request=issuer) as other:
+    async with run_upstream_http_server(any_request=issuer) as other:
         server = Apart(origin_of(other.url), issuer)
-        async with http_server(any_request=server) as http, temporary_kernel(tmp_path) as kernel:
+        async with run_upstream_http_server(any_request=server) as http, temporary_kernel(tmp_path) as kernel:
             settings: dict[str, Any] = {"url": http.url, "hosts": [urlsplit(other.url).netloc]}
             prompt = SignInPrompt("http://127.0.0.1:9/callback", agreed)
             async with kernel.mcp_servers.connect("h", prompt=prompt, **settings):
@@ -219,8 +227,8 @@ async def test_a_client_with_an_id_signs_in_as_that_and_at_the_authorization_ser
         return await agreed(address)
 
     async with (
-        http_server(any_request=issuer) as other,
-        http_server(any_request=Apart(origin_of(other.url), issuer)) as http,
+        run_upstream_http_server(any_request=issuer) as other,
+        run_upstream_http_server(any_request=Apart(origin_of(other.url), issuer)) as http,
         temporary_kernel(tmp_path) as kernel,
     ):
         prompt = SignInPrompt("http://127.0.0.1:9/callback", visit)

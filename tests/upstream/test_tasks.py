@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.session import Session
-from handrail.testing.kernels import ScriptedClient, temporary_kernel
-from handrail.testing.upstream_servers import HttpRequest, ResponseWriter, UpstreamHttpServer, http_server, tool_entry
+from handrail.contract.session_protocols import Session
+from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
+from handrail.testing.scripted_mcp_servers import (
+    HttpResponseWriter,
+    ReceivedHttpRequest,
+    UpstreamHttpServer,
+    make_tool_entry,
+    run_upstream_http_server,
+)
 
 pytestmark = pytest.mark.proves("F-04")
 TASKS = "io.modelcontextprotocol/tasks"
@@ -33,24 +39,24 @@ class Tasking:
     def __init__(self, era: str, *states: Mapping[str, Any]) -> None:
         self.era = era
         self.states = list(states)
-        self.asked: list[HttpRequest] = []
+        self.asked: list[ReceivedHttpRequest] = []
         self.tells: list[Mapping[str, Any]] = []
         self.stopped = asyncio.Event()
         self.answered = asyncio.Event()
         self.looked = asyncio.Event()
 
-    def of(self, rpc: str) -> list[HttpRequest]:
-        return [one for one in self.asked if one.rpc == rpc]
+    def of(self, rpc: str) -> list[ReceivedHttpRequest]:
+        return [one for one in self.asked if one.rpc_method == rpc]
 
-    async def reply(self, asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def reply(self, asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if asked.method != "POST":
             return False
         self.asked.append(asked)
-        tool = tool_entry("slow", execution={"taskSupport": "required"})
+        tool = make_tool_entry("slow", execution={"taskSupport": "required"})
         about: dict[str, Any] = {"resultType": "complete", "cacheScope": "private", "ttlMs": 0}
         modern = self.era == "modern"
         found: dict[str, Any]
-        match asked.rpc:
+        match asked.rpc_method:
             case "server/discover" if modern:
                 found = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **about}
             case "initialize":
@@ -78,7 +84,7 @@ class Tasking:
                 return True
             case "subscriptions/listen" if self.tells:
                 (task_id,) = asked.body["params"]["notifications"]["taskIds"]
-                await answering.stream()
+                await answering.start_event_stream()
                 for state in self.tells:
                     if state["status"] == "completed":
                         await self.answered.wait()
@@ -89,15 +95,15 @@ class Tasking:
             case "tasks/update" | "tasks/cancel":
                 found = {"resultType": "complete"}
             case "server/discover":
-                await answering.send(404)
+                await answering.send_response(404)
                 return True
             case _:
-                await answering.send(202)
+                await answering.send_response(202)
                 return True
         await answering.result(asked, found)
-        if asked.rpc == "tasks/cancel":
+        if asked.rpc_method == "tasks/cancel":
             self.stopped.set()
-        elif asked.rpc == "tasks/update":
+        elif asked.rpc_method == "tasks/update":
             self.answered.set()
         return True
 
@@ -107,11 +113,11 @@ async def opened(
     folder: Path, tasking: Tasking, peer: ScriptedClient | None = None, **settings: Any
 ) -> AsyncGenerator[tuple[Session, UpstreamHttpServer]]:
     async with (
-        http_server(any_request=tasking.reply) as http,
+        run_upstream_http_server(any_request=tasking.reply) as http,
         temporary_kernel(folder, rules=["allow mcp:h:*"]) as kernel,
         kernel.mcp_servers.connect("h", url=http.url, **settings) as connected,
     ):
-        await connected.approve()
+        await connected.approve_tool_definitions()
         yield await kernel.session(client=peer), http
 
 
@@ -122,7 +128,7 @@ async def test_a_task_is_looked_at_until_it_has_a_result(tmp_path: Path) -> None
     tasking = Tasking("modern", WORKING, {"status": "completed", "result": content("found it")})
     async with opened(tmp_path, tasking) as (session, _):
         told: list[object] = []
-        session.watch(lambda event: told.append(event.data.get("message")) if event.kind == "progress" else None)
+        session.watch_events(lambda event: told.append(event.data.get("message")) if event.kind == "progress" else None)
         result = await session.call("h_slow", {})
         assert (result.ok, result.data) == (True, "found it")
         assert "half way" in told
@@ -191,7 +197,7 @@ async def test_a_call_that_is_stopped_stops_its_task(tmp_path: Path, era: str) -
     async with opened(tmp_path, tasking) as (session, _):
         calling = asyncio.create_task(session.call("h_slow", {}))
         await tasking.looked.wait()
-        session.cancel("user")
+        session.cancel_running_calls("user")
         assert (await calling).error_kind == "cancelled"
         await tasking.stopped.wait()
         (stop,) = tasking.of("tasks/cancel")

@@ -23,12 +23,17 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from handrail.contract.errors import ToolError
-from handrail.contract.session import Session
+from handrail.contract.session_protocols import Session
 from handrail.frontends.mcp.http_server import _UvicornServer  # pyright: ignore[reportPrivateUsage]
-from handrail.kernel.local import LocalKernel
-from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import HttpRequest, ResponseWriter, http_server, tool_entry
-from handrail.upstream.connection_manager import UpstreamServer
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import (
+    HttpResponseWriter,
+    ReceivedHttpRequest,
+    make_tool_entry,
+    run_upstream_http_server,
+)
+from handrail.upstream.upstream_connection import UpstreamServerConnection
 
 ONE, OTHER = "test://one", "test://other"
 
@@ -49,7 +54,9 @@ class Sdk:
 
     def server(self) -> Server[Any]:
         async def on_list(_context: Any, _params: Any) -> types.ListToolsResult:
-            return types.ListToolsResult(tools=[types.Tool.model_validate(tool_entry(name)) for name in self.tools])
+            return types.ListToolsResult(
+                tools=[types.Tool.model_validate(make_tool_entry(name)) for name in self.tools]
+            )
 
         async def on_call(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
             given = params.arguments or {}
@@ -123,12 +130,12 @@ async def first_transport() -> AsyncGenerator[Sdk]:
 @asynccontextmanager
 async def behind(
     tmp_path: Path, url: str, **settings: Any
-) -> AsyncGenerator[tuple[LocalKernel, Session, UpstreamServer]]:
+) -> AsyncGenerator[tuple[LocalKernel, Session, UpstreamServerConnection]]:
     async with (
         temporary_kernel(tmp_path, rules=["allow mcp:s:*", "allow resource.subscribe"]) as kernel,
         kernel.mcp_servers.connect("s", url=url, **settings) as connected,
     ):
-        await connected.approve()
+        await connected.approve_tool_definitions()
         yield kernel, await kernel.session(), kernel.components.upstreams["s"]
 
 
@@ -145,14 +152,14 @@ def updated_in(session: Session) -> asyncio.Queue[str]:
         if event.kind == "resource-updated":
             seen.put_nowait(event.data["uri"])
 
-    session.watch(told)
+    session.watch_events(told)
     return seen
 
 
 @pytest.mark.proves("F-04")
 async def test_a_server_of_the_stateless_era_tells_of_new_tools_and_changed_resources(tmp_path: Path) -> None:
     async with modern() as sdk, behind(tmp_path, sdk.url) as (kernel, session, upstream):
-        assert upstream.protocol == "2026-07-28"
+        assert upstream.protocol_version == "2026-07-28"
         seen = updated_in(session)
         for uri in (ONE, OTHER):
             result = await session.call("resource.subscribe", {"uri": uri})
@@ -161,7 +168,7 @@ async def test_a_server_of_the_stateless_era_tells_of_new_tools_and_changed_reso
             assert await seen.get() == uri
         sdk.tools.append("further")
         await sdk.bus.publish(ToolsListChanged())
-        await until(lambda: kernel.generation.resolve("s_further") is not None)
+        await until(lambda: kernel.generation.resolve_tool_name("s_further") is not None)
         assert (await session.call("resource.unsubscribe", {"uri": ONE})).ok
         await until(lambda: sdk.asked[-1] == [OTHER])
         await sdk.bus.publish(ResourceUpdated(uri=ONE))
@@ -175,7 +182,7 @@ async def test_what_changed_while_a_stream_was_broken_off_is_found(tmp_path: Pat
         await until(lambda: len(sdk.asked) == 1)
         sdk.tools.append("further")
         sdk.listen.close()
-        await until(lambda: kernel.generation.resolve("s_further") is not None and len(sdk.asked) == 2)
+        await until(lambda: kernel.generation.resolve_tool_name("s_further") is not None and len(sdk.asked) == 2)
 
 
 async def test_one_stream_is_not_let_go_before_the_next_is_heard(tmp_path: Path) -> None:
@@ -190,22 +197,22 @@ async def test_one_stream_is_not_let_go_before_the_next_is_heard(tmp_path: Path)
         assert await seen.get() == ONE and (await subscribing).ok
 
 
-Says = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
+Says = Callable[[ReceivedHttpRequest, HttpResponseWriter], Awaitable[None]]
 
 
 @asynccontextmanager
 async def scripted(
     tmp_path: Path, listening: Says
-) -> AsyncGenerator[tuple[list[HttpRequest], Session, UpstreamServer]]:
+) -> AsyncGenerator[tuple[list[ReceivedHttpRequest], Session, UpstreamServerConnection]]:
     """A server of the stateless era that answers ``subscriptions/listen`` as it is told."""
 
-    async def answer(asked: HttpRequest, answering: ResponseWriter) -> bool:
-        match asked.rpc:
+    async def answer(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        match asked.rpc_method:
             case "server/discover":
                 can = {"tools": {"listChanged": True}, "resources": {"subscribe": True, "listChanged": True}}
                 await answering.result(asked, {"supportedVersions": ["2026-07-28"], "capabilities": can})
             case "tools/list":
-                await answering.result(asked, {"tools": [tool_entry("echo")]})
+                await answering.result(asked, {"tools": [make_tool_entry("echo")]})
             case "resources/list":
                 await answering.result(asked, {"resources": [{"uri": ONE, "name": "one"}]})
             case "tools/call":
@@ -216,21 +223,24 @@ async def scripted(
                 await answering.result(asked, {})
         return True
 
-    async with http_server(any_request=answer) as http, behind(tmp_path, http.url) as (_, session, upstream):
+    async with (
+        run_upstream_http_server(any_request=answer) as http,
+        behind(tmp_path, http.url) as (_, session, upstream),
+    ):
         yield http.requests, session, upstream
 
 
 async def test_a_server_that_knows_no_such_stream_is_not_asked_again_and_nobody_is_told_yes(tmp_path: Path) -> None:
-    async def unknown(asked: HttpRequest, answering: ResponseWriter) -> None:
+    async def unknown(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> None:
         error = {"code": -32601, "message": "no such method"}
         body = {"jsonrpc": "2.0", "id": asked.body["id"], "error": error}
-        await answering.send(200, json.dumps(body).encode())
+        await answering.send_response(200, json.dumps(body).encode())
 
     async with scripted(tmp_path, unknown) as (asked, session, upstream):
         refused = await session.call("resource.subscribe", {"uri": ONE})
         assert not refused.ok and "does not report" in str(refused.error_text)
         assert (await session.call("s_echo", {})).data == "x" and upstream.state == "connected"
-        assert len([one for one in asked if one.rpc == "subscriptions/listen"]) == 1
+        assert len([one for one in asked if one.rpc_method == "subscriptions/listen"]) == 1
 
 
 async def test_a_stream_that_ends_at_once_is_opened_more_and_more_seldom(
@@ -240,10 +250,10 @@ async def test_a_stream_that_ends_at_once_is_opened_more_and_more_seldom(
 
     ended = 0
 
-    async def ends(asked: HttpRequest, answering: ResponseWriter) -> None:
+    async def ends(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> None:
         nonlocal ended
         ended += 1
-        await answering.stream()
+        await answering.start_event_stream()
         meta = {"io.modelcontextprotocol/subscriptionId": asked.body["id"]}
         said = {"method": "notifications/subscriptions/acknowledged", "params": {"_meta": meta, "notifications": {}}}
         await answering.event({"jsonrpc": "2.0", **said})
@@ -272,7 +282,7 @@ async def test_a_server_of_the_first_http_transport_is_called_cancelled_and_tell
             if event.data.get("total") == 2.0:
                 begun.set()
 
-        session.watch(seen)
+        session.watch_events(seen)
         turn = asyncio.ensure_future(session.call("s_hang", {}))
         await begun.wait()
         assert (await session.call("s_echo", {"text": "meanwhile"})).data == "meanwhile"
@@ -281,28 +291,28 @@ async def test_a_server_of_the_first_http_transport_is_called_cancelled_and_tell
         await sdk.stopped.wait()  # the server was told
         sdk.tools.append("further")
         await sdk.bus.publish(ToolsListChanged())
-        await until(lambda: kernel.generation.resolve("s_further") is not None)
+        await until(lambda: kernel.generation.resolve_tool_name("s_further") is not None)
 
 
 @pytest.mark.proves("F-04")
 async def test_one_that_only_knows_that_transports_own_version_is_spoken_to_in_that(tmp_path: Path) -> None:
     """As most of them are: what they say comes on one stream, and where that ends the calls under way are told."""
-    streams: list[ResponseWriter] = []
+    streams: list[HttpResponseWriter] = []
     over = asyncio.Event()
-    tools = [tool_entry("echo"), tool_entry("hang")]
+    tools = [make_tool_entry("echo"), make_tool_entry("hang")]
 
-    async def answer(asked: HttpRequest, answering: ResponseWriter) -> bool:
+    async def answer(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if asked.method == "GET":
             streams.append(answering)
-            await answering.stream()
+            await answering.start_event_stream()
             await answering.event("/messages?session=1", name="endpoint")
             await over.wait()
             return True
         assert asked.path == "/messages?session=1"
-        await answering.send(202)
+        await answering.send_response(202)
         number = asked.body.get("id")
         result: dict[str, Any] | None = None
-        match asked.rpc:
+        match asked.rpc_method:
             case "server/discover":
                 unknown = {"code": -32601, "message": "no such method"}
                 await streams[-1].event({"jsonrpc": "2.0", "id": number, "error": unknown}, name="message")
@@ -322,24 +332,24 @@ async def test_one_that_only_knows_that_transports_own_version_is_spoken_to_in_t
         return True
 
     async with (
-        http_server(any_request=answer) as http,
+        run_upstream_http_server(any_request=answer) as http,
         behind(tmp_path, http.url, transport="sse") as (kernel, session, upstream),
     ):
-        assert upstream.protocol == "2024-11-05" and (await session.call("s_echo", {})).data == "x"
-        tools.append(tool_entry("further"))
+        assert upstream.protocol_version == "2024-11-05" and (await session.call("s_echo", {})).data == "x"
+        tools.append(make_tool_entry("further"))
         await streams[-1].event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
-        await until(lambda: kernel.generation.resolve("s_further") is not None)
+        await until(lambda: kernel.generation.resolve_tool_name("s_further") is not None)
         lost = await session.call("s_hang", {})
         assert lost.error_kind == "interrupted" and "stream of events ended" in str(lost.error_text)
 
 
 async def test_no_place_elsewhere_is_told_anything_because_a_stream_says_so(tmp_path: Path) -> None:
-    async def answer(_asked: HttpRequest, answering: ResponseWriter) -> bool:
-        await answering.stream()
+    async def answer(_asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.start_event_stream()
         await answering.event("http://192.0.2.1/steal", name="endpoint")
         return True
 
-    async with http_server(any_request=answer) as http, temporary_kernel(tmp_path) as kernel:
+    async with run_upstream_http_server(any_request=answer) as http, temporary_kernel(tmp_path) as kernel:
         with pytest.raises(ToolError, match=r"192\.0\.2\.1.*another server"):
             async with kernel.mcp_servers.connect("s", url=http.url, transport="sse"):
                 pass

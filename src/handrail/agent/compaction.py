@@ -12,24 +12,24 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import cast
 
-from handrail.agent.budget import CHARACTERS_PER_TOKEN, Budget, count_characters, estimate_tokens
+from handrail.agent.agent_run import AgentRunState, stream_reply_events
 from handrail.agent.conversation import Conversation
-from handrail.agent.events import AgentEvent, ConversationCompacted
-from handrail.agent.model import (
+from handrail.agent.model_protocol import (
     AssistantMessage,
     BlockEvent,
+    CallResultsMessage,
     Message,
     Model,
     ModelRequest,
     ProviderToolResult,
-    ResultsMessage,
     UserMessage,
 )
-from handrail.agent.run import RunState, read_reply
-from handrail.agent.stream import ReplyAssembly, ReplyTooLong
-from handrail.agent.stream_task import RetryDelayed, RetryPolicy
+from handrail.agent.reply_assembly import ReplyAssembly, ReplyTooLong
+from handrail.agent.reply_stream import RetryDelayed, RetryPolicy
+from handrail.agent.run_budget import CHARACTERS_PER_TOKEN, Budget, count_message_characters, estimate_tokens
+from handrail.agent.run_events import AgentEvent, ConversationCompacted
 from handrail.contract.errors import UsageError
-from handrail.contract.services.memory import ConversationHistory
+from handrail.contract.services.history_and_skill_services import ConversationHistory
 from handrail.contract.text.neutralisation import neutralise_text
 
 # A model's own summary of the older part of a conversation.
@@ -54,47 +54,49 @@ _ASKED = (
 )
 
 
-class SummaryUnavailable(Exception):
+class ModelSummaryUnavailable(Exception):
     """The model wrote no summary. The text says why."""
 
 
 async def summarize_messages(
-    run: RunState, model: Model, retry: RetryPolicy, messages: Sequence[Message], tokens: int
+    run: AgentRunState, model: Model, retry: RetryPolicy, messages: Sequence[Message], tokens: int
 ) -> str:
     """Return the summary that ``model`` writes of ``messages``.
 
     Its tokens count for the run, but the request is not a turn.
 
     :param tokens: the approximate number of tokens to send
-    :raises SummaryUnavailable: if the model writes none
+    :raises ModelSummaryUnavailable: if the model writes none
     """
-    if (spent := run.usage.check_tokens()) is not None:
-        raise SummaryUnavailable(spent)
+    if (spent := run.usage.explain_spent_tokens()) is not None:
+        raise ModelSummaryUnavailable(spent)
     asked = UserMessage(format_transcript(messages, tokens * CHARACTERS_PER_TOKEN))
     request = ModelRequest(_ASKED, (asked,), (), MOST_TOKENS)
     assembly = ReplyAssembly()
 
     async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
         if not isinstance(event, (RetryDelayed, ProviderToolResult)):
-            assembly.feed(event)
-            if assembly.units > 64 * MOST_CHARACTERS:
+            assembly.feed_event(event)
+            if assembly.reply_length_units > 64 * MOST_CHARACTERS:
                 raise ReplyTooLong("The summary is much longer than requested.")
         return ()
 
     patience = replace(retry, attempts=min(retry.attempts, _ATTEMPTS))
-    async with aclosing(read_reply(run, assembly, model, request, patience, heed)) as events:
+    async with aclosing(stream_reply_events(run, assembly, model, request, patience, heed)) as events:
         async for _ in events:
             pass
     error, run.error = run.error, None
-    reply = assembly.finish(None if assembly.reason and error is None else run.cut_text())
+    reply = assembly.get_reply_so_far(None if assembly.reason and error is None else run.explain_cut_reply())
     run.usage.count_tokens(estimate_tokens(len(request.system) + len(asked.text)), reply)
     if error is not None:
-        raise SummaryUnavailable(str(error))
+        raise ModelSummaryUnavailable(str(error))
     if run.stopped is not None:
-        raise SummaryUnavailable(run.stop_text())
+        raise ModelSummaryUnavailable(run.stop_text())
     text = reply.text.strip()
     if reply.calls or reply.reason not in ("end", "length") or not text:
-        raise SummaryUnavailable(f"The model wrote none ({'calls' if reply.calls else reply.reason or 'no text'}).")
+        raise ModelSummaryUnavailable(
+            f"The model wrote none ({'calls' if reply.calls else reply.reason or 'no text'})."
+        )
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
@@ -125,7 +127,7 @@ def _summary_lines(messages: Sequence[Message]) -> Iterator[dict[str, object]]:
                 for call in message.calls:
                     arguments = json.dumps(call.arguments, ensure_ascii=False, default=str)
                     yield {"call": call.name, "arguments": _cut_middle(arguments, _OF_ARGUMENTS)}
-            case ResultsMessage(results):
+            case CallResultsMessage(results):
                 for result in results:
                     told = _cut_middle(result.text, _OF_A_RESULT)
                     yield {"result": told, "of": names.get(result.wire_id, ""), "error": result.is_error}
@@ -180,31 +182,35 @@ class ConversationCompactor:
         self._is_requested = 0
         """The position of the first message to keep if compaction was requested."""
 
-    def request(self) -> tuple[int, int, int]:
+    def request_compaction(self) -> tuple[int, int, int]:
         """Request compaction before the next request to the model, however long the conversation is.
 
         :return: the number of messages to leave out, their approximate tokens, and the number of messages to keep
         """
         messages = self._conversation.messages
-        self._is_requested = first = self._first_when_asked(messages)
-        return first, sum(map(count_characters, messages[:first])) // CHARACTERS_PER_TOKEN, len(messages) - first
+        self._is_requested = first = self._find_first_kept_on_request(messages)
+        return (
+            first,
+            sum(map(count_message_characters, messages[:first])) // CHARACTERS_PER_TOKEN,
+            len(messages) - first,
+        )
 
-    async def compact_now(self, run: RunState) -> ConversationCompacted:
+    async def compact_now(self, run: AgentRunState) -> ConversationCompacted:
         """Compact between two runs. ``messages`` of the event is 0 if nothing can be left out.
 
         :raises UsageError: if the run was stopped
         :raises HandrailError: if the change cannot be stored
         """
-        self.request()
+        self.request_compaction()
         if (made := await self.compact_if_needed(run)) is not None:
             return made
         if run.stopped is not None:
             raise UsageError(f"The conversation was not compacted: {run.stop_text()}")
         messages = self._conversation.messages
-        tokens = self._conversation.characters // CHARACTERS_PER_TOKEN
+        tokens = self._conversation.approximate_length // CHARACTERS_PER_TOKEN
         return ConversationCompacted(0, tokens, tokens, kept_messages=len(messages), was_requested=True)
 
-    async def compact_if_needed(self, run: RunState) -> ConversationCompacted | None:
+    async def compact_if_needed(self, run: AgentRunState) -> ConversationCompacted | None:
         """Leave out older exchanges if the conversation is too long or compaction was requested.
 
         The conversation is too long if it exceeds the budget's ``context``.
@@ -213,42 +219,44 @@ class ConversationCompactor:
         :raises HandrailError: if the change cannot be stored
         """
         asked, self._is_requested = self._is_requested, 0
-        tokens, before = self._budget.context, self._conversation.characters
+        tokens, before = self._budget.context, self._conversation.approximate_length
         full = tokens is not None and before > tokens * CHARACTERS_PER_TOKEN
         if not full and not asked:
             return None
         messages = self._conversation.messages
-        first = max(asked, find_first_kept(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0)
+        first = max(
+            asked, find_first_kept_message(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0
+        )
         if first <= 1:  # nothing to leave out, or only an outline, which would be replaced by an outline
             return None
         left_out, summary, why = messages[:first], None, ""
         if self._budget.compaction == "summary":
             try:
                 summary = await summarize_messages(run, self._model, self._retry, left_out, tokens or _UNBOUNDED)
-            except SummaryUnavailable as none:
+            except ModelSummaryUnavailable as none:
                 if run.stopped is not None:
-                    run.end_stopped()
+                    run.end_with_stop_reason()
                     return None
                 why = str(none)
-        text = make_outline(left_out) if summary is None else make_summary_text(left_out, summary)
-        after = before - sum(map(count_characters, left_out)) + len(text)
+        text = make_conversation_outline(left_out) if summary is None else make_summary_message(left_out, summary)
+        after = before - sum(map(count_message_characters, left_out)) + len(text)
         counts = (first, before // CHARACTERS_PER_TOKEN, after // CHARACTERS_PER_TOKEN)
         made = ConversationCompacted(*counts, summary is not None, why, len(messages) - first, bool(asked))
         if self._history is not None:
             await self._history.record_compaction(asdict(made))
-        self._conversation.compact(first, text)
-        await self._conversation.save()
+        self._conversation.replace_older_messages(first, text)
+        await self._conversation.store_new_messages()
         return made
 
-    def _first_when_asked(self, messages: Sequence[Message]) -> int:
+    def _find_first_kept_on_request(self, messages: Sequence[Message]) -> int:
         """Return the position of the first message to keep on request, or 0 if nothing can be left out."""
-        there = self._conversation.characters
+        there = self._conversation.approximate_length
         most = there if self._budget.context is None else min(there, self._budget.context * CHARACTERS_PER_TOKEN)
-        first = find_first_kept(messages, int(most * _KEEPS_WHEN_ASKED))
+        first = find_first_kept_message(messages, int(most * _KEEPS_WHEN_ASKED))
         return first if first > 1 else 0
 
 
-def find_first_kept(messages: Sequence[Message], room: int) -> int:
+def find_first_kept_message(messages: Sequence[Message], room: int) -> int:
     """Return the position of the first message to keep.
 
     Kept messages have at most ``room`` characters, but always include the last exchange. Answers stay with their calls.
@@ -256,15 +264,15 @@ def find_first_kept(messages: Sequence[Message], room: int) -> int:
     first = len(messages)
     taken = 0
     for position in range(len(messages) - 1, -1, -1):
-        taken += count_characters(messages[position])
+        taken += count_message_characters(messages[position])
         if taken > room and first < len(messages):
             break
-        if not isinstance(messages[position], ResultsMessage):
+        if not isinstance(messages[position], CallResultsMessage):
             first = position
     return 0 if first == len(messages) else first
 
 
-def make_outline(messages: Sequence[Message]) -> str:
+def make_conversation_outline(messages: Sequence[Message]) -> str:
     """Return one line for each message and call. Of a result it says only whether it was an error.
 
     Text of tools is left out, so that it is never repeated as if another had said it.
@@ -282,7 +290,7 @@ def make_outline(messages: Sequence[Message]) -> str:
     return "\n".join((f"{INTRO} Outline:", *head, *reversed(kept)))
 
 
-def make_summary_text(messages: Sequence[Message], summary: str) -> str:
+def make_summary_message(messages: Sequence[Message], summary: str) -> str:
     """Return a model's summary of ``messages``, below the parts that are preserved unchanged.
 
     These are the first task, the last todo list and the paths of full outputs.
@@ -301,7 +309,7 @@ def _preserved_lines(messages: Sequence[Message]) -> Iterator[str]:
             for line in message.text.splitlines()[1:]:
                 todos = line if line.startswith(_TODOS) else todos
                 paths |= {line: None} if line.startswith(_WHOLE) else {}
-        for result in message.results if isinstance(message, ResultsMessage) else ():
+        for result in message.results if isinstance(message, CallResultsMessage) else ():
             name, told = names.get(result.wire_id, ""), _parse_object(result.text)
             if name == "todo" and not result.is_error and "data" in told:
                 todos = _TODOS + _shorten(json.dumps(told["data"], ensure_ascii=False, default=str), _OF_A_TASK)
@@ -321,7 +329,7 @@ def _parse_object(text: str) -> dict[str, object]:
 
 
 def _outline_lines(messages: Sequence[Message]) -> Iterator[str]:
-    failed = {r.wire_id for m in messages if isinstance(m, ResultsMessage) for r in m.results if r.is_error}
+    failed = {r.wire_id for m in messages if isinstance(m, CallResultsMessage) for r in m.results if r.is_error}
     for position, message in enumerate(messages):
         match message:
             case UserMessage(text) if text.startswith(INTRO):
@@ -337,7 +345,7 @@ def _outline_lines(messages: Sequence[Message]) -> Iterator[str]:
                 for call in message.calls:
                     arguments = _shorten(json.dumps(call.arguments, ensure_ascii=False, default=str), _OF_A_CALL)
                     yield f"- you called {call.name} {arguments}: {'error' if call.wire_id in failed else 'ok'}"
-            case ResultsMessage():
+            case CallResultsMessage():
                 pass
 
 

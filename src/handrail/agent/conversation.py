@@ -12,24 +12,24 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
-from handrail.agent.budget import count_characters
-from handrail.agent.model import (
+from handrail.agent.model_protocol import (
     PICTURE_NOT_ANSWERED,
     AssistantMessage,
-    CallPart,
     CallResult,
+    CallResultsMessage,
+    HistoryCallPart,
     Message,
     ProviderBlock,
-    ResultsMessage,
     TextPart,
     UserMessage,
     UserPicture,
-    load_pictures,
+    load_stored_pictures,
 )
-from handrail.agent.stream import ModelReply, WireIds, make_call_part, repair_surrogates
-from handrail.contract.call import CallAnswer, Result
-from handrail.contract.services.memory import ConversationHistory, HistoryEntry
-from handrail.contract.tool.names import wire_name
+from handrail.agent.reply_assembly import HistoryCallIds, ModelReply, make_history_call, repair_surrogates
+from handrail.agent.run_budget import count_message_characters
+from handrail.contract.calls_and_results import CallAnswer, Result
+from handrail.contract.services.history_and_skill_services import ConversationHistory, HistoryEntry
+from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 
 # The stored form of a conversation: rows of plain data. A partial set of rows still gives a history that a provider
 # accepts.
@@ -60,7 +60,7 @@ LOST = json.dumps(
 
 
 @dataclass(slots=True)
-class OpenExchange:
+class UnansweredExchange:
     """A reply whose calls are not all answered yet, so that it is not part of the history.
 
     :param call_ids: the kernel's ids of the message's calls; ``""`` for an unknown one
@@ -72,17 +72,17 @@ class OpenExchange:
     results: dict[str, CallResult] = field(default_factory=dict[str, CallResult])
 
     @property
-    def missing_calls(self) -> list[tuple[int, CallPart, str]]:
+    def missing_calls(self) -> list[tuple[int, HistoryCallPart, str]]:
         """The position, call and kernel id of each call without an answer."""
         calls = zip(self.message.calls, self.call_ids, strict=True)
         return [(n, part, call_id) for n, (part, call_id) in enumerate(calls) if part.wire_id not in self.results]
 
-    def to_results(self, otherwise: str = LOST) -> ResultsMessage:
+    def answers_in_call_order(self, otherwise: str = LOST) -> CallResultsMessage:
         """Return the answers in call order.
 
         :param otherwise: the text for calls without an answer
         """
-        return ResultsMessage(
+        return CallResultsMessage(
             tuple(
                 self.results.get(part.wire_id) or CallResult(part.wire_id, otherwise, is_error=True)
                 for part in self.message.calls
@@ -104,8 +104,8 @@ class RestoredConversation:
     """
 
     messages: list[Message]
-    open: OpenExchange | None
-    ids: WireIds
+    open: UnansweredExchange | None
+    ids: HistoryCallIds
     next_position: int
     delivered_ids: set[str] = field(default_factory=set[str])
     positions: list[int] = field(default_factory=list[int])
@@ -113,7 +113,7 @@ class RestoredConversation:
     headless: bool = False
 
 
-def message_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
+def encode_message(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
     """Return one message in its stored form.
 
     :param call_ids: the kernel's ids of an assistant message's calls, in order
@@ -126,25 +126,25 @@ def message_data(message: Message, call_ids: Sequence[str] = (), *, partial: boo
         case AssistantMessage(parts):
             ids = iter(call_ids)
             return {"v": VERSION, "role": "assistant", "parts": [_part_data(part, ids) for part in parts]}
-        case ResultsMessage(results):
+        case CallResultsMessage(results):
             told = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
             data = {"v": VERSION, "role": "results", "results": told}
             return {**data, "partial": True} if partial else data
 
 
-def compaction_data(first: int, text: str) -> dict[str, Any]:
+def encode_compaction(first: int, text: str) -> dict[str, Any]:
     """Return the stored form of a compaction: ``text`` replaces the messages before position ``first``."""
     return {"v": VERSION, "role": "compacted", "from": first, "text": text}
 
 
-def _part_data(part: TextPart | CallPart | ProviderBlock, ids: Iterator[str]) -> dict[str, Any]:
+def _part_data(part: TextPart | HistoryCallPart | ProviderBlock, ids: Iterator[str]) -> dict[str, Any]:
     match part:
         case TextPart(text):
             return {"text": text}
         case ProviderBlock(provider, block, said, artifacts):
             kept: dict[str, Any] = {"kept": provider, "block": dict(block)}
             return {**kept, "said": True, "artifacts": list(artifacts)} if said else kept
-        case CallPart(wire_id, name, arguments):
+        case HistoryCallPart(wire_id, name, arguments):
             call_id = next(ids, "")
             return {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
 
@@ -179,9 +179,9 @@ class _ConversationReader:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.positions: list[int] = []
-        self.open: OpenExchange | None = None
+        self.open: UnansweredExchange | None = None
         self.open_at = 0
-        self.ids = WireIds()
+        self.ids = HistoryCallIds()
         self.delivered_ids: set[str] = set()
         self.headless = False
         self._renamed: dict[str, str] = {}
@@ -216,15 +216,15 @@ class _ConversationReader:
         if self.open is not None:
             self._close(self.open)
 
-    def _close(self, exchange: OpenExchange) -> None:
-        self.messages += (exchange.message, exchange.to_results())
+    def _close(self, exchange: UnansweredExchange) -> None:
+        self.messages += (exchange.message, exchange.answers_in_call_order())
         self.positions += (self.open_at, self.open_at)
         self.open = None
 
     # Plain look-ups, because pattern matching takes three times as long and a history is long.
 
     def _reply(self, position: int, kept: list[dict[str, Any]]) -> None:
-        parts: list[TextPart | CallPart | ProviderBlock] = []
+        parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
         call_ids: list[str] = []
         said = False
         renamed = self._renamed = {}
@@ -234,9 +234,9 @@ class _ConversationReader:
                 if not isinstance(wire_id, str) or not isinstance(name, str) or wire_id in renamed:
                     continue
                 arguments, call_id = data.get("arguments"), data.get("id")
-                renamed[wire_id] = new = self.ids.take(wire_id)
+                renamed[wire_id] = new = self.ids.take_unique_id(wire_id)
                 given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
-                parts.append(CallPart(new, wire_name(name) or "unnamed", given))
+                parts.append(HistoryCallPart(new, wire_name(name) or "unnamed", given))
                 call_ids.append(call_id if isinstance(call_id, str) else "")
             elif "text" in data:
                 text = data["text"]
@@ -255,13 +255,13 @@ class _ConversationReader:
                     parts.append(part)
                     said = said or part.said
         if call_ids:
-            self.open = OpenExchange(AssistantMessage(tuple(parts)), tuple(call_ids))
+            self.open = UnansweredExchange(AssistantMessage(tuple(parts)), tuple(call_ids))
             self.open_at = position
         elif said:
             self.messages.append(AssistantMessage(tuple(parts)))
             self.positions.append(position)
 
-    def _results(self, exchange: OpenExchange, kept: list[dict[str, Any]]) -> None:
+    def _results(self, exchange: UnansweredExchange, kept: list[dict[str, Any]]) -> None:
         results, renamed = exchange.results, self._renamed
         for data in kept:
             wire_id, text = data.get("of"), data.get("text")
@@ -294,7 +294,7 @@ HIDDEN_METADATA = frozenset({"duration_ms", "lock_wait_ms", "sandbox", "artifact
 """Metadata on which the model cannot act. Without times, equal results are equal texts."""
 
 
-def format_result(result: Result) -> str:
+def format_result_for_model(result: Result) -> str:
     """Return ``result`` as its model reads it: compact JSON, the same bytes each time.
 
     The object has ``type``, ``data`` or ``error_text``, and ``metadata``.
@@ -317,14 +317,14 @@ _UNCHANGED = (
 )
 
 
-class _ShownReads:
+class _ShownReadResults:
     """The results of ``read`` since the user's last message that are still in the conversation."""
 
     def __init__(self) -> None:
         self._given: dict[str, bytes] = {}
         """The hash of each returned text, by path and range."""
 
-    def clear(self) -> None:
+    def forget_all(self) -> None:
         """Forget all reads, because a user message came or messages were left out."""
         self._given.clear()
 
@@ -357,7 +357,7 @@ class _ReplyDraft(NamedTuple):
 
     reply: ModelReply
     call_ids: Sequence[str]
-    new: Sequence[CallPart]
+    new: Sequence[HistoryCallPart]
     message: AssistantMessage
     data: Mapping[str, Any]
 
@@ -371,14 +371,14 @@ class Conversation:
 
     def __init__(self, history: ConversationHistory | None = None, *, repeat_reads: bool = True) -> None:
         self._history = history
-        self._reads = None if repeat_reads else _ShownReads()
+        self._reads = None if repeat_reads else _ShownReadResults()
         self._messages: list[Message] = []
         self._characters = 0
         self._positions: list[int] = []
         """The stored position of each message."""
         self._open_at = 0
-        self._open: OpenExchange | None = None
-        self._ids = WireIds()
+        self._open: UnansweredExchange | None = None
+        self._ids = HistoryCallIds()
         self._draft: _ReplyDraft | None = None
         self._next = 0
         self._unsaved: list[HistoryEntry] = []
@@ -392,15 +392,15 @@ class Conversation:
         """``carried`` is true if the conversation was headless when it was loaded, which the session does not know."""
 
     @property
-    def headless(self) -> bool:
+    def is_unattended(self) -> bool:
         """Whether no user can be asked.
 
         A run that a trigger started stays headless until a user message comes.
         """
         return self._headless
 
-    @headless.setter
-    def headless(self, headless: bool) -> None:
+    @is_unattended.setter
+    def is_unattended(self, headless: bool) -> None:
         self._headless, self.carried = headless, False
 
     @property
@@ -409,12 +409,12 @@ class Conversation:
         return tuple(self._messages)
 
     @property
-    def characters(self) -> int:
+    def approximate_length(self) -> int:
         """The approximate length of the messages, counted as they are added."""
         return self._characters
 
     @property
-    def open_exchange(self) -> OpenExchange | None:
+    def open_exchange(self) -> UnansweredExchange | None:
         """The last reply while some of its calls have no answer.
 
         No other message may be added before they have.
@@ -422,39 +422,39 @@ class Conversation:
         return self._open
 
     @property
-    def is_unanswered(self) -> bool:
+    def is_awaiting_answer(self) -> bool:
         """Whether calls have no answer, or the last message has no reply."""
         return self._open is not None or (bool(self._messages) and not isinstance(self._messages[-1], AssistantMessage))
 
-    async def load(self) -> None:
+    async def load_stored_messages(self) -> None:
         """Read the stored conversation, once.
 
         :raises HandrailError: if it cannot be read
         """
         if self._loaded or self._history is None:
             return
-        found = restore_conversation(await self._history.read())
-        self._messages = await load_pictures(found.messages, self._history)
-        self._characters = sum(map(count_characters, self._messages))
+        found = restore_conversation(await self._history.read_stored_messages())
+        self._messages = await load_stored_pictures(found.messages, self._history)
+        self._characters = sum(map(count_message_characters, self._messages))
         self._open = found.open
         self._positions, self._open_at = found.positions, found.open_at
         self._ids, self._next, self.delivered_ids = found.ids, found.next_position, found.delivered_ids
         self._headless = self.carried = found.headless
         self._loaded = True
 
-    def start_saving(self) -> None:
+    def queue_new_messages(self) -> None:
         """Queue the new messages for writing, before any effect of the calls that are proposed next."""
         if self._history is not None and len(self._unsaved) > self._handed_on_count:
             entries = self._unsaved[self._handed_on_count :]
             self._handed_on_count += len(entries)
-            self._keeping.append(self._history.store_entries(entries))
+            self._keeping.append(self._history.store_messages(entries))
 
-    async def save(self) -> None:
+    async def store_new_messages(self) -> None:
         """Store the new messages durably.
 
         :raises LogUnavailable: if they cannot be stored now; the next save tries again
         """
-        self.start_saving()
+        self.queue_new_messages()
         count, keeping = self._handed_on_count, self._keeping
         self._keeping = []
         try:
@@ -484,16 +484,16 @@ class Conversation:
                 return
             if message.pictures:
                 self._messages[place] = plain = UserMessage(f"{message.text}\n{PICTURE_NOT_ANSWERED}")
-                self._characters += count_characters(plain) - count_characters(message)
+                self._characters += count_message_characters(plain) - count_message_characters(message)
                 if self._history is not None:
-                    self._unsaved.append((self._positions[place], message_data(plain)))
+                    self._unsaved.append((self._positions[place], encode_message(plain)))
 
     def add_notifications(self, text: str, ids: Sequence[str]) -> None:
         """Add a message with the notifications of these ids, as ``text``."""
         assert self._open is None, "calls before it have no answer"
         message = UserMessage(repair_surrogates(text))
         self.delivered_ids.update(ids)
-        self._add(message, notices=list(ids), **({"headless": True} if self.headless else {}))
+        self._add(message, notices=list(ids), **({"headless": True} if self.is_unattended else {}))
 
     def add_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
         """Add a reply, or the part received so far, before its calls are proposed.
@@ -511,7 +511,7 @@ class Conversation:
         if growing is not None and message == growing.message:
             return
         if reply.calls:
-            self._open = OpenExchange(message, tuple(call_ids))
+            self._open = UnansweredExchange(message, tuple(call_ids))
             if growing is not None:
                 self._next -= 1
             self._open_at = self._next
@@ -526,20 +526,22 @@ class Conversation:
 
     def _make_draft(self, reply: ModelReply, call_ids: Sequence[str]) -> _ReplyDraft:
         known = [] if self._open is None else list(self._open.message.calls)  # these do not change
-        new = [make_call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
+        new = [
+            make_history_call(call, self._ids.take_unique_id(call.provider_id)) for call in reply.calls[len(known) :]
+        ]
         known += new
-        parts: list[TextPart | CallPart | ProviderBlock] = []
+        parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
         for part in reply.parts:
             if isinstance(part, int):
                 parts.append(known[part])
             elif not isinstance(part, TextPart) or part.text.strip():
                 parts.append(part)
         message = AssistantMessage(tuple(parts))
-        return _ReplyDraft(reply, call_ids, new, message, message_data(message, call_ids) if reply.calls else {})
+        return _ReplyDraft(reply, call_ids, new, message, encode_message(message, call_ids) if reply.calls else {})
 
     def _drop_draft(self) -> None:
         if self._draft is not None:
-            self._ids.give_back([part.wire_id for part in self._draft.new])
+            self._ids.return_latest_ids([part.wire_id for part in self._draft.new])
             self._draft = None
 
     def add_answers(self, answers: Mapping[int, CallAnswer]) -> None:
@@ -554,34 +556,36 @@ class Conversation:
         for position, answer in answers.items():
             wire_id = calls[position].wire_id
             result = answer.model if self._reads is None else self._reads.shorten_repeated(answer)
-            exchange.results[wire_id] = CallResult(wire_id, format_result(result), not result.ok)
+            exchange.results[wire_id] = CallResult(wire_id, format_result_for_model(result), not result.ok)
         if exchange.missing_calls:
             told = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
-            self._store(message_data(ResultsMessage(tuple(told)), partial=True))
+            self._store(encode_message(CallResultsMessage(tuple(told)), partial=True))
         else:
             self._open = None
             self._messages.append(exchange.message)
-            self._characters += count_characters(exchange.message)
+            self._characters += count_message_characters(exchange.message)
             self._positions.append(self._open_at)
-            self._add(exchange.to_results())
+            self._add(exchange.answers_in_call_order())
 
-    def compact(self, first: int, text: str) -> None:
+    def replace_older_messages(self, first: int, text: str) -> None:
         """Replace the messages before the ``first``-th by ``text``. The messages stay stored."""
         assert self._open is None, "calls before it have no answer"
         if self._reads is not None:
-            self._reads.clear()
+            self._reads.forget_all()
         place, outline = self._positions[first], UserMessage(text)
-        self._characters += count_characters(outline) - sum(map(count_characters, self._messages[:first]))
+        self._characters += count_message_characters(outline) - sum(
+            map(count_message_characters, self._messages[:first])
+        )
         self._messages[:first], self._positions[:first] = [outline], [place - 1]
-        self._store(compaction_data(place, text))
+        self._store(encode_compaction(place, text))
 
     def _add(self, message: Message, **more: Any) -> None:
         if self._reads is not None and isinstance(message, UserMessage):
-            self._reads.clear()
+            self._reads.forget_all()
         self._messages.append(message)
-        self._characters += count_characters(message)
+        self._characters += count_message_characters(message)
         self._positions.append(self._next)
-        self._store({**message_data(message), **more})
+        self._store({**encode_message(message), **more})
 
     def _store(self, data: Mapping[str, Any]) -> None:
         if self._history is not None:

@@ -7,15 +7,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from handrail.agent.budget import Budget, RunUsage
-from handrail.agent.events import RunOutcome
-from handrail.agent.model import Model, TokenUsage
-from handrail.agent.stream import ModelReply
-from handrail.contract.agent import AgentManifest
-from handrail.contract.call import Result
+from handrail.agent.model_protocol import Model, TokenUsage
+from handrail.agent.reply_assembly import ModelReply
+from handrail.agent.run_budget import Budget, RunUsage
+from handrail.agent.run_events import RunOutcome
+from handrail.contract.agent_manifest import AgentManifest
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
-from handrail.contract.services.delegation import SubagentTask
-from handrail.contract.session import Session
+from handrail.contract.services.subagent_services import SubagentTask
+from handrail.contract.session_protocols import Session
 
 logger = logging.getLogger("handrail.agent")
 
@@ -40,7 +40,7 @@ _KINDS: dict[str, ErrorKind] = {
 }
 
 
-class SharedRunUsage(RunUsage):
+class SubagentRunUsage(RunUsage):
     """The usage of a sub-agent, counted both for its own budget and for the budget of its parent agent."""
 
     def __init__(self, budget: Budget, started_at: float, above: RunUsage) -> None:
@@ -63,14 +63,14 @@ class SharedRunUsage(RunUsage):
         super().count_tokens(asked, reply)
         self._above.count_tokens(asked, reply)
 
-    def check_turns(self) -> str | None:
-        return super().check_turns() or self._above.check_turns()
+    def explain_spent_turns(self) -> str | None:
+        return super().explain_spent_turns() or self._above.explain_spent_turns()
 
-    def check_tokens(self, usage: TokenUsage | None = None) -> str | None:
-        return super().check_tokens(usage) or self._above.check_tokens(usage)
+    def explain_spent_tokens(self, usage: TokenUsage | None = None) -> str | None:
+        return super().explain_spent_tokens(usage) or self._above.explain_spent_tokens(usage)
 
-    def take_calls(self, count: int) -> int:
-        return min(super().take_calls(count), self._above.take_calls(count))
+    def count_proposed_calls(self, count: int) -> int:
+        return min(super().count_proposed_calls(count), self._above.count_proposed_calls(count))
 
     def calls_spent_text(self) -> str:
         limit = self.budget.calls
@@ -85,7 +85,7 @@ class SharedRunUsage(RunUsage):
 class SubagentDispatcher:
     """The sub-agents of one agent.
 
-    Implements :class:`~handrail.contract.services.delegation.SubagentRunner`.
+    Implements :class:`~handrail.contract.services.subagent_services.SubagentRunner`.
 
     :param session: the session whose calls delegate
     :param model: the model of sub-agents whose manifest names none
@@ -126,7 +126,7 @@ class SubagentDispatcher:
         """Wait until no sub-agent works."""
         await self._idle.wait()
 
-    async def compact(self) -> Result:
+    async def compact_conversation(self) -> Result:
         """Compact the agent's conversation."""
         return await self._compact()
 
@@ -159,7 +159,7 @@ class SubagentDispatcher:
                     await own.aclose()
             finally:
                 await session.suspend()
-        return _outcome_result(delegation.agent, session.id, outcome)
+        return _outcome_to_result(delegation.agent, session.id, outcome)
 
     def _open_own_model(self, manifest: AgentManifest) -> Model | None:
         """Open the model of a manifest, or return None if the parent's model is used.
@@ -184,12 +184,12 @@ class SubagentDispatcher:
 
 def _usage_factory(above: RunUsage | None) -> MakeUsage:
     def counted(budget: Budget, began: float) -> RunUsage:
-        return RunUsage(budget, began) if above is None else SharedRunUsage(budget, began, above)
+        return RunUsage(budget, began) if above is None else SubagentRunUsage(budget, began, above)
 
     return counted
 
 
-def _outcome_result(agent: str, session_id: str, outcome: RunOutcome) -> Result:
+def _outcome_to_result(agent: str, session_id: str, outcome: RunOutcome) -> Result:
     """Return an outcome as the result for the parent agent's model. Details for the operator are logged."""
     told: dict[str, Any] = {
         "agent": agent,

@@ -1,7 +1,7 @@
 """The arbiter: it carries out one call in nine steps, and the calls of one reply in their order.
 
 :meth:`Arbiter.carry_out` reads like the list in the README. Each step is one short method below it. A step rejects a call
-by raising :class:`~handrail.arbiter.call.CallRefusal`, and the call is answered exactly once in every case. A step that
+by raising :class:`~handrail.arbiter.call_state.CallRefusal`, and the call is answered exactly once in every case. A step that
 seldom has to wait returns an awaitable or None: a coroutine that never waits costs as much as the step.
 """
 
@@ -15,47 +15,47 @@ from typing import Any
 
 import orjson
 
+from handrail.arbiter.approvals.approval_broker import ApprovalBroker, ApprovalLifetimes
 from handrail.arbiter.approvals.approval_flow import CallSuspended
-from handrail.arbiter.approvals.broker import ApprovalBroker, ApprovalLifetimes
-from handrail.arbiter.arguments import (
-    BoundedChecks,
-    IdempotentAnswers,
-    prepare_for_record,
-    read_arguments,
-    summarize_unrun_arguments,
+from handrail.arbiter.call_arguments import (
+    ArgumentCheckRunner,
+    IdempotencyKeyLookup,
+    parse_proposed_arguments,
+    redact_arguments_for_record,
+    redact_rejected_arguments,
 )
-from handrail.arbiter.authorisation import CallAuthorisation
-from handrail.arbiter.call import Call, CallApprovals, CallRefusal, Lane, PrevalidatedCall
+from handrail.arbiter.call_authorisation import CallAuthorisation
 from handrail.arbiter.call_locks import CallLocks, choose_locks
-from handrail.arbiter.delegation import check_delegation
-from handrail.arbiter.execution import (
+from handrail.arbiter.call_state import Call, CallApprovals, CallRefusal, Lane, PrevalidationResult
+from handrail.arbiter.jobs.background_jobs import BackgroundJobs, JobLimits, JobRecovery
+from handrail.arbiter.jobs.job_views import JobView
+from handrail.arbiter.lock_table import LockResolver, LockTable, RequiredLock, format_locks
+from handrail.arbiter.output.shaper import AudienceOutputs, OutputShaper, finished_event_data, shape_recorded_result
+from handrail.arbiter.stoppable_execution import (
     StoppableExecution,
     WorkHandedOver,
     run_uninterrupted,
     start_eager_task,
-    wait_until_written,
+    wait_until_records_written,
 )
-from handrail.arbiter.jobs.background_jobs import BackgroundJobs, JobLimits, JobRecovery
-from handrail.arbiter.jobs.views import JobView
-from handrail.arbiter.locks import LockResolver, LockTable, RequiredLock, format_locks
-from handrail.arbiter.output.shaper import OutputShaper, ShapedOutput, finished_event_data, unlogged_output
+from handrail.arbiter.subagent_delegation import check_subagent_can_start
 from handrail.arbiter.tool_runner import ToolRunner
 from handrail.arbiter.tool_sessions import ToolSessionLimits, ToolSessions
-from handrail.catalog.interaction import DOCUMENTATION_TOOL
-from handrail.contract.approvals import Approval
-from handrail.contract.call import CallAnswer, ProposedCall
+from handrail.catalog.loaded_tools import DOCUMENTATION_TOOL
+from handrail.contract.approval_requests import Approval
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.generation import Generation
-from handrail.contract.schema.validation import UnfinishedCheck
-from handrail.contract.services.files import ResolvedPath
-from handrail.contract.text.neutralisation import escape_controls
-from handrail.contract.tool.names import wire_name
+from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
+from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.spec import ToolSpec
-from handrail.record.log import CommitLog, InterruptedCall
-from handrail.store.database.writer import QueuedWrite
+from handrail.contract.tool.tool_ids_and_wire_names import wire_name
+from handrail.contract.tool_generation import Generation
+from handrail.record.commit_log import CommitLog, InterruptedCall
+from handrail.store.database.group_writer import QueuedWrite
 from handrail.store.lease import WorkspaceLease
-from handrail.store.tables.approvals import ApprovalTable
-from handrail.store.tables.jobs import JobTable, ToolSessionTable
+from handrail.store.tables.approval_tables import ApprovalTable
+from handrail.store.tables.job_tables import JobTable, ToolSessionTable
 
 # Prevalidation: the checks of a call, made while its block is still open in the model's stream.
 #
@@ -66,7 +66,7 @@ from handrail.store.tables.jobs import JobTable, ToolSessionTable
 
 def prevalidate_call(
     call: Call, lock_resolver: LockResolver, authorisation: CallAuthorisation
-) -> PrevalidatedCall | None:
+) -> PrevalidationResult | None:
     """Prevalidate a call as it will be if its block closes now, and wake the disk for its first record.
 
     :param call: a call that is not used afterwards
@@ -82,8 +82,10 @@ def prevalidate_call(
     return looked
 
 
-def _prevalidate(call: Call, lock_resolver: LockResolver, authorisation: CallAuthorisation) -> PrevalidatedCall | None:
-    entry, proposed = call.generation.resolve(call.proposed.name), call.proposed
+def _prevalidate(
+    call: Call, lock_resolver: LockResolver, authorisation: CallAuthorisation
+) -> PrevalidationResult | None:
+    entry, proposed = call.generation.resolve_tool_name(call.proposed.name), call.proposed
     if entry is None or entry.unavailable_reason is not None:
         return None
     if not isinstance(proposed.arguments, (str, bytes)):  # the caller may still change the object
@@ -93,14 +95,16 @@ def _prevalidate(call: Call, lock_resolver: LockResolver, authorisation: CallAut
         return None
     if tool.source_request is not None or tool.state_arguments is not None or tool.job_argument is not None:
         return None
-    given, compact, _ = read_arguments(proposed)
+    given, compact, _ = parse_proposed_arguments(proposed)
     if given is None:
         return None
     lane, call.entry, call.arguments = call.lane, entry, entry.validate_arguments(given, parsed=True)
     located: dict[str, ResolvedPath] = {}
     wants = lock_resolver.resolve(spec, call.arguments, lane.environment.roots, located)
     verdict = authorisation.evaluate(call, located)
-    return PrevalidatedCall(proposed, given, compact, call.arguments, wants, lane.authority.layer, lane.rules, verdict)
+    return PrevalidationResult(
+        proposed, given, compact, call.arguments, wants, lane.authority.own_capability_layer, lane.rules, verdict
+    )
 
 
 # Calls to tools whose schema the model has not seen, and the help in the error about wrong arguments.
@@ -112,20 +116,20 @@ MAX_SCHEMA_BYTES = 32 * 1024
 """Bytes of JSON. For a larger schema the error only names the call that shows it."""
 
 
-def suggest_tools(call: Call) -> str:
+def suggest_similar_tools(call: Call) -> str:
     """Return which tools a call with an unknown name may have meant, as a sentence."""
     catalog, name = call.lane.catalog, call.proposed.name
-    if awaited := call.generation.describe_unlisted(name):
+    if awaited := call.generation.describe_unlisted_sources(name):
         return awaited
-    if close := catalog.find_similar(call.generation, name):
+    if close := catalog.find_tools_for_unknown_name(call.generation, name):
         return f"Did you mean {' or '.join(f'`{one}`' for one in close)}?"
     return (
-        call.generation.describe_unlisted(name, include_unprefixed=True)
+        call.generation.describe_unlisted_sources(name, include_unprefixed=True)
         or "No tool has a similar name. Use a tool from your list."
     )
 
 
-def describe_unseen_tool(call: Call) -> dict[str, Any]:
+def load_unseen_tool_schema(call: Call) -> dict[str, Any]:
     """Load a tool that the model has not seen, and return its schema for the error about its arguments.
 
     :return: details for the refusal; empty if the model has seen the tool
@@ -134,7 +138,7 @@ def describe_unseen_tool(call: Call) -> dict[str, Any]:
     assert entry is not None
     if call.parent is not None or call.proposed.problem is not None:
         return {}
-    if catalog.was_shown(call.generation, entry.id):
+    if catalog.was_schema_shown(call.generation, entry.id):
         return {}
     catalog.load_tools(call.generation, (entry.id,))
     told: dict[str, Any] = {"tool": entry.id, "description": entry.spec.description}
@@ -142,7 +146,7 @@ def describe_unseen_tool(call: Call) -> dict[str, Any]:
         told["parameters"] = dict(entry.spec.parameters)
     else:
         told["manual"] = f"The schema is too long for this error. To read it, {_documentation_hint(entry.id)}."
-    details: dict[str, Any] = {"data": call.redactor.redact_value(told) if call.redactor.active else told}
+    details: dict[str, Any] = {"data": call.redactor.redact_json(told) if call.redactor.active else told}
     if entry.untrusted_source:
         details["untrusted_source"] = entry.untrusted_source
     return details
@@ -162,7 +166,7 @@ async def require_documentation_read(call: Call) -> None:
         or await catalog.documentation_reads.has_read(entry)
     ):
         return
-    reader = call.generation.resolve(DOCUMENTATION_TOOL)
+    reader = call.generation.resolve_tool_name(DOCUMENTATION_TOOL)
     if reader is not None and reader.unavailable_reason is None:
         text = (
             f"`{entry.id}` requires that you read its documentation first: {_documentation_hint(entry.id)}. Then repeat this call. "
@@ -231,8 +235,8 @@ class Arbiter:
         self.approval_broker = ApprovalBroker(ApprovalTable(log.database), log, shaper, limits.approval_lifetimes)
         self.authorisation = CallAuthorisation(self.approval_broker, shaper, lock_resolver)
         self.call_locks = CallLocks(locks, limits.lock_wait_ms)
-        self.idempotency = IdempotentAnswers(log, shaper)
-        self.bounded_checks = BoundedChecks()
+        self.idempotency = IdempotencyKeyLookup(log, shaper)
+        self.bounded_checks = ArgumentCheckRunner()
         bounds = JobLimits(grace_s=limits.grace_ms / 1000, output_bytes=limits.job_output_mib * 1024 * 1024)
         self.jobs = BackgroundJobs(JobTable(log.database), log, shaper, lock_resolver, self.carry_out, bounds)
         self.job_recovery = JobRecovery(self.jobs, self.approval_broker, partial(self.create_call, resumed=()))
@@ -242,17 +246,19 @@ class Arbiter:
         of_states = ToolSessionLimits(
             limits.open_tool_sessions, limits.tool_session_idle_ms / 1000, limits.grace_ms / 1000
         )
-        self.tool_sessions = ToolSessions(ToolSessionTable(log.database), log, of_states, self.tool_runner.track_task)
+        self.tool_sessions = ToolSessions(
+            ToolSessionTable(log.database), log, of_states, self.tool_runner.wait_for_task_at_shutdown
+        )
         self.tool_runner.tool_sessions = self.tool_sessions
 
-    async def recover(self, interrupted: Iterable[InterruptedCall]) -> None:
+    async def recover_unfinished_work(self, interrupted: Iterable[InterruptedCall]) -> None:
         """Settle what the former process left unfinished: jobs, approval requests and tool sessions. Call it at start.
 
         :param interrupted: the calls that had started
         :raises LogUnavailable: if the log cannot be read or takes no records
         """
-        await self.job_recovery.recover(interrupted)
-        await self.tool_sessions.recover()
+        await self.job_recovery.settle_former_jobs(interrupted)
+        await self.tool_sessions.mark_former_interrupted()
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> CallAnswer:
         """Carry out one call and return exactly one answer.
@@ -266,31 +272,31 @@ class Arbiter:
         try:
             try:
                 if (job := call.job) is None or not job.authorised:  # the turn of a job took its first steps
-                    if call.replayable and (recorded := await self.idempotency.find_answer(call)) is not None:
+                    if call.replayable and (recorded := await self.idempotency.find_recorded_answer(call)) is not None:
                         return recorded
                     self._resolve(call)  # 1
                     try:
                         spec = self._validate(call)  # 2
-                    except UnfinishedCheck as unfinished:
+                    except UnfinishedArgumentCheck as unfinished:
                         spec = await self._validate_in_process(call, unfinished)
                     if spec.documentation_required:
                         await require_documentation_read(call)
                         call.resolved_paths = None
-                    if waits := self.authorisation.decide(call):  # 3
+                    if waits := self.authorisation.authorise_call(call):  # 3
                         await waits
                     if call.background and call.job is None:
-                        return await self.jobs.start_background(call, predecessors)
+                        return await self.jobs.start_as_job(call, predecessors)
                 if not call.started:  # a call that became a job while its tool ran continues there
                     if waits := self.call_locks.acquire(call, predecessors):  # 4
                         await waits
-                    if waits := self._intend(call):  # 5
+                    if waits := self._record_intent(call):  # 5
                         await waits
                 value = await self.tool_runner.run(call)  # 6
                 shaped = self._shape_small(call, value) or await self._shape(call, value)  # 7
-                if waits := self._commit(call, shaped):  # 8
+                if waits := self._record_outcome(call, shaped):  # 8
                     await waits
             except WorkHandedOver:
-                return self.jobs.answer_handed_over(call)
+                return self.jobs.start_job_for_moved_call(call)
             except CallRefusal as refusal:
                 shaped = self._refuse(call, refusal)
             except CallSuspended as parked:
@@ -307,7 +313,7 @@ class Arbiter:
             lane = call.lane
             if (job := call.job) is None or not job.backgrounded:
                 if call.queued is not None:
-                    call.mark_queued()
+                    call.mark_lock_queued()
                 if lane.running_calls.get(call.id) is call:
                     del lane.running_calls[call.id]
             if lane.call_ended is not None:
@@ -315,7 +321,7 @@ class Arbiter:
         if call.execution.owed_cancellation is not None:
             raise call.execution.owed_cancellation  # the same object: structured concurrency recognises its cancellations by it
         if lane.failed_calls is not None or shaped.result.type == "error":
-            lane.count_outcome(call, shaped.result, self.shaper.hash_value)
+            lane.count_outcome(call, shaped.result, self.shaper.hash_canonical_json)
         if call.listeners:
             call.emit("finished", finished_event_data(shaped.result))
         return _new_answer(CallAnswer, (call.id, call.tool_id, shaped.result, shaped.model))
@@ -324,27 +330,27 @@ class Arbiter:
 
     def _resolve(self, call: Call) -> None:
         proposed, generation = call.proposed, call.generation
-        entry = generation.resolve(proposed.name)
+        entry = generation.resolve_tool_name(proposed.name)
         call.entry = entry
         if entry is None:
-            self._propose(call, summarize_unrun_arguments(proposed.arguments, self.shaper.redactor))
+            self._propose(call, redact_rejected_arguments(proposed.arguments, self.shaper.redactor))
             if proposed.problem is not None:
                 raise CallRefusal("resolve", proposed.problem_kind, proposed.problem)
             name = self.shaper.redactor.redact_head(proposed.name, 80)
             text = (
-                f"Tool `{escape_controls(name)}` does not exist. {suggest_tools(call)}"
+                f"Tool `{escape_terminal_controls(name)}` does not exist. {suggest_similar_tools(call)}"
                 if name
                 else "The call names no tool. Give a tool's name."
             )
             raise CallRefusal("resolve", "unknown_tool", text)
         call.tool_id = entry.id
         if entry.unavailable_reason is not None:
-            self._propose(call, summarize_unrun_arguments(proposed.arguments, self.shaper.redactor))
+            self._propose(call, redact_rejected_arguments(proposed.arguments, self.shaper.redactor))
             raise CallRefusal(
                 "resolve", "unavailable", f"Tool `{entry.spec.id}` is unavailable: {entry.unavailable_reason}"
             )
         if call.parent is None:
-            call.lane.catalog.mark_called(entry.id)
+            call.lane.catalog.keep_called_tool(entry.id)
 
     # ── 2 validate ───────────────────────────────────────────────────────────────────────────────
 
@@ -353,38 +359,38 @@ class Arbiter:
         spec = call.entry.spec
         if (looked := call.prevalidated) is not None:
             if fault := self._propose(call, looked.sent_arguments, looked.arguments_json):
-                raise CallRefusal("validate", "invalid_input", f"{spec.id}: {fault}", **describe_unseen_tool(call))
+                raise CallRefusal("validate", "invalid_input", f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
             call.arguments, call.required_locks = looked.arguments, looked.required_locks
             return spec
         entry = call.entry
-        arguments, compact, fault = read_arguments(call.proposed)
+        arguments, compact, fault = parse_proposed_arguments(call.proposed)
         if spec.mode == "stateful":
-            self.tool_sessions.find_target(call, arguments)
+            self.tool_sessions.find_session_of_call(call, arguments)
         proposed = (
-            summarize_unrun_arguments(call.proposed.arguments, self.shaper.redactor) if arguments is None else arguments
+            redact_rejected_arguments(call.proposed.arguments, self.shaper.redactor) if arguments is None else arguments
         )
         fault = self._propose(call, proposed, compact) or fault
         if arguments is None or fault:
             kind = call.proposed.problem_kind if call.proposed.problem is not None else "invalid_input"
-            raise CallRefusal("validate", kind, f"{spec.id}: {fault}", **describe_unseen_tool(call))
+            raise CallRefusal("validate", kind, f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
         try:
             arguments = entry.validate_arguments(arguments, parsed=isinstance(call.proposed.arguments, (str, bytes)))
-        except UnfinishedCheck:
+        except UnfinishedArgumentCheck:
             raise
         except ToolError as error:
-            raise CallRefusal("validate", error.kind, error.text, **describe_unseen_tool(call)) from None
+            raise CallRefusal("validate", error.kind, error.text, **load_unseen_tool_schema(call)) from None
         return self._take_arguments(call, arguments)
 
-    async def _validate_in_process(self, call: Call, unfinished: UnfinishedCheck) -> ToolSpec:
+    async def _validate_in_process(self, call: Call, unfinished: UnfinishedArgumentCheck) -> ToolSpec:
         """Complete step 2 in a separate process, if the check is too expensive for the event loop."""
         entry = call.entry
         assert entry is not None
         shared = not isinstance(call.proposed.arguments, (str, bytes))
         try:
-            check = partial(self.bounded_checks.check_arguments, entry, unfinished, shared=shared)
-            arguments = await call.run_interruptible("validate", check)
+            check = partial(self.bounded_checks.check_in_subprocess, entry, unfinished, shared=shared)
+            arguments = await call.await_interruptible("validate", check)
         except ToolError as error:
-            raise CallRefusal("validate", error.kind, error.text, **describe_unseen_tool(call)) from None
+            raise CallRefusal("validate", error.kind, error.text, **load_unseen_tool_schema(call)) from None
         call.owns_arguments = True
         return self._take_arguments(call, arguments)
 
@@ -396,7 +402,7 @@ class Arbiter:
         if spec.background_argument is None and spec.mode == "direct":  # nearly every call
             try:
                 if (of_job := call.entry.tool.job_argument) is not None:
-                    JobView(self.jobs, call.session_id).check_job_argument(of_job, arguments[of_job.argument])
+                    JobView(self.jobs, call.session_id).check_named_job_exists(of_job, arguments[of_job.argument])
                 located: dict[str, ResolvedPath] = {}
                 call.resolved_paths = located
                 call.required_locks = self.lock_resolver.resolve(spec, arguments, call.lane.environment.roots, located)
@@ -404,9 +410,9 @@ class Arbiter:
                 raise CallRefusal("validate", error.kind, error.text) from None
         else:
             if call.session_step is not None:
-                self.tool_sessions.prepare_step(call)
+                self.tool_sessions.redirect_to_stateful_tool(call)
             choose_locks(call, self.lock_resolver)
-            check_delegation(call)
+            check_subagent_can_start(call)
         return spec
 
     def _propose(self, call: Call, arguments: Any, compact: bytes | None = None) -> str | None:
@@ -417,9 +423,9 @@ class Arbiter:
         if call.resumed:
             attempt = {} if call.job is None else {"job_id": call.job.row.id, "attempt": call.job.row.job.attempt}
             asked = {"approval": [row.id for row in call.approvals.requests], "generation": call.generation.number}
-            call.add_record("resumed", {**asked, **attempt})
+            call.queue_log_record("resumed", {**asked, **attempt})
             return None
-        recorded, fault = prepare_for_record(arguments, compact, self.shaper.redactor)
+        recorded, fault = redact_arguments_for_record(arguments, compact, self.shaper.redactor)
         body: dict[str, Any] = {"tool": call.tool_id, "generation": call.generation.number}
         if call.replayable:
             body["key_hash"] = self.idempotency.key_hash(call)
@@ -435,15 +441,15 @@ class Arbiter:
         if call.parent is not None:
             body["parent"] = call.parent.id
         if call.session_step is not None:
-            body |= call.session_step.record_fields
-        call.add_record("proposed", body, redacted={"arguments": recorded})
+            body |= call.session_step.proposal_record_fields
+        call.queue_log_record("proposed", body, redacted={"arguments": recorded})
         if call.listeners:
-            call.emit("proposed", {"arguments": call.copy_for_listeners(arguments)})
+            call.emit("proposed", {"arguments": call.copy_arguments_for_event(arguments)})
         return fault
 
     # ── 5 intend ─────────────────────────────────────────────────────────────────────────────────
 
-    def _intend(self, call: Call) -> Awaitable[None] | None:
+    def _record_intent(self, call: Call) -> Awaitable[None] | None:
         """Check the decision again and record that the call is about to start.
 
         With side effects, the record is durable first. The record of a read is written when the read first waits, or with its
@@ -451,14 +457,14 @@ class Arbiter:
         """
         assert call.entry is not None
         if call.rules is not call.lane.rules:
-            self.authorisation.recheck_rules(call)
+            self.authorisation.reevaluate_changed_rules(call)
         granted = call.approvals.granted
         if granted:
-            self.authorisation.approval_flow.check_definition(call)
+            self.authorisation.approval_flow.check_definition_unchanged(call)
         intent = _intent_body(call.required_locks)
         if call.lock_wait_ms:
             intent = {**intent, "lock_wait_ms": round(call.lock_wait_ms, 3)}
-        call.add_record("intended", intent)
+        call.queue_log_record("intended", intent)
         if call.entry.spec.side_effect != "read" or granted or not self.log.accepts_more(self.limits.max_log_backlog):
             return self._intend_on_record(call)
         self._mark_started(call)
@@ -468,7 +474,7 @@ class Arbiter:
         assert call.entry is not None
         granted = call.approvals.granted
         if call.entry.spec.side_effect == "read" and not granted:
-            await call.run_interruptible("intend", lambda: self.log.wait_for_backlog(self.limits.max_log_backlog))
+            await call.await_interruptible("intend", lambda: self.log.wait_for_backlog(self.limits.max_log_backlog))
             if self.log.unavailable_reason is not None:
                 raise LogUnavailable(self.log.unavailable_reason)
         else:
@@ -476,12 +482,12 @@ class Arbiter:
             records, call.records = call.records, []
             try:
                 if granted:
-                    await self.authorisation.approval_flow.check_files(call)
+                    await self.authorisation.approval_flow.check_approved_files_unchanged(call)
                     await run_uninterrupted(
-                        self.authorisation.approval_flow.use_approvals(call, records), call.execution
+                        self.authorisation.approval_flow.consume_approvals(call, records), call.execution
                     )
                 else:
-                    await wait_until_written(self.log.promise(records), call.execution)
+                    await wait_until_records_written(self.log.start_journalled_commit(records), call.execution)
             except ToolError as error:  # an approval that is no longer valid
                 call.records = [record for record in records if record.kind != "intended"]
                 raise CallRefusal("intend", error.kind, error.text) from None
@@ -489,12 +495,12 @@ class Arbiter:
                 # None of the records was written. The proposal and the decision are still true; the intent is not.
                 call.records = [record for record in records if record.kind != "intended"]
                 raise
-            await call.wait_until_recorded()  # its write was queued earlier
+            await call.wait_until_proposal_durable()  # its write was queued earlier
             if not self.lease.is_valid:
-                await call.run_interruptible("intend", self._confirm_lease)
+                await call.await_interruptible("intend", self._confirm_lease_after_pause)
         self._mark_started(call)
 
-    async def _confirm_lease(self) -> None:
+    async def _confirm_lease_after_pause(self) -> None:
         """Wait after a pause until it is certain that no other process holds the lease.
 
         :raises Refusal: ``unavailable``, if another process has it
@@ -527,11 +533,11 @@ class Arbiter:
 
     # ── 7 shape ──────────────────────────────────────────────────────────────────────────────────
 
-    def _shape_small(self, call: Call, value: object) -> ShapedOutput | None:
+    def _shape_small(self, call: Call, value: object) -> AudienceOutputs | None:
         assert call.entry is not None
         return None if call.artifacts else self.shaper.shape_small_output(call.entry.spec, value, self._metadata(call))
 
-    async def _shape(self, call: Call, value: object) -> ShapedOutput:
+    async def _shape(self, call: Call, value: object) -> AudienceOutputs:
         assert call.entry is not None
         spec, session_id, nested = call.entry.spec, call.lane.session_id, call.artifacts
         work = self.shaper.shape_output(
@@ -549,39 +555,39 @@ class Arbiter:
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         if call.network_attempts:
-            metadata["network"] = call.network_report()
+            metadata["network"] = call.describe_contacted_hosts()
         if call.job is not None:
-            metadata |= self.jobs.result_metadata(call.job)
+            metadata |= self.jobs.make_job_metadata(call.job)
         return metadata
 
     # ── 8 commit ─────────────────────────────────────────────────────────────────────────────────
 
-    def _commit(self, call: Call, shaped: ShapedOutput) -> Awaitable[None] | None:
+    def _record_outcome(self, call: Call, shaped: AudienceOutputs) -> Awaitable[None] | None:
         """Record the outcome.
 
         The record is durable before the locks are released if the call has side effects or its answer delivers notifications.
         """
         assert call.entry is not None
-        call.add_record("committed", shaped.logged)
+        call.queue_log_record("committed", shaped.logged)
         if call.entry.spec.side_effect != "read" or call.replayable or call.delivered_notifications:
             return self._commit_on_record(call, shaped)
-        call.flush_records()
+        call.pass_records_to_log()
         return None
 
-    async def _commit_on_record(self, call: Call, shaped: ShapedOutput) -> None:
+    async def _commit_on_record(self, call: Call, shaped: AudienceOutputs) -> None:
         records, call.records = call.records, []
         try:
             if call.delivered_notifications and shaped.result.ok:
-                await run_uninterrupted(self.jobs.commit_with_notifications(call, records), call.execution)
+                await run_uninterrupted(self.jobs.commit_and_mark_delivered(call, records), call.execution)
             else:
-                await wait_until_written(self.log.start_commit(records), call.execution)
+                await wait_until_records_written(self.log.start_commit(records), call.execution)
         except LogUnavailable as error:
             # It ran, and the answer says what is known. The record is still true, so it is tried again later; if
             # that fails too, the open intent makes the call 'interrupted' at the next start, never run again.
-            self.log.append(records)
+            self.log.record_soon(records)
             shaped.result = shaped.result.with_metadata(log_error=str(error))
 
-    def _refuse(self, call: Call, refusal: CallRefusal) -> ShapedOutput:
+    def _refuse(self, call: Call, refusal: CallRefusal) -> AudienceOutputs:
         asked, granted, _ = call.approvals
         if asked:
             again = call.job is None or call.job.row.arguments is not None  # else its job has ended
@@ -589,15 +595,15 @@ class Arbiter:
             waiting = granted or undecided
             if waiting and call.execution.reason == "shutdown" and again and not call.is_session_step:
                 return self._suspend(call, waiting[0].id)  # it may still run when its session is resumed
-            self.authorisation.approval_flow.withdraw(asked)
-        details = refusal.details if call.job is None else {**refusal.details, **self.jobs.result_metadata(call.job)}
+            self.authorisation.approval_flow.withdraw_requests(asked)
+        details = refusal.details if call.job is None else {**refusal.details, **self.jobs.make_job_metadata(call.job)}
         result = call.error_result(refusal.kind, self.shaper.redactor.redact_text(refusal.text), **details)
-        call.add_record("rejected", {"step": refusal.step, "result": result.to_dict()})
+        call.queue_log_record("rejected", {"step": refusal.step, "result": result.to_dict()})
         call.emit("rejected", {"step": refusal.step, "kind": refusal.kind, "text": result.error_text})
-        call.flush_records()
-        return unlogged_output(result)
+        call.pass_records_to_log()
+        return shape_recorded_result(result)
 
-    def _suspend(self, call: Call, approval_id: str) -> ShapedOutput:
+    def _suspend(self, call: Call, approval_id: str) -> AudienceOutputs:
         """Answer the caller and leave the call without an outcome, until its session is resumed."""
         if call.is_session_step:
             text = (
@@ -610,26 +616,26 @@ class Arbiter:
             "has answered and the session is resumed. Do not repeat it."
         )
         result = call.error_result("unavailable", text, awaiting_approval=approval_id)
-        call.flush_records()
+        call.pass_records_to_log()
         call.emit("awaiting-approval", {"approval": approval_id})
-        return ShapedOutput(result, result, {})
+        return AudienceOutputs(result, result, {})
 
-    def _report_defect(self, call: Call, defect: Exception) -> ShapedOutput:
+    def _report_defect(self, call: Call, defect: Exception) -> AudienceOutputs:
         """Answer with an error that reports a defect of Handrail and says whether the call had started."""
-        self.authorisation.approval_flow.withdraw(call.approvals.requests)
+        self.authorisation.approval_flow.withdraw_requests(call.approvals.requests)
         effect = "The effect is unknown. Check it before you repeat the call." if call.started else "Nothing was run."
         shown = f"{type(defect).__name__}: {self.shaper.redactor.redact_head(str(defect), 300)}"
         text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {shown}"
         result = call.error_result("backend", text)
-        call.add_record("committed" if call.started else "rejected", {"result": result.to_dict(), "defect": True})
-        call.flush_records()
-        return unlogged_output(result)
+        call.queue_log_record("committed" if call.started else "rejected", {"result": result.to_dict(), "defect": True})
+        call.pass_records_to_log()
+        return shape_recorded_result(result)
 
     # ── around the steps ─────────────────────────────────────────────────────────────────────────
 
     def prevalidate(
         self, call_id: str, proposed: ProposedCall, lane: Lane, generation: Generation
-    ) -> PrevalidatedCall | None:
+    ) -> PrevalidationResult | None:
         """Prevalidate a proposed call; see :func:`look_ahead`."""
         return prevalidate_call(
             self.create_call(call_id, proposed, lane, generation), self.lock_resolver, self.authorisation
@@ -646,7 +652,7 @@ class Arbiter:
         replayable: bool = False,
         resumed: Sequence[Approval] | None = None,
         preceding_message: QueuedWrite | None = None,
-        prevalidated: PrevalidatedCall | None = None,
+        prevalidated: PrevalidationResult | None = None,
     ) -> Call:
         """Create a call that has not taken a step yet.
 
@@ -678,7 +684,7 @@ def _intent_body(wants: tuple[RequiredLock, ...]) -> dict[str, Any]:
 # The calls of one model reply: started in its order, run in parallel as far as locks allow, answered in order.
 
 
-class ReplyCalls:
+class ReplyCallRunner:
     """Carries out the calls of one model reply, each from the moment its block closes.
 
     A call with side effects enters the lock queue after all earlier calls have entered it or were refused, so a pending
@@ -693,7 +699,7 @@ class ReplyCalls:
         self._calls: list[Call] = []
         self._tasks: list[asyncio.Task[CallAnswer]] = []
 
-    def submit(self, proposed: ProposedCall) -> asyncio.Task[CallAnswer]:
+    def start_next_call(self, proposed: ProposedCall) -> asyncio.Task[CallAnswer]:
         """Start ``proposed`` as the next call of the reply. On return it has run up to its first wait."""
         call = self._make(proposed)
         loop = asyncio.get_running_loop()
@@ -702,7 +708,7 @@ class ReplyCalls:
         self._calls.append(call)
         return start_eager_task(loop, self._arbiter.carry_out(call, predecessors), self._tasks.append)
 
-    async def gather_answers(self) -> list[CallAnswer]:
+    async def wait_for_answers(self) -> list[CallAnswer]:
         """Return all answers, in call order, once every call has one.
 
         :raises asyncio.CancelledError: if cancelled, after every call was stopped and recorded

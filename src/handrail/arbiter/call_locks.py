@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from handrail.arbiter.call import Call, CallRefusal
+from handrail.arbiter.call_state import Call, CallRefusal
 from handrail.arbiter.client_requests import pause_timeouts
-from handrail.arbiter.locks import LockGrant, LockResolver, LockTable, LockTimeout, format_locks, locks_conflict
+from handrail.arbiter.lock_table import LockGrant, LockResolver, LockTable, LockTimeout, format_locks, locks_conflict
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import ToolSpec
 
@@ -18,7 +18,7 @@ OPEN_SESSION_RESOURCE = "open state"
 """The root of the locks that keep two steps of one tool session apart."""
 
 
-def runs_in_background(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
+def becomes_job(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
     """Return whether a call is answered with a job. A nested call never is, since it runs under its caller's locks.
 
     :raises ToolError: ``invalid_input`` if a nested call asks for it
@@ -42,7 +42,7 @@ def choose_locks(call: Call, resources: LockResolver) -> None:
     assert call.entry is not None and call.arguments is not None
     spec, roots = call.entry.spec, call.lane.environment.roots
     try:
-        call.background = runs_in_background(call, spec, call.arguments)
+        call.background = becomes_job(call, spec, call.arguments)
         call.required_locks = resources.resolve(spec, call.arguments, roots, background=call.background)
         if call.is_session_step and call.session_step is not None and call.parent is None:
             call.required_locks = (
@@ -79,7 +79,7 @@ class CallLocks:
             if call.grant is None:
                 return self._wait_for_turn(call)
         if call.queued is not None:
-            call.mark_queued()
+            call.mark_lock_queued()
         return None
 
     async def _acquire_after(self, call: Call, predecessors: Sequence[Call]) -> None:
@@ -93,27 +93,27 @@ class CallLocks:
                 )
             ):
                 call.copy_arguments()
-                await call.run_interruptible("lock", partial(_wait_until_queued, earlier.queued))
+                await call.await_interruptible("lock", partial(_wait_until_queued, earlier.queued))
         if waits := self.acquire(call, ()):
             await waits
 
     async def _wait_for_turn(self, call: Call) -> None:
         call.copy_arguments()
-        call.flush_records()
+        call.pass_records_to_log()
         began = time.monotonic_ns()
-        request = self.locks.enqueue(call.required_locks, call.id)
-        call.mark_queued()
+        request = self.locks.queue_for_locks(call.required_locks, call.id)
+        call.mark_lock_queued()
         call.emit("awaiting-locks", {"for": self.locks.describe_wait(request)})
         try:
             budget_s = self.wait_ms / 1000
             with pause_timeouts(call):  # the wait does not use up the time-out of a calling tool
-                call.grant = await call.run_interruptible("lock", lambda: request.wait_granted(budget_s))
+                call.grant = await call.await_interruptible("lock", lambda: request.wait_granted(budget_s))
         except LockTimeout as error:
             text = f"`{call.tool_id}` waited {self.wait_ms} ms for a lock: {error}. Nothing was run. Try again later."
             raise CallRefusal("lock", "timeout", text) from None
         finally:
             if call.grant is None:
-                request.withdraw()
+                request.withdraw_from_queue()
             call.lock_wait_ms = (time.monotonic_ns() - began) / 1e6
 
     def release(self, call: Call) -> None:
@@ -121,7 +121,7 @@ class CallLocks:
         grant: LockGrant | None = call.grant
         if grant is not None:
             call.grant = None
-            self.locks.release(grant)
+            self.locks.release_grant(grant)
 
 
 def _find_parent_grant(call: Call) -> LockGrant | None:

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.arbiter.call import Call
+from handrail.arbiter.call_state import Call
 from handrail.arbiter.output.json_conversion import JsonConversion, ValueTooLarge
 from handrail.contract.errors import ToolError
-from handrail.contract.schema.validation import InvalidSchema, Schema, compile_schema
-from handrail.contract.services.client import (
+from handrail.contract.schema.argument_validation import InvalidSchema, ParametersSchema, compile_schema
+from handrail.contract.services.client_services import (
     METHOD_CAPABILITIES,
     UNSUPPORTED_REQUEST,
     ClientHandler,
@@ -42,7 +42,7 @@ _MAX_KEY = 200
 
 
 class CallClientService:
-    """The client of one call (:class:`~handrail.contract.services.client.ClientService`).
+    """The client of one call (:class:`~handrail.contract.services.client_services.ClientService`).
 
     :param require: raises unless the tool has the named capability
     """
@@ -66,7 +66,7 @@ class CallClientService:
     def detach(self) -> None:
         call = self._call
         if (peer := call.lane.environment.client) is not None and not call.tool_ended:
-            notify_on_loop(call, partial(peer.detach, find_root_call(call).id))
+            call_on_kernel_loop(call, partial(peer.detach, find_root_call(call).id))
 
     async def send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         home = self._call.execution.loop
@@ -77,7 +77,7 @@ class CallClientService:
 
     async def _send_requests(self, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         call = self._call
-        put = self._prepare_requests(asks)
+        put = self._validate_and_redact_requests(asks)
         peer, root = call.lane.environment.client, find_root_call(call)
         if peer is None:
             raise ToolError(
@@ -96,8 +96,8 @@ class CallClientService:
                 kind="limit",
             )
         told = [{"method": ask.method, "origin": ask.origin} for ask in put.values()]
-        call.add_record("client-request", {"asks": told})
-        call.flush_records()
+        call.queue_log_record("client-request", {"asks": told})
+        call.pass_records_to_log()
         with pause_timeouts(call):
             try:
                 answers = cast("object", await peer.send_requests(root.id, put))
@@ -110,7 +110,7 @@ class CallClientService:
                 ) from None
         return _check_answers(answers, put, schemas)
 
-    def _prepare_requests(self, asks: object) -> dict[str, ClientRequest]:
+    def _validate_and_redact_requests(self, asks: object) -> dict[str, ClientRequest]:
         """Return the requests as they are sent: validated, within limits, redacted and with their origin.
 
         :raises ToolError: for an invalid or forbidden request
@@ -148,7 +148,7 @@ class CallClientService:
                     f"The requests to the client are too large. The limit is {MAX_REQUEST_BYTES:,} bytes.", kind="limit"
                 )
             if call.redactor.active:
-                params = call.redactor.redact_value(params)
+                params = call.redactor.redact_json(params)
             found[key] = ClientRequest(ask.method, params, foreign.name if foreign is not None else ask.origin)
         return found
 
@@ -189,7 +189,7 @@ def pause_timeouts(call: Call) -> Generator[None]:
             execution.resume_timeout()
 
 
-def notify_on_loop(call: Call, tell: Callable[[], object]) -> None:
+def call_on_kernel_loop(call: Call, tell: Callable[[], object]) -> None:
     """Call ``tell`` on the kernel's event loop, also from the thread of a tool."""
     home = call.execution.loop
     try:
@@ -203,7 +203,9 @@ def notify_on_loop(call: Call, tell: Callable[[], object]) -> None:
             home.call_soon_threadsafe(tell)
 
 
-def progress_data(message: str, fraction: float | None, done: float | None, total: float | None) -> dict[str, Any]:
+def make_progress_event_data(
+    message: str, fraction: float | None, done: float | None, total: float | None
+) -> dict[str, Any]:
     """Return the data of a progress event, without figures that are not finite numbers."""
     told: dict[str, Any] = {"message": str(message)[:MAX_PROGRESS_CHARACTERS], "fraction": _finite_number(fraction)}
     if done is not None:
@@ -217,7 +219,7 @@ def _finite_number(value: object) -> float | int | None:
     return value if isinstance(value, (int, float)) and abs(value) < math.inf else None
 
 
-def log_data(level: LogLevel, data: object, logger: str | None) -> dict[str, Any]:
+def make_log_event_data(level: LogLevel, data: object, logger: str | None) -> dict[str, Any]:
     """Return the data of a log event, as plain JSON and within limits."""
     try:
         plain = JsonConversion(data, MAX_LOG_DATA_BYTES).data
@@ -236,7 +238,7 @@ def _name_methods(put: Mapping[str, ClientRequest]) -> str:
     return " or ".join(dict.fromkeys(ask.method for ask in put.values()))
 
 
-def _form_schema(key: str, ask: ClientRequest) -> Schema | None:
+def _form_schema(key: str, ask: ClientRequest) -> ParametersSchema | None:
     """Return the schema for the content of a form; None for other requests.
 
     :raises ToolError: for an invalid form
@@ -262,7 +264,7 @@ def _form_schema(key: str, ask: ClientRequest) -> Schema | None:
 
 
 def _check_answers(
-    answers: object, put: Mapping[str, ClientRequest], schemas: Mapping[str, Schema | None]
+    answers: object, put: Mapping[str, ClientRequest], schemas: Mapping[str, ParametersSchema | None]
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the validated answers of the client.
 
@@ -306,7 +308,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return True
 
 
-def _find_fault(ask: ClientRequest, answer: Any, form: Schema | None) -> str | None:
+def _find_fault(ask: ClientRequest, answer: Any, form: ParametersSchema | None) -> str | None:
     if not isinstance(answer, dict):
         return "expected an object"
     told = cast("dict[str, Any]", answer)
@@ -328,7 +330,7 @@ def _find_fault(ask: ClientRequest, answer: Any, form: Schema | None) -> str | N
     return None
 
 
-def _elicitation_fault(told: dict[str, Any], form: Schema | None) -> str | None:
+def _elicitation_fault(told: dict[str, Any], form: ParametersSchema | None) -> str | None:
     action, content = told.get("action"), told.get("content")
     if action not in ("accept", "decline", "cancel"):
         return "the action is not accept, decline or cancel"

@@ -13,10 +13,22 @@ from functools import partial
 from typing import Any
 
 from handrail.arbiter.approvals.approval_flow import ApprovalFlow
-from handrail.arbiter.call import Call
-from handrail.arbiter.client_requests import CallClientService, log_data, notify_on_loop, pause_timeouts, progress_data
-from handrail.arbiter.delegation import CallAgents, add_subagent_sessions
-from handrail.arbiter.execution import (
+from handrail.arbiter.call_state import Call
+from handrail.arbiter.client_requests import (
+    CallClientService,
+    call_on_kernel_loop,
+    make_log_event_data,
+    make_progress_event_data,
+    pause_timeouts,
+)
+from handrail.arbiter.jobs.background_jobs import BackgroundJobs
+from handrail.arbiter.jobs.job_views import SessionJobView
+from handrail.arbiter.jobs.output_stream import OutputStream
+from handrail.arbiter.lock_table import LockTable
+from handrail.arbiter.output.audience_views import SEEN_BY_FRONTEND, SEEN_BY_MODEL
+from handrail.arbiter.output.secret_redaction import SecretRedactor
+from handrail.arbiter.resource_access import CallResourceAccess
+from handrail.arbiter.stoppable_execution import (
     STOPPED_TEXT,
     StillRunning,
     StoppableExecution,
@@ -25,26 +37,20 @@ from handrail.arbiter.execution import (
     run_uninterrupted,
     stop_error_kind,
 )
-from handrail.arbiter.jobs.background_jobs import BackgroundJobs
-from handrail.arbiter.jobs.output_stream import OutputStream
-from handrail.arbiter.jobs.views import SessionJobView
-from handrail.arbiter.locks import LockTable
-from handrail.arbiter.output.exposure import SEEN_BY_FRONTEND, SEEN_BY_MODEL
-from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.arbiter.source_access import CallSourceAccess
+from handrail.arbiter.subagent_delegation import CallSubagents, add_sessions_to_cut_error
 from handrail.arbiter.tool_sessions import CallToolSession, ToolSessions
-from handrail.contract.call import CallAnswer, Result
+from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.sandbox import ConnectionAttempt
-from handrail.contract.services.channels import ChannelService, TriggerService
-from handrail.contract.services.client import LogLevel
-from handrail.contract.services.jobs import CatalogService, JobService
-from handrail.contract.services.memory import SkillService
-from handrail.contract.services.runtime import Runtime, UserQuestion
-from handrail.contract.session import StopReason
+from handrail.contract.sandbox_protocol import ConnectionAttempt
+from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
+from handrail.contract.services.client_services import LogLevel
+from handrail.contract.services.history_and_skill_services import SkillService
+from handrail.contract.services.job_and_tool_services import CatalogService, JobService
+from handrail.contract.services.tool_runtime import Runtime, UserQuestion
+from handrail.contract.session_protocols import StopReason
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.requires import AccessCheck, Capability
-from handrail.policy.shell.parser import argv_of_text
+from handrail.policy.shell.parser import argv_of_single_program_text
 from handrail.runtime.call_runtime import CallRuntime
 
 logger = logging.getLogger("handrail.arbiter")
@@ -107,17 +113,17 @@ class ToolRunner:
                     _CallServices(self, call),
                 )
                 runtime.read_only = call.read_only
-                runtime.split_shell_text = argv_of_text
+                runtime.split_shell_text = argv_of_single_program_text
         try:
             if left_off is not None:
                 call.handed_over_run = None
-                value = await execution.wait_for_task()
+                value = await execution.wait_for_separate_task()
                 return value if finished is None else finished(value)
             if isinstance(tool, FunctionTool):
                 if tool.blocking:
-                    work = run_in_daemon_thread(partial(tool.run_blocking, arguments, runtime), spec.id)
+                    work = run_in_daemon_thread(partial(tool.run_in_current_thread, arguments, runtime), spec.id)
                 else:
-                    work, finished = tool.start_call(arguments, runtime), tool.to_json
+                    work, finished = tool.start_call(arguments, runtime), tool.return_value_to_json
             else:
                 assert runtime is not None
                 work = tool.execute(arguments, runtime)
@@ -127,23 +133,23 @@ class ToolRunner:
                 except StopIteration as ended:
                     value = ended.value
                 else:
-                    call.flush_records()
-                    value = await execution.run_rest(work, first, budget_ms / 1000)
+                    call.pass_records_to_log()
+                    value = await execution.run_remaining_steps(work, first, budget_ms / 1000)
             else:
-                call.flush_records()
-                value = await execution.run_in_task(work, budget_ms / 1000, cancellable=not entry.is_blocking)
+                call.pass_records_to_log()
+                value = await execution.run_in_separate_task(work, budget_ms / 1000, cancellable=not entry.is_blocking)
             return value if finished is None else finished(value)
         except WorkHandedOver:
             call.handed_over_run = (budget_ms, runtime, finished)
             raise
         except StillRunning as still:
             result = self._stop_result(call, still.reason, budget_ms, _last_output(runtime), still_running=True)
-            self._keep_locks(call, still, result)
+            self._keep_locks_of_late_work(call, still, result)
             return result
         except WorkStopped as stopped:
             return self._stop_result(call, stopped.reason, budget_ms, _last_output(runtime))
         except ToolError as error:
-            return add_subagent_sessions(Result.from_error(error), call.subagents)
+            return add_sessions_to_cut_error(Result.from_error(error), call.subagents)
         except LogUnavailable as error:  # its stored values cannot be read or written
             if execution.reason is None:
                 text = f"`{spec.id}` cannot continue, since the workspace's database failed: {str(error).rstrip('.')}. Ask the user to fix it."
@@ -159,9 +165,9 @@ class ToolRunner:
             if call.handed_over_run is None:
                 call.tool_ended = True
                 if call.nested_calls:
-                    await self._end_nested(call)
+                    await self._stop_leftover_nested_calls(call)
                 if call.output_stream is not None:
-                    call.output_stream.finish()
+                    call.output_stream.flush_held_output()
 
     async def run_nested(self, parent: Call, make: Callable[[str | None], Call]) -> Result:
         """Carry out a nested call of the tool of ``parent``, which ends with that tool.
@@ -182,7 +188,7 @@ class ToolRunner:
             if child.answered is not None:
                 child.answered.set_result(None)
 
-    async def _end_nested(self, call: Call) -> None:
+    async def _stop_leftover_nested_calls(self, call: Call) -> None:
         """Stop the nested calls that a tool left running, since their locks are about to be released."""
         for child in call.nested_calls:
             child.answered = asyncio.get_running_loop().create_future()
@@ -196,7 +202,7 @@ class ToolRunner:
         if reason != "timeout":
             over = f" Its tool session `{call.ended_session_id}` has ended." if call.ended_session_id else ""
             text = f"`{spec.id}` was {STOPPED_TEXT[reason]}.{over}"
-            return add_subagent_sessions(
+            return add_sessions_to_cut_error(
                 Result.error(stop_error_kind(reason), text, kept, stopped_by=reason, **metadata), call.subagents
             )
         if metadata:
@@ -208,9 +214,9 @@ class ToolRunner:
         else:
             step = "Request less at once."
         text = f"`{spec.id}` timed out after {budget_ms:.0f} ms and was stopped. {step}"
-        return add_subagent_sessions(Result.error("timeout", text, kept, **metadata), call.subagents)
+        return add_sessions_to_cut_error(Result.error("timeout", text, kept, **metadata), call.subagents)
 
-    def _keep_locks(self, call: Call, still: StillRunning, answered: Result) -> None:
+    def _keep_locks_of_late_work(self, call: Call, still: StillRunning, answered: Result) -> None:
         """Keep the locks of work that continues after its answer, and record when it ends."""
         grant, call.grant = call.grant, None
         self._running_late[still.task] = f"{call.tool_id} ({call.id})"
@@ -226,19 +232,19 @@ class ToolRunner:
                 else f"failed: {type(failure).__name__}"
             )
             answer = Result(answered.type, None, answered.error_text, answered.metadata)
-            call.add_record("committed", {"late": True, "ended": ended, "result": answer.to_dict()})
-            call.flush_records()
+            call.queue_log_record("committed", {"late": True, "ended": ended, "result": answer.to_dict()})
+            call.pass_records_to_log()
             if grant is not None:
-                self.locks.release(grant)
+                self.locks.release_grant(grant)
 
         still.task.add_done_callback(over)
 
-    def track_task(self, task: asyncio.Task[Any], name: str) -> None:
+    def wait_for_task_at_shutdown(self, task: asyncio.Task[Any], name: str) -> None:
         """Make the end of the kernel wait for this task, too."""
         self._running_late[task] = name
         task.add_done_callback(lambda ended: self._running_late.pop(ended, None))
 
-    async def wait_settled(self) -> None:
+    async def wait_for_late_work(self) -> None:
         """Wait for work that continues after its answer, and log it if that takes long.
 
         The wait has no limit: the next holder of the workspace must not find such work running.
@@ -283,7 +289,7 @@ class _CallServices:
     def cancellation(self) -> StoppableExecution:
         return self.of.execution
 
-    def may(self) -> AccessCheck:
+    def build_access_check(self) -> AccessCheck:
         call = self.of
         assert call.verdict is not None and call.entry is not None
         lane = call.lane
@@ -294,12 +300,14 @@ class _CallServices:
 
     def report_progress(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
         if self.of.listeners:
-            notify_on_loop(self.of, partial(self.of.emit, "progress", progress_data(message, fraction, done, total)))
+            call_on_kernel_loop(
+                self.of, partial(self.of.emit, "progress", make_progress_event_data(message, fraction, done, total))
+            )
 
     def output(self, piece: str | bytes) -> None:
         call = self.of
         if call.listeners or call.job is not None or (call.entry is not None and call.entry.spec.promotable):
-            notify_on_loop(call, partial(_feed_output, call, piece))
+            call_on_kernel_loop(call, partial(_feed_output, call, piece))
 
     def jobs(self) -> JobService:
         return SessionJobView(self.runs.jobs, self.of)
@@ -309,7 +317,7 @@ class _CallServices:
         return None if self.of.job is None else self.of.job.row.id
 
     @property
-    def callers(self) -> tuple[str, ...]:
+    def calling_call_ids(self) -> tuple[str, ...]:
         found: list[str] = []
         call: Call | None = self.of
         while call is not None:  # a call may have become a job since its program started
@@ -319,10 +327,10 @@ class _CallServices:
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         if self.of.listeners:
-            notify_on_loop(self.of, partial(self.of.emit, "log", log_data(level, data, logger)))
+            call_on_kernel_loop(self.of, partial(self.of.emit, "log", make_log_event_data(level, data, logger)))
 
-    def resources(self, runtime: Runtime) -> CallSourceAccess:
-        return CallSourceAccess(self.of, runtime)
+    def resources(self, runtime: Runtime) -> CallResourceAccess:
+        return CallResourceAccess(self.of, runtime)
 
     def tool_session(self, runtime: Runtime) -> CallToolSession:
         assert self.runs.tool_sessions is not None
@@ -344,13 +352,13 @@ class _CallServices:
 
     async def ask_user(self, questions: Sequence[UserQuestion]) -> list[list[str]]:
         with pause_timeouts(self.of):
-            return await self.runs.approval_flow.ask_during_call(self.of, questions)
+            return await self.runs.approval_flow.ask_questions_during_run(self.of, questions)
 
     def catalog(self) -> CatalogService:
         return self.of.lane.catalog.make_catalog(self.of.generation)
 
-    def subagents(self) -> CallAgents:
-        return CallAgents(self.of)
+    def subagents(self) -> CallSubagents:
+        return CallSubagents(self.of)
 
     def channels(self) -> ChannelService:
         return self.of.lane.channels.for_call(self.of.id)
@@ -425,7 +433,7 @@ def get_output_stream(call: Call) -> OutputStream:
         keep = spec.exposure in SEEN_BY_MODEL and not spec.prompt_mask and (call.job is not None or spec.promotable)
         call.output_stream = OutputStream(call.redactor, tell, keep=keep)
         if call.job is not None:
-            call.output_stream.store_in(call.job.output)
+            call.output_stream.start_storing_in_file(call.job.output)
     return call.output_stream
 
 

@@ -15,20 +15,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.arbiter.call import Call, CallRefusal, LiveToolSession, ToolSessionStep
-from handrail.arbiter.generators import END_OF_STEPS, GeneratorNotEnding, GeneratorSteps
-from handrail.contract.call import Result
+from handrail.arbiter.call_state import Call, CallRefusal, LiveToolSession, ToolSessionStep
+from handrail.arbiter.generator_steps import END_OF_STEPS, GeneratorIgnoredClose, GeneratorSteps
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.generation import ToolEntry
-from handrail.contract.schema.validation import Schema
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.text.neutralisation import escape_controls
-from handrail.contract.tool.decorator import FunctionTool, iterate_steps
-from handrail.contract.tool.names import STATE_IDS, wire_name
+from handrail.contract.schema.argument_validation import ParametersSchema
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.neutralisation import escape_terminal_controls
+from handrail.contract.tool.decorator import FunctionTool, iterate_generator_steps
 from handrail.contract.tool.spec import STEP_INPUT, StateEnd
-from handrail.contract.tool.tool import Tool, check_spec
-from handrail.record.log import CommitLog, Record
-from handrail.store.tables.jobs import ToolSessionRow, ToolSessionTable
+from handrail.contract.tool.tool_ids_and_wire_names import STATE_IDS, wire_name
+from handrail.contract.tool.tool_protocol import Tool, check_spec
+from handrail.contract.tool_generation import ToolEntry
+from handrail.record.commit_log import CommitLog, Record
+from handrail.store.tables.job_tables import ToolSessionRow, ToolSessionTable
 
 _MOST_NAMED = 10
 _RETIRED_EVERY = 64
@@ -96,7 +96,7 @@ class ToolSessions:
 
     # ── which state a call is about ──────────────────────────────────────────────────────────────
 
-    def find_target(self, call: Call, arguments: Mapping[str, Any] | None) -> None:
+    def find_session_of_call(self, call: Call, arguments: Mapping[str, Any] | None) -> None:
         """Find the tool session that a call opens, continues or closes, before the call is recorded.
 
         :param arguments: the proposed arguments if they are an object
@@ -106,7 +106,7 @@ class ToolSessions:
         goes_on = entry.tool.state_arguments
         if goes_on is None:
             call.session_step = ToolSessionStep("open", self._new_id(entry))
-            call.entry = replace(entry, tool=OpeningTool(entry.tool, call, self), is_blocking=False)
+            call.entry = replace(entry, tool=SessionOpeningTool(entry.tool, call, self), is_blocking=False)
             return
         named: object = (arguments or {}).get(goes_on.argument)
         state_id = named if isinstance(named, str) else ""
@@ -117,10 +117,10 @@ class ToolSessions:
         state = self.open_sessions.get(state_id)
         if state is not None and state.session_id == call.session_id:
             going.session = state
-            call.entry = replace(state.entry, tool=entry.tool, schema=StepArgumentsSchema(state), is_blocking=False)
+            call.entry = replace(state.entry, tool=entry.tool, schema=ChangedStepSchema(state), is_blocking=False)
             call.tool_id = state.entry.id
 
-    def prepare_step(self, call: Call) -> None:
+    def redirect_to_stateful_tool(self, call: Call) -> None:
         """Turn a valid call into a call of the tool whose session is open.
 
         :raises Refusal: if the tool session does not exist, or its tool does not accept the input
@@ -132,7 +132,7 @@ class ToolSessions:
                 raise CallRefusal(
                     "validate",
                     "interrupted",
-                    f"The tool session of this step {describe_ended('interrupted')} Nothing was run.",
+                    f"The tool session of this step {explain_ended_session('interrupted')} Nothing was run.",
                 )
             if (full := self._limit_reached(call.session_id)) is not None:
                 raise CallRefusal("validate", "limit", full)
@@ -141,11 +141,11 @@ class ToolSessions:
         if state is None:
             self._check_ended(call, going)
             return
-        now = call.generation.resolve(state.entry.id)
+        now = call.generation.resolve_tool_name(state.entry.id)
         if now is None or now.unavailable_reason is not None or now.definition_hash != entry.definition_hash:
-            self.end_session(state, "changed")
+            self.end_without_call(state, "changed")
             if going.kind == "step":
-                raise ended_refusal(going.id, "changed")
+                raise refuse_step_of_ended_session(going.id, "changed")
             going.session, going.ended, call.entry = None, "changed", going.step_tool
             call.tool_id = going.step_tool.id if going.step_tool is not None else call.tool_id
             return
@@ -163,11 +163,11 @@ class ToolSessions:
         if ended is None and (row := self.table.get(going.id, call.session_id)) is not None:
             ended = row.ended or "suspended"
         if ended is None:
-            text = f"Tool session `{escape_controls(going.id[:80])}` does not exist. {self._describe_open(call.session_id)}"
+            text = f"Tool session `{escape_terminal_controls(going.id[:80])}` does not exist. {self._describe_open(call.session_id)}"
             raise CallRefusal("validate", "invalid_input", text)
         going.ended = ended
         if going.kind == "step":
-            raise ended_refusal(going.id, ended)
+            raise refuse_step_of_ended_session(going.id, ended)
 
     def _describe_open(self, session_id: str) -> str:
         named = ", ".join(state.id for state in self.list_open(session_id)[-_MOST_NAMED:])
@@ -178,7 +178,7 @@ class ToolSessions:
         most, there = self.limits.max_open, self.list_open(session_id)
         if len(there) + [*self._opening.values()].count(session_id) < most:
             return None
-        return limit_text(most, self._describe_open(session_id) if there else "")
+        return session_limit_error_text(most, self._describe_open(session_id) if there else "")
 
     def _new_id(self, entry: ToolEntry) -> str:
         while (made := f"{wire_name(entry.id)}_{randomness.token_hex(4)}") in self.open_sessions:
@@ -195,12 +195,12 @@ class ToolSessions:
             raise ToolError(full, kind="limit")
         arguments = copy.deepcopy(call.arguments)
         none = f"No step of `{going.id}` is running. `{entry.id}` can use its runtime only during a step."
-        steps = GeneratorSteps(lambda of: iterate_steps(tool, call.arguments or {}, of), entry.id, none)
+        steps = GeneratorSteps(lambda of: iterate_generator_steps(tool, call.arguments or {}, of), entry.id, none)
         own = replace(entry, tool=tool)
         state = LiveToolSession(going.id, call.id, call.lane, own, arguments, steps, call.generation)
         self._opening[call.id] = call.session_id
         try:
-            value = await self._run_step(state, call, runtime)
+            value = await self._take_step_or_end(state, call, runtime)
             if value is END_OF_STEPS:
                 return {"done": True}
             answer = self._step_result(state, tool, value, first=True)
@@ -227,9 +227,12 @@ class ToolSessions:
                 f"Another step of `{state.id}` is running. Wait for it, then repeat the call.", kind="conflict"
             )
         if state.end is not None:  # while this step waited
-            raise ToolError(f"Tool session `{state.id}` {describe_ended(state.end)}", kind=end_error_kind(state.end))
+            raise ToolError(
+                f"Tool session `{state.id}` {explain_ended_session(state.end)}",
+                kind=error_kind_of_session_end(state.end),
+            )
         assert call.arguments is not None
-        value = await self._run_step(state, call, runtime, call.arguments.get(STEP_INPUT, going.step_input))
+        value = await self._take_step_or_end(state, call, runtime, call.arguments.get(STEP_INPUT, going.step_input))
         if value is END_OF_STEPS:
             self._remove(state, "done")
             return {"state_id": state.id, "done": True}
@@ -238,7 +241,7 @@ class ToolSessions:
         except ToolError as error:  # the value is not JSON
             self._remove(state, "failed")
             self._abandon(state)
-            text = f"{error.text.removesuffix('.')}. {failed_step_text(state.id)}"
+            text = f"{error.text.removesuffix('.')}. {session_ended_by_failure_text(state.id)}"
             raise ToolError(text, kind=error.kind, data=error.data) from None
         self._start_idle_timer(state)
         return answer
@@ -250,13 +253,16 @@ class ToolSessions:
         ended = going.ended if state is None else state.end
         answer: dict[str, object] = {"state_id": going.id, "closed": True}
         if state is None or ended is not None:
-            return {**answer, "note": f"The tool session had already ended: {describe_end(ended or 'suspended')}."}
+            return {
+                **answer,
+                "note": f"The tool session had already ended: {describe_session_end(ended or 'suspended')}.",
+            }
         if state.is_busy:
             raise ToolError(f"A step of `{state.id}` is running. Wait for it, then close.", kind="conflict")
         self._remove(state, "closed")
         try:
             await state.steps.close(runtime)
-        except GeneratorNotEnding:
+        except GeneratorIgnoredClose:
             text = f"`{going.id}` is closed, but `{state.entry.id}` ignored the request to end (GeneratorExit)."
             raise ToolError(f"{text} Report this defect to the user.", kind="backend") from None
         except ToolError as error:
@@ -268,7 +274,9 @@ class ToolSessions:
             raise ToolError(f"`{going.id}` is closed, but its end failed: {said}", kind="backend") from None
         return answer
 
-    async def _run_step(self, state: LiveToolSession, call: Call, runtime: Runtime, sent: object = None) -> object:
+    async def _take_step_or_end(
+        self, state: LiveToolSession, call: Call, runtime: Runtime, sent: object = None
+    ) -> object:
         """Take one step. A step that fails ends the tool session."""
 
         def struck() -> None:  # at once, so that other calls see the end while the step still runs
@@ -283,14 +291,14 @@ class ToolSessions:
             self._remove(state, "failed")
             if call.session_step is None or call.session_step.kind == "open":
                 raise
-            text = f"{error.text.removesuffix('.')}. {failed_step_text(state.id)}"
+            text = f"{error.text.removesuffix('.')}. {session_ended_by_failure_text(state.id)}"
             raise ToolError(text, kind=error.kind, data=error.data) from None
         except Exception as error:
             self._remove(state, "failed")
             if call.execution.reason is not None or call.session_step is None or call.session_step.kind == "open":
                 raise
             said = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]  # redacted first, then cut
-            text = f"`{state.entry.id}` failed unexpectedly: {said}. {failed_step_text(state.id)}"
+            text = f"`{state.entry.id}` failed unexpectedly: {said}. {session_ended_by_failure_text(state.id)}"
             raise ToolError(text, kind="backend") from None
         finally:
             state.is_busy = False
@@ -307,10 +315,10 @@ class ToolSessions:
         if result is not None and not result.ok:
             return result.with_metadata(state_id=state.id)
         data = value if result is None else result.data
-        answer["step"] = tool.to_json(data) if isinstance(tool, FunctionTool) else data
+        answer["step"] = tool.return_value_to_json(data) if isinstance(tool, FunctionTool) else data
         if first:
             spec = state.entry.spec
-            answer["note"] = next_step_text(self.limits.idle_s)
+            answer["note"] = first_step_note(self.limits.idle_s)
             if spec.step_parameters is not None:
                 answer["input"] = dict(spec.step_parameters)
         return answer if result is None else Result("output", answer, None, result.metadata)
@@ -338,9 +346,9 @@ class ToolSessions:
         if on_the_way:  # a step waits for a lock or an approval
             self._start_idle_timer(state)
         else:
-            self.end_session(state, "expired")
+            self.end_without_call(state, "expired")
 
-    def end_session(self, state: LiveToolSession, ended: StateEnd) -> asyncio.Task[None] | None:
+    def end_without_call(self, state: LiveToolSession, ended: StateEnd) -> asyncio.Task[None] | None:
         """End a tool session without a call, on record and without access to the runtime.
 
         :return: the task that ends it; None if it has already ended
@@ -349,7 +357,7 @@ class ToolSessions:
             return None
         self._remove(state, ended)
         told = {"tool": state.entry.id, "state": state.id, "ended": ended}
-        self._log.append([Record("tool-session-closed", state.session_id, state.call_id, told)])
+        self._log.record_soon([Record("tool-session-closed", state.session_id, state.call_id, told)])
         return self._abandon(state)
 
     def _abandon(self, state: LiveToolSession) -> asyncio.Task[None]:
@@ -384,19 +392,19 @@ class ToolSessions:
             if self._ended % _RETIRED_EVERY == 0:
                 self.table.remove_old(self._clock())
 
-    async def end_all(self, session_id: str) -> None:
+    async def end_sessions_of(self, session_id: str) -> None:
         """End all tool sessions of a session that takes no more calls, and wait for that within a limit."""
         for state in self.list_open(session_id):
-            self.end_session(state, "suspended")
+            self.end_without_call(state, "suspended")
         if waiting := tuple(self._closing):
             await asyncio.wait(waiting)
 
-    async def recover(self) -> None:
+    async def mark_former_interrupted(self) -> None:
         """Mark the tool sessions of a former process as interrupted. Call it at start.
 
         :raises LogUnavailable: if that cannot be made durable
         """
-        await self.table.recover(self._clock())
+        await self.table.mark_open_interrupted(self._clock())
 
 
 class CallToolSession:
@@ -418,7 +426,7 @@ class CallToolSession:
         return await self._states.close_session(self._call, self._runtime)
 
 
-class OpeningTool(Tool):
+class SessionOpeningTool(Tool):
     """A stateful tool, as the call that opens its tool session runs it."""
 
     def __init__(self, tool: Tool, call: Call, states: ToolSessions) -> None:
@@ -438,7 +446,7 @@ class OpeningTool(Tool):
         return self._tool.questions(args)
 
 
-class StepArgumentsSchema(Schema):
+class ChangedStepSchema(ParametersSchema):
     """A schema of the arguments that a user may give instead of those of a step: only the input may differ."""
 
     __slots__ = ("_state",)
@@ -462,23 +470,23 @@ class StepArgumentsSchema(Schema):
         return {**arguments, STEP_INPUT: step.coerce_integers({"input": arguments[STEP_INPUT]})["input"]}
 
 
-def describe_end(ended: StateEnd) -> str:
+def describe_session_end(ended: StateEnd) -> str:
     """Return how a tool session ended, as the end of a sentence."""
     return _HOW[ended]
 
 
-def describe_ended(ended: StateEnd) -> str:
+def explain_ended_session(ended: StateEnd) -> str:
     """Return the end of an error text about a tool session that has ended."""
     return f"has ended: {_HOW[ended]}. Open a new one if you still need it."
 
 
-def next_step_text(idle_s: float) -> str:
+def first_step_note(idle_s: float) -> str:
     """Return the note with the first step."""
     after = f"{idle_s / 60:.3g} min" if idle_s >= 60 else f"{idle_s:.3g} s"
     return f"Continue with tool.step, and end with tool.close. Without a step, the tool session ends after {after}."
 
 
-def limit_text(most: int, named: str) -> str:
+def session_limit_error_text(most: int, named: str) -> str:
     """Return the error text for a session with too many tool sessions.
 
     :param named: a sentence that names the open ones
@@ -487,16 +495,18 @@ def limit_text(most: int, named: str) -> str:
     return f"{text} {named + ' ' if named else ''}Close one with tool.close, then repeat the call."
 
 
-def failed_step_text(state_id: str) -> str:
+def session_ended_by_failure_text(state_id: str) -> str:
     """Return the sentence that follows a failure which ended a tool session."""
     return f"The tool session `{state_id}` has ended."
 
 
-def end_error_kind(ended: StateEnd) -> ErrorKind:
+def error_kind_of_session_end(ended: StateEnd) -> ErrorKind:
     """Return the error kind for a tool session that has ended."""
     return "interrupted" if ended == "interrupted" else "conflict"
 
 
-def ended_refusal(state_id: str, ended: StateEnd) -> CallRefusal:
+def refuse_step_of_ended_session(state_id: str, ended: StateEnd) -> CallRefusal:
     """Return the refusal of a step of a tool session that has ended."""
-    return CallRefusal("validate", end_error_kind(ended), f"Tool session `{state_id}` {describe_ended(ended)}")
+    return CallRefusal(
+        "validate", error_kind_of_session_end(ended), f"Tool session `{state_id}` {explain_ended_session(ended)}"
+    )

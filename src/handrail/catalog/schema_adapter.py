@@ -3,7 +3,7 @@
 If the provider's language lacks a constraint, the schema becomes looser and the description states the constraint in words. An
 adapted schema accepts every call that the tool's own schema accepts, and the kernel checks each call against the tool's own.
 Properties keep their places and their nesting. If a provider refuses the name of a property, the property gets another name,
-and :meth:`AdaptedSchema.restore_arguments` restores the original.
+and :meth:`AdaptedSchema.restore_property_names` restores the original.
 
 A reference remains if the provider follows it. Otherwise it is inlined. That can turn a schema of a kilobyte into one of
 hundreds, which every request would pay for. So references are inlined only to a proportionate number of levels.
@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any, cast
 from urllib.parse import unquote
 
-from handrail.catalog.dialects import ANNOTATIONS, SchemaDialect
+from handrail.catalog.provider_dialects import ANNOTATIONS, ProviderSchemaDialect
 
 # Merging and splitting of schemas: the conjunction of two, the union of several.
 #
@@ -80,11 +80,11 @@ def merge_schemas(one: SchemaNode, other: SchemaNode) -> dict[str, Any]:
             both[keyword] = f"{both[keyword]} {value}"
     if apart := _clashing_keywords(one, other):
         both["allOf"] = [*both.get("allOf", ()), apart]
-    _close(both, (one, other))
+    _merge_further_properties(both, (one, other))
     return both
 
 
-def _close(both: dict[str, Any], parts: Sequence[SchemaNode]) -> None:
+def _merge_further_properties(both: dict[str, Any], parts: Sequence[SchemaNode]) -> None:
     """Let the merged schema allow further properties as far as each part does."""
     if any("patternProperties" in part for part in parts):
         for keyword in ("additionalProperties", "unevaluatedProperties"):
@@ -113,7 +113,7 @@ def _clashing_keywords(one: SchemaNode, other: SchemaNode) -> dict[str, Any]:
     return {keyword: other[keyword] for of in clashing for keyword in _bundle(of) if keyword in other}
 
 
-def unite_branches(root: dict[str, Any], branches: Sequence[SchemaNode]) -> dict[str, Any]:
+def unite_root_alternatives(root: dict[str, Any], branches: Sequence[SchemaNode]) -> dict[str, Any]:
     """Return a root that accepts what any of its alternatives accepts."""
     properties: dict[str, list[Any]] = {}
     for part in branches:
@@ -169,7 +169,7 @@ def split_by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
     return {**shown, **branches[0]} if len(branches) == 1 else {**shown, "anyOf": branches} if branches else shown
 
 
-def push_into_branches(node: dict[str, Any]) -> dict[str, Any]:
+def move_constraints_into_branches(node: dict[str, Any]) -> dict[str, Any]:
     """Move the constraints next to a list of alternatives into each alternative."""
     shown = {key: value for key, value in node.items() if key in ANNOTATIONS and key != "format"}
     beside = {key: value for key, value in node.items() if key != "anyOf" and key not in shown}
@@ -191,7 +191,7 @@ def _branch_of_type(name: str, asked: SchemaNode, values: Sequence[Any] | None) 
     return branch if fits else None
 
 
-def _respell(node: dict[str, Any]) -> None:
+def _simplify_keywords(node: dict[str, Any]) -> None:
     """Replace keywords by fewer ones with the same meaning."""
     if "const" in node:
         node["enum"] = [node.pop("const")]
@@ -218,15 +218,17 @@ def _type_by_enum(node: dict[str, Any], words: list[str]) -> None:
         node["type"] = [node["type"]]
 
 
-def strip_annotations(value: object) -> Any:
+def strip_property_descriptions(value: object) -> Any:
     """Return a schema without descriptions of its properties, for use in a place that repeats them."""
     if isinstance(value, list):
-        return [strip_annotations(one) for one in cast("list[object]", value)]
+        return [strip_property_descriptions(one) for one in cast("list[object]", value)]
     if not isinstance(value, Mapping):
         return value
     node = cast("SchemaNode", value)
     return {
-        key: strip_annotations(one) for key, one in node.items() if key not in ANNOTATIONS or not isinstance(one, str)
+        key: strip_property_descriptions(one)
+        for key, one in node.items()
+        if key not in ANNOTATIONS or not isinstance(one, str)
     }
 
 
@@ -387,38 +389,38 @@ class AdaptedSchema:
     notes: tuple[str, ...] = ()
     renamed: SchemaNode = field(default_factory=dict[str, str])
 
-    def restore_arguments(self, arguments: object) -> Any:
+    def restore_property_names(self, arguments: object) -> Any:
         """Return a model's arguments with the tool's own property names."""
         if not self.renamed:
             return arguments
         if isinstance(arguments, Mapping):
             given = cast("Mapping[str, Any]", arguments)
-            return {self.renamed.get(name, name): self.restore_arguments(value) for name, value in given.items()}
+            return {self.renamed.get(name, name): self.restore_property_names(value) for name, value in given.items()}
         return (
-            [self.restore_arguments(item) for item in cast("list[Any]", arguments)]
+            [self.restore_property_names(item) for item in cast("list[Any]", arguments)]
             if isinstance(arguments, list)
             else arguments
         )
 
 
-def adapt_tool(view: SchemaNode, dialect: SchemaDialect) -> tuple[dict[str, Any], AdaptedSchema]:
+def adapt_tool(view: SchemaNode, dialect: ProviderSchemaDialect) -> tuple[dict[str, Any], AdaptedSchema]:
     """Return a tool's LLM view in a provider's form, and how to restore its arguments."""
     fitted, description = _adapt_schema_and_text(view, dialect)
     return dialect.form(str(view["name"]), description, fitted.parameters), fitted
 
 
-def adapt_view(view: SchemaNode, dialect: SchemaDialect) -> dict[str, Any]:
+def adapt_view(view: SchemaNode, dialect: ProviderSchemaDialect) -> dict[str, Any]:
     """Return a tool's LLM view with the description and parameters that a provider gets."""
     fitted, description = _adapt_schema_and_text(view, dialect)
     return {**view, "description": description, "parameters": fitted.parameters}
 
 
-def _adapt_schema_and_text(view: SchemaNode, dialect: SchemaDialect) -> tuple[AdaptedSchema, str]:
+def _adapt_schema_and_text(view: SchemaNode, dialect: ProviderSchemaDialect) -> tuple[AdaptedSchema, str]:
     fitted = _adapt_cached(json.dumps(view["parameters"], sort_keys=False), dialect)
     return fitted, append_notes(str(view["description"]), fitted.notes, dialect.max_description)
 
 
-def schemas_with_renames(views: Iterable[SchemaNode], dialect: SchemaDialect) -> dict[str, AdaptedSchema]:
+def find_tools_with_renames(views: Iterable[SchemaNode], dialect: ProviderSchemaDialect) -> dict[str, AdaptedSchema]:
     """Return the tools with renamed properties, by wire name."""
     if dialect.property_names is None:
         return {}
@@ -441,11 +443,11 @@ def append_notes(description: str, notes: Sequence[str], most: int | None) -> st
 
 
 @lru_cache(maxsize=4096)
-def _adapt_cached(parameters: str, dialect: SchemaDialect) -> AdaptedSchema:
+def _adapt_cached(parameters: str, dialect: ProviderSchemaDialect) -> AdaptedSchema:
     return adapt_schema(json.loads(parameters), dialect)
 
 
-def adapt_schema(parameters: SchemaNode, dialect: SchemaDialect) -> AdaptedSchema:
+def adapt_schema(parameters: SchemaNode, dialect: ProviderSchemaDialect) -> AdaptedSchema:
     """Adapt ``parameters``, a valid schema of an object, to ``dialect``."""
     if (
         dialect.keywords is None
@@ -453,7 +455,7 @@ def adapt_schema(parameters: SchemaNode, dialect: SchemaDialect) -> AdaptedSchem
         and not (dialect.plain_root and _has_root_alternatives(parameters))
     ):
         return AdaptedSchema(parameters)
-    most = max(MAX_GROWTH * json_length(parameters), ALWAYS_ALLOWED)
+    most = max(MAX_GROWTH * schema_length_in_request(parameters), ALWAYS_ALLOWED)
     nodes = min(most // 2, MAX_SCHEMAS)  # a schema has two characters at least
     written = 0
     found: AdaptedSchema | None = None
@@ -463,7 +465,7 @@ def adapt_schema(parameters: SchemaNode, dialect: SchemaDialect) -> AdaptedSchem
             fitted = tried.adapt()
         except _SchemaTooLarge:
             break
-        if json_length(fitted.parameters) > most:
+        if schema_length_in_request(fitted.parameters) > most:
             break
         found = fitted
         written += tried.nodes
@@ -471,13 +473,13 @@ def adapt_schema(parameters: SchemaNode, dialect: SchemaDialect) -> AdaptedSchem
             break
     while found is None:  # too large even without inlined references: leave the end of it open
         fitted = _SchemaAdapter(parameters, dialect, 0, nodes, cut=True).adapt()
-        if not nodes or json_length(fitted.parameters) <= most:
+        if not nodes or schema_length_in_request(fitted.parameters) <= most:
             found = fitted
         nodes //= 2
     return found
 
 
-def json_length(schema: SchemaNode) -> int:
+def schema_length_in_request(schema: SchemaNode) -> int:
     """Return the characters of a schema in a request."""
     return len(json.dumps(schema, ensure_ascii=False))
 
@@ -502,7 +504,9 @@ class _SchemaAdapter:
     :param cut: leave everything beyond ``most`` open instead of raising :class:`_SchemaTooLarge`
     """
 
-    def __init__(self, root: SchemaNode, dialect: SchemaDialect, levels: int, most: int, *, cut: bool = False) -> None:
+    def __init__(
+        self, root: SchemaNode, dialect: ProviderSchemaDialect, levels: int, most: int, *, cut: bool = False
+    ) -> None:
         self.root = root
         self.dialect = dialect
         self.levels, self.most, self.cut = levels, most, cut
@@ -510,7 +514,7 @@ class _SchemaAdapter:
         self.goes_deeper = False
         """Whether a reference was not inlined because of ``levels``."""
         self.notes: list[str] = []
-        self.names = _wire_property_names(root, dialect)
+        self.names = _rename_refused_properties(root, dialect)
         references = list(references_in(root))
         # A reference names a place in the original schema. Only references to definitions stay valid.
         self.defines = dialect.keywords is None and any(map(LOCAL.match, references))
@@ -539,7 +543,7 @@ class _SchemaAdapter:
 
         Properties of alternatives and conditions become optional. Notes say which of them belong together.
         """
-        flat = self._inline(root, ())
+        flat = self._inline_references(root, ())
         kept_apart = flat.pop("allOf", ())
         own = {keyword: flat.pop(keyword) for keyword in _AT_ROOT if keyword in flat}
         for part in (own, *kept_apart):
@@ -557,14 +561,18 @@ class _SchemaAdapter:
         """
         for keyword in ("anyOf", "oneOf"):
             if branches := self._branches(part, keyword, ()):
-                flat = unite_branches(flat, branches)
+                flat = unite_root_alternatives(flat, branches)
                 self.notes.append(describe_choice(keyword, branches))
         dependent: SchemaNode = part.get("dependentSchemas", {})
         given = [part.get("then"), part.get("else"), *dependent.values()]
-        if further := [self._inline(cast("SchemaNode", one), ()) for one in given if isinstance(one, Mapping)]:
-            flat = unite_branches(flat, [*further, {}])
+        if further := [
+            self._inline_references(cast("SchemaNode", one), ()) for one in given if isinstance(one, Mapping)
+        ]:
+            flat = unite_root_alternatives(flat, [*further, {}])
         self.notes += [
-            describe_keyword(keyword, strip_annotations(part[keyword])) for keyword in _SAID_AT_ROOT if keyword in part
+            describe_keyword(keyword, strip_property_descriptions(part[keyword]))
+            for keyword in _SAID_AT_ROOT
+            if keyword in part
         ]
         return flat
 
@@ -573,16 +581,16 @@ class _SchemaAdapter:
         found: list[dict[str, Any]] = []
         for one in cast("list[SchemaNode | bool]", node.get(keyword, ())):
             if not isinstance(one, bool):
-                flat = self._inline(one, trail)
+                flat = self._inline_references(one, trail)
                 further = (*trail, references) if (references := direct_references(one)) else trail
                 for part in (flat, *flat.get("allOf", ())):
                     for inner in ("anyOf", "oneOf"):
                         if branches := self._branches(part, inner, further):
-                            flat = unite_branches(flat, branches)
+                            flat = unite_root_alternatives(flat, branches)
                 found.append(flat)
         return found
 
-    def _inline(self, node: SchemaNode, trail: ReferenceTrail) -> dict[str, Any]:
+    def _inline_references(self, node: SchemaNode, trail: ReferenceTrail) -> dict[str, Any]:
         """Return ``node`` with its references and its ``allOf`` merged into it."""
         flat = dict(node)
         reference = flat.pop("$ref", None)
@@ -591,10 +599,10 @@ class _SchemaAdapter:
             if (why := self._why_not_followed(reference, trail)) is not None:
                 flat = merge_schemas(flat, {"description": why})
             elif isinstance(target, Mapping):
-                flat = merge_schemas(flat, self._inline(cast("SchemaNode", target), (*trail, (reference,))))
+                flat = merge_schemas(flat, self._inline_references(cast("SchemaNode", target), (*trail, (reference,))))
         for part in flat.pop("allOf", ()):
             if isinstance(part, Mapping):
-                flat = merge_schemas(flat, self._inline(cast("SchemaNode", part), trail))
+                flat = merge_schemas(flat, self._inline_references(cast("SchemaNode", part), trail))
         return flat
 
     def _why_not_followed(self, reference: str, trail: ReferenceTrail) -> str | None:
@@ -630,7 +638,7 @@ class _SchemaAdapter:
                 raise _SchemaTooLarge
             return {"description": "(too large to show here; use info for the full schema)"}
         if references := self._references_to_inline(node):
-            node = self._inline(node, trail)
+            node = self._inline_references(node, trail)
             trail = (*trail, references)
         words: list[str] = []
         if self.dialect.keywords is not None:
@@ -646,8 +654,8 @@ class _SchemaAdapter:
         :param words: collects the other keywords in words
         """
         if "allOf" in node:
-            node = self._inline(node, ())
-        _respell(node)
+            node = self._inline_references(node, ())
+        _simplify_keywords(node)
         if "enum" in node:
             _type_by_enum(node, words)
         types = node.get("type")
@@ -656,7 +664,7 @@ class _SchemaAdapter:
         if "patternProperties" in node and "patternProperties" not in keywords:
             node.pop("additionalProperties", None)  # it would apply to the properties that the patterns name
         if isinstance(node.get("anyOf"), list):
-            node = push_into_branches(node)
+            node = move_constraints_into_branches(node)
         kept: dict[str, Any] = {}
         for keyword, value in node.items():
             if keyword == "format" and value not in _FORMATS:
@@ -719,7 +727,7 @@ class _SchemaAdapter:
         return {**node, "description": " ".join([f"{name}:", str(node.get("description", ""))]).strip()}
 
 
-def _wire_property_names(root: SchemaNode, dialect: SchemaDialect) -> dict[str, str]:
+def _rename_refused_properties(root: SchemaNode, dialect: ProviderSchemaDialect) -> dict[str, str]:
     """Return new names for the properties whose names the provider refuses. No other property has them."""
     if dialect.property_names is None:
         return {}

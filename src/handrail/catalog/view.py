@@ -1,6 +1,6 @@
 """One generation of tools as the models of one agent see it: core tools, and categories for the rest.
 
-A view is made once for each generation and never changes. :mod:`handrail.catalog.interaction` tracks the tools that an
+A view is made once for each generation and never changes. :mod:`handrail.catalog.loaded_tools` tracks the tools that an
 interaction has loaded in addition to the core.
 """
 
@@ -14,13 +14,13 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
-from handrail.contract.agent import AGENT_TOOL_PREFIX, tool_matches
-from handrail.contract.generation import AGENT_SOURCE, BUILT_IN, Generation, ToolEntry
-from handrail.contract.services.delegation import MAX_DEPTH
-from handrail.contract.services.jobs import ToolCategory
-from handrail.contract.tool.names import RESOURCE_IDS
+from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, tool_pattern_matches
+from handrail.contract.services.job_and_tool_services import ToolCategory
+from handrail.contract.services.subagent_services import MAX_DEPTH
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool_ids_and_wire_names import RESOURCE_IDS
+from handrail.contract.tool_generation import AGENT_SOURCE, BUILT_IN, Generation, ToolEntry
 
 # Categories: each tool is in exactly one, with a text for models.
 #
@@ -49,7 +49,7 @@ class CategoryTopic:
         offers = [words for words, doing in self.abilities if any(_is_one_of(tool_id, doing) for tool_id in ids)]
         return f"{self.about}: {', '.join(offers)}." if offers else f"{self.about}."
 
-    def has(self, tool_id: str) -> bool:
+    def has_shipped_tool(self, tool_id: str) -> bool:
         """Return whether the tool is one of those that ship in this category."""
         return any(_is_one_of(tool_id, doing) for _, doing in self.abilities)
 
@@ -132,7 +132,7 @@ MAX_CATEGORY_TEXT = 200
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-def category_of(entry: ToolEntry) -> str:
+def find_category_name(entry: ToolEntry) -> str:
     """Return the name of the category of ``entry``, for an entry that is not core.
 
     A third-party tool has the name of its source. An operator's tool may name a category. Otherwise it has the first part of
@@ -178,7 +178,7 @@ def describe_empty_category(name: str, withheld: Iterable[ToolEntry], beyond: It
         reason = line if len(line) <= MAX_CATEGORY_TEXT else f"{line[: MAX_CATEGORY_TEXT - 1]}…"
         how = f"its {len(without)} tools are unavailable" if len(without) > 1 else "its tool is unavailable"
         return f"{topic.about}. Empty, because {how}: {reason}"
-    if any(topic.has(tool_id) for tool_id in beyond):
+    if any(topic.has_shipped_tool(tool_id) for tool_id in beyond):
         return f"{topic.about}. Empty, because this agent has none of its tools. The user can add them to `tools` of the agent's manifest."
     return f'{topic.about}. Empty. The user can add a tool with the category "{name}".'
 
@@ -251,7 +251,7 @@ class CatalogView:
     )
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
-        idle = idle_tools(generation)
+        idle = list_useless_tools(generation)
         self.barred_agents = frozenset(_barred_agents(generation, options.above))
         ready = {
             tool_id: entry
@@ -281,7 +281,7 @@ class CatalogView:
         named: dict[tuple[str, str | None], list[str]] = {}
         for tool_id in sorted(others, key=lambda tool_id: ready[tool_id].third_party is not None):
             entry = ready[tool_id]
-            key = category_of(entry), None if entry.third_party is None else entry.third_party.name
+            key = find_category_name(entry), None if entry.third_party is None else entry.third_party.name
             if (ids := named.get(key)) is None:
                 ids = named[key] = members.setdefault(_unique_category_name(key[0], entry, members, ready), [])
             ids.append(tool_id)
@@ -302,7 +302,7 @@ class CatalogView:
         self.empty_categories: Mapping[str, str] = MappingProxyType(
             {
                 name: describe_empty_category(
-                    name, [one for one in withheld if category_of(one) == name], generation.other_tool_ids
+                    name, [one for one in withheld if find_category_name(one) == name], generation.other_tool_ids
                 )
                 for name in SHIPPED_CATEGORIES
                 if name not in members
@@ -310,18 +310,18 @@ class CatalogView:
         )
         self._category = {tool_id: name for name, ids in members.items() for tool_id in ids}
 
-    def category(self, tool_id: str) -> str:
+    def category_of_callable(self, tool_id: str) -> str:
         """Return the category of a tool that can be called.
 
         :returns: :data:`~handrail.catalog.view.CORE_CATEGORY` for a core tool
         """
         return self._category.get(tool_id, CORE_CATEGORY)
 
-    def category_of(self, entry: ToolEntry) -> str:
+    def category_of_any_tool(self, entry: ToolEntry) -> str:
         """Return the category of any tool of the generation, even if it is unavailable."""
         if entry.id in self.available_tools:
-            return self.category(entry.id)
-        return CORE_CATEGORY if _is_core(entry) else category_of(entry)
+            return self.category_of_callable(entry.id)
+        return CORE_CATEGORY if _is_core(entry) else find_category_name(entry)
 
     def list_categories(self) -> list[ToolCategory]:
         """Return the categories with tools, in order, followed by the empty shipped ones."""
@@ -330,7 +330,7 @@ class CatalogView:
         ]
         return [*filled, *(ToolCategory(name, text, 0) for name, text in self.empty_categories.items())]
 
-    def active_specs(self, loaded: Iterable[str]) -> list[ToolSpec]:
+    def loaded_tool_specs(self, loaded: Iterable[str]) -> list[ToolSpec]:
         """Return the loaded tools: the core tools, then those of ``brought``, in their order."""
         core, ready = self.core_tools, self.available_tools
         shown = [entry.spec for entry in core.values()]
@@ -349,7 +349,7 @@ class CatalogView:
 _views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, CatalogView]] = weakref.WeakKeyDictionary()
 
 
-def idle_tools(generation: Generation) -> Collection[str]:
+def list_useless_tools(generation: Generation) -> Collection[str]:
     """Return the ids of tools that are useless here and hidden from models.
 
     They are the tools for resources and prompts, if no source has any.
@@ -364,7 +364,7 @@ def _barred_agents(generation: Generation, above: Sequence[Sequence[str]]) -> It
     for tool_id, entry in generation.entries.items():
         if entry.source == AGENT_SOURCE:
             agent = tool_id.removeprefix(AGENT_TOOL_PREFIX)
-            allowed = all(any(tool_matches(pattern, agent) for pattern in each) for each in above)
+            allowed = all(any(tool_pattern_matches(pattern, agent) for pattern in each) for each in above)
             if not allowed or len(above) >= MAX_DEPTH:
                 yield tool_id
 
@@ -419,7 +419,7 @@ _MANY = 1_000
 """The number of steps from which an active set is shortened."""
 
 
-class ActiveSet:
+class LoadedToolSet:
     """The set of loaded tools, as ids in loading order."""
 
     __slots__ = ("_steps", "loaded")
@@ -444,11 +444,11 @@ class ActiveSet:
         return taken
 
     @property
-    def evictable(self) -> tuple[str, ...]:
+    def unloadable_tools(self) -> tuple[str, ...]:
         """The tools that may be unloaded, the one that was found longest ago first."""
         return tuple(tool_id for tool_id, loose in self.loaded.items() if loose)
 
-    def ids_after(self, count: int | None = None) -> tuple[str, ...]:
+    def ids_loaded_after_step(self, count: int | None = None) -> tuple[str, ...]:
         """Return the tools that were loaded after ``count`` steps, in order; default: now."""
         if count is None or count >= len(self._steps):
             return tuple(self.loaded)
@@ -457,16 +457,16 @@ class ActiveSet:
             _apply_step(found, step)
         return tuple(found)
 
-    def minimal_steps(self) -> tuple[str, ...]:
+    def shortest_steps(self) -> tuple[str, ...]:
         """Return the fewest steps that lead to the current set."""
         return tuple(f"{FOUND_MARK}{tool_id}" if loose else tool_id for tool_id, loose in self.loaded.items())
 
-    def compact(self) -> ActiveSet:
+    def with_few_steps(self) -> LoadedToolSet:
         """Return an equal set with few steps if this one has very many, else this one.
 
         A length counts the steps of the returned set.
         """
-        return ActiveSet(self.minimal_steps()) if len(self._steps) > _MANY + 2 * len(self.loaded) else self
+        return LoadedToolSet(self.shortest_steps()) if len(self._steps) > _MANY + 2 * len(self.loaded) else self
 
 
 def _apply_step(in_view: dict[str, bool], step: str) -> bool:

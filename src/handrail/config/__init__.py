@@ -3,21 +3,21 @@
 The layers, from weak to strong: defaults, ``handrail.toml`` in the platform's configuration folder (or a named file), the
 workspace's own ``handrail.toml``, ``HANDRAIL_*`` variables, flags. Every value keeps its origin. The ``deny`` and ``ask``
 rules of the workspace file always apply; the rest applies only after the user has trusted exactly this content
-(:mod:`handrail.store.decisions`). Tool folders are next to the first file, never in a workspace.
+(:mod:`handrail.store.operator_decisions`). Tool folders are next to the first file, never in a workspace.
 """
 
 from __future__ import annotations
 
-from handrail.config.layers import LayerValue, ValueOrigin
+from handrail.config.layers import LayerValue, SettingOrigin
 from handrail.config.loader import (
-    Configuration,
     ConfiguredRule,
+    MergedConfiguration,
     WorkspaceFile,
     check_outside_workspace,
     default_config_folder,
     load_configuration,
 )
-from handrail.config.settings import (
+from handrail.config.operator_settings import (
     FILE_NAME,
     ApprovalSettings,
     LimitSettings,
@@ -29,13 +29,13 @@ from handrail.config.settings import (
 __all__ = [
     "FILE_NAME",
     "ApprovalSettings",
-    "Configuration",
+    "MergedConfiguration",
     "ConfiguredRule",
     "LayerValue",
     "LimitSettings",
     "SearchSettings",
     "Settings",
-    "ValueOrigin",
+    "SettingOrigin",
     "WatchdogSettings",
     "WorkspaceFile",
     "check_outside_workspace",

@@ -10,23 +10,29 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from handrail.config.secret_references import find_secret_faults, find_tool_faults
-from handrail.config.settings import LIST_KEYS, Settings, join_key, list_keys, split_key
+from handrail.config.operator_settings import (
+    LIST_KEYS,
+    Settings,
+    join_setting_key,
+    list_setting_keys,
+    split_setting_key,
+)
+from handrail.config.secret_references import find_secret_table_faults, find_tool_settings_faults
 from handrail.config.toml_file import find_unsupported_values
 from handrail.contract.errors import Diagnostic, UsageError
-from handrail.contract.modes import MODES, Mode
-from handrail.contract.schema.validation import format_path
+from handrail.contract.permission_modes import MODES, Mode
+from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.tool.manifest import find_model_faults
-from handrail.contract.tool.names import nearest_names
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 LayerKind = Literal["default", "configuration", "workspace", "environment", "flag"]
 
 
-_TABLE_CHECKS = {"secrets": find_secret_faults, "tools": find_tool_faults}
+_TABLE_CHECKS = {"secrets": find_secret_table_faults, "tools": find_tool_settings_faults}
 
 
 @dataclass(frozen=True, slots=True)
-class ValueOrigin:
+class SettingOrigin:
     """The origin of a value: ``FILE:LINE``, a variable's name, a flag, or ``""`` for a default."""
 
     kind: LayerKind
@@ -46,7 +52,7 @@ class LayerValue:
 
     key: str
     value: Any
-    origin: ValueOrigin
+    origin: SettingOrigin
     inactive_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,7 +99,7 @@ class ConfigLayer:
     def get(self, key: str) -> tuple[Any] | None:
         """Return the value of a key in a tuple, or None."""
         node: Any = self.table
-        for part in split_key(key):
+        for part in split_setting_key(key):
             if not isinstance(node, Mapping) or part not in node:
                 return None
             node = cast("Mapping[str, Any]", node)[part]
@@ -120,7 +126,7 @@ def merge_layers(layers: Sequence[ConfigLayer]) -> tuple[Settings, tuple[LayerVa
 
 def _list_set_keys(layers: Sequence[ConfigLayer]) -> Iterator[str]:
     """Yield every key; for ``tools``, one key for each setting of each tool."""
-    for key in list_keys():
+    for key in list_setting_keys():
         of_tools = (
             dict.fromkeys(inner for layer in layers for inner in _list_tool_keys(layer)) if key == "tools" else ()
         )
@@ -132,23 +138,23 @@ def _list_tool_keys(layer: ConfigLayer) -> Iterator[str]:
     for tool, settings in tools.items():
         for name, value in settings.items():
             config: Mapping[str, Any] = value if name == "config" else {}
-            yield from (join_key(("tools", tool, name, key)) for key in config)
+            yield from (join_setting_key(("tools", tool, name, key)) for key in config)
             if name != "config":
-                yield join_key(("tools", tool, name))
+                yield join_setting_key(("tools", tool, name))
 
 
 def _items(layers: Sequence[ConfigLayer], key: str) -> list[LayerValue]:
     found: list[LayerValue] = []
     for layer in layers:
         for number, item in enumerate((layer.get(key) or ([],))[0]):
-            origin = ValueOrigin(layer.kind, layer.locate(f"{key}[{number}]"))
+            origin = SettingOrigin(layer.kind, layer.locate(f"{key}[{number}]"))
             found.append(LayerValue(key, item, origin, layer.inactive_reason(key, item)))
     return found
 
 
 def _candidates(layers: Sequence[ConfigLayer], key: str) -> list[LayerValue]:
     """Return the default and each layer's value; the last one that may have an effect is in force."""
-    found = [LayerValue(key, _default(key), ValueOrigin("default"))]
+    found = [LayerValue(key, _default(key), SettingOrigin("default"))]
     holding = 0
     for layer in layers:
         if (given := layer.get(key)) is None:
@@ -161,7 +167,9 @@ def _candidates(layers: Sequence[ConfigLayer], key: str) -> list[LayerValue]:
                 f"the ceiling of this machine ({found[holding].origin}) applies, and a workspace file cannot change it"
             )
         found.append(
-            LayerValue(key, given[0], ValueOrigin(layer.kind, layer.locate(format_path(split_key(key)))), reason)
+            LayerValue(
+                key, given[0], SettingOrigin(layer.kind, layer.locate(format_json_path(split_setting_key(key)))), reason
+            )
         )
         if not reason:
             holding = len(found) - 1
@@ -186,7 +194,7 @@ def _narrows(mode: str, than: str) -> bool:
 
 def _default(key: str) -> Any:
     node: Any = _defaults()
-    for part in split_key(key):
+    for part in split_setting_key(key):
         node = node.get(part, {})
     return copy.deepcopy(node)
 
@@ -197,7 +205,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    *outer, last = split_key(key)
+    *outer, last = split_setting_key(key)
     for part in outer:
         table = table.setdefault(part, {})
     table[last] = value
@@ -215,7 +223,7 @@ OTHER_VARIABLES = frozenset(VARIABLE_PREFIX + name for name in (*_PROGRAMS, *_PA
 _TEXT = frozenset({"agent", "mode", "sandbox.provider"})
 
 
-def variable_name(key: str) -> str:
+def environment_variable_name(key: str) -> str:
     """Return the name of the environment variable of a setting."""
     return VARIABLE_PREFIX + key.upper().replace(".", "__")
 
@@ -225,7 +233,7 @@ def environment_layer(environment: Mapping[str, str]) -> tuple[ConfigLayer, list
 
     :return: the layer, and a fault for each unknown or invalid variable
     """
-    by_variable = {variable_name(key): key for key in list_keys()}
+    by_variable = {environment_variable_name(key): key for key in list_setting_keys()}
     layer = _LayerBuilder("environment")
     for name in sorted(environment):
         if not name.startswith(VARIABLE_PREFIX) or name in OTHER_VARIABLES or not environment[name]:
@@ -247,7 +255,7 @@ def flags_layer(flags: Iterable[str]) -> tuple[ConfigLayer, list[Diagnostic]]:
 
     :raises UsageError: for a text without ``=``
     """
-    known = list(list_keys())
+    known = list(list_setting_keys())
     layer = _LayerBuilder("flag")
     for text in flags:
         key, sign, value = text.partition("=")
@@ -269,10 +277,10 @@ def flags_layer(flags: Iterable[str]) -> tuple[ConfigLayer, list[Diagnostic]]:
 def _normalize_tool_key(key: str) -> str | None:
     """Return a key such as ``tools."mail.send".timeout_ms`` in its canonical form, or None."""
     try:
-        path = split_key(key)
+        path = split_setting_key(key)
     except ValueError:
         return None
-    return join_key(path) if path[0] == "tools" and len(path) > 2 else None
+    return join_setting_key(path) if path[0] == "tools" and len(path) > 2 else None
 
 
 class _LayerBuilder:
@@ -285,8 +293,8 @@ class _LayerBuilder:
         self.faults: list[Diagnostic] = []
 
     def add(self, key: str, text: str, place: str) -> None:
-        path = split_key(key)
-        value = _rules(text) if key == "rules" else text if key in _TEXT else _parse_value(text)
+        path = split_setting_key(key)
+        value = _rules(text) if key == "rules" else text if key in _TEXT else _parse_json_or_toml_value(text)
         if path[0] == "tools" and path[2:3] == ("config",) and isinstance(value, (bool, int, float)):
             value = text  # settings of tools are strings
         if problems := find_unsupported_values(value):
@@ -306,12 +314,12 @@ class _LayerBuilder:
             table[last] += value
         else:
             table[last] = value
-        self._places[format_path(path)] = place
+        self._places[format_json_path(path)] = place
 
     def build(self) -> ConfigLayer:
-        return ConfigLayer(self._kind, self._table, self._place)
+        return ConfigLayer(self._kind, self._table, self._find_place_of_key)
 
-    def _place(self, where: str) -> str:
+    def _find_place_of_key(self, where: str) -> str:
         """Return the place of the longest known key that ``where`` begins with."""
         found = [key for key in self._places if where == key or where.startswith((f"{key}.", f"{key}["))]
         if found:
@@ -322,11 +330,11 @@ class _LayerBuilder:
 def _rules(text: str) -> Any:
     """Return the rules in a JSON or TOML array, or on separate lines."""
     if text.lstrip().startswith("["):
-        return _parse_value(text)
+        return _parse_json_or_toml_value(text)
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _parse_value(text: str) -> Any:
+def _parse_json_or_toml_value(text: str) -> Any:
     """Return a value in JSON or TOML syntax; any other text is a string."""
     try:
         return json.loads(text)

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from handrail.config.layers import ConfigLayer, LayerKind, LayerValue, environment_layer, flags_layer, merge_layers
-from handrail.config.settings import FILE_NAME, OPERATOR_ONLY, Settings, split_key
+from handrail.config.operator_settings import FILE_NAME, OPERATOR_ONLY, Settings, split_setting_key
 from handrail.config.toml_file import parse_config_file, read_config_file
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.modes import Mode
-from handrail.contract.rules import RuleEntry, rule_text, to_rule_entry
-from handrail.contract.tool.names import nearest_names
-from handrail.contract.tool.settings import SettingsLayer, ToolSettings
-from handrail.policy.rules.definitions import ACTIONS
+from handrail.contract.permission_modes import Mode
+from handrail.contract.rule_forms import RuleWithExamples, rule_line_of, to_rule_with_examples
+from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSettingsLayer
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.policy.rules.rules_and_modes import ACTIONS
 
 if TYPE_CHECKING:
-    from handrail.store.folders import StateFolders
+    from handrail.store.state_folders import StateFolders
 
 
 # The workspace's own ``handrail.toml``: read safely, and limited to ``deny`` and ``ask`` rules until the user trusts it.
@@ -78,8 +78,8 @@ def workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]
         where = f"rules[{number}]"
         if not isinstance(text, (str, dict)):
             continue  # reported as a fault of the value
-        written = rule_text(cast("object", text))
-        if (action := rule_action(written)) not in ACTIONS:
+        written = rule_line_of(cast("object", text))
+        if (action := first_word_of_rule(written)) not in ACTIONS:
             near = nearest_names(action.lower(), ACTIONS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             faults.append(
@@ -106,13 +106,13 @@ def file_layer(kind: LayerKind, path: Path, table: Mapping[str, Any], lines: Map
     return ConfigLayer(kind, table, place)
 
 
-def rule_action(rule: str) -> str:
+def first_word_of_rule(rule: str) -> str:
     """Return the first word of a rule, which alone decides whether an untrusted rule applies."""
     return (rule.strip(" \t").split(None, 1) or [""])[0]
 
 
 def _find_inactive_reason(key: str, value: Any) -> str:
-    return "" if key == "rules" and rule_action(rule_text(value)) in NARROWING_ACTIONS else UNTRUSTED_REASON
+    return "" if key == "rules" and first_word_of_rule(rule_line_of(value)) in NARROWING_ACTIONS else UNTRUSTED_REASON
 
 
 _T = TypeVar("_T")
@@ -135,13 +135,13 @@ class ConfiguredRule:
     not_match: tuple[Any, ...] = ()
 
     @property
-    def entry(self) -> RuleEntry:
+    def entry(self) -> RuleWithExamples:
         """The rule with its examples."""
-        return RuleEntry(rule=self.text, match=self.match, not_match=self.not_match)
+        return RuleWithExamples(rule=self.text, match=self.match, not_match=self.not_match)
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class MergedConfiguration:
     """The settings with their origins. ``folder`` has ``tools/`` and ``agents/<name>/tools/``.
 
     :param settings: the settings in force
@@ -161,15 +161,15 @@ class Configuration:
         return (("global", self.folder / "tools"), ("agent", self.folder / "agents" / agent / "tools"))
 
     @property
-    def tool_settings(self) -> tuple[SettingsLayer, ...]:
+    def tool_setting_layers(self) -> tuple[ToolSettingsLayer, ...]:
         """The settings of tools, each as a layer with its place."""
-        found: list[SettingsLayer] = []
+        found: list[ToolSettingsLayer] = []
         for value in self.values:
-            path = split_key(value.key)
+            path = split_setting_key(value.key)
             if path[0] == "tools" and len(path) > 2 and not value.inactive_reason:
                 _, tool, name, *key = path
                 one = {"config": {key[0]: value.value}} if key else {name: value.value}
-                found.append(SettingsLayer(str(value.origin), {tool: ToolSettings.model_validate(one)}))
+                found.append(ToolSettingsLayer(str(value.origin), {tool: ToolSettings.model_validate(one)}))
         return tuple(found)
 
     @property
@@ -178,7 +178,7 @@ class Configuration:
         return tuple(_build_rule(value, self.workspace) for value in self._rules(in_force=True))
 
     @property
-    def given_mode(self) -> Mode | None:
+    def process_mode(self) -> Mode | None:
         """The mode of a variable or flag, which applies to every agent of this process; None without one."""
         held = [value for value in self.values if value.key == "mode" and not value.inactive_reason]
         return self.settings.mode if any(v.origin.kind in ("environment", "flag") for v in held) else None
@@ -243,7 +243,7 @@ def load_configuration(
     folders: StateFolders | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Iterable[str] = (),
-) -> Configuration:
+) -> MergedConfiguration:
     """Read and check the configuration.
 
     :param file: the file, which must exist; None for the default one, which may be missing
@@ -277,10 +277,10 @@ def load_configuration(
     if faults:
         raise LoadError(faults)
     settings, values = merge_layers(layers)
-    return Configuration(settings, path.parent, path if content is not None else None, values, own)
+    return MergedConfiguration(settings, path.parent, path if content is not None else None, values, own)
 
 
-def check_outside_workspace(settings: Configuration, workspace: Path) -> None:
+def check_outside_workspace(settings: MergedConfiguration, workspace: Path) -> None:
     """Check that the configuration file is outside the workspace, where no call can write.
 
     :raises LoadError: if it is in the workspace, by its name or behind a link
@@ -306,9 +306,9 @@ def _load_workspace_layers(
 
 
 def _find_workspace_file(folders: StateFolders) -> WorkspaceFile | None:
-    from handrail.store import decisions
+    from handrail.store import operator_decisions
 
-    record = decisions.read_trust(folders)
+    record = operator_decisions.read_workspace_trust(folders)
     return read_workspace_file(folders.workspace, record.sha256 if record is not None else None)
 
 
@@ -324,6 +324,6 @@ def _collect_faults(faults: list[Diagnostic], work: Callable[[], _T]) -> _T | No
 def _build_rule(value: LayerValue, workspace_file: WorkspaceFile | None) -> ConfiguredRule:
     of_file = value.origin.kind in ("configuration", "workspace")
     untrusted = value.origin.kind == "workspace" and not (workspace_file is not None and workspace_file.trusted)
-    entry = to_rule_entry(value.value)
+    entry = to_rule_with_examples(value.value)
     scope: Literal["project", "session"] = "project" if of_file else "session"
     return ConfiguredRule(entry.rule, scope, value.origin.place, untrusted, entry.match, entry.not_match)

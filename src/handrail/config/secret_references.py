@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.config.settings import SecretReference
-from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
-from handrail.contract.schema.validation import format_path
+from handrail.config.operator_settings import SecretReference
+from handrail.contract.schema.argument_validation import format_json_path
+from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.tool.manifest import find_model_faults
-from handrail.contract.tool.settings import ToolSettings
-from handrail.origins.programs import ProgramRefused, build_program_environment, find_command
-from handrail.runtime.secret_store import SecretStore, find_name_problem
+from handrail.contract.tool.operator_tool_settings import ToolSettings
+from handrail.origins.program_lookup import ProgramRefused, build_program_environment, resolve_command_program
+from handrail.runtime.secret_store import SecretStore, explain_invalid_secret_name
 
 MAX_BYTES = 64 * 1024
 COMMAND_TIMEOUT_S = 30.0
@@ -46,19 +46,19 @@ _FORM = '{ env = "VARIABLE" }, { file = "/absolute/path" } or { command = ["prog
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-def find_secret_faults(given: Any) -> Iterator[tuple[str, str]]:
+def find_secret_table_faults(given: Any) -> Iterator[tuple[str, str]]:
     """Yield ``(place, problem)`` of a table of references, without the values, which may be secret."""
     if not isinstance(given, Mapping):
         yield "secrets", f"is not a table; expected NAME = {_FORM}"
         return
     for name, reference in cast("Mapping[str, Any]", given).items():
-        place = format_path(("secrets", name))
-        if problem := find_name_problem(name):
+        place = format_json_path(("secrets", name))
+        if problem := explain_invalid_secret_name(name):
             yield place, problem
         yield from ((place, problem) for problem in _faults_in_reference(name, reference))
 
 
-def find_tool_faults(given: Any) -> Iterator[tuple[str, str]]:
+def find_tool_settings_faults(given: Any) -> Iterator[tuple[str, str]]:
     """Yield ``(place, problem)`` of the tables of tools, by their ids, without values that may be secret."""
     form = '[tools."ID"] with enabled, timeout_ms, max_output or max_entries, or [tools."ID".config] with lines such as KEY = "VALUE"'
     if not isinstance(given, Mapping):
@@ -66,7 +66,7 @@ def find_tool_faults(given: Any) -> Iterator[tuple[str, str]]:
         return
     for tool, settings in cast("Mapping[str, Any]", given).items():
         if not isinstance(settings, Mapping):
-            yield format_path(("tools", tool)), f"is not a table; expected {form}"
+            yield format_json_path(("tools", tool)), f"is not a table; expected {form}"
             continue
         own = cast("Mapping[str, Any]", settings)
         limits = {key: value for key, value in own.items() if key != "config"}
@@ -76,16 +76,16 @@ def find_tool_faults(given: Any) -> Iterator[tuple[str, str]]:
         if "answered_by" in own and tool not in LOCKED_SHAPES:
             known = " and ".join(LOCKED_SHAPES)
             yield (
-                format_path(("tools", tool, "answered_by")),
+                format_json_path(("tools", tool, "answered_by")),
                 f"only {known} can have another tool that answers; remove this setting",
             )
         config: Any = own.get("config", dict[str, Any]())
         if not isinstance(config, Mapping):
-            yield format_path(("tools", tool, "config")), f"is not a table; expected {form}"
+            yield format_json_path(("tools", tool, "config")), f"is not a table; expected {form}"
             continue
         for key, value in cast("Mapping[str, Any]", config).items():
             if (problem := _fault_in_setting(key, value)) is not None:
-                yield format_path(("tools", tool, "config", key)), problem
+                yield format_json_path(("tools", tool, "config", key)), problem
 
 
 def _fault_in_setting(key: str, given: Any) -> str | None:
@@ -199,7 +199,7 @@ async def _run_secret_command(argv: tuple[str, ...]) -> tuple[str | None, str]:
     """
     program = argv[0]
     try:
-        command = find_command(argv)
+        command = resolve_command_program(argv)
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd="/",

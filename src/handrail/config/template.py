@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from handrail.config.settings import FILE_NAME, OPERATOR_ONLY, Settings, WatchdogSettings, list_tables
+from handrail.config.operator_settings import FILE_NAME, OPERATOR_ONLY, Settings, WatchdogSettings, list_setting_tables
 
 SCHEMA_FILE = Path(__file__).parent.parent / "handrail.schema.json"
-"""The file in the package, whose content :func:`build_schema` returns."""
+"""The file in the package, whose content :func:`build_config_json_schema` returns."""
 
 _HEADER_TEXTS = {
     "configuration": (
@@ -46,7 +46,7 @@ _EXAMPLES = {
 def format_template(kind: Literal["configuration", "workspace"]) -> str:
     """Return the text of a new configuration file."""
     lines = [*_comment_lines(_HEADER_TEXTS[kind]), ""]
-    inner = list_tables()
+    inner = list_setting_tables()
     for key, field in Settings.model_fields.items():
         if key in OPERATOR_ONLY and kind == "workspace":
             continue
@@ -65,7 +65,7 @@ def format_template(kind: Literal["configuration", "workspace"]) -> str:
     return "\n".join(lines)
 
 
-def build_schema() -> dict[str, Any]:
+def build_config_json_schema() -> dict[str, Any]:
     """Return the JSON schema of the file, for editors and checks."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.schema.validation import format_path
+from handrail.contract.schema.argument_validation import format_json_path
 
 # Line numbers of the values in a TOML text, which the standard library's reader does not give.
 
@@ -30,12 +30,12 @@ _COMMENT = re.compile(r"#[^\n]*")
 KeyPath = tuple[str | int, ...]
 
 
-def find_lines(text: str) -> dict[str, int]:
+def find_value_lines(text: str) -> dict[str, int]:
     """Return the line, from 1, of each value, by its path (``limits.lock_wait_ms``, ``rules[2]``).
 
     :param text: a valid TOML text; otherwise the lines may be wrong
     """
-    return {format_path(path): line for path, line in _find_key_lines(text)}
+    return {format_json_path(path): line for path, line in _find_key_lines(text)}
 
 
 def _find_key_lines(text: str) -> Iterator[tuple[KeyPath, int]]:
@@ -50,18 +50,18 @@ def _find_key_lines(text: str) -> Iterator[tuple[KeyPath, int]]:
         elif character == "#":
             at = _skip_pattern(_COMMENT, text, at)
         elif character == "[":
-            end = _find_end(text, at + 1 + text.startswith("[[", at), "]")
+            end = _find_end_outside_quotes(text, at + 1 + text.startswith("[[", at), "]")
             repeated = text.startswith("[[", at)
-            path = _keys(text[at + 1 + repeated : end])
-            table = (*_in_array(path[:-1], counts), *path[-1:])
+            path = _split_dotted_key(text[at + 1 + repeated : end])
+            table = (*_insert_array_index(path[:-1], counts), *path[-1:])
             if repeated:
                 counts[table] = counts.get(table, -1) + 1
                 table = (*table, counts[table])
             yield table, line
             at = end + 1 + repeated
         else:
-            end = _find_end(text, at, "=\n")
-            key = (*table, *_keys(text[at:end]))
+            end = _find_end_outside_quotes(text, at, "=\n")
+            key = (*table, *_split_dotted_key(text[at:end]))
             yield key, line
             elements, at, line = _skip_value(text, end + 1, line)
             yield from (((*key, number), begins) for number, begins in enumerate(elements))
@@ -106,14 +106,14 @@ def _skip_pattern(pattern: re.Pattern[str], text: str, at: int) -> int:
     return match.end() if match is not None else at + 1
 
 
-def _find_end(text: str, at: int, ends: str) -> int:
+def _find_end_outside_quotes(text: str, at: int, ends: str) -> int:
     """Return the position of the first character of ``ends`` outside quotes."""
     while at < len(text) and text[at] not in ends:
         at = _skip_pattern(_STRING, text, at) if text[at] in "\"'" else at + 1
     return at
 
 
-def _keys(text: str) -> tuple[str, ...]:
+def _split_dotted_key(text: str) -> tuple[str, ...]:
     """Return the parts of a dotted key."""
     if _BARE.fullmatch(text.strip()):
         return (text.strip(),)
@@ -128,7 +128,7 @@ def _keys(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _in_array(path: KeyPath, counts: dict[KeyPath, int]) -> KeyPath:
+def _insert_array_index(path: KeyPath, counts: dict[KeyPath, int]) -> KeyPath:
     """Return ``path`` with the index of the last element inserted after each array of tables."""
     found: KeyPath = ()
     for part in path:
@@ -198,7 +198,7 @@ def parse_config_file(path: Path, content: bytes) -> tuple[dict[str, Any], Mappi
         raise _fault(path, f"is not TOML: {error}") from None
     except RecursionError:
         raise _fault(path, "is nested too deeply; the limit is 32 levels") from None
-    lines = find_lines(text.replace("\r\n", "\n"))
+    lines = find_value_lines(text.replace("\r\n", "\n"))
     faults = [
         Diagnostic(f"{path}:{line}" if (line := lines.get(where)) else str(path), where, problem)
         for where, problem in find_unsupported_values(table)
@@ -211,11 +211,11 @@ def parse_config_file(path: Path, content: bytes) -> tuple[dict[str, Any], Mappi
 def find_unsupported_values(value: Any, path: tuple[str | int, ...] = (), depth: int = 0) -> list[tuple[str, str]]:
     """Return ``(place, problem)`` for each value that TOML allows and no setting accepts."""
     if depth > 32:
-        return [(format_path(path), "is nested too deeply; the limit is 32 levels")]
+        return [(format_json_path(path), "is nested too deeply; the limit is 32 levels")]
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
-        return [(format_path(path), f"is a date or a time ({value.isoformat()}), which no setting accepts")]
+        return [(format_json_path(path), f"is a date or a time ({value.isoformat()}), which no setting accepts")]
     if isinstance(value, float) and not abs(value) < float("inf"):
-        return [(format_path(path), f"is {value}; expected a finite number")]
+        return [(format_json_path(path), f"is {value}; expected a finite number")]
     items: list[tuple[str | int, Any]] = []
     if isinstance(value, dict):
         items = list(cast("dict[str | int, Any]", value).items())

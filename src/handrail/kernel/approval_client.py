@@ -2,7 +2,7 @@
 
 For such a connection, the lease holder creates no context, no rules and no capability layers. Without a lease holder, this
 process takes the lease for the duration of the answer, and writes it with the same code as a kernel
-(:class:`~handrail.arbiter.approvals.broker.ApprovalBroker`).
+(:class:`~handrail.arbiter.approvals.approval_broker.ApprovalBroker`).
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from handrail.contract.approvals import (
+from handrail.contract.approval_requests import (
     APPROVING_CHOICES,
     Approval,
     ApprovalAnswer,
     ApprovalChoice,
     ApprovalService,
-    StoredRule,
+    StoredProjectRule,
 )
 from handrail.contract.errors import StartError, ToolError, UsageError
-from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.handshake import (
+from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused
+from handrail.ipc.wire.peer_connection import ConnectionLost
+from handrail.ipc.wire.socket_handshake import (
     APPROVALS_ONLY_GREETING,
     PROTOCOL_VERSION,
     ConnectionRejected,
+    LeaseHolderNotResponding,
     NoLeaseHolder,
-    ServerNotResponding,
-    connect,
+    connect_to_lease_holder,
 )
-from handrail.ipc.wire.operations import LEAVING, OperationRefused
-from handrail.store.database.connection import open_reader
-from handrail.store.folders import StateFolders, locate_folders
+from handrail.store.database.sqlite_connection import open_reader
 from handrail.store.lease import LeaseHolder, find_lease_holder
-from handrail.store.tables.approvals import ApprovalReader
+from handrail.store.state_folders import StateFolders, locate_folders
+from handrail.store.tables.approval_tables import ApprovalReader
 
 if TYPE_CHECKING:
-    from handrail.arbiter.approvals.broker import ApprovalBroker, ApprovalLifetimes
-    from handrail.arbiter.output.redaction import SecretRedactor
+    from handrail.arbiter.approvals.approval_broker import ApprovalBroker, ApprovalLifetimes
+    from handrail.arbiter.output.secret_redaction import SecretRedactor
     from handrail.arbiter.output.shaper import OutputShaper
-    from handrail.config import Configuration
-    from handrail.record.log import InterruptedCall
+    from handrail.config import MergedConfiguration
+    from handrail.record.commit_log import InterruptedCall
     from handrail.runtime.secret_store import SecretStore
 
 _RETRY_S = 0.05
@@ -55,7 +55,7 @@ _SEARCH_TIMEOUT_S = 30.0
 """The maximum time to search for a process that answers."""
 
 
-class WorkspaceOptions(NamedTuple):
+class ApprovalWorkspace(NamedTuple):
     """A workspace, and the configuration of the process that writes its database.
 
     :param config: the configuration file instead of the platform's
@@ -75,7 +75,7 @@ class WorkspaceOptions(NamedTuple):
         return locate_folders(self.workspace, self.state, allow_home=self.allow_home)
 
 
-RemarkHandler = Callable[["Configuration", Iterable["InterruptedCall"]], None]
+RemarkHandler = Callable[["MergedConfiguration", Iterable["InterruptedCall"]], None]
 """Called before the first write, to report remarks and interrupted calls to the user."""
 
 
@@ -103,7 +103,7 @@ class ApprovalClient:
 
     def __init__(
         self,
-        options: WorkspaceOptions,
+        options: ApprovalWorkspace,
         open_kernel: Callable[[], AbstractAsyncContextManager[ApprovalService]],
         remark: RemarkHandler,
     ) -> None:
@@ -113,29 +113,29 @@ class ApprovalClient:
         self._remark = remark
 
     async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
-        """Decide a request; see :meth:`handrail.contract.approvals.ApprovalService.decide`."""
-        await self._submit(
+        """Decide a request; see :meth:`handrail.contract.approval_requests.ApprovalService.decide`."""
+        await self._submit_one_answer(
             ("approvals.decide", {"id": approval_id, "answer": asdict(answer), "by": by}),
             lambda desk: desk.decide(approval_id, answer, by=by),
             lambda reader: _is_answer(reader.get(approval_id), answer.choice, by),
             judged=answer.arguments is not None,
         )
-        return self._read_answered(approval_id)
+        return self._read_answered_request(approval_id)
 
     async def answer_questions(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
-        """Answer questions; see :meth:`handrail.contract.approvals.ApprovalService.answer_questions`."""
-        await self._submit(
+        """Answer questions; see :meth:`handrail.contract.approval_requests.ApprovalService.answer_questions`."""
+        await self._submit_one_answer(
             ("approvals.answer", {"id": approval_id, "answers": [list(one) for one in answers], "by": by}),
             lambda desk: desk.answer_questions(approval_id, answers, by=by),
             lambda reader: _is_answer(reader.get(approval_id), None, by),
         )
-        return self._read_answered(approval_id)
+        return self._read_answered_request(approval_id)
 
-    async def revoke_rule(self, rule_id: str) -> StoredRule:
-        """Revoke a stored rule; see :meth:`handrail.contract.approvals.ApprovalService.revoke_rule`."""
+    async def revoke_rule(self, rule_id: str) -> StoredProjectRule:
+        """Revoke a stored rule; see :meth:`handrail.contract.approval_requests.ApprovalService.revoke_rule`."""
         with open_approval_reader(self._folders) as reader:
             known = next((rule for rule in reader.list_rules() if rule.id == rule_id), None)
-        await self._submit(
+        await self._submit_one_answer(
             ("approvals.forget", {"id": rule_id}),
             lambda desk: desk.revoke_rule(rule_id),
             lambda reader: known is not None and not any(rule.id == rule_id for rule in reader.list_rules()),
@@ -143,14 +143,14 @@ class ApprovalClient:
         assert known is not None, "the rule existed before it was revoked"
         return known
 
-    def _read_answered(self, approval_id: str) -> Approval:
+    def _read_answered_request(self, approval_id: str) -> Approval:
         """Return the answered request; its call may have started since."""
         with open_approval_reader(self._folders) as reader:
             row = reader.get(approval_id)
         assert row is not None, "it was just answered"
         return replace(row, state="approved" if row.choice in APPROVING_CHOICES else "rejected", is_answered=False)
 
-    async def _submit(
+    async def _submit_one_answer(
         self,
         request: tuple[str, Mapping[str, Any]],
         itself: Callable[[ApprovalService], Awaitable[object]],
@@ -184,7 +184,7 @@ class ApprovalClient:
             except ConnectionLost as lost:
                 problem: StartError = NoLeaseHolder(str(lost))
                 unsure = unsure or lost.sent
-            except (NoLeaseHolder, ServerNotResponding) as error:
+            except (NoLeaseHolder, LeaseHolderNotResponding) as error:
                 problem = error
             except ConnectionRejected as error:
                 if error.kind != LEAVING:
@@ -203,18 +203,21 @@ class ApprovalClient:
         if not holder.socket:
             from handrail.store.lease import WorkspaceHeld
 
-            if not holder.is_brief:
+            if not holder.is_short_lived:
                 raise WorkspaceHeld(self._folders, holder)
             raise NoLeaseHolder(f"The workspace is briefly in use by {holder}. Try again.")
-        connection = await connect(
-            self._folders.workspace_state, holder.socket, hello=APPROVALS_ONLY_GREETING, seconds=_GREETING_TIMEOUT_S
+        connection = await connect_to_lease_holder(
+            self._folders.workspace_state_folder,
+            holder.socket,
+            hello=APPROVALS_ONLY_GREETING,
+            seconds=_GREETING_TIMEOUT_S,
         )
         try:
             await connection.request(op, body)
         except OperationRefused as refused:
             if refused.kind == LEAVING:
                 raise ConnectionRejected(LEAVING, refused.text) from None
-            from handrail.ipc.codec.wire_models import error_from_refusal  # a large import, and most answers succeed
+            from handrail.ipc.codec.wire_encoding import error_from_refusal  # a large import, and most answers succeed
 
             raise error_from_refusal(refused) from None
         finally:
@@ -224,7 +227,9 @@ class ApprovalClient:
         from handrail.store.lease import WorkspaceHeld
 
         try:
-            async with self._open_kernel() if judged else _open_approvals(self._options, self._remark) as desk:
+            async with (
+                self._open_kernel() if judged else _hold_workspace_for_answer(self._options, self._remark) as desk
+            ):
                 await itself(desk)
         except WorkspaceHeld as held:
             if held.is_writing:
@@ -237,7 +242,7 @@ def _is_answer(row: Approval | None, choice: ApprovalChoice | None, by: str) -> 
 
 
 @asynccontextmanager
-async def _open_approvals(place: WorkspaceOptions, remark: RemarkHandler) -> AsyncGenerator[ApprovalBroker]:
+async def _hold_workspace_for_answer(place: ApprovalWorkspace, remark: RemarkHandler) -> AsyncGenerator[ApprovalBroker]:
     """Hold a workspace for the duration of an answer. Other processes that open it wait meanwhile.
 
     :raises LoadError: with all faults of the configuration
@@ -245,24 +250,24 @@ async def _open_approvals(place: WorkspaceOptions, remark: RemarkHandler) -> Asy
     :raises StartError: if the state cannot be used
     """
     from handrail import config as configuration
-    from handrail.arbiter.approvals.broker import ApprovalBroker
-    from handrail.arbiter.output.redaction import redact_logs
-    from handrail.kernel.agents import iterate_agents
-    from handrail.origins import programs
-    from handrail.origins.imports import guard_open_workspace
-    from handrail.record.log import CommitLog
-    from handrail.store.tables.approvals import ApprovalTable
+    from handrail.arbiter.approvals.approval_broker import ApprovalBroker
+    from handrail.arbiter.output.secret_redaction import redact_logs
+    from handrail.kernel.agent_loading import iterate_agents
+    from handrail.origins import program_lookup
+    from handrail.origins.import_guard import guard_open_workspace
+    from handrail.record.commit_log import CommitLog
+    from handrail.store.tables.approval_tables import ApprovalTable
     from handrail.store.workspace_store import WorkspaceStore
-    from handrail.upstream.server_config import load_server_definitions
+    from handrail.upstream.server_config_loader import load_enabled_servers
 
     folders = place.folders
     with guard_open_workspace(folders.workspace):
         config = configuration.load_configuration(place.config, folders=folders, flags=place.settings)
         configuration.check_outside_workspace(config, folders.workspace)
         for one in iterate_agents(config, folders):  # never run a program from a folder that their calls can write
-            programs.add_workspaces(one.further_roots.writable)
-        redactor, known = await load_secrets(config, {})
-        load_server_definitions(config, known, lambda value: redact_value(redactor, value))
+            program_lookup.add_open_workspaces(one.further_roots.writable)
+        redactor, known = await load_and_redact_secrets(config, {})
+        load_enabled_servers(config, known, lambda value: redact_config_value(redactor, value))
         with redact_logs(redactor):
             store = WorkspaceStore.open(
                 place.workspace,
@@ -274,18 +279,20 @@ async def _open_approvals(place: WorkspaceOptions, remark: RemarkHandler) -> Asy
             )
             try:
                 log = CommitLog(store.database)
-                interrupted = await log.recover()
+                interrupted = await log.record_interrupted_calls()
                 remark(config, interrupted)
-                with closing(make_shaper(config, folders, redactor)) as shaper:
-                    desk = ApprovalBroker(ApprovalTable(store.database), log, shaper, make_lifetimes(config))
+                with closing(make_result_shaper(config, folders, redactor)) as shaper:
+                    desk = ApprovalBroker(ApprovalTable(store.database), log, shaper, make_approval_lifetimes(config))
                     with closing(desk):
-                        await desk.recover(interrupted)
+                        await desk.withdraw_interrupted_requests(interrupted)
                         yield desk
             finally:
                 await store.aclose()
 
 
-async def load_secrets(config: Configuration, given: Mapping[str, str]) -> tuple[SecretRedactor, SecretStore]:
+async def load_and_redact_secrets(
+    config: MergedConfiguration, given: Mapping[str, str]
+) -> tuple[SecretRedactor, SecretStore]:
     """Load all secrets, and redact them from now on.
 
     No tool receives a configured value that cannot be redacted.
@@ -293,12 +300,12 @@ async def load_secrets(config: Configuration, given: Mapping[str, str]) -> tuple
     :param given: secrets that a program passed
     :raises UsageError: if a value in ``given`` cannot be redacted
     """
-    from handrail.arbiter.output.redaction import create_redactor
+    from handrail.arbiter.output.secret_redaction import create_redactor
     from handrail.config.secret_references import resolve_secrets
-    from handrail.kernel.agents import collect_secret_settings
+    from handrail.kernel.agent_loading import map_settings_to_secrets
 
-    configured = (await resolve_secrets(config.settings.secrets, os.environ)).with_settings(
-        collect_secret_settings(config)
+    configured = (await resolve_secrets(config.settings.secrets, os.environ)).with_secret_settings(
+        map_settings_to_secrets(config)
     )
     redactor = create_redactor(given)
     try:
@@ -308,29 +315,29 @@ async def load_secrets(config: Configuration, given: Mapping[str, str]) -> tuple
             try:
                 redactor.add_secrets(configured.select((name,)))
             except ValueError as error:
-                configured = configured.mark_missing(name, f"its value cannot be redacted: {error}")
+                configured = configured.with_missing_secret(name, f"its value cannot be redacted: {error}")
     return redactor, configured
 
 
-def redact_value(redactor: SecretRedactor, value: str) -> None:
+def redact_config_value(redactor: SecretRedactor, value: str) -> None:
     """Redact a value from a third-party configuration, if possible."""
     with suppress(ValueError):
         redactor.add_secrets({f"mcp-{hashlib.sha256(value.encode()).hexdigest()[:8]}": value})
 
 
-def make_shaper(config: Configuration, folders: StateFolders, redactor: SecretRedactor) -> OutputShaper:
+def make_result_shaper(config: MergedConfiguration, folders: StateFolders, redactor: SecretRedactor) -> OutputShaper:
     """Return the shaper that formats and redacts the values of a workspace."""
+    from handrail.arbiter.output.output_files import OutputFileQuota
     from handrail.arbiter.output.shaper import OutputShaper
-    from handrail.arbiter.output.sidecar import SidecarQuota
     from handrail.record.artifacts import ArtifactStore
 
-    room = SidecarQuota(folders.output_base, config.settings.limits.output_files_mib * 1024 * 1024)
-    return OutputShaper(redactor, ArtifactStore(folders.artifact_folder), folders.prepare_output, room)
+    room = OutputFileQuota(folders.session_output_base, config.settings.limits.output_files_mib * 1024 * 1024)
+    return OutputShaper(redactor, ArtifactStore(folders.artifact_folder), folders.prepare_session_output, room)
 
 
-def make_lifetimes(config: Configuration) -> ApprovalLifetimes:
+def make_approval_lifetimes(config: MergedConfiguration) -> ApprovalLifetimes:
     """Return how long approval requests and grants remain valid."""
-    from handrail.arbiter.approvals.broker import HOUR_NS, ApprovalLifetimes
+    from handrail.arbiter.approvals.approval_broker import HOUR_NS, ApprovalLifetimes
 
     approvals = config.settings.approvals
     return ApprovalLifetimes(int(approvals.request_days * 24 * HOUR_NS), int(approvals.grant_hours * HOUR_NS))

@@ -9,33 +9,32 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from handrail.arbiter.call import Call, Lane
-from handrail.arbiter.delegation import check_agent_type
-from handrail.arbiter.output.redaction import RedactedValues
-from handrail.catalog.interaction import InteractionState
-from handrail.contract.agent import DEFAULT_AGENT, AgentManifest
+from handrail.arbiter.call_state import Call, Lane
+from handrail.arbiter.output.secret_redaction import RedactedSessionValues
+from handrail.arbiter.subagent_delegation import check_delegation_target
+from handrail.catalog.loaded_tools import InteractionTools
+from handrail.contract.agent_manifest import DEFAULT_AGENT, AgentManifest
 from handrail.contract.errors import HandrailError, ToolError, UsageError
-from handrail.contract.rules import normalise_rules
-from handrail.contract.services.delegation import SubagentTask, SubagentType
-from handrail.contract.session import ChildSession
-from handrail.kernel.assembly import KernelComponents, make_session_rules, parse_rules
-from handrail.policy.authorizer import HiddenPathsCache
-from handrail.policy.rules.definitions import (
+from handrail.contract.rule_forms import normalise_rules
+from handrail.contract.services.subagent_services import SubagentTask, SubagentType
+from handrail.contract.session_protocols import ChildSession
+from handrail.kernel.kernel_assembly import KernelComponents, make_session_rule_texts, parse_rule_texts
+from handrail.policy.call_authorizer import RulePathDenialsCache
+from handrail.policy.rules.rules_and_modes import (
     Rule,
-    folder_reading_rules,
+    limit_reading_rules_to_folder,
     limit_to_parent,
-    make_reading_rule,
+    make_folder_reading_rule,
     parse_mode,
     parse_optional_mode,
     with_mode,
 )
-from handrail.record.log import Record
-from handrail.registry.agents import find_agents
-from handrail.runtime.call_runtime import SessionEnvironment
-from handrail.runtime.files.roots import FurtherRoots, SessionRoots
+from handrail.record.commit_log import Record
+from handrail.registry.agent_folders import find_agents
+from handrail.runtime.call_runtime import SessionSharedServices
+from handrail.runtime.files.session_roots import FurtherRoots, SessionRoots
 from handrail.session.call_recovery import load_project_rules
-from handrail.session.context import AgentContext, SessionOpening, child_secrets, describe_origin, host_limiting_agent
-from handrail.session.inbound.triggers import InboundServices, SessionInboundServices
+from handrail.session.inbound.trigger_scheduler import SessionInboundServices, WorkspaceInboundServices
 from handrail.session.local_session import (
     SESSION_RULE_SOURCE,
     LocalSession,
@@ -45,9 +44,16 @@ from handrail.session.local_session import (
     parent_editor,
     parent_manifests,
 )
+from handrail.session.session_context import (
+    AgentContext,
+    SessionOpening,
+    child_secrets,
+    describe_asking_subagent,
+    find_host_limiting_parent,
+)
+from handrail.session.session_skills import SessionSkills
 from handrail.session.session_store import SessionStore
-from handrail.session.skills import SessionSkills
-from handrail.store.tables.sessions import SessionRow
+from handrail.store.tables.session_tables import SessionRow
 
 # Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
 
@@ -57,7 +63,7 @@ _DEFAULT_DESCRIPTION = (
 """The description of the default agent for the models of other agents, if its manifest has none."""
 
 
-def make_lane(
+def make_session_lane(
     components: KernelComponents,
     session_store: SessionStore,
     opening: SessionOpening,
@@ -67,26 +73,26 @@ def make_lane(
 ) -> Lane:
     """Return the complete lane of a session that is stored as ``row``.
 
-    :param appoint: see :class:`~handrail.arbiter.call.Lane`
+    :param appoint: see :class:`~handrail.arbiter.call_state.Lane`
     :raises LoadError: if a rule is invalid
     :raises LogUnavailable: if the stored state of the session cannot be read
     """
     context, options, under, folders = opening.context, opening.options, opening.parent_ref, components.store.folders
     workdir, session_id = str(folders.workspace), row.id
-    output, scratch = folders.prepare_output(session_id), folders.prepare_scratch(session_id)
-    further, kept, shipped = context.further_roots, str(folders.user_data), list[Rule]()
+    output, scratch = folders.prepare_session_output(session_id), folders.prepare_session_scratch(session_id)
+    further, kept, shipped = context.further_roots, str(folders.user_data_folder), list[Rule]()
     if context.authority.requires_folder(kept):
         folders.prepare_user_data()
         further = FurtherRoots(further.readable, (*further.writable, kept))
-        shipped = folder_reading_rules(kept)
-    around = SessionEnvironment(
+        shipped = limit_reading_rules_to_folder(kept)
+    around = SessionSharedServices(
         session_id=session_id,
         agent=context.agent,
         workdir=workdir,
         scratch=str(scratch),
         roots=SessionRoots(workdir, (str(output),), further),
         sandbox=components.sandbox,
-        values=RedactedValues(components.store.session_values, components.arbiter.shaper.redactor),
+        values=RedactedSessionValues(components.store.session_values, components.arbiter.shaper.redactor),
         approval_handler=opening.approval_handler,
         client=options.get("client") if under is None else parent_editor(under),
         topic=row.topic,
@@ -99,20 +105,22 @@ def make_lane(
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
     )
-    own = parse_rules(
-        make_session_rules(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation
+    own = parse_rule_texts(
+        make_session_rule_texts(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation
     )
     own += [*session_store.load_rules(session_id), *load_project_rules(components.arbiter.approval_broker)]
-    book = context.rules.with_rules(make_reading_rule(str(output)), *shipped, *own)
+    book = context.rules.with_rules(make_folder_reading_rule(str(output)), *shipped, *own)
     if (wanted := parse_optional_mode(options.get("mode"))) is not None:
         book = with_mode(book, wanted)
     authority, own_mode = context.authority, None
     if under is not None:
         parent = under.parent.lane
         own_mode, book = parse_mode(book.mode), limit_to_parent(book, parent.rules)
-        authority = authority.restrict_to(parent.authority.compute_delegation(under.parent.tree_node.manifest))
+        authority = authority.restrict_to_delegation(
+            parent.authority.compute_delegation(under.parent.tree_node.manifest)
+        )
     view = replace(context.catalog, above=tuple(one.delegation.agents for one in parent_manifests(under)))
-    hidden = HiddenPathsCache(workdir)
+    hidden = RulePathDenialsCache(workdir)
     lane = Lane(
         environment=around,
         authority=authority,
@@ -120,22 +128,24 @@ def make_lane(
         current_generation=partial(
             getattr, context.generations.succession, "current"
         ),  # every call uses it; a lambda would cost a frame
-        catalog=InteractionState(session_id, view, around.values, components.finder),
+        catalog=InteractionTools(session_id, view, around.values, components.finder),
         skills=SessionSkills(session_id, workdir, components.config.folder, around.values),
         channels=arrivals.channels,
         triggers=arrivals.triggers,
         notifications=arrivals.notifications,
-        agent_types=lambda: list_agent_types(components, context.manifest, *parent_manifests(opening.parent_ref)),
+        agent_types=lambda: list_delegable_agents(components, context.manifest, *parent_manifests(opening.parent_ref)),
         load_agent=appoint,
         mode=own_mode,
-        origin="" if under is None else describe_origin(context.agent, under),
-        named_hosts_of=None if under is None else host_limiting_agent(under),
+        origin="" if under is None else describe_asking_subagent(context.agent, under),
+        named_hosts_of=None if under is None else find_host_limiting_parent(under),
         approval_handler=opening.approval_handler,
     )
     return lane
 
 
-def list_agent_types(components: KernelComponents, of: AgentManifest, *above: AgentManifest) -> Sequence[SubagentType]:
+def list_delegable_agents(
+    components: KernelComponents, of: AgentManifest, *above: AgentManifest
+) -> Sequence[SubagentType]:
     """Return the agents that an agent may delegate to, without those with faulty manifests.
 
     :param above: its parent agents, up to the root
@@ -152,7 +162,7 @@ def _describe_default(manifest: AgentManifest) -> str:
     return _DEFAULT_DESCRIPTION if manifest.id == DEFAULT_AGENT else ""
 
 
-def describe_parent(row: SessionRow) -> dict[str, Any]:
+def describe_session_origin(row: SessionRow) -> dict[str, Any]:
     """Return the origin of a session, for its record."""
     if row.parent_session is not None:
         return {"parent_session": row.parent_session, "parent_call": row.parent_call}
@@ -175,17 +185,17 @@ class SessionManager:
         """The suspended sessions whose jobs are still running."""
         self._closing: set[str] = set()
         self.session_store = SessionStore(components.store, components.arbiter.shaper.redactor, components.log)
-        self.arrivals = InboundServices(components.store, components.arbiter.shaper.redactor)
+        self.arrivals = WorkspaceInboundServices(components.store, components.arbiter.shaper.redactor)
         self._outputs = components.arbiter.shaper.room
         self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing
 
     @property
-    def by_id(self) -> Mapping[str, LocalSession]:
+    def sessions_by_id(self) -> Mapping[str, LocalSession]:
         """The open sessions by id."""
         return self._open
 
     @property
-    def closing_ids(self) -> frozenset[str]:
+    def closing_session_ids(self) -> frozenset[str]:
         """The ids of the sessions whose folders are being removed."""
         return frozenset(self._closing)
 
@@ -203,9 +213,9 @@ class SessionManager:
 
         :raises LogUnavailable: if it cannot be recorded
         """
-        await asyncio.gather(*map(self.session_store.suspend, tuple(self._open)))
+        await asyncio.gather(*map(self.session_store.record_suspended, tuple(self._open)))
 
-    async def open(self, opening: SessionOpening, id: str | None = None) -> LocalSession:
+    async def open_in_context(self, opening: SessionOpening, id: str | None = None) -> LocalSession:
         """Open a session in the context of ``opening``.
 
         :param id: the id of the session to reopen; None for a new one
@@ -222,25 +232,25 @@ class SessionManager:
         workdir, top = str(rooms.store.folders.workspace), family.root_id(session_id)
         arrivals = self.arrivals.for_session(session_id, top, context.agent, workdir, lambda: context.generation)
         try:
-            appoint = partial(self._context_for, family, opening.context_of)
-            lane = make_lane(rooms, lasting, opening, row, arrivals, appoint)
+            appoint = partial(self._find_subagent_context, family, opening.context_of)
+            lane = make_session_lane(rooms, lasting, opening, row, arrivals, appoint)
         except BaseException:
-            self.arrivals.leave_session(session_id)
+            self.arrivals.release_session(session_id)
             raise
         history = lasting.open_history(session_id, lane)
         session = LocalSession(rooms.arbiter, lane, self._handle_closed, self._handle_suspended, turns, family, history)
-        session.change_notifier.watch_generations(context.watchers)
+        session.change_notifier.send_on_new_generations(context.watchers)
         self._open[session_id] = session
         family.add_to_parent(session)
         try:
-            await rooms.store.sessions.open(row)
+            await rooms.store.sessions.record_opened(row)
             await self.arrivals.resume_session(arrivals.triggers)
-            await session.catalog.restore()
+            await session.catalog.restore_loaded_tools()
             await rooms.arbiter.job_recovery.resume_session(lane)
         except BaseException:
             session.change_notifier.end()
             self._remove(session)
-            rooms.store.sessions.abandon(session_id, time.time_ns())
+            rooms.store.sessions.record_opening_interrupted(session_id, time.time_ns())
             raise
         if (before := self._resting.pop(session_id, None)) is not None:
             family.adopt_children(session, before)
@@ -253,7 +263,7 @@ class SessionManager:
         if row.topic is not None:
             opened["topic"] = row.topic
         context.generations.start_recording()
-        rooms.log.append([Record("session-opened", session_id, "", {**opened, **describe_parent(row)})])
+        rooms.log.record_soon([Record("session-opened", session_id, "", {**opened, **describe_session_origin(row)})])
         return session
 
     async def _open_child(self, parent: LocalSession, call: Call, delegation: SubagentTask) -> ChildSession:
@@ -272,15 +282,17 @@ class SessionManager:
         known = under.parent.id  # the current object: the parent may have been reopened since the job started
         under.parent = self._resting.get(known) or self._open.get(known) or under.parent
         above, agent = under.parent.lane, under.delegation.agent
-        check_agent_type(agent, above.agent_types())
-        context, around = self._context_for(under.parent.tree_node, context_of, agent), above.environment
+        check_delegation_target(agent, above.agent_types())
+        context, around = self._find_subagent_context(under.parent.tree_node, context_of, agent), above.environment
         opening = SessionOpening(
             context, context_of, frontend, {"topic": around.topic, "user_context": around.user_context}, under
         )
-        return await self.open(opening, id)
+        return await self.open_in_context(opening, id)
 
     @staticmethod
-    def _context_for(family: SessionTreeNode, context_of: Callable[[str], AgentContext], agent: str) -> AgentContext:
+    def _find_subagent_context(
+        family: SessionTreeNode, context_of: Callable[[str], AgentContext], agent: str
+    ) -> AgentContext:
         """Return the context of a sub-agent in ``family``.
 
         :raises ToolError: if the maximum depth is reached, or the agent cannot be used
@@ -292,7 +304,7 @@ class SessionManager:
             text = f"Agent `{agent}` cannot be used: {error}\nUse another agent, do the work yourself, or ask the user to fix it."
             raise ToolError(text, kind="unavailable") from None
 
-    async def fork(self, id: str, forked: str) -> str:
+    async def copy_session(self, id: str, forked: str) -> str:
         """Copy a session, and return the id of the copy.
 
         :param forked: the id of the copy; repeating the call with the same id has no effect
@@ -300,7 +312,7 @@ class SessionManager:
         await self.session_store.fork(id, forked, frontend=self._frontend)
         return forked
 
-    async def close(self, id: str) -> None:
+    async def close_suspended_session(self, id: str) -> None:
         """Close a suspended session permanently.
 
         :raises UsageError: if it is open or does not exist
@@ -315,17 +327,17 @@ class SessionManager:
         approvals = self._components.arbiter.approval_broker
         try:
             if session.tree_node.parent_ref is not None:  # no process can reopen it, so its requests and jobs end, too
-                await approvals.close_session(session.id, "its sub-agent ended", "parent")
+                await approvals.refuse_requests_of_session(session.id, "its sub-agent ended", "parent")
                 await asyncio.gather(
                     self._components.arbiter.jobs.stop_and_wait("parent", session.id),
-                    self.arrivals.end_subagent(session.id),
+                    self.arrivals.remove_triggers_of_subagent(session.id),
                 )
-            await self.session_store.suspend(session.id)
+            await self.session_store.record_suspended(session.id)
         finally:
             self._remove(session)
-            self._keep_resting(session)
+            self._keep_limiting_sessions(session)
 
-    def _keep_resting(self, session: LocalSession) -> None:
+    def _keep_limiting_sessions(self, session: LocalSession) -> None:
         """Keep suspended sessions while they limit the sub-agents of running jobs."""
         if session.tree_node.parent_ref is None:
             self._resting[session.id] = session
@@ -343,7 +355,7 @@ class SessionManager:
             self._remove(session)
 
     def _remove(self, session: LocalSession) -> None:
-        self.arrivals.leave_session(session.id)
+        self.arrivals.release_session(session.id)
         self._open.pop(session.id, None)
         session.tree_node.remove_from_parent(session)
 
@@ -354,18 +366,20 @@ class SessionManager:
             if (resting := self._resting.get(session_id)) is not None:
                 await resting.tree_node.end_children()
             await self._components.arbiter.jobs.stop_and_wait("user", session_id)
-            for child in store.sessions.list_children(session_id):
+            for child in store.sessions.list_open_subagents(session_id):
                 await self._delete(child.id)
-            await approvals.close_session(session_id)
-            await self.arrivals.remove_session(session_id)
-            await self._components.program_sandbox.release(str(store.folders.prepare_scratch(session_id)))
-            self._components.log.append([Record("session-closed", session_id, "", {})])
+            await approvals.refuse_requests_of_session(session_id)
+            await self.arrivals.remove_triggers_and_channels(session_id)
+            await self._components.program_sandbox.end_ready_sandboxes(
+                str(store.folders.prepare_session_scratch(session_id))
+            )
+            self._components.log.record_soon([Record("session-closed", session_id, "", {})])
             try:
                 await store.sessions.close(session_id, time.time_ns())
             finally:
                 await asyncio.to_thread(store.folders.remove_session_files, session_id)
-                self._components.arbiter.jobs.outputs.drop_folder(store.folders.output_base / session_id)
+                self._components.arbiter.jobs.outputs.free_folder_bytes(store.folders.session_output_base / session_id)
         finally:
             self._resting.pop(session_id, None)
             self._closing.discard(session_id)
-            self._outputs.invalidate()
+            self._outputs.note_files_removed()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from handrail.record.log_reader import CallRow, LoggedRecord, LogReader
+from handrail.record.log_reader import LoggedCallSummary, LoggedRecord, LogReader
 
 _MAX_GENERATIONS = 1_000
 """The number of older generations that are searched. Each start and each change of tools creates one."""
@@ -17,7 +17,7 @@ _MAX_SHOWN_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineEvent:
+class CallTimelineStep:
     """One step of a call. ``detail`` names the decision or the subject."""
 
     at_ns: int
@@ -44,13 +44,13 @@ class CallTimeline:
     :param children: the calls that the tool of this call made
     """
 
-    call: CallRow
+    call: LoggedCallSummary
     arguments: Any
     generation: int | None
     definition: str | None
     source: str | None
     session: Mapping[str, Any]
-    happenings: tuple[TimelineEvent, ...]
+    happenings: tuple[CallTimelineStep, ...]
     locks: tuple[str, ...]
     lock_wait_ms: float | None
     confined_by: str | None
@@ -142,11 +142,11 @@ def read_timeline(reader: LogReader, call_id: str) -> CallTimeline | None:
         confined_by=_string(_mapping(result.get("metadata")).get("sandbox")),
         result=result or None,
         parent=_string(parent),
-        children=tuple(reader.list_child_calls(call_id)),
+        children=tuple(reader.list_nested_call_ids(call_id)),
     )
 
 
-def _find_source(reader: LogReader, call: CallRow, number: int | None) -> str | None:
+def _find_source(reader: LogReader, call: LoggedCallSummary, number: int | None) -> str | None:
     """Return the source of the call's tool, from its generation or from the one that introduced the tool."""
     for body in reader.generations(before=call.first, limit=_MAX_GENERATIONS):
         if body.get("number") == number:
@@ -157,11 +157,11 @@ def _find_source(reader: LogReader, call: CallRow, number: int | None) -> str | 
     return None
 
 
-def _make_event(entry: LoggedRecord) -> TimelineEvent:
+def _make_event(entry: LoggedRecord) -> CallTimelineStep:
     if entry.body is None:
-        return TimelineEvent(entry.at_ns, entry.kind, "removed from the log")
+        return CallTimelineStep(entry.at_ns, entry.kind, "removed from the log")
     what, detail = _describe_record(entry.kind, entry.body)
-    return TimelineEvent(entry.at_ns, what, detail)
+    return CallTimelineStep(entry.at_ns, what, detail)
 
 
 def _get_body(record: LoggedRecord | None) -> Mapping[str, Any]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from handrail.record.chain import CLOSING_SEAL_BYTES, GENESIS, MAX_GROUP, SALT_BYTES, ChainVerifier, extract_hash
-from handrail.store.database.connection import open_reader, to_start_error
-from handrail.store.database.writer import SinkUnavailable
-from handrail.store.encoding import decode
+from handrail.record.hash_chain import CLOSING_SEAL_BYTES, GENESIS, MAX_GROUP, SALT_BYTES, ChainVerifier, extract_hash
+from handrail.store.database.group_writer import SinkUnavailable
+from handrail.store.database.sqlite_connection import open_reader, to_start_error
+from handrail.store.json_fallback_encoding import decode_any_json
 
 CallState = Literal[
     "proposed",
@@ -74,7 +74,7 @@ class LoggedRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class CallRow:
+class LoggedCallSummary:
     """The summary of one call. Times are wall-clock nanoseconds; None if the step did not happen.
 
     :param tool: the tool id; None if the record was redacted or names no tool
@@ -139,7 +139,7 @@ class LogReader:
         row = self._connection.execute("SELECT seal FROM record WHERE sequence = ?", (sequence,)).fetchone()
         return row is not None and extract_hash(row[0]) == digest
 
-    def find_missing(self, written: tuple[int, bytes] | None) -> str | None:
+    def describe_missing_records(self, written: tuple[int, bytes] | None) -> str | None:
         """Describe the missing part of the log, or return None if nothing is missing.
 
         :param written: the number and hash of the last record that was written; None if unknown
@@ -151,7 +151,7 @@ class LogReader:
             return f"it ends at record {last}, but record {sequence} was written"
         return f"record {sequence} differs from the one that was written"
 
-    def check_end(self) -> LogHead:
+    def check_last_records(self) -> LogHead:
         """Check the last few records and return the head, so that nothing is chained to a damaged end.
 
         :raises SinkUnavailable: if the end is damaged
@@ -171,7 +171,7 @@ class LogReader:
         ):
             if fault := walk.check_record(row):
                 break
-        if fault := fault or walk.check_end():
+        if fault := fault or walk.check_unfinished_group():
             file = self._connection.execute("PRAGMA database_list").fetchone()[2]
             raise SinkUnavailable(
                 f"The log {file} is damaged near its end, at record {fault.sequence}. Run handrail log verify. "
@@ -234,13 +234,13 @@ class LogReader:
 
     def calls(
         self, *, session: str | None = None, call: str | None = None, since: int = 0, limit: int = 1000
-    ) -> list[CallRow]:
+    ) -> list[LoggedCallSummary]:
         """Return the newest ``limit`` calls, in the order of their proposals."""
         began = self.read_mark("began")
         proposals = list(
             self.records(session=session, call=call, kind="proposed", since=since, limit=limit, newest_first=True)
         )
-        rows: list[CallRow] = []
+        rows: list[LoggedCallSummary] = []
         seen: set[str] = set()
         for proposal in reversed(proposals):
             if proposal.call_id not in seen:
@@ -254,7 +254,7 @@ class LogReader:
                 )
         return rows
 
-    def _is_awaiting_approval(self, row: CallRow) -> bool:
+    def _is_awaiting_approval(self, row: LoggedCallSummary) -> bool:
         """Return whether the approval request of a call still exists.
 
         A purge removes it, and the call never continues.
@@ -275,7 +275,9 @@ class LogReader:
                 found = entry
         return found
 
-    def find_outcomes(self, session_id: str, text: str, *, until_ns: int = _MAX_TIME_NS) -> Iterator[LoggedRecord]:
+    def find_outcomes_containing(
+        self, session_id: str, text: str, *, until_ns: int = _MAX_TIME_NS
+    ) -> Iterator[LoggedRecord]:
         """Yield the ``committed`` records of a session whose bodies contain ``text``, the latest first.
 
         :param until_ns: skip later records
@@ -302,7 +304,7 @@ class LogReader:
             if (body := _read_row(row).body) is not None:
                 yield body
 
-    def list_child_calls(self, call_id: str) -> list[str]:
+    def list_nested_call_ids(self, call_id: str) -> list[str]:
         """Return the ids of the calls that a call's tool made, in order."""
         sql = (
             "SELECT call FROM record WHERE call > ? AND call < ? AND call <> '' AND kind = 'proposed' ORDER BY sequence"
@@ -322,7 +324,7 @@ class LogReader:
         (turn,) = self._connection.execute(sql, (len(session) + 2, session)).fetchone()
         return turn or 0
 
-    def list_unfinished(self) -> list[LoggedRecord]:
+    def list_unfinished_intents(self) -> list[LoggedRecord]:
         """Return the ``intended`` record of every call that has started and not ended."""
         sql = (
             f"SELECT {_COLUMNS} FROM record AS i WHERE sequence > ? AND kind = 'intended' AND call <> '' "  # noqa: S608
@@ -343,7 +345,7 @@ def _read_row(row: tuple[Any, ...]) -> LoggedRecord:
     body: Mapping[str, Any] | None = None
     if isinstance(encoded, bytes):
         try:
-            decoded: Any = decode(encoded[SALT_BYTES:])
+            decoded: Any = decode_any_json(encoded[SALT_BYTES:])
         except (ValueError, RecursionError):
             decoded = {"$damaged": len(encoded)}
         body = cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {"value": decoded}
@@ -359,7 +361,7 @@ def _with_tool(entry: LoggedRecord, proposal: LoggedRecord | None) -> LoggedReco
     return LoggedRecord(entry.sequence, entry.at_ns, entry.kind, entry.session_id, entry.call_id, entry.hash, body)
 
 
-def _summarize_call(records: list[LoggedRecord], began: int) -> CallRow:
+def _summarize_call(records: list[LoggedRecord], began: int) -> LoggedCallSummary:
     """Fold a call's records, which are in order and begin with its proposal, into one row."""
     first = records[0]
     tool: str | None = None
@@ -386,12 +388,12 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> CallRow:
                 state, ended, error_kind = "interrupted", entry.at_ns, "interrupted"
             case "committed" | "rejected" if ended is None and not _is_late(entry):
                 ended = entry.at_ns
-                state, error_kind, error_text = _read_outcome(entry)
+                state, error_kind, error_text = _read_final_state(entry)
             case _:
                 pass
     if carried <= began:  # a process that has ended carried it
         state = _state_after_exit(state, asked=asked)
-    return CallRow(
+    return LoggedCallSummary(
         first.call_id,
         first.session_id,
         tool,
@@ -406,7 +408,7 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> CallRow:
     )
 
 
-def _read_outcome(entry: LoggedRecord) -> tuple[CallState, str | None, str | None]:
+def _read_final_state(entry: LoggedRecord) -> tuple[CallState, str | None, str | None]:
     """Return the final state of a call, with the kind and the text of its error."""
     result = _mapping((entry.body or {}).get("result"))
     state: CallState = "error" if result.get("type") == "error" else "output"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from handrail.contract.errors import StartError
-from handrail.record.chain import SALT_BYTES, ChainVerifier
+from handrail.record.hash_chain import SALT_BYTES, ChainVerifier
 from handrail.record.log_reader import LogReader
-from handrail.store.encoding import decode
+from handrail.store.json_fallback_encoding import decode_any_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def verify_log(
     try:
         known = written()  # first, because the log may grow meanwhile
         found = _verify(reader.connection, head.strip().lower() if head else None)
-        if found.ok and (missing := reader.find_missing(known)) is not None:
+        if found.ok and (missing := reader.describe_missing_records(known)) is not None:
             problem = f"{missing}: the database was replaced by an older copy, or cut"
             return replace(found, ok=False, first_invalid=found.records + 1, problem=problem)
         return found
@@ -98,14 +98,14 @@ def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
                 redacted += 1
                 _extend_runs(bodiless, sequence)
             elif kind == "redacted":
-                recorded += _read_runs(body)
+                recorded += _read_redacted_runs(body)
             elif kind == "records-dropped":
                 lost += _read_count(body)
             found_head = found_head or walk.head.hex() == head
     except sqlite3.DatabaseError as error:
         unread = walk.sequence + 1
         return bad(unread, f"record {unread} cannot be read, the database file is damaged: {error}")
-    if fault := walk.check_end():
+    if fault := walk.check_unfinished_group():
         return bad(fault.sequence, str(fault))
     if head is not None and not found_head:
         return bad(
@@ -113,7 +113,7 @@ def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
             f"no record has the hash {head}: the log was cut or rewritten since that head was noted; "
             f"it ends at record {walk.sequence}",
         )
-    if (first := _first_outside(bodiless, recorded)) is not None:
+    if (first := _first_not_covered(bodiless, recorded)) is not None:
         return bad(first, f"record {first}: its body was removed without a recorded redaction")
     (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if integrity != "ok":
@@ -136,7 +136,7 @@ def _extend_runs(runs: list[tuple[int, int]], sequence: int) -> None:
         runs.append((sequence, sequence))
 
 
-def _read_runs(body: object) -> list[tuple[int, int]]:
+def _read_redacted_runs(body: object) -> list[tuple[int, int]]:
     """Return the runs of sequences that a redaction names. Values of another form are skipped."""
     listed = _read_field(body, "sequences")
     found: list[tuple[int, int]] = []
@@ -149,7 +149,7 @@ def _read_runs(body: object) -> list[tuple[int, int]]:
     return found
 
 
-def _first_outside(runs: list[tuple[int, int]], cover: list[tuple[int, int]]) -> int | None:
+def _first_not_covered(runs: list[tuple[int, int]], cover: list[tuple[int, int]]) -> int | None:
     """Return the first number in ascending ``runs`` that no run of ``cover`` contains."""
     ordered = iter(sorted(cover))
     begin, end = next(ordered, (0, -1))
@@ -170,7 +170,7 @@ def _read_count(body: object) -> int:
 
 def _read_field(body: object, name: str) -> object:
     try:
-        decoded: Any = decode(body[SALT_BYTES:]) if isinstance(body, bytes) else None
+        decoded: Any = decode_any_json(body[SALT_BYTES:]) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", decoded).get(name) if isinstance(decoded, dict) else None

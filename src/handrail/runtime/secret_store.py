@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from handrail.contract.errors import ToolError
-from handrail.contract.tool.settings import settings_line
+from handrail.contract.tool.operator_tool_settings import settings_line
 from handrail.contract.tool.spec import ToolSpec
 
 SECRET_NAME = re.compile(r"[\w./:-]+")
@@ -20,7 +20,7 @@ _NO_VALUES: Mapping[str, str] = MappingProxyType({})
 _NO_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
-def find_name_problem(name: object) -> str | None:
+def explain_invalid_secret_name(name: object) -> str | None:
     """Return why a name is not valid for a secret; None if it is."""
     if isinstance(name, str) and SECRET_NAME.fullmatch(name):
         return None
@@ -59,11 +59,11 @@ class SecretStore:
         """Return a store with these secrets added; they replace secrets of the same name."""
         return SecretStore({**self._values, **values}, self._missing, self._settings) if values else self
 
-    def with_settings(self, settings: Mapping[str, Mapping[str, str]]) -> SecretStore:
+    def with_secret_settings(self, settings: Mapping[str, Mapping[str, str]]) -> SecretStore:
         """Return a store with the same secrets and other secret settings of tools."""
         return SecretStore(self._values, self._missing, settings)
 
-    def mark_missing(self, name: str, why: str) -> SecretStore:
+    def with_missing_secret(self, name: str, why: str) -> SecretStore:
         """Return a store in which ``name`` is missing for this reason."""
         values = {other: value for other, value in self._values.items() if other != name}
         return SecretStore(values, {**self._missing, name: why}, self._settings)
@@ -78,14 +78,14 @@ class SecretStore:
         """Return the known secrets among ``names``."""
         return {name: self._values[name] for name in names if name in self._values}
 
-    def values_for_tool(self, spec: ToolSpec) -> dict[str, str]:
+    def secrets_for_tool(self, spec: ToolSpec) -> dict[str, str]:
         """Return the secrets that a tool declares, by name, and its secret settings, by key."""
         found = {name: self._values[name] for name in spec.secrets if name in self._values}
         own = self._settings.get(spec.id, _NO_VALUES)
         found |= {key: self._values[own[key]] for key in list_secret_settings(spec) if own.get(key) in self._values}
         return found
 
-    def explain_unset(self, spec: ToolSpec, key: str) -> str | None:
+    def explain_unset_secret_setting(self, spec: ToolSpec, key: str) -> str | None:
         """Return why a secret setting of a tool is not available, with the remedy; None if it is."""
         name = self._settings.get(spec.id, _NO_VALUES).get(key)
         if name is not None:
@@ -111,7 +111,7 @@ def list_secret_settings(spec: ToolSpec) -> tuple[str, ...]:
 
 
 class DeclaredSecrets:
-    """A secrets service for one tool: :class:`~handrail.contract.services.runtime.SecretService`.
+    """A secrets service for one tool: :class:`~handrail.contract.services.tool_runtime.SecretService`.
 
     :param refusal: why this call gets no secrets, whatever its tool declared
     """
@@ -141,10 +141,10 @@ class DeclaredSecrets:
                 f"Tool `{tool}` gets no secrets in this call: {self._refusal}. Use another tool.", kind="denied"
             )
         store = self._store
-        why = store.explain_unset(self._spec, name) if is_setting else store.explain_missing(name)
+        why = store.explain_unset_secret_setting(self._spec, name) if is_setting else store.explain_missing(name)
         if why is not None:
             raise ToolError(
                 f"Tool `{tool}` needs a secret that is not available: {why}. Ask the user to set it.",
                 kind="unavailable",
             )
-        return store.values_for_tool(self._spec)[name]
+        return store.secrets_for_tool(self._spec)[name]

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.contract.sandbox import (
+    from handrail.contract.sandbox_protocol import (
         CompletedProcess,
         ConnectionAttempt,
         PathDenials,
@@ -25,31 +25,36 @@ if TYPE_CHECKING:
         TerminalSize,
     )
     from handrail.contract.tool.requires import CapabilitySet
-    from handrail.origins.programs import ProgramRefused, build_clean_path, build_program_environment, find_program
+    from handrail.origins.program_lookup import (
+        ProgramRefused,
+        build_clean_path,
+        build_program_environment,
+        find_program,
+    )
     from handrail.sandbox.selfcheck import CheckOutcome, self_check
-    from handrail.sandbox.tiers import choose_sandbox, probe_tier
+    from handrail.sandbox.tier_probe import choose_sandbox, probe_tier
 
 _HOME = {
-    "ConnectionAttempt": "contract.sandbox",
+    "ConnectionAttempt": "contract.sandbox_protocol",
     "CapabilitySet": "contract.tool.requires",
-    "CompletedProcess": "contract.sandbox",
-    "PathDenials": "contract.sandbox",
-    "SandboxLimits": "contract.sandbox",
-    "SandboxMechanism": "contract.sandbox",
+    "CompletedProcess": "contract.sandbox_protocol",
+    "PathDenials": "contract.sandbox_protocol",
+    "SandboxLimits": "contract.sandbox_protocol",
+    "SandboxMechanism": "contract.sandbox_protocol",
     "CheckOutcome": "sandbox.selfcheck",
-    "Process": "contract.sandbox",
-    "SandboxProfile": "contract.sandbox",
-    "ProgramSpec": "contract.sandbox",
-    "ProgramRefused": "origins.programs",
-    "Sandbox": "contract.sandbox",
-    "TerminalProcess": "contract.sandbox",
-    "TerminalSize": "contract.sandbox",
-    "SandboxTier": "contract.sandbox",
-    "choose_sandbox": "sandbox.tiers",
-    "build_clean_path": "origins.programs",
-    "find_program": "origins.programs",
-    "probe_tier": "sandbox.tiers",
-    "build_program_environment": "origins.programs",
+    "Process": "contract.sandbox_protocol",
+    "SandboxProfile": "contract.sandbox_protocol",
+    "ProgramSpec": "contract.sandbox_protocol",
+    "ProgramRefused": "origins.program_lookup",
+    "Sandbox": "contract.sandbox_protocol",
+    "TerminalProcess": "contract.sandbox_protocol",
+    "TerminalSize": "contract.sandbox_protocol",
+    "SandboxTier": "contract.sandbox_protocol",
+    "choose_sandbox": "sandbox.tier_probe",
+    "build_clean_path": "origins.program_lookup",
+    "find_program": "origins.program_lookup",
+    "probe_tier": "sandbox.tier_probe",
+    "build_program_environment": "origins.program_lookup",
     "self_check": "sandbox.selfcheck",
 }
 

@@ -12,34 +12,34 @@ from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process, ProgramSpec, SandboxProfile, SandboxTier
+from handrail.contract.sandbox_protocol import Process, ProgramSpec, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.programs import open_workspaces
+from handrail.origins.program_lookup import list_open_workspaces
 from handrail.sandbox.filters import landlock, memory_monitor
-from handrail.sandbox.filters.limits import (
+from handrail.sandbox.filters.resource_limits import (
     build_rlimits,
-    compute_call_memory,
-    compute_total_memory,
-    make_groups,
+    compute_sandbox_memory_limit,
+    compute_total_memory_limit,
+    make_limiting_cgroups,
     read_inotify_limits,
-    start_in_groups,
+    start_in_cgroups,
 )
 from handrail.sandbox.network import sandbox_network
-from handrail.sandbox.start import launcher
-from handrail.sandbox.start import process as terminal
-from handrail.sandbox.start.launcher import LauncherProgram, LaunchMode
-from handrail.sandbox.start.process import HolderEnds, SandboxedProcess
+from handrail.sandbox.start import launcher_messages
+from handrail.sandbox.start import sandboxed_process as terminal
+from handrail.sandbox.start.launcher_messages import LauncherProgram, LaunchMode
+from handrail.sandbox.start.sandboxed_process import HolderDescriptors, SandboxedProcess
 from handrail.sandbox.start.spawn import is_inside, spawn
-from handrail.sandbox.view import mounts, sandbox_user, toolchains
-from handrail.sandbox.view.folder_tree import SHORTAGE_ERRORS
+from handrail.sandbox.view import mount_options, sandbox_user, toolchains
+from handrail.sandbox.view.cached_folder_tree import SHORTAGE_ERRORS
 from handrail.sandbox.view.launch_plans import (
     LaunchPlan,
     LaunchPlanner,
     SandboxSetup,
-    find_free_number,
-    find_start_folder,
+    find_default_start_folder,
+    find_free_descriptor_number,
 )
-from handrail.sandbox.view.mount_table import MountTable
+from handrail.sandbox.view.mount_comparison import ExpectedMounts
 from handrail.sandbox.view.sandbox_user import LookupCache
 
 _FIXED_OPTIONS = (
@@ -59,7 +59,7 @@ _FIXED_OPTIONS = (
 
 
 class BubblewrapSandbox:
-    """A sandbox that starts programs with bubblewrap: :class:`handrail.contract.sandbox.Sandbox`.
+    """A sandbox that starts programs with bubblewrap: :class:`handrail.contract.sandbox_protocol.Sandbox`.
 
     :param binary: the bubblewrap to start
     :param first: the launcher that is the sandbox's first process
@@ -92,7 +92,7 @@ class BubblewrapSandbox:
         if plan.terminal is None:
             return await self.begin_program(process, plan, capabilities, profile)
         held = terminal.SandboxTerminal(process)
-        return held.wrap(await self.begin_program(process, plan, capabilities, profile))
+        return held.wrap_process(await self.begin_program(process, plan, capabilities, profile))
 
     async def begin_program(
         self,
@@ -100,7 +100,7 @@ class BubblewrapSandbox:
         plan: LaunchPlan,
         capabilities: CapabilitySet,
         profile: SandboxProfile,
-        ahead: sandbox_network.PreboundListener | None = None,
+        ahead: sandbox_network.EarlyProxyListener | None = None,
     ) -> Process:
         """Let the program of a waiting sandbox begin, behind a proxy if the call has hosts.
 
@@ -112,13 +112,15 @@ class BubblewrapSandbox:
             process.begin_program(plan.call, plan.secrets or b"")
 
         begun: Process = process
-        if capabilities.may_use("net.fetch"):
-            begun = await sandbox_network.begin_with_proxy(process, begin, capabilities, profile, ahead)
+        if capabilities.may_allow_any_target("net.fetch"):
+            begun = await sandbox_network.begin_program_with_proxy(process, begin, capabilities, profile, ahead)
         else:
             begin()
         limits = plan.made.limits
         memory_monitor.MemoryMonitor(
-            process, compute_call_memory(limits), memory_monitor.compute_max_files(limits.tmp_bytes + limits.shm_bytes)
+            process,
+            compute_sandbox_memory_limit(limits),
+            memory_monitor.compute_max_files(limits.tmp_bytes + limits.shm_bytes),
         )
         return begun
 
@@ -146,15 +148,15 @@ class BubblewrapSandbox:
         theirs: dict[int, int] = {}
         held_back = socket.socketpair() if os.geteuid() == 0 else None
         try:
-            _open_streams(plan, ours, theirs)
-            number = find_free_number(given)
+            _open_program_streams(plan, ours, theirs)
+            number = find_free_descriptor_number(given)
             if plan.secrets is not None:
                 ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
                 theirs[number] = os.dup(ours["secrets"])
                 number += 1
             here, there = socket.socketpair()
             ours["channel"], theirs[number] = here.detach(), there.detach()
-            options, table = mounts.refresh_options(made.options, made.table)
+            options, table = mount_options.refresh_mount_options(made.options, made.table)
             ours["letter"] = _memory_file(self._encode_preparation(plan, table))
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
@@ -202,7 +204,7 @@ class BubblewrapSandbox:
                 os.close(descriptor)
 
     def _get_launcher(self) -> LauncherProgram:
-        first = self._chosen_launcher or launcher.find_launcher()
+        first = self._chosen_launcher or launcher_messages.find_launcher()
         if first is None:
             raise ToolError(
                 "No program can be started in a sandbox here: perl is missing. Ask the user to install perl (apt "
@@ -214,7 +216,7 @@ class BubblewrapSandbox:
     def _spawn(self, made: SandboxSetup, command: list[str], descriptors: Mapping[int, int]) -> int:
         """Start bubblewrap as the user that the sandbox is for, and return its process id."""
         program, processes = self._binary, made.limits.processes
-        if is_inside(program, open_workspaces()):
+        if is_inside(program, list_open_workspaces()):
             raise ToolError(
                 f"The sandbox could not be started: {program} is in an open workspace, where a call could change "
                 "it. Ask the user to install bubblewrap outside the workspace (apt install bubblewrap).",
@@ -223,10 +225,10 @@ class BubblewrapSandbox:
         if made.person is not None:
             program, command = sandbox_user.build_user_command(made.person, made.staged, program, command)
             processes = None  # the kernel counts the processes of that user
-        bound = None if made.limits.call_memory_bytes is None else compute_total_memory()
-        return _spawn_in_groups(make_groups(processes, bound), program, command, descriptors)
+        bound = None if made.limits.call_memory_bytes is None else compute_total_memory_limit()
+        return _spawn_in_groups(make_limiting_cgroups(processes, bound), program, command, descriptors)
 
-    def _encode_preparation(self, plan: LaunchPlan, table: MountTable) -> bytes:
+    def _encode_preparation(self, plan: LaunchPlan, table: ExpectedMounts) -> bytes:
         made = plan.made
         limits = tuple(build_rlimits(made.limits).items())
         return _encode_restrictions(
@@ -246,32 +248,36 @@ class BubblewrapSandbox:
 def _encode_restrictions(
     mode: LaunchMode,
     landlock_abi: int,
-    folders: tuple[tuple[str, mounts.MountAccess], ...],
+    folders: tuple[tuple[str, mount_options.MountAccess], ...],
     tcp: bool,
     connect: tuple[int, ...],
     limits: tuple[tuple[int, tuple[int, int]], ...],
     environment: tuple[tuple[str, str], ...],
-    table: MountTable,
+    table: ExpectedMounts,
     *,
     terminal: bool = False,
 ) -> bytes:
     """Return the first part of the letter, cached for equal arguments."""
     ruleset = landlock.build_ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
     counts = read_inotify_limits()
-    return launcher.encode_preparation(
+    return launcher_messages.encode_preparation(
         mode, ruleset, dict(limits), dict(environment), counts=counts, terminal=terminal, table=table
     )
 
 
-def build_options(capabilities: CapabilitySet, profile: SandboxProfile) -> list[str]:
+def build_bubblewrap_options(capabilities: CapabilitySet, profile: SandboxProfile) -> list[str]:
     """Return all bubblewrap options for one call.
 
     :raises ToolError: ``unavailable`` if the capability set cannot be enforced
     """
     look = LookupCache()
-    folders = mounts.folder_access(capabilities, profile, toolchains.find_toolchains(profile.workspace, look), look)
-    options, _ = mounts.refresh_options(mounts.build_mount_options(folders, profile, look), MountTable())
-    return [*_FIXED_OPTIONS, *options, "--chdir", find_start_folder(folders, profile)]
+    folders = mount_options.folder_access(
+        capabilities, profile, toolchains.find_toolchains(profile.workspace, look), look
+    )
+    options, _ = mount_options.refresh_mount_options(
+        mount_options.build_mount_options(folders, profile, look), ExpectedMounts()
+    )
+    return [*_FIXED_OPTIONS, *options, "--chdir", find_default_start_folder(folders, profile)]
 
 
 def _move_beyond_standard(descriptors: Mapping[int, int]) -> dict[int, int]:
@@ -283,10 +289,10 @@ def _move_beyond_standard(descriptors: Mapping[int, int]) -> dict[int, int]:
     return dict(descriptors)
 
 
-def _open_streams(plan: LaunchPlan, ours: dict[str, int], theirs: dict[int, int]) -> None:
+def _open_program_streams(plan: LaunchPlan, ours: dict[str, int], theirs: dict[int, int]) -> None:
     """Open the program's standard streams: a terminal, or pipes. Each end is recorded once it is open."""
     if plan.terminal is not None:
-        ours["stdin"], theirs[0] = terminal.open_terminal(plan.terminal)
+        ours["stdin"], theirs[0] = terminal.open_terminal_pair(plan.terminal)
         ours["stdout"], theirs[1], theirs[2] = os.dup(ours["stdin"]), os.dup(theirs[0]), os.dup(theirs[0])
         return
     theirs[0], ours["stdin"] = os.pipe()
@@ -297,9 +303,9 @@ def _open_streams(plan: LaunchPlan, ours: dict[str, int], theirs: dict[int, int]
         ours["stderr"], theirs[2] = os.pipe()
 
 
-def _make_process(pid: int, ours: Mapping[str, int], table: MountTable) -> SandboxedProcess:
+def _make_process(pid: int, ours: Mapping[str, int], table: ExpectedMounts) -> SandboxedProcess:
     try:
-        return SandboxedProcess(pid, HolderEnds(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
+        return SandboxedProcess(pid, HolderDescriptors(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
     except OSError:  # it ends by itself, because its lifeline is closed
         threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
         raise
@@ -321,7 +327,7 @@ def _spawn_in_groups(
         return spawn(program, argv, {}, descriptors)
 
     try:
-        return start_in_groups(groups, binary, command, start)
+        return start_in_cgroups(groups, binary, command, start)
     except OSError as error:
         why = "the command line is too long" if error.errno == errno.E2BIG else error.strerror
         kind = "unavailable" if error.errno in SHORTAGE_ERRORS else "backend"

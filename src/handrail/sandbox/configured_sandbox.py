@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process, ProgramSpec, Sandbox, SandboxLimits, SandboxProfile, SandboxTier
+from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxLimits, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.programs import build_clean_path
-from handrail.sandbox.start.pipes import PipedProcess
-from handrail.sandbox.start.pool import SandboxPool
+from handrail.origins.program_lookup import build_clean_path
+from handrail.sandbox.start.process_pipes import PipedProcess
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
 from handrail.sandbox.start.spawn import spawn
 from handrail.sandbox.view import toolchains
 
@@ -33,7 +33,7 @@ _KEPT_VARIABLES = ("HOME",)
 
 
 class UnconfinedSandbox:
-    """A sandbox that confines nothing: :class:`handrail.contract.sandbox.Sandbox`."""
+    """A sandbox that confines nothing: :class:`handrail.contract.sandbox_protocol.Sandbox`."""
 
     @property
     def tier(self) -> SandboxTier:
@@ -92,7 +92,7 @@ class UnconfinedSandbox:
 
 
 class _UnconfinedProcess(PipedProcess):
-    """A process in its own process group: :class:`handrail.contract.sandbox.Process`.
+    """A process in its own process group: :class:`handrail.contract.sandbox_protocol.Process`.
 
     :raises ToolError: if Handrail cannot wait for the program; then it has been ended, and the caller still owns the
         descriptors
@@ -102,7 +102,7 @@ class _UnconfinedProcess(PipedProcess):
         self._pid = pid
         self._pidfd = self._open_pidfd()  # first: if that fails, nothing else was made
         super().__init__(asyncio.get_running_loop(), stdin, stdout, stderr)
-        self._loop.add_reader(self._pidfd, self._finish)
+        self._loop.add_reader(self._pidfd, self._end_group_after_exit)
 
     def _open_pidfd(self) -> int:
         try:
@@ -134,7 +134,7 @@ class _UnconfinedProcess(PipedProcess):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
 
-    def _finish(self) -> None:
+    def _end_group_after_exit(self) -> None:
         """Handle the end of the program: end its group while the group's number is still in use."""
         self._loop.remove_reader(self._pidfd)
         self._end_group()
@@ -157,7 +157,7 @@ def _memory_file(content: bytes) -> int:
 
 
 class ConfiguredSandbox:
-    """A sandbox with the operator's settings around another :class:`handrail.contract.sandbox.Sandbox`.
+    """A sandbox with the operator's settings around another :class:`handrail.contract.sandbox_protocol.Sandbox`.
 
     :param limits: for every program
     :param unix_sockets: whether programs may make Unix sockets
@@ -183,10 +183,10 @@ class ConfiguredSandbox:
         profile = replace(profile, limits=self._limits, unix_sockets=self._unix_sockets)
         return await chosen.start(capabilities, profile, program)
 
-    async def release(self, scratch: str) -> None:
+    async def end_ready_sandboxes(self, scratch: str) -> None:
         """End the ready sandboxes of the session with this scratch folder."""
         if isinstance(self._sandbox, SandboxPool):
-            await self._sandbox.release(scratch)
+            await self._sandbox.end_ready_sandboxes(scratch)
 
     async def aclose(self) -> None:
         """End all ready sandboxes."""

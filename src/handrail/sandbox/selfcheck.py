@@ -1,6 +1,6 @@
 """A test suite for sandbox providers: each check tries to reach one thing that a call must not reach.
 
-:func:`self_check` runs the suite against any :class:`handrail.contract.sandbox.Sandbox`, this machine's own or one of
+:func:`self_check` runs the suite against any :class:`handrail.contract.sandbox_protocol.Sandbox`, this machine's own or one of
 another package. Each check tries from inside a sandbox and observes from outside, in a temporary folder. A check does no
 harm without confinement, so the suite may run against a provider that confines nothing.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
+from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 
 # One check of a sandbox provider, and the fixture that it runs in.
@@ -36,7 +36,7 @@ class CheckNotTried(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedRun:
+class CheckProgramResult:
     """The result of a program in the sandbox: exit code and output."""
 
     code: int
@@ -77,7 +77,7 @@ class CheckFixture:
     def profile(self, **changes: Any) -> SandboxProfile:
         return replace(SandboxProfile(str(self.workspace), str(self.scratch)), **changes)
 
-    async def was_reached(self, name: Literal["tcp", "unix"]) -> bool:
+    async def was_server_reached(self, name: Literal["tcp", "unix"]) -> bool:
         """Return whether a program has connected to the server.
 
         This makes another connection, which the server accepts after all earlier ones.
@@ -95,23 +95,25 @@ class CheckFixture:
         self.connections.remove(name)
         return name in self.connections
 
-    async def bash(self, script: str, *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> CheckedRun:
+    async def bash(
+        self, script: str, *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any
+    ) -> CheckProgramResult:
         """Run a script and wait until no process of it is left."""
         return await self.run(("/bin/bash", "-c", script), write=write, max_bytes=max_bytes, **profile)
 
     async def run(
         self, argv: Sequence[str], *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any
-    ) -> CheckedRun:
+    ) -> CheckProgramResult:
         process = await self.sandbox.start(self.capabilities(write=write), self.profile(**profile), ProgramSpec(argv))
         try:
             out, errors, dropped = await process.communicate(b"", max_bytes)
             code = await process.wait()
         finally:
             await process.kill()
-        return CheckedRun(code, out.decode("utf-8", "replace"), errors.decode("utf-8", "replace"), dropped)
+        return CheckProgramResult(code, out.decode("utf-8", "replace"), errors.decode("utf-8", "replace"), dropped)
 
-    def end_leftovers(self, mark: str) -> list[int]:
-        """End the processes of this machine with ``mark`` among their arguments, and return their ids."""
+    def end_marked_processes(self, mark: str) -> list[int]:
+        """End the processes of this machine with ``write_marker_file`` among their arguments, and return their ids."""
         found: list[int] = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -135,8 +137,8 @@ class SandboxCheck:
 
 
 @contextlib.contextmanager
-def run_bystander(mark: str) -> Generator[int, None, None]:
-    """Run a process on this machine with ``mark`` in its arguments."""
+def run_marked_bystander(mark: str) -> Generator[int, None, None]:
+    """Run a process on this machine with ``write_marker_file`` in its arguments."""
     waiting = subprocess.Popen(["/bin/sh", "-c", "read -r _", mark], stdin=subprocess.PIPE, env={})
     try:
         yield waiting.pid
@@ -176,7 +178,7 @@ async def self_check(sandbox: Sandbox, checks: Sequence[SandboxCheck] | None = N
     if checks is None:
         checks = CHECKS
     turns = asyncio.Semaphore(_AT_ONCE)
-    with _make_folder() as place, _set_marker() as secret:
+    with _make_unlisted_folder() as place, _set_secret_variable() as secret:
 
         async def made(number: int, check: SandboxCheck) -> CheckOutcome:
             async with turns, _make_fixture(sandbox, place / str(number), secret) as ground:
@@ -201,7 +203,7 @@ async def _run_check(check: SandboxCheck, ground: CheckFixture) -> CheckOutcome:
 
 
 @contextlib.contextmanager
-def _make_folder() -> Generator[Path, None, None]:
+def _make_unlisted_folder() -> Generator[Path, None, None]:
     """Make a folder that other users can enter but not list, since a sandbox may run as another user."""
     place = Path(os.path.realpath(tempfile.mkdtemp(prefix="handrail-self-check-")))
     place.chmod(0o711)
@@ -212,7 +214,7 @@ def _make_folder() -> Generator[Path, None, None]:
 
 
 @contextlib.contextmanager
-def _set_marker() -> Generator[str, None, None]:
+def _set_secret_variable() -> Generator[str, None, None]:
     """Set a variable in this process's environment that no program may see."""
     secret = f"secret-{secrets.token_hex(16)}"
     os.environ[_VARIABLE] = secret
@@ -260,7 +262,7 @@ async def _make_fixture(sandbox: Sandbox, place: Path, secret: str) -> AsyncGene
             await server.wait_closed()
 
 
-def count_states(outcomes: Sequence[CheckOutcome]) -> Mapping[str, int]:
+def count_check_states(outcomes: Sequence[CheckOutcome]) -> Mapping[str, int]:
     """Return how many checks are held, open and not tried."""
     return {state: sum(one.state == state for one in outcomes) for state in ("held", "open", "not tried")}
 
@@ -367,7 +369,7 @@ async def _settings(ground: CheckFixture) -> str | None:
 @_check("network", "a server on the loopback of this machine cannot be reached")
 async def _loopback(ground: CheckFixture) -> str | None:
     await ground.bash(f"exec 3<>/dev/tcp/127.0.0.1/{ground.port}")
-    return "it was reached" if await ground.was_reached("tcp") else None
+    return "it was reached" if await ground.was_server_reached("tcp") else None
 
 
 @_check("network", "the only network device is the loopback of the sandbox")
@@ -390,7 +392,7 @@ async def _unix_server(ground: CheckFixture) -> str | None:
         for (program, text), flag in zip(_CONNECT.items(), ("-c", "-e"), strict=True)
     )
     ran = await ground.bash(script)
-    if await ground.was_reached("unix"):
+    if await ground.was_server_reached("unix"):
         return "it was reached"
     if not ran.out.strip():
         raise CheckNotTried("the sandbox has neither python nor perl")
@@ -403,7 +405,7 @@ async def _unix_server(ground: CheckFixture) -> str | None:
 @_check("processes", "processes of this machine cannot be seen")
 async def _not_seen(ground: CheckFixture) -> str | None:
     mark = f"mark-{secrets.token_hex(8)}"
-    with run_bystander(mark):
+    with run_marked_bystander(mark):
         ran = await ground.bash("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'", environment={"IGNORED": "1"})
     return "one was seen" if mark in ran.out else None
 
@@ -415,7 +417,7 @@ async def _nothing_left(ground: CheckFixture) -> str | None:
     # Both have left their process group, and ignore all signals they can, before the shell ends.
     both = f"(trap '' TERM HUP INT; setsid {waiting} & setsid nohup {waiting} &) 2> /dev/null"
     await ground.bash(f"{both} | (read -r _; read -r _)")
-    left = ground.end_leftovers(number)
+    left = ground.end_marked_processes(number)
     return f"{len(left)} processes are left" if left else None
 
 
@@ -437,7 +439,7 @@ async def _killed(ground: CheckFixture) -> str | None:
         await process.read_line(100)
     finally:
         await process.kill()
-    left = ground.end_leftovers(number)
+    left = ground.end_marked_processes(number)
     return f"{len(left)} processes are left" if left else None
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from handrail.arbiter.approvals.broker import ApprovalBroker
-from handrail.arbiter.arbiter import Arbiter, ReplyCalls
-from handrail.arbiter.arguments import result_of_record
-from handrail.arbiter.call import Call, Lane
-from handrail.arbiter.delegation import add_subagent_sessions
-from handrail.arbiter.execution import StopReason
-from handrail.arbiter.output.exposure import split_views
+from handrail.arbiter.approvals.approval_broker import ApprovalBroker
+from handrail.arbiter.arbiter import Arbiter, ReplyCallRunner
+from handrail.arbiter.call_arguments import read_recorded_result
+from handrail.arbiter.call_state import Call, Lane
+from handrail.arbiter.output.audience_views import make_audience_results
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.contract.approvals import Approval
-from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.arbiter.stoppable_execution import StopReason
+from handrail.arbiter.subagent_delegation import add_sessions_to_cut_error
+from handrail.contract.approval_requests import Approval
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import LogUnavailable
-from handrail.contract.generation import Generation
-from handrail.contract.services.delegation import SubagentSessions
-from handrail.policy.rules.definitions import Rule, parse_rule
-from handrail.policy.suggestions import PROJECT_SOURCE, REJECTION_SOURCE
-from handrail.record.log import CommitLog
+from handrail.contract.services.subagent_services import SubagentSessions
+from handrail.contract.tool_generation import Generation
+from handrail.policy.rule_suggestions import PROJECT_SOURCE, REJECTION_SOURCE
+from handrail.policy.rules.rules_and_modes import Rule, parse_rule
+from handrail.record.commit_log import CommitLog
 
 # The result of a call whose answer was lost, read from the log. Nothing runs again.
 
@@ -43,7 +43,7 @@ _TOOL_GONE = (
 )
 
 
-async def recover_answer(
+async def read_answer_from_log(
     log: CommitLog,
     shaper: OutputShaper,
     generation: Generation,
@@ -60,7 +60,7 @@ async def recover_answer(
     """
     proposal = await log.find_proposal(call_id)
     # If the call moved to the background, its answer was the job, even if the job has ended since.
-    outcome = await log.find_backgrounding(call_id) or await log.find_outcome(call_id)
+    outcome = await log.find_move_to_background(call_id) or await log.find_outcome(call_id)
     tool = (proposal.tool if proposal is not None else None) or ""
     if outcome is None and proposal is not None and proposal.session_id != session_id:
         result = Result.error("cancelled", _OTHER_SESSION, replayed=True)
@@ -73,18 +73,18 @@ async def recover_answer(
             else Result.error("cancelled", _NOT_STARTED, replayed=True)
         )
     elif outcome.kind == "interrupted":
-        result = add_subagent_sessions(
-            _interrupted_result(_INTERRUPTED), () if tree is None else tree.delegated_by(session_id, call_id)
+        result = add_sessions_to_cut_error(
+            _interrupted_result(_INTERRUPTED), () if tree is None else tree.list_delegated_by_call(session_id, call_id)
         )
-    elif (recorded := result_of_record(outcome)) is None:
+    elif (recorded := read_recorded_result(outcome)) is None:
         result = Result.error("unavailable", _REMOVED, replayed=True)
     else:
         found = recorded.with_metadata(replayed=True)
         if outcome.kind in ("rejected", "backgrounded"):  # the text comes from the kernel, not from a tool
             return CallAnswer(call_id, tool, found, found)
-        entry = generation.resolve(tool)
+        entry = generation.resolve_tool_name(tool)
         if entry is not None:
-            return CallAnswer(call_id, tool, *split_views(entry.spec, found))
+            return CallAnswer(call_id, tool, *make_audience_results(entry.spec, found))
         return CallAnswer(call_id, tool, found, Result.error("unavailable", _TOOL_GONE, replayed=True))
     return CallAnswer(call_id, tool, result, result)
 
@@ -111,7 +111,7 @@ async def find_suspended_calls(
     approvals = arbiter.approval_broker
     await approvals.expire_overdue()
     rows: dict[str, list[Approval]] = {}
-    for row in approvals.list_without_result(lane.session_id):
+    for row in approvals.list_unresolved_requests(lane.session_id):
         call_id = row.request.call_id
         if (call_ids is None or call_id in call_ids) and call_id not in lane.running_calls:
             rows.setdefault(call_id, []).append(row)
@@ -127,7 +127,7 @@ async def find_suspended_calls(
 
 def _resume_call(arbiter: Arbiter, lane: Lane, generation: Generation, rows: list[Approval]) -> Call:
     request = rows[0].request
-    if arbiter.approval_broker.has_exact_arguments(rows[0].id):
+    if arbiter.approval_broker.are_arguments_unredacted(rows[0].id):
         proposed = ProposedCall(request.tool_id, request.arguments)
     else:
         proposed = ProposedCall(request.tool_id, {}, problem=_ARGUMENTS_NOT_STORED, problem_kind="conflict")
@@ -153,7 +153,7 @@ def load_project_rules(approvals: ApprovalBroker) -> list[Rule]:
     return found
 
 
-class EarlierCalls:
+class EarlierCallResolver:
     """A resolver of the earlier calls of one session: it recovers answers and resumes suspended calls.
 
     :param generation: returns the current tools
@@ -172,7 +172,7 @@ class EarlierCalls:
         """
         return await find_suspended_calls(self._arbiter, self._lane, self._generation())
 
-    async def resume(self) -> list[CallAnswer]:
+    async def resume_awaiting_calls(self) -> list[CallAnswer]:
         """Resume all calls that await approval and return their answers; see ``Session.resume_suspended_calls``."""
         stopped = self._start_lookup()
         try:
@@ -188,7 +188,7 @@ class EarlierCalls:
             parked = {call.id: call for call in await find_suspended_calls(arbiter, lane, generation, call_ids)}
             # Read before anything runs: if the log cannot be read, no call is resumed.
             found = {
-                known_as: await recover_answer(
+                known_as: await read_answer_from_log(
                     arbiter.log, arbiter.shaper, generation, lane.session_id, known_as, arbiter.jobs.tree
                 )
                 for known_as in call_ids
@@ -215,13 +215,13 @@ class EarlierCalls:
             return []
         reason = stopped.reason if self._lane.closed_reason is None else "shutdown"  # they continue to await approval
         following = iter(calls)
-        reply = ReplyCalls(self._arbiter, lambda _: next(following))
+        reply = ReplyCallRunner(self._arbiter, lambda _: next(following))
         for call in calls:
             if reason is not None:
                 call.execution.stop(reason)
             self._lane.running_calls.setdefault(call.id, call)  # so that a stop from here on reaches it
-            reply.submit(call.proposed)
-        return await reply.gather_answers()
+            reply.start_next_call(call.proposed)
+        return await reply.wait_for_answers()
 
 
 class _LookupStop:

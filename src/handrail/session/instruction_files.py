@@ -15,21 +15,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handrail.contract.agent import MANIFEST_KEYS
+from handrail.contract.agent_manifest import MANIFEST_KEYS
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.evaluation import ToolPolicy
-from handrail.policy.rules.definitions import RuleBook
+from handrail.policy.call_evaluation import ToolPolicy
+from handrail.policy.call_targets import CallTarget
 from handrail.policy.rules.matchers import PathSubject
-from handrail.policy.targets import CallTarget
-from handrail.registry.sources.folders import find_permission_problem
+from handrail.policy.rules.rules_and_modes import RuleBook
+from handrail.registry.sources.tool_folder_source import find_permission_problem
 
 # The folders from a workspace up to the top of its repository.
 
 _MAX_UP = 32
 
 
-def iterate_folders_up(workspace: Path) -> Iterator[Path]:
+def iterate_repository_folders_up(workspace: Path) -> Iterator[Path]:
     """Yield the workspace and the folders above it, up to the top of its repository.
 
     Stops at a folder that other users may write, because its files are not the user's.
@@ -54,7 +54,7 @@ _ANYWHERE = CapabilitySet((CapabilityLayer("the operator", fs_read=("/**",)),))
 """Capabilities that allow all paths: only the rules decide, because the session reads the files, not a tool."""
 
 
-class InstructionFile(NamedTuple):
+class ParentInstructionFile(NamedTuple):
     """An instruction file above the workspace.
 
     :param text: its text; None if a rule denies reading it
@@ -73,7 +73,7 @@ class InstructionFile(NamedTuple):
 
 def read_parent_instructions(
     workspace: Path, permitted: Callable[[str], bool], redact: Callable[[str], str]
-) -> list[InstructionFile]:
+) -> list[ParentInstructionFile]:
     """Return the instruction files above the workspace, the farthest first.
 
     The list is empty if the workspace is in no repository.
@@ -81,14 +81,14 @@ def read_parent_instructions(
     :param workspace: canonical
     :param redact: removes secrets from a text
     """
-    found: list[InstructionFile] = []
-    for folder in reversed(list(iterate_folders_up(workspace))[1:]):
+    found: list[ParentInstructionFile] = []
+    for folder in reversed(list(iterate_repository_folders_up(workspace))[1:]):
         for path in (folder / name for name in MANIFEST_KEYS):
             with suppress(OSError):
                 if not permitted(str(path)):
-                    found += [InstructionFile(path, None)] if stat.S_ISREG(os.lstat(path).st_mode) else []
+                    found += [ParentInstructionFile(path, None)] if stat.S_ISREG(os.lstat(path).st_mode) else []
                 elif (content := _read_beginning(path)) is not None:
-                    found.append(InstructionFile(path, redact(content.decode("utf-8-sig", "replace"))))
+                    found.append(ParentInstructionFile(path, redact(content.decode("utf-8-sig", "replace"))))
     return found
 
 

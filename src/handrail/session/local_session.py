@@ -14,38 +14,38 @@ from pathlib import Path
 from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.call import Call, Lane
-from handrail.arbiter.client_requests import progress_data
-from handrail.arbiter.delegation import record_subagent
-from handrail.arbiter.jobs.views import JobView
-from handrail.catalog.interaction import InteractionState
-from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import ApprovalHandler
-from handrail.contract.call import CallAnswer, Event, ProposedCall, Result
+from handrail.arbiter.call_state import Call, Lane
+from handrail.arbiter.client_requests import make_progress_event_data
+from handrail.arbiter.jobs.job_views import JobView
+from handrail.arbiter.subagent_delegation import add_subagent_to_result
+from handrail.catalog.loaded_tools import InteractionTools
+from handrail.contract.agent_manifest import AgentManifest
+from handrail.contract.approval_requests import ApprovalHandler
+from handrail.contract.calls_and_results import CallAnswer, Event, ProposedCall, Result
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
-from handrail.contract.generation import Generation
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.client import ClientHandler, UnsavedBuffers
-from handrail.contract.services.delegation import (
+from handrail.contract.services.channels_and_triggers import NotificationQueue
+from handrail.contract.services.client_services import ClientHandler, EditorClientHandler
+from handrail.contract.services.history_and_skill_services import ConversationHistory, SkillInfo
+from handrail.contract.services.job_and_tool_services import Job, JobService
+from handrail.contract.services.subagent_services import (
     MAX_DEPTH,
     DelegatedSession,
     SubagentRunner,
     SubagentTask,
     SubagentType,
-    filter_usable,
+    drop_delegating_tools,
 )
-from handrail.contract.services.jobs import Job, JobService
-from handrail.contract.services.memory import ConversationHistory, SkillInfo
-from handrail.contract.session import CallProposal, ChildSession, Session, StopReason, Turn
+from handrail.contract.session_protocols import CallProposal, ChildSession, Session, StopReason, Turn
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authorizer import offer_under_rules
-from handrail.policy.rules.definitions import Rule, RuleBook, parse_optional_mode, parse_rule, with_mode
+from handrail.contract.tool_generation import Generation
+from handrail.policy.call_authorizer import restrict_provider_offer
+from handrail.policy.rules.rules_and_modes import Rule, RuleBook, parse_optional_mode, parse_rule, with_mode
 from handrail.policy.rules.validation import check_rule, specs_of
-from handrail.record.log import Record
-from handrail.session.call_recovery import EarlierCalls
-from handrail.session.events import ChangeNotifier, EventQueue, iterate_events
+from handrail.record.commit_log import Record
+from handrail.session.call_recovery import EarlierCallResolver
 from handrail.session.instruction_files import make_read_check, read_parent_instructions
+from handrail.session.session_events import ChangeNotifier, EventQueue, iterate_events
 from handrail.session.turn import LocalTurn
 
 # Rules added to an open session: parsed, and rejected if they can match nothing.
@@ -86,7 +86,7 @@ ABORTED = "was aborted by its parent, whose session has ended."
 class LocalSession:
     """A session in the process that runs its calls.
 
-    Implements :class:`~handrail.contract.session.Session`. Use it from tasks of the kernel's event loop.
+    Implements :class:`~handrail.contract.session_protocols.Session`. Use it from tasks of the kernel's event loop.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LocalSession:
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._last_turn = turns
-        self._earlier_calls = EarlierCalls(arbiter, lane, lane.current_generation)
+        self._earlier_calls = EarlierCallResolver(arbiter, lane, lane.current_generation)
         self._skipped: dict[int, None] = {}
         """The turns that have a number and have not started."""
         self.id = lane.session_id
@@ -199,7 +199,7 @@ class LocalSession:
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its result.
 
-        :param key: an idempotency key; see :meth:`handrail.contract.session.Session.call`
+        :param key: an idempotency key; see :meth:`handrail.contract.session_protocols.Session.call`
         """
         if (successor := self.successor) is not None:
             return await successor.call(tool, arguments, key=key)
@@ -232,10 +232,10 @@ class LocalSession:
             None if headless else self._approval_handler
         )
         if number is None or number != self._catalog.interaction_number:
-            self._catalog.start(number)
-            self.change_notifier.note_interaction_started()
-        await self._catalog.preload(self._generation(), text)
-        await self._catalog.save()
+            self._catalog.start_next_interaction(number)
+            self.change_notifier.send_interaction_change()
+        await self._catalog.preload_matching_tools(self._generation(), text)
+        await self._catalog.store_loaded_tools()
 
     @property
     def active_tools(self) -> Sequence[ToolSpec]:
@@ -244,10 +244,10 @@ class LocalSession:
             return successor.active_tools
         generation = self._generation()
         self._catalog.preload_index(generation)
-        return filter_usable(self._catalog.active_specs(generation), self._lane.subagent_runner)
+        return drop_delegating_tools(self._catalog.loaded_tool_specs(generation), self._lane.subagent_runner)
 
     @property
-    def catalog(self) -> InteractionState:
+    def catalog(self) -> InteractionTools:
         """The tools that are loaded for its model."""
         return self._catalog
 
@@ -257,7 +257,7 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return successor.start_turn().provider_tools
         return [
-            offer_under_rules(spec, self._lane.rules, self._lane.named_hosts_of)
+            restrict_provider_offer(spec, self._lane.rules, self._lane.named_hosts_of)
             for spec in self._catalog.provider_tools(self._generation())
         ]
 
@@ -265,9 +265,9 @@ class LocalSession:
         """Start the next turn with the current tools."""
         if (successor := self.successor) is not None:
             return successor.start_turn()
-        return self.open_turn(self._last_turn + 1, self._generation())
+        return self.open_numbered_turn(self._last_turn + 1, self._generation())
 
-    def open_turn(self, number: int, generation: Generation) -> LocalTurn:
+    def open_numbered_turn(self, number: int, generation: Generation) -> LocalTurn:
         """Start a turn with a number from another process, on the generation that this process saw.
 
         Turns may start in another order than their numbers.
@@ -282,7 +282,7 @@ class LocalSession:
     ) -> Coroutine[Any, Any, CallAnswer]:
         """Run the only call of a turn; see :meth:`turn_at`."""
         self._claim_turn_number(number)
-        self._catalog.start_turn(generation)
+        self._catalog.get_tools_for_turn(generation)
         return self._arbiter.carry_out(
             self._arbiter.create_call(f"{self.id}/{number}.0", proposed, self._lane, generation)
         )
@@ -344,7 +344,7 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return await successor.resume_suspended_calls()
         self._check_open()
-        return await self._earlier_calls.resume()
+        return await self._earlier_calls.resume_awaiting_calls()
 
     @property
     def jobs(self) -> JobService:
@@ -356,13 +356,13 @@ class LocalSession:
     async def move_to_background(self, call_id: str) -> Job:
         """Move a running call to the background and return its job.
 
-        See :meth:`handrail.contract.session.Session.move_to_background` for the errors.
+        See :meth:`handrail.contract.session_protocols.Session.move_to_background` for the errors.
         """
         if (successor := self.successor) is not None:
             return await successor.move_to_background(call_id)
         return await self._arbiter.jobs.move_to_background(self._lane, call_id)
 
-    async def continue_in_successor(self, reopen: Callable[..., Awaitable[Session]]) -> None:
+    async def continue_in_new_holder(self, reopen: Callable[..., Awaitable[Session]]) -> None:
         """Continue as the same session of the process that now holds the workspace.
 
         The session keeps its rules and its mode. It stays headless if it is headless now.
@@ -381,30 +381,30 @@ class LocalSession:
                 with contextlib.suppress(ValueError):  # the rule is added there too, even if it can match no call
                     successor.add_rules(text)
         for listener in self._lane.listeners:
-            successor.watch(listener)
+            successor.watch_events(listener)
         if self._lane.subagent_runner is not None:
             successor.set_subagent_runner(self._lane.subagent_runner)
         self.history, self.notifications = successor.history, successor.notifications
         self.successor = successor
 
-    def cancel(self, reason: StopReason = "user") -> int:
+    def cancel_running_calls(self, reason: StopReason = "user") -> int:
         """Stop every call in flight, and those of its sub-agents.
 
         :return: the number of the session's own calls that it stopped
         """
         if self.successor is not None:
-            self.successor.cancel(reason)
-        self.tree_node.cancel_children()
+            self.successor.cancel_running_calls(reason)
+        self.tree_node.cancel_child_calls()
         self._earlier_calls.stop_lookups(reason)
-        running = self._lane.calls_in_flight
+        running = self._lane.awaited_calls
         for call in running:
             call.execution.stop(reason)
         return len(running)
 
-    def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def watch_events(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``listener`` with each event, and return a function that ends this."""
         if (successor := self.successor) is not None:
-            return successor.watch(listener)
+            return successor.watch_events(listener)
         listeners = self._lane.listeners
         listeners.append(listener)
 
@@ -428,10 +428,10 @@ class LocalSession:
         await _run_to_end(self._close())
 
     @property
-    def subagents(self) -> Sequence[SubagentType]:
+    def subagent_types(self) -> Sequence[SubagentType]:
         """The agents to which the session's agent may delegate."""
         if (successor := self.successor) is not None:
-            return successor.subagents
+            return successor.subagent_types
         return self._lane.agent_types()
 
     @property
@@ -439,7 +439,7 @@ class LocalSession:
         """The skills that its model can load."""
         if (successor := self.successor) is not None:
             return successor.skills
-        return self._lane.skills.index
+        return self._lane.skills.readable_skills
 
     async def read_parent_instructions(self) -> Sequence[tuple[str, str]]:
         """Return the project's instruction files above the workspace, the farthest first.
@@ -448,7 +448,7 @@ class LocalSession:
         """
         if (successor := self.successor) is not None:
             return await successor.read_parent_instructions()
-        reader = self._generation().resolve("read")
+        reader = self._generation().resolve_tool_name("read")
         if reader is None or reader.unavailable_reason is not None:
             return ()
         log, redactor, workdir = self._arbiter.log, self._arbiter.shaper.redactor, Path(self.workdir)
@@ -457,8 +457,8 @@ class LocalSession:
         permitted = make_read_check(reader.spec, self._lane.rules)
         found = await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text)
         if found:
-            told = redactor.redact_record({"files": [one.to_record() for one in found]})
-            log.append([Record("instructions-read", self.id, "", told)])
+            told = redactor.redact_record_body({"files": [one.to_record() for one in found]})
+            log.record_soon([Record("instructions-read", self.id, "", told)])
         return [(os.path.relpath(one.path, workdir), one.text) for one in found if one.text is not None]
 
     def set_subagent_runner(self, delegates: SubagentRunner | None) -> None:
@@ -500,24 +500,24 @@ class LocalSession:
         await _run_to_end(self._suspend(why, reason))
 
     async def _close(self) -> None:
-        await self.end("user", CLOSED)
+        await self.stop_and_refuse_calls("user", CLOSED)
         await self._on_close(self)
 
     async def _suspend(self, why: str, reason: StopReason) -> None:
-        for call in self._lane.calls_in_flight:
+        for call in self._lane.awaited_calls:
             if call.approvals.requests and self.tree_node.parent_ref is None:  # it awaits approval, which outlasts this
                 call.execution.stop("shutdown")
         self._is_suspended = self.tree_node.parent_ref is None  # nothing continues for a sub-agent's session
-        await self.end(reason, why)
+        await self.stop_and_refuse_calls(reason, why)
         await self._on_suspend(self)
 
     def stop_unstarted_calls(self) -> None:
         """Stop the calls in flight that have not started to run."""
-        for call in self._lane.calls_in_flight:
+        for call in self._lane.awaited_calls:
             if not call.started:
                 call.execution.stop("shutdown")
 
-    async def end(self, reason: StopReason, why: str) -> None:
+    async def stop_and_refuse_calls(self, reason: StopReason, why: str) -> None:
         """Accept no more calls, stop those in flight, and wait until each has its answer.
 
         The session's folders stay.
@@ -529,7 +529,7 @@ class LocalSession:
         self.is_closed = True
         self._lane.closed_reason = f"Session {self.id} {why}"
         self.change_notifier.end()
-        self.cancel(reason)
+        self.cancel_running_calls(reason)
         await self.tree_node.end_children(keep_jobs=self._is_suspended)
         if self._lane.subscriptions is not None:
             await self._lane.subscriptions.aclose()
@@ -537,7 +537,7 @@ class LocalSession:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1 + 3 * self._arbiter.limits.grace_ms / 1000):
                 await self._lane.wait_until_idle()
-        await self._arbiter.tool_sessions.end_all(self.id)
+        await self._arbiter.tool_sessions.end_sessions_of(self.id)
         for reader in self._readers:
             reader.end()
 
@@ -615,10 +615,10 @@ class ParentRef:
         return self.parent if above is None else above.root_session
 
     @property
-    def is_in_background(self) -> bool:
+    def is_for_background_job(self) -> bool:
         """Whether the sub-agent works for a background job, so that no call waits for it."""
         above = self.parent.tree_node.parent_ref
-        return self.call.belongs_to_job or (above is not None and above.is_in_background)
+        return self.call.belongs_to_job or (above is not None and above.is_for_background_job)
 
 
 @dataclass(slots=True)
@@ -641,7 +641,7 @@ class SessionTreeNode:
     """Set when the session is opened again after a suspension during which sub-agents worked in the background."""
 
     @property
-    def manifest_chain(self) -> tuple[AgentManifest, ...]:
+    def manifests_up_to_root(self) -> tuple[AgentManifest, ...]:
         """The manifests of its agent and of all parent agents, the nearest first."""
         return (self.manifest, *parent_manifests(self.parent_ref))
 
@@ -650,7 +650,7 @@ class SessionTreeNode:
 
         :raises ToolError: ``limit``, if it may not
         """
-        if len(self.manifest_chain) > MAX_DEPTH:
+        if len(self.manifests_up_to_root) > MAX_DEPTH:
             raise ToolError(
                 f"Sub-agents may be nested at most {MAX_DEPTH} levels deep, and this agent is at that level. Do the work yourself.",
                 kind="limit",
@@ -682,15 +682,15 @@ class SessionTreeNode:
         if opener is None:
             raise ToolError("Sub-agents are not available in this session. Do the work yourself.", kind="unavailable")
         child = await opener(of, call, delegation)
-        record_subagent(call, DelegatedSession(delegation.agent, child.session.id))
+        add_subagent_to_result(call, DelegatedSession(delegation.agent, child.session.id))
         if call.listeners:  # watchers of the call see the progress of the sub-agent
-            child.session.watch(partial(_report_progress, call, delegation.agent))
+            child.session.watch_events(partial(_report_progress, call, delegation.agent))
         return child
 
-    def cancel_children(self) -> None:
+    def cancel_child_calls(self) -> None:
         """Stop the calls of the child sessions, except of those that work for a job."""
         for child in self._select_children(keep_jobs=True):
-            child.cancel("parent")
+            child.cancel_running_calls("parent")
 
     async def end_children(self, *, keep_jobs: bool = False) -> None:
         """End the child sessions because this session ends.
@@ -740,7 +740,7 @@ class SessionTreeNode:
 
 def parent_manifests(parent_ref: ParentRef | None) -> tuple[AgentManifest, ...]:
     """Return the manifests of the agents above a session, the nearest first."""
-    return () if parent_ref is None else parent_ref.parent.tree_node.manifest_chain
+    return () if parent_ref is None else parent_ref.parent.tree_node.manifests_up_to_root
 
 
 def parent_editor(parent_ref: ParentRef) -> ClientHandler | None:
@@ -749,9 +749,9 @@ def parent_editor(parent_ref: ParentRef) -> ClientHandler | None:
     A sub-agent does not overwrite unsaved changes of the editor's user either.
     """
     peer = parent_ref.parent.lane.environment.client
-    return peer if isinstance(peer, UnsavedBuffers) else None
+    return peer if isinstance(peer, EditorClientHandler) else None
 
 
 def _report_progress(call: Call, agent: str, event: Event) -> None:
     if event.kind == "started":
-        call.emit("progress", progress_data(f"{agent}: {event.tool_id}", None, None, None))
+        call.emit("progress", make_progress_event_data(f"{agent}: {event.tool_id}", None, None, None))

@@ -12,18 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from handrail.arbiter.call import Lane
-from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.call_state import Lane
+from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
-from handrail.contract.services.memory import HistoryEntry
-from handrail.policy.rules.definitions import Rule, parse_rule
+from handrail.contract.services.history_and_skill_services import HistoryEntry
+from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.record.artifacts import ArtifactStore
-from handrail.record.log import CommitLog, Record
-from handrail.runtime.files.rooted_files import SeenFiles
-from handrail.session.skills import SessionSkills
-from handrail.store.database.writer import QueuedWrite
-from handrail.store.tables.messages import MessageTable
-from handrail.store.tables.sessions import SessionRow
+from handrail.record.commit_log import CommitLog, Record
+from handrail.runtime.files.rooted_file_service import SeenFileHashes
+from handrail.session.session_skills import SessionSkills
+from handrail.store.database.group_writer import QueuedWrite
+from handrail.store.tables.session_messages import SessionMessageTable
+from handrail.store.tables.session_tables import SessionRow
 from handrail.store.workspace_store import WorkspaceStore
 
 # Output of a provider's own tool, as it is stored: its JSON, and the files that it carries as base64.
@@ -34,7 +34,7 @@ StoredFile = tuple[bytes, str]
 """The content of a file, and its media type."""
 
 
-def extract_files(content: Any) -> tuple[Any, list[StoredFile]]:
+def extract_embedded_files(content: Any) -> tuple[Any, list[StoredFile]]:
     """Replace each file in ``content`` by ``{"file": n, "media_type", "bytes"}``, and return the files."""
     files: list[StoredFile] = []
     return _extract_from(content, files, 0), files
@@ -75,7 +75,7 @@ def _extract_file(text: str, media_type: str, files: list[StoredFile]) -> dict[s
 class SessionHistory:
     """The stored messages of one session, without registered secrets.
 
-    Implements :class:`~handrail.contract.services.memory.ConversationHistory`.
+    Implements :class:`~handrail.contract.services.history_and_skill_services.ConversationHistory`.
 
     :param lane: the session's calls, which start after the messages before them are stored; None if it is not open
     :param clock: returns wall-clock time in nanoseconds
@@ -84,7 +84,7 @@ class SessionHistory:
     def __init__(
         self,
         session_id: str,
-        messages: MessageTable,
+        messages: SessionMessageTable,
         redactor: SecretRedactor,
         log: CommitLog,
         artifacts: ArtifactStore,
@@ -100,13 +100,13 @@ class SessionHistory:
         self._redactor = redactor
         self._clock = clock
 
-    async def read(self) -> Sequence[HistoryEntry]:
+    async def read_stored_messages(self) -> Sequence[HistoryEntry]:
         return await self._messages.read(self._session_id)
 
-    def store_entries(self, entries: Sequence[HistoryEntry]) -> QueuedWrite:
+    def store_messages(self, entries: Sequence[HistoryEntry]) -> QueuedWrite:
         if self._redactor.active:
             entries = [(position, self._without_secrets(data)) for position, data in entries]
-        kept = self._messages.write(self._session_id, entries, self._clock())
+        kept = self._messages.queue_messages(self._session_id, entries, self._clock())
         if self._lane is not None:
             self._lane.last_message_write = kept
         return kept
@@ -118,13 +118,13 @@ class SessionHistory:
         return (await asyncio.to_thread(self._artifacts.get, ref)).data
 
     async def record_compaction(self, summary: Mapping[str, Any]) -> None:
-        self._log.append([Record("compacted", self._session_id, "", self._redactor.redact_value(dict(summary)))])
+        self._log.record_soon([Record("compacted", self._session_id, "", self._redactor.redact_json(dict(summary)))])
         if self._lane is not None and isinstance(skills := self._lane.skills, SessionSkills):
-            await skills.reset_given()
+            await skills.allow_loading_again()
 
-    async def record_provider_tool(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
-        plain, files = extract_files(content)  # before redaction, which would change a file's base64 text
-        plain, redact = self._redactor.redact_value(plain), self._redactor.redact_bytes
+    async def record_provider_tool_use(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
+        plain, files = extract_embedded_files(content)  # before redaction, which would change a file's base64 text
+        plain, redact = self._redactor.redact_json(plain), self._redactor.redact_bytes
         whole = json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
         stored = [(whole, "application/json"), *((redact(data), media_type) for data, media_type in files)]
 
@@ -134,12 +134,12 @@ class SessionHistory:
         artifacts = await asyncio.to_thread(keep)
         topic = None if self._lane is None else self._lane.environment.topic
         plainly = dict(about) if topic is None else {**about, "topic": topic}
-        told = {**self._redactor.redact_value(plainly), "artifacts": artifacts}
+        told = {**self._redactor.redact_json(plainly), "artifacts": artifacts}
         await self._log.commit([Record("provider-tool-used", self._session_id, "", told)])
         return artifacts
 
     def _without_secrets(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        plain: dict[str, Any] = self._redactor.redact_value(dict(data))
+        plain: dict[str, Any] = self._redactor.redact_json(dict(data))
         parts: object = data.get("parts")
         if isinstance(parts, list):
             # A redacted block would not match its provider's signature, so the whole block is left out.
@@ -205,7 +205,7 @@ class SessionStore:
                     ) from None
         return found
 
-    def load_seen_files(self, session_id: str) -> SeenFiles:
+    def load_seen_files(self, session_id: str) -> SeenFileHashes:
         """Return the files that the session has read. Further reads are stored too.
 
         :raises LogUnavailable: if the database cannot be read
@@ -216,7 +216,7 @@ class SessionStore:
             if redact(path) == path:  # a path that contains a secret is not stored, so the file has to be read again
                 hashes.record_hash(session_id, path, sha256)
 
-        return SeenFiles(known=hashes.list_hashes(session_id), keep=keep)
+        return SeenFileHashes(known=hashes.list_hashes(session_id), keep=keep)
 
     def open_history(self, session_id: str, lane: Lane | None = None) -> SessionHistory:
         """Return the stored conversation of a session.
@@ -241,12 +241,12 @@ class SessionStore:
                     recorded = max(recorded, int(turn))
         return recorded
 
-    async def suspend(self, session_id: str) -> None:
+    async def record_suspended(self, session_id: str) -> None:
         """Record that no process has the session open.
 
         :raises LogUnavailable: if this cannot be made durable; the session is suspended anyway when this process ends
         """
-        await self.store.sessions.suspend(session_id, time.time_ns())
+        await self.store.sessions.record_suspended(session_id, time.time_ns())
 
     def require_unclosed(self, session_id: str) -> SessionRow:
         """Return the row of a session that is not closed.
@@ -289,9 +289,11 @@ class SessionStore:
         await self.store.database.writer.flush()  # copies everything up to here, including queued writes
         folders = self.store.folders
         try:
-            await asyncio.to_thread(folders.fork_output, parent_id, forked_id)
+            await asyncio.to_thread(folders.link_output_for_fork, parent_id, forked_id)
             await self.store.sessions.fork(
-                parent_id, forked, (folders.output_path_part(parent_id), folders.output_path_part(forked_id))
+                parent_id,
+                forked,
+                (folders.identifying_output_part(parent_id), folders.identifying_output_part(forked_id)),
             )
         except HandrailError:
             await asyncio.to_thread(folders.remove_session_files, forked_id)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from handrail.arbiter.arbiter import Arbiter, ReplyCalls
-from handrail.arbiter.call import Call, Lane, PrevalidatedCall
-from handrail.catalog.interaction import InteractionState
-from handrail.contract.call import CallAnswer, ProposedCall, make_call_id
+from handrail.arbiter.arbiter import Arbiter, ReplyCallRunner
+from handrail.arbiter.call_state import Call, Lane, PrevalidationResult
+from handrail.catalog.loaded_tools import InteractionTools
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall, make_call_id
 from handrail.contract.errors import UsageError
-from handrail.contract.generation import Generation
-from handrail.contract.services.delegation import filter_usable
-from handrail.contract.session import CallProposal
+from handrail.contract.services.subagent_services import drop_delegating_tools
+from handrail.contract.session_protocols import CallProposal
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authorizer import offer_under_rules
-from handrail.store.database.writer import QueuedWrite
+from handrail.contract.tool_generation import Generation
+from handrail.policy.call_authorizer import restrict_provider_offer
+from handrail.store.database.group_writer import QueuedWrite
 
 
 class LocalTurn:
@@ -35,24 +35,24 @@ class LocalTurn:
     )
 
     def __init__(
-        self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: InteractionState
+        self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: InteractionTools
     ) -> None:
         self._arbiter = arbiter
         self._catalog = catalog
-        self._active_tools = catalog.start_turn(generation)
+        self._active_tools = catalog.get_tools_for_turn(generation)
         self._lane = lane
         self.generation = generation
         self.number = number
         self._calls = 0
-        self._prevalidated: PrevalidatedCall | None = None
+        self._prevalidated: PrevalidationResult | None = None
         """The validation of the call that may become the next one."""
-        self._reply: ReplyCalls | None = None
+        self._reply: ReplyCallRunner | None = None
 
     @property
     def tool_specs(self) -> list[ToolSpec]:
         """The tools that the model sees: those that were loaded when the turn started."""
-        return filter_usable(
-            self._catalog.active_specs(self.generation, self._active_tools), self._lane.subagent_runner
+        return drop_delegating_tools(
+            self._catalog.loaded_tool_specs(self.generation, self._active_tools), self._lane.subagent_runner
         )
 
     @property
@@ -64,7 +64,7 @@ class LocalTurn:
     def provider_tools(self) -> list[ProviderToolOffer]:
         """The tools that the model's provider may run itself. Denied tools come with the reason."""
         return [
-            offer_under_rules(spec, self._lane.rules, self._lane.named_hosts_of)
+            restrict_provider_offer(spec, self._lane.rules, self._lane.named_hosts_of)
             for spec in self._catalog.provider_tools(self.generation)
         ]
 
@@ -73,7 +73,7 @@ class LocalTurn:
         """The number of calls that the turn has made."""
         return self._calls
 
-    def prevalidate(self, call: CallProposal) -> None:
+    def prepare_likely_call(self, call: CallProposal) -> None:
         """Validate a call whose block is still open, so that it starts sooner when it is submitted.
 
         This has no effect and leaves no record. If another call is submitted next, the result is dropped.
@@ -81,31 +81,31 @@ class LocalTurn:
         known_as = make_call_id(self._lane.session_id, self.number, self._calls)
         self._prevalidated = self._arbiter.prevalidate(known_as, to_proposed_call(call), self._lane, self.generation)
 
-    def submit(self, call: CallProposal) -> asyncio.Task[CallAnswer]:
+    def start_streamed_call(self, call: CallProposal) -> asyncio.Task[CallAnswer]:
         """Start the next call of a reply that is still being streamed.
 
         It has no side effects before the conversation so far is durable, and none if the conversation cannot be stored.
         """
         if self._reply is None:
-            self._reply = ReplyCalls(self._arbiter, self._make_after_messages)
-        return self._reply.submit(to_proposed_call(call))
+            self._reply = ReplyCallRunner(self._arbiter, self._make_after_messages)
+        return self._reply.start_next_call(to_proposed_call(call))
 
     async def call_all(self, calls: Iterable[CallProposal]) -> Sequence[CallAnswer]:
         """Run the calls of a whole reply and return exactly one answer each, in order."""
         proposals = [to_proposed_call(call) for call in calls]
         if len(proposals) == 1:  # the common case needs no separate task
             return [await self._arbiter.carry_out(self._make(proposals[0]))]
-        reply = ReplyCalls(self._arbiter, self._make)
+        reply = ReplyCallRunner(self._arbiter, self._make)
         for proposal in proposals:
-            reply.submit(proposal)
-        return await reply.gather_answers()
+            reply.start_next_call(proposal)
+        return await reply.wait_for_answers()
 
     def _make_after_messages(self, proposed: ProposedCall) -> Call:
         ahead, self._prevalidated = self._prevalidated, None
         return self._make(proposed, self._lane.last_message_write, ahead)
 
     def _make(
-        self, proposed: ProposedCall, behind: QueuedWrite | None = None, looked: PrevalidatedCall | None = None
+        self, proposed: ProposedCall, behind: QueuedWrite | None = None, looked: PrevalidationResult | None = None
     ) -> Call:
         if self._lane.closed_reason is not None:
             proposed = proposed._replace(problem=self._lane.closed_reason, problem_kind="cancelled")

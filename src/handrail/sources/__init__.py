@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank, ToolSource, UnlistedSource
     from handrail.contract.tool.resource_provider import ResourceProvider
+    from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank, ToolSource, UnlistedSource
 
 _HOME = {
-    "DiscoveredTool": "contract.generation",
-    "SourceContents": "contract.generation",
+    "DiscoveredTool": "contract.tool_generation",
+    "SourceContents": "contract.tool_generation",
     "ResourceProvider": "contract.tool.resource_provider",
-    "SourceRank": "contract.generation",
-    "ToolSource": "contract.generation",
-    "UnlistedSource": "contract.generation",
+    "SourceRank": "contract.tool_generation",
+    "ToolSource": "contract.tool_generation",
+    "UnlistedSource": "contract.tool_generation",
 }
 
 __all__ = [

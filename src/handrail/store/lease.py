@@ -33,9 +33,16 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import StartError
-from handrail.store.database.connection import is_busy, migrate, open_writer, read_token, roll_back, to_start_error
-from handrail.store.database.journal import orphan_journals
-from handrail.store.folders import StateFolders, unwritable_error
+from handrail.store.database.journal import orphan_current_journals
+from handrail.store.database.sqlite_connection import (
+    is_database_locked,
+    migrate,
+    open_writer,
+    read_fencing_token,
+    roll_back,
+    to_start_error,
+)
+from handrail.store.state_folders import StateFolders, unwritable_state_error
 
 # Holder files: one locked file for each acquisition, with a beat that distinguishes a live holder from a paused one.
 #
@@ -77,7 +84,7 @@ class LeaseHolder:
     state: HolderState = "alive"
 
     @property
-    def is_brief(self) -> bool:
+    def is_short_lived(self) -> bool:
         """Whether it only writes an answer and ends soon, so that other processes wait for it."""
         return self.protocol > 0 and not self.socket
 
@@ -135,7 +142,7 @@ def find_holder_by_token(
     return replace(holder, state="paused" if _is_stopped(holder.pid) else "hung")
 
 
-def remove_former_files(folders: StateFolders, token: int) -> None:
+def remove_former_holder_files(folders: StateFolders, token: int) -> None:
     """Remove the files of earlier acquisitions. A replaced process notices that its file is missing."""
     for former in _list_tokens(folders):
         if former != token:
@@ -173,7 +180,7 @@ class HolderFile:
             unfit = made if made.is_dir() else path
             if error.errno in (errno.EISDIR, errno.EEXIST) or unfit.is_dir():
                 raise _unfit_error(unfit, _error_reason(error)) from None
-            raise unwritable_error(folders.workspace_state, error) from None
+            raise unwritable_state_error(folders.workspace_state_folder, error) from None
         file = HolderFile(made, descriptor, token)
         try:
             if not _try_lock(descriptor):
@@ -186,7 +193,7 @@ class HolderFile:
                 file._path = path
         except OSError as error:
             file.remove()
-            raise unwritable_error(folders.workspace_state, error) from None
+            raise unwritable_state_error(folders.workspace_state_folder, error) from None
         except StartError:
             file.remove()
             raise
@@ -232,16 +239,16 @@ class HolderFile:
 
 
 def _holder_path(folders: StateFolders, token: int) -> Path:
-    return folders.workspace_state / f"holder-{token}"
+    return folders.workspace_state_folder / f"holder-{token}"
 
 
 def _list_tokens(folders: StateFolders) -> Iterator[int]:
     try:
-        names = [path.name for path in folders.workspace_state.iterdir()]
+        names = [path.name for path in folders.workspace_state_folder.iterdir()]
     except FileNotFoundError:
         return
     except OSError as error:
-        raise unwritable_error(folders.workspace_state, error) from None
+        raise unwritable_state_error(folders.workspace_state_folder, error) from None
     for name in names:
         if found := _NAME.fullmatch(name):
             yield int(found[1])
@@ -562,7 +569,7 @@ class WorkspaceLease:
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                ours = read_token(connection) == self.token and self._file.is_in_place
+                ours = read_fencing_token(connection) == self.token and self._file.is_in_place
                 if ours:
                     now = self._clock()
                     self._file.write_heartbeat(now)
@@ -584,7 +591,7 @@ def _try_acquire(folders: StateFolders, wanted: LeaseHolder, monotonic: Callable
     try:
         connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
         lease = _retry_acquire(folders, connection, wanted, monotonic)
-        remove_former_files(folders, lease.token)
+        remove_former_holder_files(folders, lease.token)
         lease.renew()  # the commit may have taken long
         if not lease.is_held:
             lease.release()
@@ -605,7 +612,7 @@ def _retry_acquire(
         try:
             return _count_token(folders, connection, wanted, monotonic)
         except sqlite3.Error as error:
-            if not is_busy(error):
+            if not is_database_locked(error):
                 raise
             if (holder := find_lease_holder(folders, monotonic)) is not None:
                 raise WorkspaceHeld(folders, holder, is_writing=True) from None
@@ -621,7 +628,7 @@ def _count_token(
     file: HolderFile | None = None
     try:
         migrate(folders.database_file, connection)
-        token = read_token(connection)
+        token = read_fencing_token(connection)
         present = find_holder_by_token(folders, token, monotonic)
         if present is not None and present.state == "alive":
             raise WorkspaceHeld(folders, present)
@@ -629,7 +636,7 @@ def _count_token(
         now = monotonic()
         # Locked before other processes can see the token, so that they never find a token without its holder.
         file = HolderFile.create(folders, ours, now)
-        orphan_journals(folders.workspace_state)
+        orphan_current_journals(folders.workspace_state_folder)
         connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token + 1,))
         connection.execute("COMMIT")
     except BaseException:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail.store.database.connection import record_engine
+from handrail.store.database.sqlite_connection import record_engine
 from handrail.store.database.workspace_database import WorkspaceDatabase
-from handrail.store.folders import StateFolders, prepare_folders
 from handrail.store.lease import WorkspaceLease
-from handrail.store.tables.inbound import ChannelTable, NotificationTable, TriggerTable
-from handrail.store.tables.jobs import JobTable
-from handrail.store.tables.messages import MessageTable
-from handrail.store.tables.sessions import ReadFileHashes, SessionRules, SessionTable, SessionValues
+from handrail.store.state_folders import StateFolders, prepare_folders
+from handrail.store.tables.inbound_tables import ChannelTable, NotificationTable, TriggerTable
+from handrail.store.tables.job_tables import JobTable
+from handrail.store.tables.session_messages import SessionMessageTable
+from handrail.store.tables.session_tables import ReadFileHashes, SessionRules, SessionTable, SessionToolValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class WorkspaceStore:
     lease: WorkspaceLease
     database: WorkspaceDatabase
     sessions: SessionTable
-    session_values: SessionValues
-    messages: MessageTable
+    session_values: SessionToolValues
+    messages: SessionMessageTable
     session_rules: SessionRules
     read_hashes: ReadFileHashes
     notifications: NotificationTable
@@ -51,7 +51,7 @@ class WorkspaceStore:
 
         :param protocol: the version of the protocol for client processes; 0: none can connect
         :param socket: the name of this process's socket in the workspace's private folder
-        :param engine: the engine for its database (:mod:`handrail.store.database.connection`); None for the one that created it
+        :param engine: the engine for its database (:mod:`handrail.store.database.sqlite_connection`); None for the one that created it
         :raises WorkspaceHeld: if another process holds the workspace
         :raises StartError: with the problem and the next step
         """
@@ -69,8 +69,8 @@ class WorkspaceStore:
             lease,
             database,
             SessionTable(database),
-            SessionValues(database),
-            MessageTable(database),
+            SessionToolValues(database),
+            SessionMessageTable(database),
             SessionRules(database),
             ReadFileHashes(database),
             NotificationTable(database),

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.agent.providers.script import (
+    from handrail.agent.providers.scripted_model import (
         ModelScript,
         RequestExpectation,
         ResultExpectation,
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         ScriptedTurn,
         ScriptedUsage,
     )
-    from handrail.testing.kernels import ScriptedApprovalHandler, ScriptedClient, ScriptedResolver, temporary_kernel
-    from handrail.testing.model_servers import (
+    from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
+    from handrail.testing.provider_servers import (
         AnthropicServer,
         ConnectionCut,
         ErrorReply,
@@ -39,37 +39,42 @@ if TYPE_CHECKING:
         StreamError,
         ThinkingBlock,
     )
-    from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
-    from handrail.testing.upstream_servers import ThirdPartySource
+    from handrail.testing.scripted_kernel import (
+        ScriptedApprovalHandler,
+        ScriptedClient,
+        ScriptedResolver,
+        temporary_kernel,
+    )
+    from handrail.testing.scripted_mcp_servers import ThirdPartySource
 
 _HOME = {
-    "AnthropicServer": "testing.model_servers",
-    "ReplyCall": "testing.model_servers",
-    "ConnectionCut": "testing.model_servers",
-    "RequestExpectation": "agent.providers.script",
-    "ThirdPartySource": "testing.upstream_servers",
-    "GeminiServer": "testing.model_servers",
-    "ScriptedResolver": "testing.kernels",
-    "OpenAIServer": "testing.model_servers",
-    "ReplyPause": "testing.request_checks",
-    "PlaybackModel": "testing.request_checks",
-    "ProviderServer": "testing.model_servers",
-    "ErrorReply": "testing.model_servers",
-    "ScriptedReply": "testing.model_servers",
-    "ResponsesServer": "testing.model_servers",
-    "ResultExpectation": "agent.providers.script",
-    "ModelScript": "agent.providers.script",
-    "ScriptedModel": "agent.providers.script",
-    "ScriptedCall": "agent.providers.script",
-    "ScriptedClient": "testing.kernels",
-    "ScriptedApprovalHandler": "testing.kernels",
-    "ScriptedTurn": "agent.providers.script",
-    "ScriptedUsage": "agent.providers.script",
-    "StreamError": "testing.model_servers",
-    "ThinkingBlock": "testing.model_servers",
-    "call_reply": "testing.request_checks",
-    "temporary_kernel": "testing.kernels",
-    "text_reply": "testing.request_checks",
+    "AnthropicServer": "testing.provider_servers",
+    "ReplyCall": "testing.provider_servers",
+    "ConnectionCut": "testing.provider_servers",
+    "RequestExpectation": "agent.providers.scripted_model",
+    "ThirdPartySource": "testing.scripted_mcp_servers",
+    "GeminiServer": "testing.provider_servers",
+    "ScriptedResolver": "testing.scripted_kernel",
+    "OpenAIServer": "testing.provider_servers",
+    "ReplyPause": "testing.provider_request_checks",
+    "PlaybackModel": "testing.provider_request_checks",
+    "ProviderServer": "testing.provider_servers",
+    "ErrorReply": "testing.provider_servers",
+    "ScriptedReply": "testing.provider_servers",
+    "ResponsesServer": "testing.provider_servers",
+    "ResultExpectation": "agent.providers.scripted_model",
+    "ModelScript": "agent.providers.scripted_model",
+    "ScriptedModel": "agent.providers.scripted_model",
+    "ScriptedCall": "agent.providers.scripted_model",
+    "ScriptedClient": "testing.scripted_kernel",
+    "ScriptedApprovalHandler": "testing.scripted_kernel",
+    "ScriptedTurn": "agent.providers.scripted_model",
+    "ScriptedUsage": "agent.providers.scripted_model",
+    "StreamError": "testing.provider_servers",
+    "ThinkingBlock": "testing.provider_servers",
+    "call_reply": "testing.provider_request_checks",
+    "temporary_kernel": "testing.scripted_kernel",
+    "text_reply": "testing.provider_request_checks",
 }
 
 __all__ = [

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from handrail.contract.tool.tool import Tool
-from handrail.tools.agents import MemoryCompactTool, TaskTool
-from handrail.tools.discovery import BrowseToolsTool, FindToolsTool, InfoTool, LoadToolsTool, ToolSearchTool
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.delegation_tools import MemoryCompactTool, TaskTool
+from handrail.tools.discovery_tools import BrowseToolsTool, FindToolsTool, InfoTool, LoadToolsTool, ToolSearchTool
 from handrail.tools.files.editing_tools import EditTool, FilePatchTool, MultiEditTool, ReadTool, WriteTool
-from handrail.tools.files.file_queries import GlobTool, GrepTool, TreeTool
-from handrail.tools.files.json_files import JsonReadTool, JsonWriteTool
+from handrail.tools.files.json_file_tools import JsonReadTool, JsonWriteTool
+from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
 from handrail.tools.git import GIT_TOOLS
-from handrail.tools.jobs import JOB_TOOLS
-from handrail.tools.resources import RESOURCE_TOOLS
-from handrail.tools.session import (
+from handrail.tools.job_tools import JOB_TOOLS
+from handrail.tools.resource_tools import RESOURCE_TOOLS
+from handrail.tools.session_tools import (
     STATE_TOOLS,
     ArtifactReadTool,
     QuestionTool,
@@ -20,8 +20,8 @@ from handrail.tools.session import (
     SkillTool,
     TodoTool,
 )
-from handrail.tools.shell import TERMINAL_TOOLS, BashTool, PythonTool
-from handrail.tools.triggers import CHANNEL_TOOLS, TRIGGER_TOOLS
+from handrail.tools.shell_tools import TERMINAL_TOOLS, BashTool, PythonTool
+from handrail.tools.trigger_and_channel_tools import CHANNEL_TOOLS, TRIGGER_TOOLS
 
 BUILTINS: tuple[Tool, ...] = (
     *(

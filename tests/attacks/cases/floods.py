@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.attacks.case import Case
 from tests.attacks.victim import Home
 
-from handrail.contract.approvals import DeferApprovals
+from handrail.contract.approval_requests import DeferApprovals
 from handrail.contract.errors import StartError
-from handrail.kernel.startup import open_kernel
+from handrail.kernel.workspace_opening import open_kernel
 
 _ASKED = 130
 

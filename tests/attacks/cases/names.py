@@ -13,7 +13,7 @@ from tests.contract import protected_lists as lists
 from tests.policy.test_secret_names import SECRETS, names
 
 from handrail.contract.protected.path_protection import find_tool_protection
-from handrail.contract.session import Session
+from handrail.contract.session_protocols import Session
 
 _EVERYTHING = ("allow *", "allow fs.write", "allow fs.write **", "allow write **", "allow bash", "allow bash *")
 """What a person who wants no questions allows; nobody is there to be asked."""

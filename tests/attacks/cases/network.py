@@ -20,7 +20,7 @@ from tests.attacks.outer import NotApplicable
 from tests.attacks.victim import Agreeing, Home, said_by
 
 from handrail import Runtime, tool
-from handrail.contract.session import Session
+from handrail.contract.session_protocols import Session
 
 _GRANTED = f"{ALLOWED}:80"
 _GRANTS = [_GRANTED, "rebinding.example:8888", "metadata.example:80", "private.example:80", "inside.example:8888"]

@@ -10,7 +10,7 @@ from tests.attacks.case import Case, breach
 from tests.attacks.victim import SECRET, Agreeing, Home, put
 
 from handrail import tool
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
 from handrail.contract.errors import HandrailError
 from handrail.policy.watchdogs.api import WatchdogCall
 

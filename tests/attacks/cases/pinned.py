@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.attacks.case import Case
 from tests.attacks.victim import Home, put, said_by
 
-from handrail.contract.session import Session
+from handrail.contract.session_protocols import Session
 
 _Probe = Callable[[Home], Awaitable[str | None]]
 _GIT = ("git", "-c", "init.defaultBranch=main", "-c", "user.name=v", "-c", "user.email=v@example.org")

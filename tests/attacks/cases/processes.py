@@ -60,7 +60,7 @@ async def _types(home: Home) -> str | None:
 
 
 def _running(mark: str) -> list[str]:
-    """Processes anywhere in the outer sandbox with ``mark`` in their command line."""
+    """Processes anywhere in the outer sandbox with ``write_marker_file`` in their command line."""
     found: list[str] = []
     for process in Path("/proc").iterdir():
         try:
@@ -105,7 +105,7 @@ async def _endless_output(home: Home) -> str | None:
 
 
 async def _until_ended(mark: str) -> None:
-    """Wait for the end of each process with ``mark`` in its command line, also of those that it starts meanwhile."""
+    """Wait for the end of each process with ``write_marker_file`` in its command line, also of those that it starts meanwhile."""
     loop = asyncio.get_running_loop()
     while found := _running(mark):
         for told in found:

@@ -9,7 +9,7 @@ from typing import Any
 from tests.attacks.case import Case, breach, python, shell
 from tests.attacks.victim import SECRET, Agreeing, Home, said_by
 
-from handrail.sandbox import tiers
+from handrail.sandbox import tier_probe
 
 _SETTINGS = (
     "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hostname", "/proc/sys/vm/overcommit_memory",
@@ -69,11 +69,11 @@ async def _file_tools_too(home: Home) -> str | None:
 
 async def _withheld(home: Home) -> str | None:
     """Without a sandbox nothing is started: a kernel on a machine that has none withholds what starts programs."""
-    if not tiers.probe_tier().is_confining:
+    if not tier_probe.probe_tier().is_confining:
         return "this machine confines nothing, and the case would prove nothing"
-    refusing = tiers.RefusingSandbox(tiers.SandboxTier("none", "taken away by the test", ""))
+    refusing = tier_probe.RefusingSandbox(tier_probe.SandboxTier("none", "taken away by the test", ""))
     from handrail.contract.errors import ToolError
-    from handrail.contract.sandbox import ProgramSpec, SandboxProfile
+    from handrail.contract.sandbox_protocol import ProgramSpec, SandboxProfile
     from handrail.contract.tool.requires import CapabilitySet
 
     try:

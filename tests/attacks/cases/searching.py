@@ -9,7 +9,7 @@ from typing import Any
 from tests.attacks.case import Case
 from tests.attacks.victim import SECRET, Home, put
 
-from handrail.contract.session import Session
+from handrail.contract.session_protocols import Session
 
 _ROUNDS = 4
 _MORE = 200

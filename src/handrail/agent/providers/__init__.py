@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from handrail.agent.model import Model
-from handrail.agent.text_calls import TextForm
+from handrail.agent.model_protocol import Model
+from handrail.agent.text_tool_calls import TextForm
 from handrail.contract.errors import StartError, UsageError
 
 SERVICES: Mapping[str, tuple[str, str]] = {
@@ -43,7 +43,7 @@ def open_subagent_model(model: Model, spec: str, base_url: str | None = None) ->
     :raises HandrailError: see :func:`open_model`
     """
     ways = _routes.get(model, {})
-    way = ways.get(_provider_of(spec), _ProviderRoute(None, None))
+    way = ways.get(_provider_of_model(spec), _ProviderRoute(None, None))
     if base_url is not None:
         way = _ProviderRoute(base_url or None, None)
     opened = open_model(spec, base_url=way.base_url, text_calls=way.text_calls)
@@ -51,7 +51,7 @@ def open_subagent_model(model: Model, spec: str, base_url: str | None = None) ->
     return opened
 
 
-def _provider_of(spec: str) -> str:
+def _provider_of_model(spec: str) -> str:
     """Return the provider of a model, whichever of its APIs is used."""
     return spec.partition(":")[0].partition("-")[0]
 
@@ -63,7 +63,7 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
     - ``openai-responses:NAME``: responses; the same key
     - ``anthropic:NAME``: messages; the key comes from ``ANTHROPIC_API_KEY``
     - ``gemini:NAME``: the Gemini API; the key comes from ``GEMINI_API_KEY``
-    - ``script:FILE``: plays a file of turns, see :mod:`handrail.agent.providers.script`
+    - ``script:FILE``: plays a file of turns, see :mod:`handrail.agent.providers.scripted_model`
 
     :param base_url: another server with the same API. It gets the key of the environment if there is one, and requests
         without a key otherwise
@@ -75,10 +75,10 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
     """
     model = _open(spec, base_url)
     if text_calls is not None:
-        from handrail.agent.text_calls import TextCallModel
+        from handrail.agent.text_tool_calls import TextCallModel
 
         model = TextCallModel(model, text_calls)
-    _routes[model] = {_provider_of(spec): _ProviderRoute(base_url, text_calls)}
+    _routes[model] = {_provider_of_model(spec): _ProviderRoute(base_url, text_calls)}
     return model
 
 
@@ -89,7 +89,7 @@ def _open(spec: str, base_url: str | None) -> Model:
     if kind == "script":
         if base_url is not None:
             raise UsageError(f"{spec!r} plays a file and uses no server. Remove the base URL ({base_url}).")
-        from handrail.agent.providers.script import ScriptedModel
+        from handrail.agent.providers.scripted_model import ScriptedModel
 
         return ScriptedModel.from_file(Path(name))
     key = _find_key(kind, name, base_url)

@@ -13,39 +13,39 @@ from typing import TYPE_CHECKING, Any, cast
 import anthropic
 import httpx2
 
-from handrail.agent.model import (
+from handrail.agent.model_protocol import (
     AssistantMessage,
     BlockEvent,
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    CallPart,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
+    CallResultsMessage,
     FinishReason,
+    HistoryCallPart,
     Message,
     ModelRequest,
     ProviderBlock,
     ProviderToolResult,
     ReplyFinished,
-    ResultsMessage,
-    StreamCut,
+    ReplyStreamCut,
     TextDelta,
     TextPart,
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import (
-    connection_error,
-    format_error,
-    get_count,
-    get_field,
-    get_text,
-    request_error,
-    timeout_error,
+from handrail.agent.providers.provider_errors import (
+    get_nonempty_text,
+    get_positive_count,
+    get_sdk_field,
+    make_connection_error,
+    make_request_error,
+    make_stream_format_error,
+    make_timeout_error,
     to_plain_json,
 )
-from handrail.catalog.dialects import ANTHROPIC, SchemaDialect
+from handrail.catalog.provider_dialects import ANTHROPIC, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
-from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES, InvalidJsonText, parse_object
+from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES, InvalidJsonText, parse_object
 
 if TYPE_CHECKING:
     from anthropic.types import MessageParam, RawMessageStreamEvent, ToolUnionParam
@@ -69,11 +69,11 @@ class ServerToolReader:
         self._asked: dict[str, tuple[str, dict[str, Any]]] = {}
         """The name and arguments of each use, by the provider's id."""
 
-    def has(self, index: int) -> bool:
+    def has_block(self, index: int) -> bool:
         """Return whether a block belongs to a server tool."""
         return index in self._open
 
-    def start(self, index: int, kind: object, block: object) -> None:
+    def start_block(self, index: int, kind: object, block: object) -> None:
         """Process the start of a block that has no other ``kind``."""
         if (
             isinstance(kind, str)
@@ -83,13 +83,13 @@ class ServerToolReader:
             self._open[index] = data
             self._input[index] = []
 
-    def add(self, index: int, piece: str) -> None:
+    def add_arguments_piece(self, index: int, piece: str) -> None:
         """Add a piece of a use's arguments."""
         pieces = self._input[index]
         if sum(map(len, pieces)) + len(piece) <= MAX_ARGUMENT_BYTES:
             pieces.append(piece)
 
-    def stop(self, index: int) -> Iterator[BlockEvent]:
+    def stop_block(self, index: int) -> Iterator[BlockEvent]:
         block, text = self._open.pop(index), "".join(self._input.pop(index))
         if block["type"] == _USE:
             if text:
@@ -111,7 +111,7 @@ class ServerToolReader:
         )
 
 
-def match_results(content: Sequence[dict[str, Any]], *, last: bool) -> list[dict[str, Any]]:
+def drop_unmatched_blocks(content: Sequence[dict[str, Any]], *, last: bool) -> list[dict[str, Any]]:
     """Return the blocks of a message without server tool uses or results that lack their counterpart.
 
     :param last: whether the message is the last of the history, in which a use may still await its result
@@ -169,14 +169,14 @@ class AnthropicModel:
         return f"anthropic:{self._model}"
 
     @property
-    def dialect(self) -> SchemaDialect:
+    def dialect(self) -> ProviderSchemaDialect:
         return ANTHROPIC
 
     async def aclose(self) -> None:
         await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
         reader = _EventReader()
         try:
             events = await self._client.messages.create(
@@ -194,7 +194,7 @@ class AnthropicModel:
                     for block in reader.read(event):
                         yield block
         except anthropic.APIStatusError as error:
-            raise request_error(
+            raise make_request_error(
                 self.name,
                 "ANTHROPIC_API_KEY",
                 error.status_code,
@@ -203,13 +203,13 @@ class AnthropicModel:
                 error.response.headers,
             ) from error
         except anthropic.APITimeoutError as error:
-            raise timeout_error(self.name, self._client.base_url) from error
+            raise make_timeout_error(self.name, self._client.base_url) from error
         except (anthropic.APIConnectionError, httpx2.TransportError) as error:
-            raise connection_error(self.name, self._client.base_url, error) from error
+            raise make_connection_error(self.name, self._client.base_url, error) from error
         except ValueError as error:
-            raise format_error(self.name, error) from error
+            raise make_stream_format_error(self.name, error) from error
         if not reader.finished:
-            raise StreamCut(f"{self.name}: The stream ended without message_stop.")
+            raise ReplyStreamCut(f"{self.name}: The stream ended without message_stop.")
 
 
 class _EventReader:
@@ -228,27 +228,27 @@ class _EventReader:
         self._native = ServerToolReader()
 
     def read(self, event: RawMessageStreamEvent) -> Iterator[BlockEvent]:
-        index = get_field(event, "index")
-        match get_field(event, "type"):
+        index = get_sdk_field(event, "index")
+        match get_sdk_field(event, "type"):
             case "message_start":
-                yield from self._usage(get_field(get_field(event, "message"), "usage"))
+                yield from self._usage(get_sdk_field(get_sdk_field(event, "message"), "usage"))
             case "content_block_start" if isinstance(index, int):
-                yield from self._start(index, get_field(event, "content_block"))
+                yield from self._start(index, get_sdk_field(event, "content_block"))
             case "content_block_delta" if isinstance(index, int):
-                yield from self._delta(index, get_field(event, "delta"))
+                yield from self._delta(index, get_sdk_field(event, "delta"))
             case "content_block_stop" if isinstance(index, int):
-                if self._native.has(index):
-                    yield from self._native.stop(index)
+                if self._native.has_block(index):
+                    yield from self._native.stop_block(index)
                 elif index in self._calls:
                     if whole := self._calls.pop(index):
-                        yield CallArguments(index, json.dumps(whole))
-                    yield CallClosed(index)
+                        yield CallArgumentsDelta(index, json.dumps(whole))
+                    yield CallBlockClosed(index)
                 elif index in self._kept:
                     yield ProviderBlock("anthropic", self._kept.pop(index))
             case "message_delta":
-                if reason := get_text(get_field(event, "delta"), "stop_reason"):
+                if reason := get_nonempty_text(get_sdk_field(event, "delta"), "stop_reason"):
                     self._reason = _REASONS.get(reason, "other")
-                yield from self._usage(get_field(event, "usage"))
+                yield from self._usage(get_sdk_field(event, "usage"))
             case "message_stop":
                 self.finished = True
                 yield ReplyFinished(self._reason)
@@ -256,36 +256,36 @@ class _EventReader:
                 pass
 
     def _start(self, index: int, block: object) -> Iterator[BlockEvent]:
-        match get_field(block, "type"):
+        match get_sdk_field(block, "type"):
             case "text":
-                if said := get_text(block, "text"):
+                if said := get_nonempty_text(block, "text"):
                     yield TextDelta(said)
             case "tool_use":
-                self._calls[index] = get_field(block, "input")
-                yield CallOpened(index, get_text(block, "id"), get_text(block, "name") or "")
+                self._calls[index] = get_sdk_field(block, "input")
+                yield CallBlockOpened(index, get_nonempty_text(block, "id"), get_nonempty_text(block, "name") or "")
             case "thinking":
                 self._kept[index] = {"type": "thinking", "thinking": "", "signature": ""}
             case "redacted_thinking":
-                self._kept[index] = {"type": "redacted_thinking", "data": get_field(block, "data")}
+                self._kept[index] = {"type": "redacted_thinking", "data": get_sdk_field(block, "data")}
             case kind:
-                self._native.start(index, kind, block)
+                self._native.start_block(index, kind, block)
 
     def _delta(self, index: int, delta: object) -> Iterator[BlockEvent]:
-        kind = get_field(delta, "type")
+        kind = get_sdk_field(delta, "type")
         if kind == "text_delta":
-            if said := get_text(delta, "text"):
+            if said := get_nonempty_text(delta, "text"):
                 yield TextDelta(said)
         elif kind == "input_json_delta":
-            if piece := get_text(delta, "partial_json"):
-                if self._native.has(index):
-                    self._native.add(index, piece)
+            if piece := get_nonempty_text(delta, "partial_json"):
+                if self._native.has_block(index):
+                    self._native.add_arguments_piece(index, piece)
                     return
                 if index in self._calls:
                     self._calls[index] = None
-                yield CallArguments(index, piece)
+                yield CallArgumentsDelta(index, piece)
         elif isinstance(kind, str) and kind in _KEPT_DELTAS and index in self._kept:
             field = _KEPT_DELTAS[kind]
-            if (piece := get_text(delta, field)) and field in self._kept[index]:
+            if (piece := get_nonempty_text(delta, field)) and field in self._kept[index]:
                 self._kept[index][field] += piece
 
     def _usage(self, usage: object) -> Iterator[BlockEvent]:
@@ -296,11 +296,11 @@ class _EventReader:
         if usage is None:
             return
         told = sum(
-            get_count(usage, field)
+            get_positive_count(usage, field)
             for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         )
         self._input = max(self._input, told)
-        yield TokenUsage(self._input, get_count(usage, "output_tokens"))
+        yield TokenUsage(self._input, get_positive_count(usage, "output_tokens"))
 
 
 def _messages(messages: Iterable[Message]) -> list[MessageParam]:
@@ -314,7 +314,7 @@ def _messages(messages: Iterable[Message]) -> list[MessageParam]:
         elif content:
             joined.append((role, content))
     for number, (_, content) in enumerate(joined):
-        content[:] = match_results(content, last=number == len(joined) - 1)
+        content[:] = drop_unmatched_blocks(content, last=number == len(joined) - 1)
     if joined and joined[-1][0] == "user" and joined[-1][1]:
         joined[-1][1][-1]["cache_control"] = {"type": "ephemeral"}
     return [cast("MessageParam", {"role": role, "content": content}) for role, content in joined]
@@ -332,12 +332,12 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
                 match part:
                     case TextPart():
                         yield {"type": "text", "text": part.text}
-                    case CallPart(wire_id, name, arguments):
+                    case HistoryCallPart(wire_id, name, arguments):
                         yield {"type": "tool_use", "id": wire_id, "name": name, "input": dict(arguments)}
                     case ProviderBlock(provider, block):
                         if provider == "anthropic":
                             yield dict(block)
-        case ResultsMessage(results):
+        case CallResultsMessage(results):
             for result in results:
                 yield {
                     "type": "tool_result",

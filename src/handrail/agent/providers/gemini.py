@@ -18,36 +18,36 @@ import httpx2
 from google import genai
 from google.genai import errors, types
 
-from handrail.agent.model import (
+from handrail.agent.model_protocol import (
     AssistantMessage,
     BlockEvent,
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    CallPart,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
+    CallResultsMessage,
     FinishReason,
+    HistoryCallPart,
     Message,
     ModelRequest,
     ProviderBlock,
     ProviderError,
     ReplyFinished,
-    ResultsMessage,
-    StreamCut,
+    ReplyStreamCut,
     TextDelta,
     TextPart,
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import (
-    connection_error,
-    format_error,
-    get_count,
-    get_field,
-    get_text,
-    request_error,
-    timeout_error,
+from handrail.agent.providers.provider_errors import (
+    get_nonempty_text,
+    get_positive_count,
+    get_sdk_field,
+    make_connection_error,
+    make_request_error,
+    make_stream_format_error,
+    make_timeout_error,
 )
-from handrail.catalog.dialects import GEMINI, SchemaDialect
+from handrail.catalog.provider_dialects import GEMINI, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 
 PROVIDER = "gemini"
@@ -81,14 +81,14 @@ class GeminiModel:
         return f"{PROVIDER}:{self._model}"
 
     @property
-    def dialect(self) -> SchemaDialect:
+    def dialect(self) -> ProviderSchemaDialect:
         return GEMINI
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
         reader = _PartReader()
         try:
             models: Any = self._client.aio.models
@@ -101,25 +101,25 @@ class GeminiModel:
         except errors.APIError as error:
             raise self._make_error(error) from error
         except httpx2.TimeoutException as error:
-            raise timeout_error(self.name, self._address) from error
+            raise make_timeout_error(self.name, self._address) from error
         except httpx2.TransportError as error:
-            raise connection_error(self.name, self._address, error) from error
+            raise make_connection_error(self.name, self._address, error) from error
         except ValueError as error:
-            raise format_error(self.name, error) from error
+            raise make_stream_format_error(self.name, error) from error
         if reader.unreadable is not None:
-            raise StreamCut(
+            raise ReplyStreamCut(
                 f"{self.name}: The model wrote a call that the provider could not read ({reader.unreadable})."
             )
         if not reader.finished:
-            raise StreamCut(f"{self.name}: The stream ended without a finish reason.")
+            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason.")
 
     def _make_error(self, error: errors.APIError) -> ProviderError:
         message = str(error.message or error.status or "no reason given")
         code = "invalid_api_key" if "API key not valid" in message else error.status
-        headers = dict(cast("Mapping[str, str]", getattr(get_field(error, "response"), "headers", None) or {}))
-        if (wait := _RETRY_DELAY.search(json.dumps(get_field(error, "details"), default=str))) is not None:
+        headers = dict(cast("Mapping[str, str]", getattr(get_sdk_field(error, "response"), "headers", None) or {}))
+        if (wait := _RETRY_DELAY.search(json.dumps(get_sdk_field(error, "details"), default=str))) is not None:
             headers["retry-after"] = wait[1]  # this API sends the delay in the body
-        return request_error(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
+        return make_request_error(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
 
 
 class _PartReader:
@@ -132,14 +132,18 @@ class _PartReader:
 
     def read(self, chunk: types.GenerateContentResponse) -> Iterator[BlockEvent]:
         if (usage := chunk.usage_metadata) is not None:
-            given = get_count(usage, "candidates_token_count") + get_count(usage, "thoughts_token_count")
+            given = get_positive_count(usage, "candidates_token_count") + get_positive_count(
+                usage, "thoughts_token_count"
+            )
             yield TokenUsage(
-                get_count(usage, "prompt_token_count") + get_count(usage, "tool_use_prompt_token_count"), given
+                get_positive_count(usage, "prompt_token_count")
+                + get_positive_count(usage, "tool_use_prompt_token_count"),
+                given,
             )
         if self.finished or self.unreadable is not None:
             return
         if not chunk.candidates:
-            if get_field(chunk.prompt_feedback, "block_reason") is not None:
+            if get_sdk_field(chunk.prompt_feedback, "block_reason") is not None:
                 self.finished = True
                 yield ReplyFinished("refused")
             return
@@ -160,13 +164,13 @@ class _PartReader:
             return
         if part.thought_signature:
             yield ProviderBlock(PROVIDER, {"signature": base64.b64encode(part.thought_signature).decode()})
-        if said := get_text(part, "text"):
+        if said := get_nonempty_text(part, "text"):
             yield TextDelta(said)
         if (call := part.function_call) is not None:
             index, self._calls = self._calls, self._calls + 1
-            yield CallOpened(index, get_text(call, "id"), get_text(call, "name") or "")
-            yield CallArguments(index, json.dumps(call.args or {}))
-            yield CallClosed(index)
+            yield CallBlockOpened(index, get_nonempty_text(call, "id"), get_nonempty_text(call, "name") or "")
+            yield CallArgumentsDelta(index, json.dumps(call.args or {}))
+            yield CallBlockClosed(index)
 
 
 def _config(request: ModelRequest) -> types.GenerateContentConfig:
@@ -211,13 +215,13 @@ def _parts(message: Message, names: dict[str, str]) -> Iterator[types.Part]:
                         continue
                     case TextPart():
                         yield types.Part(text=part.text, thought_signature=signature)
-                    case CallPart(wire_id, name, arguments):
+                    case HistoryCallPart(wire_id, name, arguments):
                         call = types.FunctionCall(id=wire_id, name=name, args=dict(arguments))
                         yield types.Part(function_call=call, thought_signature=signature)
                 signature = None
             if signature is not None:
                 yield types.Part(text="", thought_signature=signature)
-        case ResultsMessage(results):
+        case CallResultsMessage(results):
             for result in results:
                 given = types.FunctionResponse(
                     id=result.wire_id, name=names.get(result.wire_id, "unknown"), response=_response(result.text)

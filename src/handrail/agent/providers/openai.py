@@ -15,35 +15,35 @@ from typing import TYPE_CHECKING, Any, cast
 
 import openai
 
-from handrail.agent.model import (
+from handrail.agent.model_protocol import (
     AssistantMessage,
     BlockEvent,
-    CallArguments,
-    CallClosed,
-    CallOpened,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
+    CallResultsMessage,
     FinishReason,
     Message,
     ModelRequest,
     ProviderToolResult,
     ReplyFinished,
-    ResultsMessage,
-    StreamCut,
+    ReplyStreamCut,
     TextDelta,
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import (
-    connection_error,
-    format_error,
-    get_count,
-    get_field,
+from handrail.agent.providers.provider_errors import (
     get_json_text,
-    get_text,
-    request_error,
-    timeout_error,
+    get_nonempty_text,
+    get_positive_count,
+    get_sdk_field,
+    make_connection_error,
+    make_request_error,
+    make_stream_format_error,
+    make_timeout_error,
     to_plain_json,
 )
-from handrail.catalog.dialects import OPENAI_CHAT, SchemaDialect
+from handrail.catalog.provider_dialects import OPENAI_CHAT, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
     from openai.types.chat.completion_create_params import WebSearchOptions
 
 
-# Errors of the OpenAI SDK, translated by :mod:`handrail.agent.providers.failures`; for both of its APIs.
+# Errors of the OpenAI SDK, translated by :mod:`handrail.agent.providers.provider_errors`; for both of its APIs.
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 @contextmanager
-def map_errors(name: str, address: object) -> Generator[None]:
+def map_sdk_errors(name: str, address: object) -> Generator[None]:
     """Map the SDK's errors during one request and its stream to :class:`ProviderError`.
 
     :param name: the model, as the operator wrote it
@@ -73,17 +73,17 @@ def map_errors(name: str, address: object) -> Generator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        raise request_error(
+        raise make_request_error(
             name, KEY_VARIABLE, error.status_code, error.code, error.message, error.response.headers
         ) from error
     except openai.APITimeoutError as error:
-        raise timeout_error(name, address) from error
+        raise make_timeout_error(name, address) from error
     except openai.APIConnectionError as error:
-        raise connection_error(name, address, error) from error
+        raise make_connection_error(name, address, error) from error
     except openai.APIError as error:
-        raise request_error(name, KEY_VARIABLE, None, error.code or error.type, error.message, {}) from error
+        raise make_request_error(name, KEY_VARIABLE, None, error.code or error.type, error.message, {}) from error
     except ValueError as error:
-        raise format_error(name, error) from error
+        raise make_stream_format_error(name, error) from error
 
 
 MAX_CITED = 1_000
@@ -128,16 +128,16 @@ class OpenAIModel:
         return f"openai:{self._model}"
 
     @property
-    def dialect(self) -> SchemaDialect:
+    def dialect(self) -> ProviderSchemaDialect:
         return OPENAI_CHAT
 
     async def aclose(self) -> None:
         await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
         reader = _ChunkReader()
-        with map_errors(self.name, self._client.base_url):
+        with map_sdk_errors(self.name, self._client.base_url):
             chunks = await self._client.chat.completions.create(
                 model=self._model,
                 messages=list(_messages(request)),
@@ -152,9 +152,9 @@ class OpenAIModel:
                     for event in reader.read(chunk):
                         yield event
         if reader.gave_up is not None:
-            raise StreamCut(f"{self.name}: The provider interrupted the reply ({reader.gave_up}).")
+            raise ReplyStreamCut(f"{self.name}: The provider interrupted the reply ({reader.gave_up}).")
         if not reader.finished:
-            raise StreamCut(f"{self.name}: The stream ended without a finish reason.")
+            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason.")
 
 
 @dataclass(slots=True, eq=False)
@@ -170,13 +170,13 @@ class _StreamedCall:
     def announce(self, name: str = "") -> Iterator[BlockEvent]:
         if not self._announced:
             self._announced = True
-            yield CallOpened(self.number, self.id, name)
+            yield CallBlockOpened(self.number, self.id, name)
 
     def close(self) -> Iterator[BlockEvent]:
         if not self._closed:
             self._closed = True
             yield from self.announce()
-            yield CallClosed(self.number)
+            yield CallBlockClosed(self.number)
 
 
 class _ChunkReader:
@@ -199,23 +199,23 @@ class _ChunkReader:
         self._cited: list[dict[str, Any]] = []
 
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
-        usage = get_field(chunk, "usage")
+        usage = get_sdk_field(chunk, "usage")
         if usage is not None:
-            yield TokenUsage(get_count(usage, "prompt_tokens"), get_count(usage, "completion_tokens"))
-        choices = get_field(chunk, "choices")
+            yield TokenUsage(get_positive_count(usage, "prompt_tokens"), get_positive_count(usage, "completion_tokens"))
+        choices = get_sdk_field(chunk, "choices")
         if self.finished or self.gave_up is not None or not isinstance(choices, list) or not choices:
             return
         choice = cast("list[object]", choices)[0]
-        delta = get_field(choice, "delta")
+        delta = get_sdk_field(choice, "delta")
         for field in ("content", "refusal"):
-            if said := get_text(delta, field):
+            if said := get_nonempty_text(delta, field):
                 yield TextDelta(said)
-        self._cite(get_field(delta, "annotations"))
-        fragments = get_field(delta, "tool_calls")
+        self._collect_search_sources(get_sdk_field(delta, "annotations"))
+        fragments = get_sdk_field(delta, "tool_calls")
         if isinstance(fragments, list):
             for fragment in cast("list[object]", fragments):
                 yield from self._fragment(fragment)
-        if reason := get_text(choice, "finish_reason"):
+        if reason := get_nonempty_text(choice, "finish_reason"):
             yield from self._end(reason)
 
     def _end(self, reason: str) -> Iterator[BlockEvent]:
@@ -234,11 +234,11 @@ class _ChunkReader:
 
     def _fragment(self, fragment: object) -> Iterator[BlockEvent]:
         slot, call_id, function = (
-            get_field(fragment, "index"),
-            get_text(fragment, "id"),
-            get_field(fragment, "function"),
+            get_sdk_field(fragment, "index"),
+            get_nonempty_text(fragment, "id"),
+            get_sdk_field(fragment, "function"),
         )
-        name, arguments = get_text(function, "name"), get_json_text(function, "arguments")
+        name, arguments = get_nonempty_text(function, "name"), get_json_text(function, "arguments")
         if call_id is None and name is None and arguments is None:
             return
         call = self._find_call(slot, call_id, name)
@@ -257,7 +257,7 @@ class _ChunkReader:
         if arguments is not None:
             yield from call.announce()
             call.has_arguments = True
-            yield CallArguments(call.number, arguments)
+            yield CallArgumentsDelta(call.number, arguments)
 
     def _find_call(self, slot: object, call_id: str | None, name: str | None) -> _StreamedCall | None:
         """Return the call to which a fragment belongs, or None if it starts a call.
@@ -272,7 +272,7 @@ class _ChunkReader:
             return None
         return earlier
 
-    def _cite(self, annotations: object) -> None:
+    def _collect_search_sources(self, annotations: object) -> None:
         """Collect the sources of a provider's search, the only output that this API reports."""
         for note in cast("list[object]", annotations) if isinstance(annotations, list) else []:
             cited: object = (to_plain_json(note) or {}).get("url_citation")
@@ -311,7 +311,7 @@ def _message(message: Message) -> Iterator[ChatCompletionMessageParam]:
                 yield {"role": "assistant", "content": message.text or None, "tool_calls": calls}
             elif message.text:  # a message with blocks of another provider only is empty here
                 yield {"role": "assistant", "content": message.text}
-        case ResultsMessage(results):
+        case CallResultsMessage(results):
             for result in results:
                 yield {"role": "tool", "tool_call_id": result.wire_id, "content": result.text}
 

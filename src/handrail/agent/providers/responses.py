@@ -14,36 +14,36 @@ from typing import TYPE_CHECKING, Any, cast
 
 import openai
 
-from handrail.agent.model import (
+from handrail.agent.model_protocol import (
     AssistantMessage,
     BlockEvent,
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    CallPart,
+    CallArgumentsDelta,
+    CallBlockClosed,
+    CallBlockOpened,
+    CallResultsMessage,
     FinishReason,
+    HistoryCallPart,
     Message,
     ModelRequest,
     ProviderBlock,
     ProviderToolResult,
     ReplyFinished,
-    ResultsMessage,
-    StreamCut,
+    ReplyStreamCut,
     TextDelta,
     TextPart,
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import (
-    get_count,
-    get_field,
+from handrail.agent.providers.openai import KEY_VARIABLE, map_sdk_errors
+from handrail.agent.providers.provider_errors import (
     get_json_text,
-    get_text,
-    request_error,
+    get_nonempty_text,
+    get_positive_count,
+    get_sdk_field,
+    make_request_error,
     to_plain_json,
 )
-from handrail.agent.providers.openai import KEY_VARIABLE, map_errors
-from handrail.catalog.dialects import OPENAI_RESPONSES, SchemaDialect
+from handrail.catalog.provider_dialects import OPENAI_RESPONSES, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 
 if TYPE_CHECKING:
@@ -85,16 +85,16 @@ class ResponsesModel:
         return f"{PROVIDER}:{self._model}"
 
     @property
-    def dialect(self) -> SchemaDialect:
+    def dialect(self) -> ProviderSchemaDialect:
         return OPENAI_RESPONSES
 
     async def aclose(self) -> None:
         await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
         reader = _ItemReader()
-        with map_errors(self.name, self._client.base_url):
+        with map_sdk_errors(self.name, self._client.base_url):
             events = await self._client.responses.create(
                 model=self._model,
                 instructions=request.system or openai.omit,
@@ -110,9 +110,9 @@ class ResponsesModel:
                     for block in reader.read(event):
                         yield block
         if reader.failure is not None:
-            raise request_error(self.name, KEY_VARIABLE, None, reader.failure[0], reader.failure[1], {})
+            raise make_request_error(self.name, KEY_VARIABLE, None, reader.failure[0], reader.failure[1], {})
         if not reader.finished:
-            raise StreamCut(f"{self.name}: The stream ended without response.completed.")
+            raise ReplyStreamCut(f"{self.name}: The stream ended without response.completed.")
 
 
 class _ItemReader:
@@ -133,52 +133,60 @@ class _ItemReader:
     def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
         if self.finished or self.failure is not None:
             return
-        index, kind = get_field(event, "output_index"), get_field(event, "type")
+        index, kind = get_sdk_field(event, "output_index"), get_sdk_field(event, "type")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
-                if said := get_text(event, "delta"):
+                if said := get_nonempty_text(event, "delta"):
                     yield TextDelta(said)
             case "response.output_item.added" if isinstance(index, int):
-                item = get_field(event, "item")
+                item = get_sdk_field(event, "item")
                 if (
-                    get_field(item, "type") == "function_call"
+                    get_sdk_field(item, "type") == "function_call"
                     and index not in self._open
                     and not self._is_finished(index, item)
                 ):
                     self._open[index] = False
                     self._calls = True
-                    yield CallOpened(index, get_text(item, "call_id"), get_text(item, "name") or "")
+                    yield CallBlockOpened(
+                        index, get_nonempty_text(item, "call_id"), get_nonempty_text(item, "name") or ""
+                    )
             case "response.function_call_arguments.delta" if isinstance(index, int) and index in self._open:
-                if piece := get_text(event, "delta"):
+                if piece := get_nonempty_text(event, "delta"):
                     self._open[index] = True
-                    yield CallArguments(index, piece)
+                    yield CallArgumentsDelta(index, piece)
             case "response.output_item.done" if isinstance(index, int):
-                yield from self._finish_item(index, get_field(event, "item"))
+                yield from self._finish_item(index, get_sdk_field(event, "item"))
             case "response.completed" | "response.incomplete":
-                yield from self._end(get_field(event, "response"), whole=kind == "response.completed")
+                yield from self._end(get_sdk_field(event, "response"), whole=kind == "response.completed")
             case "response.failed":
-                error = get_field(get_field(event, "response"), "error")
-                self.failure = get_text(error, "code"), get_text(error, "message") or "no reason given"
+                error = get_sdk_field(get_sdk_field(event, "response"), "error")
+                self.failure = (
+                    get_nonempty_text(error, "code"),
+                    get_nonempty_text(error, "message") or "no reason given",
+                )
             case "error":
-                self.failure = get_text(event, "code"), get_text(event, "message") or "no reason given"
+                self.failure = (
+                    get_nonempty_text(event, "code"),
+                    get_nonempty_text(event, "message") or "no reason given",
+                )
             case _:
                 pass
 
     def _finish_item(self, index: int, item: object) -> Iterator[BlockEvent]:
-        kind = get_text(item, "type") or ""
+        kind = get_nonempty_text(item, "type") or ""
         if kind == "function_call":
             if self._is_finished(index, item):
                 return
-            if (id := get_text(item, "call_id")) is not None:
+            if (id := get_nonempty_text(item, "call_id")) is not None:
                 self._over.add((index, id))
             if index not in self._open:  # some servers send a whole item at once
                 self._calls = True
                 self._open[index] = False
-                yield CallOpened(index, get_text(item, "call_id"), get_text(item, "name") or "")
+                yield CallBlockOpened(index, get_nonempty_text(item, "call_id"), get_nonempty_text(item, "name") or "")
             if not self._open.pop(index) and (whole := get_json_text(item, "arguments")):
-                yield CallArguments(index, whole)
-            if get_field(item, "status") != "incomplete":
-                yield CallClosed(index)
+                yield CallArgumentsDelta(index, whole)
+            if get_sdk_field(item, "status") != "incomplete":
+                yield CallBlockClosed(index)
         elif (block := to_plain_json(item)) is not None:
             if kind in _NATIVE:
                 yield _provider_tool_result(_NATIVE[kind], kind, block)
@@ -186,14 +194,14 @@ class _ItemReader:
                 yield ProviderBlock(PROVIDER, block)
 
     def _is_finished(self, index: int, item: object) -> bool:
-        return (index, get_text(item, "call_id") or "") in self._over
+        return (index, get_nonempty_text(item, "call_id") or "") in self._over
 
     def _end(self, response: object, *, whole: bool) -> Iterator[BlockEvent]:
-        usage = get_field(response, "usage")
+        usage = get_sdk_field(response, "usage")
         if usage is not None:
-            yield TokenUsage(get_count(usage, "input_tokens"), get_count(usage, "output_tokens"))
+            yield TokenUsage(get_positive_count(usage, "input_tokens"), get_positive_count(usage, "output_tokens"))
         self.finished = True
-        why = get_text(get_field(response, "incomplete_details"), "reason") or ""
+        why = get_nonempty_text(get_sdk_field(response, "incomplete_details"), "reason") or ""
         yield ReplyFinished(("calls" if self._calls else "end") if whole else _INCOMPLETE.get(why, "other"))
 
 
@@ -233,13 +241,13 @@ def _message_items(message: Message) -> Iterator[Mapping[str, Any]]:
                 match part:
                     case TextPart():
                         yield {"role": "assistant", "content": part.text}
-                    case CallPart(wire_id, name, arguments):
+                    case HistoryCallPart(wire_id, name, arguments):
                         given = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
                         yield {"type": "function_call", "call_id": wire_id, "name": name, "arguments": given}
                     case ProviderBlock(provider, block):
                         if provider == PROVIDER and block.get("type") in _GOES_BACK:
                             yield block
-        case ResultsMessage(results):
+        case CallResultsMessage(results):
             for result in results:
                 yield {"type": "function_call_output", "call_id": result.wire_id, "output": result.text}
 

@@ -12,26 +12,31 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, cast
 
-from handrail.arbiter.approvals.broker import CHOICE_WITHOUT_RULE, ApprovalBroker, evaluate_changed, offered_rule
-from handrail.arbiter.approvals.file_binding import RunFileFinder, explain_changes
-from handrail.arbiter.call import Call, CallApprovals, CallRefusal, Lane
+from handrail.arbiter.approvals.approval_broker import (
+    CHOICE_WITHOUT_RULE,
+    ApprovalBroker,
+    evaluate_changed_arguments,
+    rule_offered_for_choice,
+)
+from handrail.arbiter.approvals.run_file_binding import RunFileFinder, explain_changes
 from handrail.arbiter.call_locks import choose_locks
-from handrail.arbiter.delegation import check_delegation
-from handrail.arbiter.execution import run_uninterrupted
-from handrail.arbiter.locks import LockResolver
+from handrail.arbiter.call_state import Call, CallApprovals, CallRefusal, Lane
+from handrail.arbiter.lock_table import LockResolver
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalHandler, ApprovalKind, ApprovalRequest
+from handrail.arbiter.stoppable_execution import run_uninterrupted
+from handrail.arbiter.subagent_delegation import check_subagent_can_start
+from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalHandler, ApprovalKind, ApprovalRequest
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.services.jobs import DEFAULT_COMMAND, TERMINAL_START_ID
-from handrail.contract.services.runtime import UserQuestion
-from handrail.policy import suggestions
-from handrail.policy.evaluation import PolicyVerdict
-from handrail.policy.shell import wrappers
+from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID
+from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.policy import rule_suggestions
+from handrail.policy.call_evaluation import PolicyVerdict
+from handrail.policy.call_targets import CallTarget, format_command
+from handrail.policy.shell import command_wrappers
 from handrail.policy.shell.parser import ShellCommand, ShellScript, parse_script
 from handrail.policy.shell.risky_options import SHELLS
-from handrail.policy.targets import CallTarget, format_command
-from handrail.record.log import Record
-from handrail.runtime.shell import ENTER_KEYS, build_rule_value, runs_unseen_line, takes_input
+from handrail.record.commit_log import Record
+from handrail.runtime.shell_service import ENTER_KEYS, keys_run_unseen_line, may_read_typed_input, shell_text_for_rules
 
 # Terminal input, as rules evaluate it: as shell text if a shell reads it. If the reader is unknown, a user must approve.
 
@@ -110,7 +115,7 @@ def find_typed_command(call: Call) -> CallTarget | None:
         shared.non_shells.add(terminal_id)
         return None
     open_line = terminal is not None and terminal.line_open
-    hidden = runs_unseen_line(text, keys, open_line)
+    hidden = keys_run_unseen_line(text, keys, open_line)
     if not text and not hidden:
         return None
     whole = text.endswith("\n") or (bool(keys) and keys[0] in ENTER_KEYS)
@@ -121,7 +126,7 @@ def find_typed_command(call: Call) -> CallTarget | None:
         else ShellScript((), _KEYS)
     )
     shown = format_command(text or " ".join(keys))
-    return CallTarget("shell.run", build_rule_value(text, open_line=taken or hidden), shown, script)
+    return CallTarget("shell.run", shell_text_for_rules(text, open_line=taken or hidden), shown, script)
 
 
 def find_shell_folders(call: Call) -> tuple[str | None, ...]:
@@ -155,7 +160,7 @@ def _parse_typed_text(text: str, *, whole: bool, added: str | None, hidden: bool
         else _LINES
         if any("\n" in word for command in script.commands for word in command.argv)
         else _AHEAD
-        if takes_input(text.rstrip("\n").rpartition("\n")[0])
+        if may_read_typed_input(text.rstrip("\n").rpartition("\n")[0])
         else _SETS
         if any(map(_changes_terminal, script.commands))
         else _FOLDER
@@ -166,7 +171,7 @@ def _parse_typed_text(text: str, *, whole: bool, added: str | None, hidden: bool
 
 
 def _changes_terminal(command: ShellCommand) -> bool:
-    *_, argv = wrappers.split_layers(command.argv)
+    *_, argv = command_wrappers.split_wrapper_layers(command.argv)
     program = posixpath.basename(argv[0]) if argv else ""
     return program in _SETTERS or (program == "stty" and any(word not in _STTY_SHOWS for word in argv[1:]))
 
@@ -233,14 +238,16 @@ class ApprovalFlow:
         row = self._find_earlier_request(call, "approval")
         if row is None:
             self._check_askable(call)
-            row = await self._submit_request(call, self._create_request(call, await self._find_run_files(call)))
+            row = await self._store_request_with_records(
+                call, self._create_request(call, await self._find_run_files(call))
+            )
         if row.is_pending:
-            row = await self._wait_for_decision(call, row, self._request_approval)
+            row = await self._wait_for_decision(call, row, self._ask_approval_handler)
         await self._apply_decision(call, row)
-        call.add_record("authorised", self._authorised_body(row))
+        call.queue_log_record("authorised", self._authorised_body(row))
         call.emit("approved", {"choice": row.choice, "approval": row.id})
 
-    async def enforce_earlier_answer(self, call: Call) -> None:
+    async def enforce_earlier_rejection(self, call: Call) -> None:
         """Apply an earlier rejection although the current rules allow the call.
 
         :raises Refusal: ``denied``
@@ -271,10 +278,10 @@ class ApprovalFlow:
 
         :raises Refusal: if the command names too many files
         """
-        if not _runs_commands(call):
+        if not _may_run_workspace_files(call):
             return {}  # without a wait, so that the requests of one reply keep its order
         try:
-            return await call.run_interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
+            return await call.await_interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
         except ToolError as error:
             raise CallRefusal("authorise", error.kind, error.text) from None
 
@@ -282,10 +289,12 @@ class ApprovalFlow:
         assert call.verdict is not None and call.entry is not None and call.arguments is not None
         around, text = call.lane.environment, self._shaper.redactor.redact_text
         folders = find_shell_folders(call) if call.entry.tool.types_input else ()
-        found = RunFileFinder(around.roots, around.scratch).find(call.verdict.targets, call.arguments, folders)
+        found = RunFileFinder(around.roots, around.scratch).find_run_files(
+            call.verdict.targets, call.arguments, folders
+        )
         return {text(path): mark for path, mark in found.items()}
 
-    async def check_files(self, call: Call) -> None:
+    async def check_approved_files_unchanged(self, call: Call) -> None:
         """Check that the files which the call runs are the same as when the user approved it.
 
         :raises Refusal: ``conflict``
@@ -294,9 +303,9 @@ class ApprovalFlow:
             if row.kind != "approval":
                 continue
             approved = row.request.files if row.changed_arguments is None else row.changed_files or {}
-            if not approved and not _runs_commands(call):
+            if not approved and not _may_run_workspace_files(call):
                 continue
-            now = await call.run_interruptible("intend", lambda: asyncio.to_thread(self._run_files, call))
+            now = await call.await_interruptible("intend", lambda: asyncio.to_thread(self._run_files, call))
             if (fault := explain_changes(approved, now)) is not None:
                 raise CallRefusal("intend", "conflict", fault)
 
@@ -304,24 +313,30 @@ class ApprovalFlow:
         assert call.verdict is not None
         always, never, wider = (
             one(call.verdict)
-            for one in (suggestions.suggest_rule, suggestions.suggest_denying_rule, suggestions.suggest_wider_rule)
+            for one in (
+                rule_suggestions.suggest_rule,
+                rule_suggestions.suggest_denying_rule,
+                rule_suggestions.suggest_wider_rule,
+            )
         )
-        targets = (self._shaper.redact(f"{target.capability} {target.shown}") for target in call.verdict.targets)
+        targets = (
+            self._shaper.redact_to_json(f"{target.capability} {target.shown}") for target in call.verdict.targets
+        )
         return self.broker.create_request(
             replace(
                 self._build_request(call),
-                reason=self._shaper.redact(call.verdict.reason),
-                suggested_rule=self._showable(always),
-                suggested_deny=self._showable(never),
-                suggested_wider_rule=self._showable(wider),
+                reason=self._shaper.redact_to_json(call.verdict.reason),
+                suggested_rule=self._rule_without_secrets(always),
+                suggested_deny=self._rule_without_secrets(never),
+                suggested_wider_rule=self._rule_without_secrets(wider),
                 targets=tuple(targets),
                 files=files,
             )
         )
 
-    def _showable(self, rule: str | None) -> str | None:
+    def _rule_without_secrets(self, rule: str | None) -> str | None:
         """Return the rule, or None if it contains a secret: rules are stored and shown in full."""
-        return rule if rule is None or self._shaper.redact(rule) == rule else None
+        return rule if rule is None or self._shaper.redact_to_json(rule) == rule else None
 
     def _build_request(self, call: Call) -> ApprovalRequest:
         """Build the request of a call.
@@ -333,15 +348,15 @@ class ApprovalFlow:
             call_id=call.id,
             session_id=call.lane.session_id,
             tool_id=call.entry.spec.id,
-            arguments=self._shaper.redact(call.arguments),
-            arguments_hash=self._shaper.hash_value(call.arguments),
+            arguments=self._shaper.redact_to_json(call.arguments),
+            arguments_hash=self._shaper.hash_canonical_json(call.arguments),
             definition_hash=call.entry.definition_hash,
             reason="",
             origin=call.lane.origin,
             is_shared=bool(getattr(call.lane.approval_handler, "is_shared", False)),
         )
 
-    async def _submit_request(self, call: Call, asked: Approval) -> Approval:
+    async def _store_request_with_records(self, call: Call, asked: Approval) -> Approval:
         """Make the request durable, with the records of the call so far."""
         request = asked.request
         told: dict[str, Any] = {
@@ -355,11 +370,11 @@ class ApprovalFlow:
             told["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))
         if asked.kind == "question":
             told = {"approval_id": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
-        call.add_record("approval-requested", told)
+        call.queue_log_record("approval-requested", told)
         records, call.records = call.records, []
         whole = request.arguments == call.arguments
         try:
-            await run_uninterrupted(self.broker.submit_request(asked, records, whole=whole), call.execution)
+            await run_uninterrupted(self.broker.store_request_with_records(asked, records, whole=whole), call.execution)
         except ToolError as error:
             call.records = records[:-1]  # the request was not created
             raise CallRefusal("authorise", error.kind, error.text) from None
@@ -377,7 +392,7 @@ class ApprovalFlow:
         """
         if not call.resumed and not call.replayable:
             return None
-        rows = self.broker.list_for_call(call.lane.session_id, call.id)
+        rows = self.broker.list_requests_of_call(call.lane.session_id, call.id)
         call.approvals = call.approvals._replace(requests=tuple(rows))
         row = next((row for row in rows if row.kind == kind), None)
         if row is None:
@@ -389,7 +404,7 @@ class ApprovalFlow:
                 f"The definition of `{tool}` has changed since request {row.id}. Nothing was run. Make the call again."
             )
             raise CallRefusal("authorise", "conflict", why)
-        if self._shaper.hash_value(call.arguments) != request.arguments_hash:
+        if self._shaper.hash_canonical_json(call.arguments) != request.arguments_hash:
             why = f"The arguments of this call differ from those of request {row.id}. Nothing was run. Make the call again."
             raise CallRefusal("authorise", "conflict", why)
         return row
@@ -423,7 +438,7 @@ class ApprovalFlow:
                     asking.exception()  # retrieved, since another frontend answered
 
         try:
-            decided = await call.run_interruptible("authorise", first)
+            decided = await call.await_interruptible("authorise", first)
         except CallRefusal:
             if call.execution.reason == "shutdown":
                 raise CallSuspended(row.id) from None
@@ -431,7 +446,7 @@ class ApprovalFlow:
         except LogUnavailable:
             raise
         except Exception as error:
-            text = self._shaper.redact(str(error))[:300]  # redacted first: part of a secret would not be found
+            text = self._shaper.redact_to_json(str(error))[:300]  # redacted first: part of a secret would not be found
             said = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {text}"
             why = row.request.reason or f"`{call.tool_id}` asks a question."
             raise CallRefusal(
@@ -443,16 +458,16 @@ class ApprovalFlow:
             raise CallSuspended(row.id)
         return decided
 
-    async def _request_approval(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
+    async def _ask_approval_handler(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
         """Return the decision of the approval handler; None if no user can answer now."""
-        request = replace(row.request, arguments=self._shaper.redact(row.request.arguments))
+        request = replace(row.request, arguments=self._shaper.redact_to_json(row.request.arguments))
         for _ in range(MAX_TRIES):
             answer = cast("object", await attendant.approve(request))
             if not isinstance(answer, ApprovalAnswer):
                 raise TypeError(f"The approval handler returned a {type(answer).__name__}. Expected an ApprovalAnswer.")
             if answer.choice == "defer":
                 return None
-            if (narrowed := CHOICE_WITHOUT_RULE.get(answer.choice)) is not None and offered_rule(
+            if (narrowed := CHOICE_WITHOUT_RULE.get(answer.choice)) is not None and rule_offered_for_choice(
                 request, answer.choice
             ) is None:
                 answer = replace(answer, choice=narrowed)
@@ -475,7 +490,7 @@ class ApprovalFlow:
         """Evaluate arguments that a user changed, and return the files that a call with them runs."""
         assert call.entry is not None
         lane = call.lane
-        evaluate_changed(call.entry, given, lane.authority, lane.rules, lane.environment.roots)
+        evaluate_changed_arguments(call.entry, given, lane.authority, lane.rules, lane.environment.roots)
         changed = copy(call)
         changed.arguments = call.entry.validate_arguments(dict(given))
         changed.verdict = self._evaluate(changed)
@@ -492,13 +507,13 @@ class ApprovalFlow:
         if row.state != "approved":
             raise self._make_refusal(call, row)
         if row.changed_arguments is not None:
-            await self._change_arguments(call, row.changed_arguments)
+            await self._use_changed_arguments(call, row.changed_arguments)
         elif call.rules is not lane.rules and (verdict := self._evaluate(call)).action == "deny":
             raise CallRefusal("authorise", "denied", verdict.reason)
         call.rules = lane.rules
         call.approvals = call.approvals._replace(granted=(*call.approvals.granted, row))
 
-    async def _change_arguments(self, call: Call, changed: Mapping[str, Any]) -> None:
+    async def _use_changed_arguments(self, call: Call, changed: Mapping[str, Any]) -> None:
         """Use the arguments that the user changed, and repeat steps 2 and 3 for them."""
         assert call.entry is not None
         try:
@@ -506,7 +521,7 @@ class ApprovalFlow:
         except ToolError as error:
             raise CallRefusal("validate", error.kind, error.text) from None
         choose_locks(call, self._lock_resolver)
-        check_delegation(call)
+        check_subagent_can_start(call)
         verdict = await self._apply_watchdogs(call, self._evaluate(call))
         if verdict.action == "deny":
             raise CallRefusal("authorise", "denied", verdict.reason)
@@ -548,7 +563,7 @@ class ApprovalFlow:
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 
-    async def ask_questions(self, call: Call) -> None:
+    async def ask_questions_before_run(self, call: Call) -> None:
         """Ask the questions of the tool before it runs, and keep the answers for it.
 
         :raises Refusal: if a user declined, or the tool rejects these arguments
@@ -560,7 +575,7 @@ class ApprovalFlow:
             given = call.entry.tool.questions(call.arguments)
             if isinstance(given, Awaitable):
                 waits = given
-                given = cast("Sequence[UserQuestion]", await call.run_interruptible("authorise", lambda: waits))
+                given = cast("Sequence[UserQuestion]", await call.await_interruptible("authorise", lambda: waits))
             asked = tuple(given)
         except ToolError as error:
             raise CallRefusal("authorise", error.kind, error.text) from None
@@ -568,7 +583,7 @@ class ApprovalFlow:
             return
         row = self._find_earlier_request(call, "question")
         if row is None:
-            row = await self._submit_request(
+            row = await self._store_request_with_records(
                 call, self.broker.create_request(self._build_request(call), kind="question", questions=asked)
             )
         if row.is_pending:
@@ -588,7 +603,7 @@ class ApprovalFlow:
                 return await self._reload_request(row)
             raise
 
-    async def ask_during_call(self, call: Call, questions: Sequence[UserQuestion]) -> list[list[str]]:
+    async def ask_questions_during_run(self, call: Call, questions: Sequence[UserQuestion]) -> list[list[str]]:
         """Ask questions for a running tool. Any frontend can answer; the request ends with the call.
 
         :raises ToolError: ``unavailable`` if no user can answer now, ``denied`` if the user declined
@@ -600,7 +615,7 @@ class ApprovalFlow:
         call_record = Record(
             "approval-requested", call.lane.session_id, call.id, {"approval_id": asked.id, "kind": asked.kind}
         )
-        await self.broker.submit_request(asked, [*records, call_record], whole=False)
+        await self.broker.store_request_with_records(asked, [*records, call_record], whole=False)
         call.emit("approval-requested", {"reason": "", "suggested_rule": None, "approval_id": asked.id})
         arrival = self.broker.wait_for_decision(asked, call=call)
         asking = asyncio.ensure_future(self._request_answers(call, attendant, asked))
@@ -614,7 +629,7 @@ class ApprovalFlow:
             self.broker.stop_waiting(asked.id)
             asking.cancel()
         if row is not None and row.state == "approved":
-            await self.broker.use_approvals((row,), ())
+            await self.broker.consume_approvals((row,), ())
         else:
             self.broker.withdraw(row or asked)
         if row is None:
@@ -629,32 +644,32 @@ class ApprovalFlow:
     # ── when the call starts or is answered ──────────────────────────────────────────────────────
 
     @staticmethod
-    def check_definition(call: Call) -> None:
+    def check_definition_unchanged(call: Call) -> None:
         """Check that the tool is still defined as it was when the user approved the call.
 
         :raises Refusal: ``conflict``
         """
         assert call.entry is not None
-        now = call.lane.current_generation().resolve(call.entry.id)
+        now = call.lane.current_generation().resolve_tool_name(call.entry.id)
         if now is None or now.definition_hash != call.entry.definition_hash:
             why = f"The definition of `{call.tool_id}` has changed since this call was approved. Nothing was run. Make the call again."
             raise CallRefusal("intend", "conflict", why)
 
-    async def use_approvals(self, call: Call, records: Sequence[Record]) -> None:
-        """Use up the granted requests, together with the record of the call's intent; see :meth:`ApprovalBroker.use_approvals`."""
+    async def consume_approvals(self, call: Call, records: Sequence[Record]) -> None:
+        """Use up the granted requests, together with the record of the call's intent; see :meth:`ApprovalBroker.consume_approvals`."""
         asked, granted, answers = call.approvals
-        await self.broker.use_approvals(granted, records)
+        await self.broker.consume_approvals(granted, records)
         used = {row.id for row in granted}
-        self.withdraw(row for row in asked if row.id not in used)  # a rule has answered these meanwhile
+        self.withdraw_requests(row for row in asked if row.id not in used)  # a rule has answered these meanwhile
         call.approvals = CallApprovals(answers=answers)
 
-    def withdraw(self, rows: Iterable[Approval]) -> None:
+    def withdraw_requests(self, rows: Iterable[Approval]) -> None:
         """Withdraw requests whose call was answered without using them."""
         for row in rows:
             self.broker.withdraw(row)
 
 
-def _runs_commands(call: Call) -> bool:
+def _may_run_workspace_files(call: Call) -> bool:
     """Return whether a call runs or types a command, and so may run files of the workspace."""
     assert call.verdict is not None and call.entry is not None
     return call.entry.tool.types_input or any(target.capability == "shell.run" for target in call.verdict.targets)

@@ -19,30 +19,35 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.arbiter.approvals.broker import ApprovalBroker
-from handrail.arbiter.arguments import result_of_record
-from handrail.arbiter.call import Call, CallRefusal, Lane, LiveJob
-from handrail.arbiter.delegation import add_subagent_sessions
-from handrail.arbiter.execution import run_uninterrupted
-from handrail.arbiter.jobs.output_stream import JobOutputFile, stored_bytes
-from handrail.arbiter.locks import LockResolver, format_locks, to_shared
-from handrail.arbiter.output.exposure import neutralise_for_model, split_views
+from handrail.arbiter.approvals.approval_broker import ApprovalBroker
+from handrail.arbiter.call_arguments import read_recorded_result
+from handrail.arbiter.call_state import Call, CallRefusal, Lane, LiveJob
+from handrail.arbiter.jobs.output_stream import JobOutputFile, measure_disk_usage
+from handrail.arbiter.lock_table import LockResolver, format_locks, make_file_locks_shared
+from handrail.arbiter.output.audience_views import make_audience_results, neutralise_for_model
+from handrail.arbiter.output.output_files import (
+    JOB_SUFFIX,
+    JobOutputQuota,
+    delete_outputs_and_notes,
+    file_name_for_call,
+)
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.arbiter.output.sidecar import JOB_SUFFIX, JobOutputQuota, delete_outputs, file_name
-from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.arbiter.stoppable_execution import run_uninterrupted
+from handrail.arbiter.subagent_delegation import add_sessions_to_cut_error
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
-from handrail.contract.generation import Generation
-from handrail.contract.services.channels import Notification
-from handrail.contract.services.delegation import SubagentSessions
-from handrail.contract.services.jobs import Job, JobState
-from handrail.contract.session import StopReason
-from handrail.contract.text.neutralisation import escape_controls
-from handrail.contract.tool.names import JOB_IDS, TERMINAL_IDS, wire_name
+from handrail.contract.services.channels_and_triggers import Notification
+from handrail.contract.services.job_and_tool_services import Job, JobState
+from handrail.contract.services.subagent_services import SubagentSessions
+from handrail.contract.session_protocols import StopReason
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.spec import ToolSpec
-from handrail.record.log import CommitLog, InterruptedCall, Record
+from handrail.contract.tool.tool_ids_and_wire_names import JOB_IDS, TERMINAL_IDS, wire_name
+from handrail.contract.tool_generation import Generation
+from handrail.record.commit_log import CommitLog, InterruptedCall, Record
 from handrail.record.log_reader import LoggedRecord
-from handrail.store.tables.inbound import NotificationTable
-from handrail.store.tables.jobs import JobRetention, JobRow, JobTable
+from handrail.store.tables.inbound_tables import NotificationTable
+from handrail.store.tables.job_tables import JobRetention, JobRow, JobTable
 
 # The description of a job: its state, the notification of its end, and its arguments in one line.
 
@@ -98,7 +103,7 @@ def notification_id(job_id: str) -> str:
 
 def job_notification(row: JobRow, model: Result, now_ns: int) -> Notification:
     """Return the notification of a job's end."""
-    text = result_text(model).strip()
+    text = format_result_for_output(model).strip()
     if len(text) > MAX_NOTIFICATION_TEXT:
         text = f"{text[:MAX_NOTIFICATION_TEXT]}\n[… truncated; use read_job for the rest]"
     said = f"Job {row.id} ({row.job.tool_id}) is {row.job.state}."
@@ -114,7 +119,7 @@ def job_notification(row: JobRow, model: Result, now_ns: int) -> Notification:
     )
 
 
-def result_text(result: Result) -> str:
+def format_result_for_output(result: Result) -> str:
     """Return a result as text for the output of a job."""
     parts = [result.error_text] if result.error_text else []
     if isinstance(result.data, str):
@@ -124,7 +129,7 @@ def result_text(result: Result) -> str:
     return "\n".join(parts) + "\n" if parts else ""
 
 
-def summarize_arguments(shown: object, spec: ToolSpec) -> str:
+def arguments_in_one_line(shown: object, spec: ToolSpec) -> str:
     """Return the arguments of a call in one line."""
     if not isinstance(shown, dict):
         return ""
@@ -195,7 +200,7 @@ class BackgroundJobs:
 
     # ── from a turn to a job ─────────────────────────────────────────────────────────────────────
 
-    async def start_background(self, call: Call, predecessors: Sequence[Call]) -> CallAnswer:
+    async def start_as_job(self, call: Call, predecessors: Sequence[Call]) -> CallAnswer:
         """Turn an authorised call into a job before it takes its locks, and return the answer for its proposer.
 
         :raises Refusal: ``limit`` if its session has too many jobs
@@ -203,7 +208,7 @@ class BackgroundJobs:
         """
         self._check_room(call.session_id)
         call.copy_arguments()
-        await call.wait_until_recorded()
+        await call.wait_until_proposal_durable()
         live = self._new(call, "pending")
         await run_uninterrupted(self._store_new(live), call.execution)
         return self._start_and_answer(live, predecessors)
@@ -220,7 +225,7 @@ class BackgroundJobs:
         call = lane.running_calls.get(call_id)
         if call is None or call.parent is not None or call.entry is None:
             raise ToolError(
-                f"Call `{escape_controls(call_id[:80])}` is not running in session {lane.session_id}.",
+                f"Call `{escape_terminal_controls(call_id[:80])}` is not running in session {lane.session_id}.",
                 kind="invalid_input",
             )
         if call.job is not None:
@@ -235,7 +240,7 @@ class BackgroundJobs:
         except CallRefusal as refusal:
             raise ToolError(refusal.text, kind=refusal.kind) from None
         try:
-            handing = call.execution.hand_over()
+            handing = call.execution.start_handover()
         except ToolError as error:
             raise ToolError(f"Call `{call_id}` cannot move to the background. {error.text}", kind=error.kind) from None
         # From here on the call's own caller also waits for the outcome of the handover.
@@ -251,11 +256,11 @@ class BackgroundJobs:
             handing.set_result(False)
             raise
         if call.output_stream is not None:
-            call.output_stream.store_in(live.output)
+            call.output_stream.start_storing_in_file(live.output)
         handing.set_result(True)
         return live.row.job
 
-    def answer_handed_over(self, call: Call) -> CallAnswer:
+    def start_job_for_moved_call(self, call: Call) -> CallAnswer:
         """Start the job of a promoted call whose caller no longer waits, and return the answer for that caller."""
         assert call.job is not None
         return self._start_and_answer(call.job, ())
@@ -281,11 +286,11 @@ class BackgroundJobs:
         job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
         while job_id in self.running or self.table.get(job_id) is not None:
             job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
-        shown = self._shaper.redact(call.arguments)
+        shown = self._shaper.redact_to_json(call.arguments)
         again = spec.idempotent and not call.approvals.granted and shown == call.arguments
-        path = Path(self._shaper.folder(call.session_id)) / f"{file_name(job_id)}{JOB_SUFFIX}"
+        path = Path(self._shaper.folder(call.session_id)) / f"{file_name_for_call(job_id)}{JOB_SUFFIX}"
         job = Job(
-            job_id, spec.id, call.id, call.session_id, state, self.clock(), summary=summarize_arguments(shown, spec)
+            job_id, spec.id, call.id, call.session_id, state, self.clock(), summary=arguments_in_one_line(shown, spec)
         )
         row = JobRow(
             job,
@@ -316,7 +321,7 @@ class BackgroundJobs:
             return ()
         direct = self._lock_resolver.resolve(spec, call.arguments, call.lane.environment.roots)
         if call.read_only:
-            direct = to_shared(direct)
+            direct = make_file_locks_shared(direct)
         return tuple(format_locks(tuple(want for want in direct if want not in call.required_locks)))
 
     def _start_answer(self, live: LiveJob) -> Result:
@@ -331,11 +336,11 @@ class BackgroundJobs:
         elif call.started and call.required_locks:
             held = ", ".join(format_locks(call.required_locks))
             data["note"] = f"The job holds the lock on {held} until it ends. Calls that need it wait."
-        metadata = {"duration_ms": call.elapsed_ms, "sandbox": call.entry.sandbox, **self.result_metadata(live)}
+        metadata = {"duration_ms": call.elapsed_ms, "sandbox": call.entry.sandbox, **self.make_job_metadata(live)}
         return Result("output", data, None, metadata)
 
     @staticmethod
-    def result_metadata(live: LiveJob) -> dict[str, Any]:
+    def make_job_metadata(live: LiveJob) -> dict[str, Any]:
         """Return the metadata of all results of a job."""
         unlocked = {"skipped_locks": list(live.skipped_locks)} if live.skipped_locks else {}
         return {"job_id": live.row.id, **unlocked}
@@ -343,11 +348,11 @@ class BackgroundJobs:
     async def _store_new(self, live: LiveJob) -> None:
         """Make the job durable, with the records of its call so far."""
         call = live.call
-        call.add_record("backgrounded", {"job_id": live.row.id, "result": live.answer.to_dict()})
+        call.queue_log_record("backgrounded", {"job_id": live.row.id, "result": live.answer.to_dict()})
         records, call.records = call.records, []
         self.running[live.row.id] = live
         try:
-            await self.table.commit(self.table.add(live.row), self.log.make_work(records))
+            await self.table.commit(self.table.add(live.row), self.log.make_atomic_work(records))
         except BaseException:
             del self.running[live.row.id]
             call.records = [record for record in records if record.kind != "backgrounded"] + call.records
@@ -395,19 +400,19 @@ class BackgroundJobs:
         live = call.job
         if live is not None and live.row.job.state == "pending":
             live.row = live.row.with_state("running")
-            self.table.append(self.table.move(live.row))
+            self.table.write_soon(self.table.update_unfinished_job(live.row))
 
     def _record_end(self, live: LiveJob, answer: CallAnswer) -> bool:
         """Update the row of a job whose task is done, and return whether the job has ended for good."""
         row, result = live.row, answer.result
         if self.may_run_again(row, result):
             live.row = row.with_state("pending")
-            self.table.append(self.table.move(live.row))
+            self.table.write_soon(self.table.update_unfinished_job(live.row))
             return False
         if live.call.output_stream is None or not live.call.output_stream.truncated:
-            live.output.write(result_text(answer.model))
+            live.output.append_piece(format_result_for_output(answer.model))
         live.row = row.with_state(job_state_of(result), self.clock())
-        live.output.mark_ended()
+        live.output.mark_output_complete()
         return True
 
     async def _store_end(self, live: LiveJob, model: Result) -> bool:
@@ -421,7 +426,7 @@ class BackgroundJobs:
             if not live.end_stored:
                 await self.table.commit(self.table.end(live.row))
                 live.end_stored = True
-            return await self.notify_session(live.call.lane, live.row, model)
+            return await self.notify_of_job_end(live.call.lane, live.row, model)
         except LogUnavailable:
             with contextlib.suppress(LogUnavailable):  # closed for good, or ended elsewhere?
                 known = self.table.get(live.row.id)
@@ -434,7 +439,7 @@ class BackgroundJobs:
         by_its_end = result.metadata.get("stopped_by") == "shutdown" or "awaiting_approval" in result.metadata
         return by_its_end and row.arguments is not None and row.job.attempt < MAX_ATTEMPTS
 
-    async def notify_session(self, lane: Lane, row: JobRow, model: Result) -> bool:
+    async def notify_of_job_end(self, lane: Lane, row: JobRow, model: Result) -> bool:
         """Notify the session of a job's end, or defer that until the session is opened again.
 
         :return: whether nothing is left to do now
@@ -446,22 +451,23 @@ class BackgroundJobs:
             await lane.notifications.post(job_notification(row, model, self.clock()))
         except HandrailError:
             return False
-        self.table.append(self.table.mark_notified(row.id))
+        self.table.write_soon(self.table.mark_notified(row.id))
         return True
 
     def defer_notification(self, row: JobRow) -> None:
         """Leave the notification for the next opening of the session. A sub-agent's session is never opened again."""
         if self.tree is not None and self.tree.is_subagent(row.job.session_id):
-            self.table.append(self.table.mark_notified(row.id))
+            self.table.write_soon(self.table.mark_notified(row.id))
 
-    async def commit_with_notifications(self, call: Call, records: Sequence[Record]) -> None:
+    async def commit_and_mark_delivered(self, call: Call, records: Sequence[Record]) -> None:
         """Record the outcome of a call whose answer contains notifications, and mark these as delivered, in one transaction.
 
         :raises LogUnavailable: if that cannot be made durable; the notifications stay pending
         """
-        await call.wait_until_recorded()
+        await call.wait_until_proposal_durable()
         await self.table.commit(
-            self.log.make_work(records), self._notices.take_work(call.session_id, call.delivered_notifications)
+            self.log.make_atomic_work(records),
+            self._notices.mark_delivered_work(call.session_id, call.delivered_notifications),
         )
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────
@@ -473,7 +479,7 @@ class BackgroundJobs:
             async with asyncio.timeout(self._patience_s):
                 await live.ended.wait()
 
-    def stop_all(self, reason: StopReason, session_id: str | None = None) -> list[LiveJob]:
+    def request_stop_of_jobs(self, reason: StopReason, session_id: str | None = None) -> list[LiveJob]:
         """Ask all jobs, or those of a session, to stop, and return them."""
         found = [live for live in self.running.values() if session_id in (None, live.row.job.session_id)]
         for live in found:
@@ -484,7 +490,7 @@ class BackgroundJobs:
         """Stop all jobs, or those of a session, and wait for their end, within a limit."""
         await asyncio.gather(*self._moving.values(), return_exceptions=True)
         waiting: list[asyncio.Task[None]] = []
-        for live in self.stop_all(reason, session_id):
+        for live in self.request_stop_of_jobs(reason, session_id):
             if live.task is not None:
                 waiting.append(live.task)
                 if live.ended.is_set():  # its end cannot be stored now
@@ -510,21 +516,21 @@ class BackgroundJobs:
         gone = self.table.list_removable(self.clock(), self.limits.retention)
         if gone:
             await self.table.commit(self.table.remove(row.id for row in gone))
-            self.outputs.remove(row.output for row in gone)
-            await asyncio.to_thread(delete_outputs, [row.output for row in gone])
+            self.outputs.free_removed_outputs(row.output for row in gone)
+            await asyncio.to_thread(delete_outputs_and_notes, [row.output for row in gone])
 
-    async def measure_outputs(self) -> None:
+    async def count_former_outputs(self) -> None:
         """Count the outputs that a former process left. Call it at start.
 
         :raises LogUnavailable: if the database cannot be read
         """
         rows = [row for row in self.table.list_by_end() if row.output]
-        sizes = await asyncio.to_thread(lambda: [stored_bytes(row.output) for row in rows])
+        sizes = await asyncio.to_thread(lambda: [measure_disk_usage(row.output) for row in rows])
         for row, size in zip(rows, sizes, strict=True):
-            self.outputs.add_existing(row.output, size, ended=row.job.has_ended)
-        self.outputs.make_room()  # the limit may be lower now
+            self.outputs.add_former_output(row.output, size, ended=row.job.has_ended)
+        self.outputs.remove_outputs_for_space()  # the limit may be lower now
 
-    async def cancel_waiting(self, row: JobRow) -> JobRow:
+    async def cancel_deferred_job(self, row: JobRow) -> JobRow:
         """Cancel a job that waits for its session to be opened, and return its present row.
 
         :raises LogUnavailable: if that cannot be made durable
@@ -538,11 +544,11 @@ class BackgroundJobs:
         record = Record("rejected", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
         row = row if outcome is None else replace(row, given_up=True)
         ended = row.with_state("cancelled" if outcome is None else "interrupted", self.clock())
-        await self.table.commit(self.table.end(ended), self.log.make_work([record] if outcome is None else []))
-        self.open_output(row).mark_ended()
+        await self.table.commit(self.table.end(ended), self.log.make_atomic_work([record] if outcome is None else []))
+        self.open_output(row).mark_output_complete()
         return ended
 
-    async def result_of(self, row: JobRow) -> Result:
+    async def get_model_result(self, row: JobRow) -> Result:
         """Return the result of an ended job, as the model may see it.
 
         :raises LogUnavailable: if the log cannot be read
@@ -550,9 +556,9 @@ class BackgroundJobs:
         outcome = await self.log.find_outcome(row.job.call_id)
         if outcome is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
-            handed = () if self.tree is None else self.tree.delegated_by(row.job.session_id, row.job.call_id)
-            return add_subagent_sessions(interrupted_result(row, begun=begun), handed)
-        if (recorded := result_of_record(outcome)) is None:
+            handed = () if self.tree is None else self.tree.list_delegated_by_call(row.job.session_id, row.job.call_id)
+            return add_sessions_to_cut_error(interrupted_result(row, begun=begun), handed)
+        if (recorded := read_recorded_result(outcome)) is None:
             return Result.error(
                 "unavailable",
                 f"The result of job {row.id} is no longer in the log, or is damaged. Run the call again if you still need it.",
@@ -561,7 +567,7 @@ class BackgroundJobs:
         if outcome.kind == "rejected":
             return neutralise_for_model(recorded)
         spec = ToolSpec(id=row.job.tool_id, description="-", exposure=row.exposure, prompt_mask=row.prompt_mask)
-        return split_views(spec, recorded)[1]
+        return make_audience_results(spec, recorded)[1]
 
 
 # Recovery of jobs whose process has ended: found at the next start, resumed when their session is opened again.
@@ -583,7 +589,7 @@ class JobRecovery:
         self._approvals = approvals
         self._make = make
 
-    async def recover(self, interrupted: Iterable[InterruptedCall]) -> None:
+    async def settle_former_jobs(self, interrupted: Iterable[InterruptedCall]) -> None:
         """Settle the jobs and approval requests that a former process left. Call it at start.
 
         Jobs that may run again do so when their session is opened. Jobs of sub-agents never run again.
@@ -591,21 +597,21 @@ class JobRecovery:
         :param interrupted: the calls that had started
         :raises LogUnavailable: if the log cannot be read or takes no records
         """
-        await self._approvals.recover(interrupted)
+        await self._approvals.withdraw_interrupted_requests(interrupted)
         for row in self._jobs.table.list_unfinished():
-            if (ended := await self._find_end(row)) is not None:
+            if (ended := await self._find_logged_end(row)) is not None:
                 await self._jobs.table.commit(self._jobs.table.end(ended))
                 self._jobs.defer_notification(ended)
             elif row.job.state != "pending":
-                self._jobs.table.append(self._jobs.table.move(row.with_state("pending")))
+                self._jobs.table.write_soon(self._jobs.table.update_unfinished_job(row.with_state("pending")))
         await self._jobs.remove_old()
-        await self._jobs.measure_outputs()
+        await self._jobs.count_former_outputs()
 
-    async def _find_end(self, row: JobRow) -> JobRow | None:
+    async def _find_logged_end(self, row: JobRow) -> JobRow | None:
         """Return the end of a job that no process carries, from the log; None if it runs again."""
         outcome = await self._jobs.log.find_outcome(row.job.call_id)
         ended = outcome is not None and outcome.kind != "interrupted"
-        result = None if outcome is None or not ended else result_of_record(outcome)
+        result = None if outcome is None or not ended else read_recorded_result(outcome)
         below = self._jobs.tree is not None and self._jobs.tree.is_subagent(row.job.session_id)
         if result is not None and (below or not self._jobs.may_run_again(row, result)):
             return row.with_state(job_state_of(result), self._jobs.clock())
@@ -629,7 +635,7 @@ class JobRecovery:
 
         :raises LogUnavailable: if the database cannot be read
         """
-        rows = self._jobs.table.list_unreported(lane.session_id)
+        rows = self._jobs.table.list_jobs_without_notice(lane.session_id)
         for row in rows:
             if (live := self._jobs.running.get(row.id)) is not None:
                 self._move_to_session(live, lane)
@@ -638,13 +644,13 @@ class JobRecovery:
             if row is None or row.notified or row.id in self._jobs.running:
                 continue
             if not row.job.has_ended:
-                if (ended := await self._find_end(row)) is None:
+                if (ended := await self._find_logged_end(row)) is None:
                     await self._run_again(row, lane)
                     continue
                 await self._jobs.table.commit(self._jobs.table.end(ended))
-                self._jobs.open_output(ended).mark_ended()
+                self._jobs.open_output(ended).mark_output_complete()
                 row = ended
-            await self._jobs.notify_session(lane, row, await self._jobs.result_of(row))
+            await self._jobs.notify_of_job_end(lane, row, await self._jobs.get_model_result(row))
 
     @staticmethod
     def _move_to_session(live: LiveJob, lane: Lane) -> None:
@@ -662,7 +668,7 @@ class JobRecovery:
         assert row.arguments is not None
         generation = lane.current_generation()
         proposed = ProposedCall(row.job.tool_id, row.arguments)
-        entry = generation.resolve(row.job.tool_id)
+        entry = generation.resolve_tool_name(row.job.tool_id)
         if entry is None or entry.definition_hash != row.definition:
             fault = (
                 f"The definition of `{row.job.tool_id}` has changed since job {row.id} started. Make the call again."
@@ -674,21 +680,21 @@ class JobRecovery:
         call.job = live
         self._jobs.running[row.id] = live  # first: a stop from here on applies to this attempt
         try:
-            await self._jobs.table.commit(self._jobs.table.move(row))
+            await self._jobs.table.commit(self._jobs.table.update_unfinished_job(row))
             known = self._jobs.table.get(row.id)
         except BaseException:
-            self._abandon(live)
+            self._remove_unstarted_job(live)
             raise
         if known is None or known.job.has_ended:  # it was stopped before
-            self._abandon(live)
+            self._remove_unstarted_job(live)
             if known is not None:
-                await self._jobs.notify_session(lane, known, await self._jobs.result_of(known))
+                await self._jobs.notify_of_job_end(lane, known, await self._jobs.get_model_result(known))
             return
-        live.output.write(f"[the process ended; attempt {row.job.attempt}]\n")
+        live.output.append_piece(f"[the process ended; attempt {row.job.attempt}]\n")
         lane.running_calls[call.id] = call
         self._jobs.start(live, ())
 
-    def _abandon(self, live: LiveJob) -> None:
+    def _remove_unstarted_job(self, live: LiveJob) -> None:
         """Remove a job that does not start after all."""
         del self._jobs.running[live.row.id]
         live.ended.set()

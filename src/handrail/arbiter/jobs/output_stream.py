@@ -16,9 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.arbiter.output.sidecar import MAX_SIDECAR_BYTES, JobOutputQuota, read_removal_note
-from handrail.contract.services.jobs import JobOutput
+from handrail.arbiter.output.output_files import MAX_SIDECAR_BYTES, JobOutputQuota, read_removal_note
+from handrail.arbiter.output.secret_redaction import SecretRedactor
+from handrail.contract.services.job_and_tool_services import JobOutput
 
 MAX_EVENT_BYTES = 256 * 1024
 """Bytes of one call's output that listeners receive; later output is only stored."""
@@ -56,7 +56,7 @@ class JobOutputFile:
         self.dropped = 0
         self._descriptor = -1
 
-    def write(self, text: str) -> None:
+    def append_piece(self, text: str) -> None:
         """Append a piece. It is dropped if the disk is full, the file cannot be opened, or the quota is used up."""
         data = text.encode("utf-8", "backslashreplace")
         if self.dropped or not self._open():
@@ -94,23 +94,25 @@ class JobOutputFile:
         if self.size - self._hole + length > MAX_SIDECAR_BYTES and not self._ring:
             return f"only the first {self.size:,} bytes are stored"
         if self._room is not None and not self._room.reserve(length):
-            return f"it is not stored: {self._room.full_text}"
+            return f"it is not stored: {self._room.quota_used_up_text}"
         return None
 
     def _punch_hole(self, end: int) -> None:
         """Free the disk space before ``end`` by punching a hole in the file."""
-        if _fallocate()(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end):
+        if _load_fallocate()(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end):
             self._ring = False  # the file system has no holes
         else:
             if self._room is not None:
                 self._room.free(end - self._hole)
             self._hole = end
 
-    def mark_ended(self) -> None:
+    def mark_output_complete(self) -> None:
         """Mark the output as complete, so that it may be removed when the quota needs space."""
         if self._room is not None:
             path = str(self.path)
-            self._room.mark_removable(path, self.size - self._hole if self._descriptor >= 0 else stored_bytes(path))
+            self._room.mark_removable(
+                path, self.size - self._hole if self._descriptor >= 0 else measure_disk_usage(path)
+            )
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -140,30 +142,30 @@ class OutputStream:
     def feed(self, piece: str | bytes) -> None:
         """Take the next piece."""
         text = self._decoder.decode(piece) if isinstance(piece, bytes) else piece.encode("utf-8", "replace").decode()
-        self._show(self._stream.feed(text))
+        self._show(self._stream.redact_piece(text))
 
-    def finish(self) -> None:
+    def flush_held_output(self) -> None:
         """Flush what was held back, since the output is complete."""
-        self._show(self._stream.feed(self._decoder.decode(b"", final=True)) + self._stream.finish())
+        self._show(self._stream.redact_piece(self._decoder.decode(b"", final=True)) + self._stream.flush_rest())
 
-    def store_in(self, file: JobOutputFile) -> None:
+    def start_storing_in_file(self, file: JobOutputFile) -> None:
         """Store the output in ``file`` from now on, starting with what is held, since the call has become a job."""
         if not self._keep:
             return
         self._file, held = file, "".join(self._held)
         self._held.clear()
         if held:
-            file.write(held)
+            file.append_piece(held)
         if self._held_length > MAX_HELD_CHARACTERS:
             more = self._held_length - MAX_HELD_CHARACTERS
-            file.write(f"\n[{more:,} characters from before the call became a job are omitted]\n")
+            file.append_piece(f"\n[{more:,} characters from before the call became a job are omitted]\n")
 
     def _show(self, text: str) -> None:
         if not text:
             return
         self.truncated = self._keep
         if self._file is not None:
-            self._file.write(text)
+            self._file.append_piece(text)
         elif self._keep:
             if self._held_length < MAX_HELD_CHARACTERS:
                 self._held.append(text[: MAX_HELD_CHARACTERS - self._held_length])
@@ -193,7 +195,7 @@ def read_output(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOu
         asked, start = start, max(start, file.begins)
         data = file.read_at(start, min(max(max_bytes, 4), MAX_READ_BYTES))
         if start + len(data) < file.size or grows:
-            data = data[: _whole_characters(data)]
+            data = data[: _count_whole_char_bytes(data)]
         end = start + len(data)
         return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, skipped_bytes=start - asked)
 
@@ -213,12 +215,12 @@ def read_output_lines(path: str, offset: int, count: int, *, grows: bool) -> Job
         end = file.find_lines_end(start, count)
         data = file.read_at(start, min(end - start, MAX_READ_BYTES))
         if start + len(data) < end:
-            data = data[: _whole_characters(data)]
+            data = data[: _count_whole_char_bytes(data)]
         end = start + len(data)
         return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, first)
 
 
-def stored_bytes(path: str) -> int:
+def measure_disk_usage(path: str) -> int:
     """Return how many bytes a job's output occupies on disk, without holes. Blocks."""
     with _OutputReader(path) as file:
         return file.size - file.begins
@@ -280,7 +282,7 @@ class _OutputReader:
 
 
 @lru_cache(maxsize=1)
-def _fallocate() -> Callable[[int, int, int, int], int]:
+def _load_fallocate() -> Callable[[int, int, int, int], int]:
     """Return fallocate(2) with 64-bit offsets, or a function that fails if the system has none."""
     found: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if found is None:
@@ -294,7 +296,7 @@ def _reject_holes(descriptor: int, mode: int, start: int, length: int) -> int:
     return -1
 
 
-def _whole_characters(data: bytes) -> int:
+def _count_whole_char_bytes(data: bytes) -> int:
     """Return how many bytes of ``data`` form whole characters."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]

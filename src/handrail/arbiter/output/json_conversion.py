@@ -22,7 +22,7 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel
 
-from handrail.contract.call import Blob, Result
+from handrail.contract.calls_and_results import Blob, Result
 
 # JSON of large outputs, encoded in steps that each hold the interpreter for a few milliseconds.
 #
@@ -40,18 +40,18 @@ class NotPlainJson(Exception):
     """The value has another form in JSON."""
 
 
-def dumps(value: object, option: int | None = None) -> bytes:
+def encode_json(value: object, option: int | None = None) -> bytes:
     """Return what ``orjson.dumps`` returns, and raise what it raises."""
     return orjson.dumps(_FragmentEncoder(option, whole=True).encode(value)[0], None, option)
 
 
-def dumps_indented(value: object) -> bytes:
+def encode_indented_json(value: object) -> bytes:
     """Return JSON with line ends. Only long texts are written in pieces."""
     option = orjson.OPT_INDENT_2
     return orjson.dumps(_FragmentEncoder(option, whole=False).encode(value)[0], None, option)
 
 
-def copy_json(value: Any) -> Any:
+def copy_through_json(value: Any) -> Any:
     """Return what ``orjson.loads(orjson.dumps(value))`` returns. Strings are shared.
 
     :raises NotPlainJson: for a value that has another form in JSON
@@ -63,13 +63,13 @@ def copy_json(value: Any) -> Any:
         members = cast("dict[Any, Any]", value)
         if not all(type(key) is str for key in members):
             raise NotPlainJson
-        return {key: copy_json(item) for key, item in members.items()}
+        return {key: copy_through_json(item) for key, item in members.items()}
     if kind is list or kind is tuple:
-        return [copy_json(item) for item in value]
+        return [copy_through_json(item) for item in value]
     raise NotPlainJson
 
 
-def is_within_size(value: Any, most: int) -> bool:
+def is_estimated_within_size(value: Any, most: int) -> bool:
     """Return whether the strings and members of a container add up to at most ``most``: a quick estimate before it is encoded."""
     return _remaining(value, most, 0) >= 0
 
@@ -181,13 +181,13 @@ class BinaryPart:
     media_type: str
 
 
-def encode_plain(value: object, *, large: bool = False) -> bytes | None:
+def encode_if_plain_json(value: object, *, large: bool = False) -> bytes | None:
     """Return the JSON of a value that is already plain; None if it is not, or that is unclear without a full walk.
 
     :param large: encode in pieces, so that the event loop continues meanwhile
     """
     try:
-        encoded = dumps(value, _STRICT) if large else _dumps(value, None, _STRICT)
+        encoded = encode_json(value, _STRICT) if large else _dumps(value, None, _STRICT)
     except (TypeError, ValueError, RecursionError):
         return None
     # orjson writes NaN and the infinities as null.
@@ -227,7 +227,7 @@ class JsonConversion:
         if kind is float:
             return self._convert_float(cast("float", value))
         try:
-            return self._convert_part(value)
+            return self._convert_other_type(value)
         except (ValueTooLarge, MemoryError):
             raise
         except (
@@ -235,7 +235,7 @@ class JsonConversion:
         ) as error:  # code of the value runs here (properties, iterators, __str__) and may raise anything
             return self._add_note(f"<{kind.__name__}>", f"a {kind.__name__} cannot be read ({type(error).__name__})")
 
-    def _convert_part(self, value: object) -> Any:
+    def _convert_other_type(self, value: object) -> Any:
         """Convert a value that has none of the four simple types.
 
         Each container is entered once at a time: a container inside itself is a cycle.

@@ -81,7 +81,7 @@ class SecretEncoding:
     def max_length(self) -> int:
         return sum(max(map(len, atom)) for atom in self.atoms)
 
-    def match_at(self, text: str, start: int) -> tuple[int, bool]:
+    def match_longest_at(self, text: str, start: int) -> tuple[int, bool]:
         """Return the end of the longest occurrence from ``start`` on, and whether it may be incomplete.
 
         The end is -1 if there is none. It may be incomplete if the end of ``text`` leaves an occurrence, or a longer one, open.
@@ -119,10 +119,10 @@ class HtmlDecodedText:
         self._pieces: list[str] = [""]
         self._read: list[str] = [""]
         characters: dict[str, str] = {}
-        for piece in _split_text(text):
+        for piece in _split_between_references(text):
             pieces = _NUMBERED.split(piece)
             numbered = pieces[1::2]
-            characters |= {one: _decode_character(one, as_bytes) for one in set(numbered).difference(characters)}
+            characters |= {one: _decode_html_reference(one, as_bytes) for one in set(numbered).difference(characters)}
             read = pieces[:]
             read[1::2] = map(characters.__getitem__, numbered)
             for whole, more in ((self._pieces, pieces), (self._read, read)):
@@ -131,7 +131,7 @@ class HtmlDecodedText:
         self.text = "".join(self._read)
 
     @cached_property
-    def _ends(self) -> tuple[list[int], list[int]]:
+    def _piece_end_positions(self) -> tuple[list[int], list[int]]:
         """Return where each piece ends, in the text and in its decoded form."""
         return _piece_ends(self._pieces), _piece_ends(self._read)
 
@@ -143,14 +143,14 @@ class HtmlDecodedText:
         """Return where the character before ``index`` of the decoded text ends in the original."""
         if index <= 0:
             return index
-        nth = bisect.bisect_right(self._ends[1], index - 1)
-        ends = self._ends[0]
+        nth = bisect.bisect_right(self._piece_end_positions[1], index - 1)
+        ends = self._piece_end_positions[0]
         if nth >= len(ends):
-            return ends[-1] + index - self._ends[1][-1]
+            return ends[-1] + index - self._piece_end_positions[1][-1]
         return ends[nth] if nth % 2 else self._source_index(index - 1, index - 1) + 1
 
     def _source_index(self, index: int, behind: int) -> int:
-        there, read = self._ends
+        there, read = self._piece_end_positions
         nth = bisect.bisect_right(read, index)
         if nth >= len(read):
             return there[-1] + index - read[-1]
@@ -158,7 +158,7 @@ class HtmlDecodedText:
         return begin if nth % 2 else begin + index - (read[nth - 1] if nth else 0)
 
 
-def _split_text(text: str) -> Iterator[str]:
+def _split_between_references(text: str) -> Iterator[str]:
     """Yield the text in parts that do not split a numeric reference."""
     begin = 0
     while begin < len(text):
@@ -176,7 +176,7 @@ def _piece_ends(pieces: Sequence[str]) -> list[int]:
     return ends[1:]
 
 
-def _decode_character(numbered: str, as_bytes: bool) -> str:
+def _decode_html_reference(numbered: str, as_bytes: bool) -> str:
     """Return the character of a numeric reference; the reference itself if the number is invalid."""
     digits = numbered[2:].removesuffix(";")
     number = int(digits[1:], 16) if digits[0] in "xX" else int(digits.lstrip("0") or "0")
@@ -266,13 +266,13 @@ class SecretEncodings:
                     for start in range(max(0, at - of.before_most), at - of.before_least + 1):
                         if (id(form), start) not in tried:
                             tried.add((id(form), start))
-                            end, _ = form.match_at(text, start)
+                            end, _ = form.match_longest_at(text, start)
                             if end >= 0:
                                 found.add(SecretOccurrence(start, end, form.label))
                 at = text.find(needle, at + 1)
         return found
 
-    def find_open_start(self, text: str) -> int:
+    def find_incomplete_secret_start(self, text: str) -> int:
         """Return where the first possible beginning of a secret starts that the end of ``text`` leaves open."""
         held = self._find_open_start(text)
         tail = max(text.rfind("&", max(0, len(text) - _LONGEST_BY_NUMBER)), 0)
@@ -285,14 +285,14 @@ class SecretEncodings:
     def _find_open_start(self, text: str) -> int:
         for match in self._starts.finditer(text, max(0, len(text) - self._longest)):
             start = match.start()
-            if any(form.match_at(text, start)[1] for form in self._forms):
+            if any(form.match_longest_at(text, start)[1] for form in self._forms):
                 return start
         return len(text)
 
 
 def _encodings_of(value: str, label: str, *, as_bytes: bool) -> Iterator[SecretEncoding]:
     encoded = value.encode()
-    yield _make_encoding([_text_atom(character, as_bytes) for character in value], label)
+    yield _make_encoding([_spellings_of_character(character, as_bytes) for character in value], label)
     yield _make_encoding([(f"%{byte:02x}",) for byte in encoded], label)
     for digits in (encoded.hex(), encoded.hex().upper()):
         yield _make_encoding([(digits,)], label)
@@ -300,7 +300,7 @@ def _encodings_of(value: str, label: str, *, as_bytes: bool) -> Iterator[SecretE
         yield from _base64_encodings(encoded, place, label)
 
 
-def _text_atom(character: str, as_bytes: bool) -> Atom:
+def _spellings_of_character(character: str, as_bytes: bool) -> Atom:
     """Return the spellings of one character: plain, and as in JSON, URLs, HTML and quoting messages."""
     found = [character.encode().decode("latin-1") if as_bytes else character]
     level = [character]
@@ -336,7 +336,7 @@ def _base64_encodings(value: bytes, place: int, label: str) -> Iterator[SecretEn
                 [_base64_atom(character, wraps=index > 0) for index, character in enumerate(text)],
                 label,
                 text,
-                _split_stretches(text),
+                _split_for_line_end(text),
             )
 
 
@@ -349,7 +349,7 @@ def _base64_atom(character: str, *, wraps: bool) -> Atom:
     return alternatives
 
 
-def _split_stretches(text: str) -> list[tuple[int, int]]:
+def _split_for_line_end(text: str) -> list[tuple[int, int]]:
     """Return two stretches of which a single line end leaves one intact."""
     reach = min(len(text), _UNBROKEN)
     return [(0, reach // 2), (reach // 2, reach)]

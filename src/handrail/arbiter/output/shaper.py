@@ -21,24 +21,24 @@ from typing import Any, NamedTuple, cast, overload
 
 import orjson
 
-from handrail.arbiter.output import sidecar
-from handrail.arbiter.output.exposure import NEUTRALISED_KEY, neutralise_for_model, split_views
+from handrail.arbiter.output import output_files
+from handrail.arbiter.output.audience_views import NEUTRALISED_KEY, make_audience_results, neutralise_for_model
 from handrail.arbiter.output.json_conversion import (
     MAX_PARTS,
     JsonConversion,
     NotPlainJson,
     ValueTooLarge,
-    copy_json,
-    dumps,
-    dumps_indented,
-    encode_plain,
-    is_within_size,
+    copy_through_json,
+    encode_if_plain_json,
+    encode_indented_json,
+    encode_json,
+    is_estimated_within_size,
 )
-from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.arbiter.output.sidecar import SidecarQuota
-from handrail.contract.call import Result
-from handrail.contract.envelopes import artifact_refs
+from handrail.arbiter.output.output_files import OutputFileQuota
+from handrail.arbiter.output.secret_redaction import SecretRedactor
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ERROR_KINDS, HandrailError
+from handrail.contract.result_conversions import list_artifact_refs
 from handrail.contract.text.neutralisation import may_need_escaping
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.artifacts import ArtifactStore
@@ -93,11 +93,11 @@ def truncate_output(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[
                 return _truncate_text(members[key], key, others, size, spec.max_output)
     # Indented, so that the sidecar can be read and searched by lines.
     return _truncate_text(
-        redact(dumps_indented(cast("object", data)).decode()), None, {}, 0, spec.max_output, "JSON text"
+        redact(encode_indented_json(cast("object", data)).decode()), None, {}, 0, spec.max_output, "JSON text"
     )
 
 
-def first_bytes(encoded: bytes, count: int) -> str:
+def cut_to_bytes(encoded: bytes, count: int) -> str:
     """Return at most ``count`` bytes of UTF-8, ending at the end of a character."""
     return encoded[: max(0, count)].decode("utf-8", "ignore")
 
@@ -109,7 +109,7 @@ def _truncate_text(
     limit = max_output - size
     if len(encoded) <= limit and kind == "text":
         return None  # only its escapes in JSON made it too long
-    head = first_bytes(encoded, limit)
+    head = cut_to_bytes(encoded, limit)
     counts = {
         "truncated_as": kind if key is None else f"{kind} of {key!r}",
         "output_bytes": len(encoded),
@@ -200,7 +200,7 @@ A tool can write any text that looks like a reference, but not this key.
 
 
 @dataclass(slots=True)
-class ShapedOutput:
+class AudienceOutputs:
     """One output in three forms. ``logged`` is the body of the log record and never changes."""
 
     result: Result
@@ -208,9 +208,9 @@ class ShapedOutput:
     logged: dict[str, Any]
 
 
-def unlogged_output(result: Result) -> ShapedOutput:
+def shape_recorded_result(result: Result) -> AudienceOutputs:
     """Return a result of the arbiter itself, which is already recorded."""
-    return ShapedOutput(result, neutralise_for_model(result), {})
+    return AudienceOutputs(result, neutralise_for_model(result), {})
 
 
 def finished_event_data(result: Result) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class OutputShaper:
         redactor: SecretRedactor,
         artifacts: ArtifactStore,
         folder: Callable[[str], str | os.PathLike[str]],
-        room: SidecarQuota,
+        room: OutputFileQuota,
     ) -> None:
         self.redactor, self._artifacts, self.folder, self.room = redactor, artifacts, folder, room
         # Separate threads: those of the loop are shared with synchronous tools, which may hang in them.
@@ -247,7 +247,7 @@ class OutputShaper:
         """Wait until everything is written, and end the threads."""
         self._threads.shutdown(wait=True)
 
-    def shape_small_output(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> ShapedOutput | None:
+    def shape_small_output(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> AudienceOutputs | None:
         """Shape a plain, small output that all audiences may see; return None for any other, which needs :meth:`shape`.
 
         :param metadata: the arbiter's metadata, plain JSON; the result takes it over
@@ -260,20 +260,20 @@ class OutputShaper:
             for item in value.values():
                 if type(item) is str and len(item) > limit:
                     return None
-                if (type(item) is dict or type(item) is list) and not is_within_size(item, limit):
+                if (type(item) is dict or type(item) is list) and not is_estimated_within_size(item, limit):
                     return None
         elif kind is str or kind is list:
-            if len(value) > limit or (kind is list and not is_within_size(value, limit)):
+            if len(value) > limit or (kind is list and not is_estimated_within_size(value, limit)):
                 return None
         elif value is None or kind is bool or (kind is int and -_FEW_DIGITS < value < _FEW_DIGITS):
             if limit > _SHORT and spec.max_entries is None and not self.redactor.active:
                 result = Result("output", value, None, metadata)
-                return ShapedOutput(
+                return AudienceOutputs(
                     result, result, {"result": {"type": "output", "data": value, "metadata": {**metadata}}}
                 )
         elif kind not in _SCALARS:
             return None
-        encoded = encode_plain(value)
+        encoded = encode_if_plain_json(value)
         if encoded is None or len(encoded) > limit:
             return None
         if self.redactor.active and self.redactor.contains_secret(encoded):
@@ -299,7 +299,7 @@ class OutputShaper:
                     return None
                 metadata[NEUTRALISED_KEY] = model.metadata[NEUTRALISED_KEY]
         logged = {"type": "output", "data": kept, "metadata": {**metadata}}
-        return ShapedOutput(result, model, {"result": logged})
+        return AudienceOutputs(result, model, {"result": logged})
 
     async def shape_output(
         self,
@@ -310,7 +310,7 @@ class OutputShaper:
         call_id: str,
         session_id: str,
         nested: Sequence[str] = (),
-    ) -> ShapedOutput:
+    ) -> AudienceOutputs:
         """Shape any value, also a :class:`Result`. A thread handles large ones.
 
         Files are written even if the waiting task is cancelled.
@@ -328,25 +328,25 @@ class OutputShaper:
             return await asyncio.shield(written)
 
     @overload
-    def redact(self, value: str) -> str: ...
+    def redact_to_json(self, value: str) -> str: ...
     @overload
-    def redact(self, value: object) -> Any: ...
-    def redact(self, value: object) -> Any:
+    def redact_to_json(self, value: object) -> Any: ...
+    def redact_to_json(self, value: object) -> Any:
         """Return a redacted copy of any value as plain JSON, for the log and for events."""
         if type(value) is str:
             return self.redactor.redact_text(value)
-        encoded = encode_plain(value)
+        encoded = encode_if_plain_json(value)
         if encoded is not None and not self.redactor.contains_secret(encoded):
             return orjson.loads(encoded)
         try:
-            return self.redactor.redact_value(JsonConversion(value).data)
+            return self.redactor.redact_json(JsonConversion(value).data)
         except (ValueTooLarge, MemoryError) as error:
             return f"<a {type(value).__name__} that cannot be shown ({type(error).__name__})>"
 
-    def hash_value(self, value: object) -> str:
+    def hash_canonical_json(self, value: object) -> str:
         """Return the SHA-256 of a value's canonical JSON, in hexadecimal, which an approval is bound to."""
         digest = hashlib.sha256()
-        if encode_plain(value) is None:
+        if encode_if_plain_json(value) is None:
             plain = JsonConversion(value)
             value = plain.data
             for binary in plain.binaries:
@@ -366,10 +366,10 @@ class OutputShaper:
         nested: Sequence[str],
         *,
         inline: bool,
-    ) -> ShapedOutput:
+    ) -> AudienceOutputs:
         call = _ShapingContext(spec, call_id, session_id, inline, set(nested))
         try:
-            result = self._complete_result(call, value, metadata)
+            result = self._build_full_result(call, value, metadata)
         except _ThreadRequired:
             raise
         except ValueTooLarge:
@@ -389,7 +389,7 @@ class OutputShaper:
         encoded = orjson.dumps(result.data)
         if inline and len(encoded) > _INLINE_SPELLED and may_need_escaping(encoded):
             raise _ThreadRequired
-        at_face, model = split_views(spec, result)
+        at_face, model = make_audience_results(spec, result)
         if (flag := model.metadata.get(NEUTRALISED_KEY)) is not None:
             at_face, result = (
                 at_face.with_metadata(**{NEUTRALISED_KEY: flag}),
@@ -400,13 +400,15 @@ class OutputShaper:
         if "data" in logged:
             logged["data"] = orjson.Fragment(encoded)
         why = model.metadata.get("hidden_by")  # for later look-ups of this call for the model
-        return ShapedOutput(at_face, model, {"result": logged} if why is None else {"result": logged, "hidden_by": why})
+        return AudienceOutputs(
+            at_face, model, {"result": logged} if why is None else {"result": logged, "hidden_by": why}
+        )
 
     def _truncate_again(self, call: _ShapingContext, result: Result, model: Result) -> Result:
         """Truncate a result again that neutralisation made too long. The output file has the original text."""
         limit, error_text, more = call.spec.max_output, model.error_text, dict(model.metadata)
         if error_text is not None and len(error_text) > limit:
-            error_text = first_bytes(error_text.encode(), limit)
+            error_text = cut_to_bytes(error_text.encode(), limit)
             more["truncated"] = True
         found = truncate_output(model.data, orjson.dumps(model.data), call.spec, str)
         if found is not None and "output_path" not in more and result.data is not None:
@@ -416,11 +418,11 @@ class OutputShaper:
             self._write_sidecar(call, whole, more)
         return Result(model.type, model.data if found is None else found.data, error_text, more)
 
-    def _complete_result(self, call: _ShapingContext, value: object, metadata: Mapping[str, Any]) -> Result:
+    def _build_full_result(self, call: _ShapingContext, value: object, metadata: Mapping[str, Any]) -> Result:
         """Return the full result, before parts are hidden from audiences."""
         given = value if isinstance(value, Result) else Result("output", value)
-        more = self._metadata(given.metadata, call) if given.metadata else {}
-        data, encoded = self._redact_data(self._convert_data(call, given.data, more))
+        more = self._clean_tool_metadata(given.metadata, call) if given.metadata else {}
+        data, encoded = self._redact_data(self._data_to_plain_json(call, given.data, more))
         error_text = None
         if given.type == "error":
             error_text = self._error_text(call, str(given.error_text or f"`{call.spec.id}` failed."), more)
@@ -432,19 +434,19 @@ class OutputShaper:
             data = found.data
             more |= {"truncated": True, **found.counts}
             self._write_sidecar(call, found.whole, more)
-        if call.placed and (placed := [ref for ref in artifact_refs(data) if ref in call.placed]):
+        if call.placed and (placed := [ref for ref in list_artifact_refs(data) if ref in call.placed]):
             more[_PLACED] = placed
         return Result(given.type, data, error_text, {**more, **metadata})
 
-    def _convert_data(self, call: _ShapingContext, value: object, more: dict[str, Any]) -> Any:
+    def _data_to_plain_json(self, call: _ShapingContext, value: object, more: dict[str, Any]) -> Any:
         """Return the data as plain JSON, with binary parts stored as artifacts."""
-        if not call.inline and encode_plain(value, large=True) is not None:
+        if not call.inline and encode_if_plain_json(value, large=True) is not None:
             with suppress(NotPlainJson):
-                return copy_json(value)
+                return copy_through_json(value)
         plain = JsonConversion(value, call.max_parts)
         if plain.notes:
             extra = [f"and {plain.more_notes} more"] if plain.more_notes else []
-            more["conversions"] = self.redactor.redact_value([*plain.notes, *extra])
+            more["conversions"] = self.redactor.redact_json([*plain.notes, *extra])
         for binary in plain.binaries:
             call.require_thread()
             content = self.redactor.redact_bytes(binary.data)
@@ -457,21 +459,21 @@ class OutputShaper:
         return plain.data
 
     def _redact_data(self, data: Any) -> tuple[Any, bytes]:
-        encoded = dumps(data)
+        encoded = encode_json(data)
         if self.redactor.active and self.redactor.contains_secret(encoded):
-            data = self.redactor.redact_value(data)
-            encoded = dumps(data)
+            data = self.redactor.redact_json(data)
+            encoded = encode_json(data)
             if self.redactor.contains_secret(encoded):  # a secret spans several parts, so the whole becomes one text
                 data = self.redactor.redact_text(encoded.decode())
-                encoded = dumps(data)
+                encoded = encode_json(data)
         return data, encoded
 
-    def _metadata(self, given: Mapping[str, Any], call: _ShapingContext) -> dict[str, Any]:
+    def _clean_tool_metadata(self, given: Mapping[str, Any], call: _ShapingContext) -> dict[str, Any]:
         """Return a tool's own metadata: plain, redacted and limited."""
         kept: dict[str, Any] = {}
         dropped: list[str] = []
         left = MAX_METADATA
-        for key, value in self.redactor.redact_value(JsonConversion(dict(given), call.max_parts).data).items():
+        for key, value in self.redactor.redact_json(JsonConversion(dict(given), call.max_parts).data).items():
             if key == _PLACED:
                 continue  # only the kernel sets this key
             size = len(key) + len(orjson.dumps(value))
@@ -491,7 +493,7 @@ class OutputShaper:
         encoded = text.encode()
         if len(encoded) <= call.spec.max_output:
             return text
-        head = first_bytes(encoded, call.spec.max_output)
+        head = cut_to_bytes(encoded, call.spec.max_output)
         more |= {
             "truncated": True,
             "error_bytes": len(encoded),
@@ -506,7 +508,9 @@ class OutputShaper:
         """Write the output file; if that fails, add the reason to the metadata."""
         call.require_thread()
         try:
-            path, kept = sidecar.write_sidecar(self.room, Path(self.folder(call.session_id)), call.id, text, ending)
+            path, kept = output_files.write_output_file(
+                self.room, Path(self.folder(call.session_id)), call.id, text, ending
+            )
         except (OSError, HandrailError) as error:
             more[prefix + "save_error"] = (
                 f"The full output could not be saved: {self.redactor.redact_text(_error_reason(error))}"
@@ -555,7 +559,7 @@ class _ShapingContext:
 
 
 def _format_data(data: object) -> str:
-    return dumps_indented(data).decode()
+    return encode_indented_json(data).decode()
 
 
 def _error_reason(error: Exception) -> str:

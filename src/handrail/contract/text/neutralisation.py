@@ -76,7 +76,7 @@ class EscapedPiece(NamedTuple):
 
 def neutralise_text(text: str) -> str:
     """Return ``text`` in the form for a model; the same object if nothing needs an escape."""
-    pieces = list(find_hidden(text))
+    pieces = list(find_characters_to_escape(text))
     if not pieces:
         return text
     out: list[str] = []
@@ -92,7 +92,7 @@ def restore_text(text: str) -> str:
     return _ESCAPE.sub(_original, text)
 
 
-def find_hidden(text: str) -> list[EscapedPiece]:
+def find_characters_to_escape(text: str) -> list[EscapedPiece]:
     """Return every piece of ``text`` that needs an escape, in order."""
     pieces = [
         EscapedPiece(m.start(), m.start() + 1, f"{OPEN}{m[0]}{CLOSE}", _kind_of_mark(m)) for m in _MARKS.finditer(text)
@@ -114,7 +114,7 @@ def may_need_escaping(json_text: bytes) -> bool:
 def _unseen(text: str) -> Iterator[EscapedPiece]:
     for match in _RUN.finditer(text):
         start, end = match.span()
-        if (kept := _belongs(text, start, end)) < end:
+        if (kept := _end_of_belonging_part(text, start, end)) < end:
             run = text[kept:end]
             codes = ",".join(f"{ord(character):04X}" for character in run)
             yield EscapedPiece(kept, end, f"{OPEN}U+{codes}{CLOSE}", _kind_of(run))
@@ -130,29 +130,29 @@ def _kind_of_mark(match: re.Match[str]) -> EscapeKind:
     return {"A": "action", "H": "action", "{": "envelope"}.get(match[0], "marker")  # type: ignore[return-value]
 
 
-def _belongs(text: str, start: int, end: int) -> int:
+def _end_of_belonging_part(text: str, start: int, end: int) -> int:
     """Return where the part of the run ``text[start:end]`` ends that belongs to the writing around it.
 
     That is all of it, its first character, or nothing.
     """
     before, after, run = text[start - 1 : start], text[end : end + 1], text[start:end]
     if run in ("\u200d", "\u200c"):
-        return end if _joins(run, before, after) else start
-    if run[0] in "\ufe0e\ufe0f" and _is_varied(before, after):
+        return end if _is_legitimate_joiner(run, before, after) else start
+    if run[0] in "\ufe0e\ufe0f" and _follows_emoji_base(before, after):
         return end if run[1:] == "\u200d" and _EMOJI.match(after) else start + 1
     if run in ("\u200e", "\u200f", "\u061c") and _RIGHT_TO_LEFT.search(text[max(0, start - 2) : end + 2]):
         return end
     return start
 
 
-def _joins(joiner: str, before: str, after: str) -> bool:
+def _is_legitimate_joiner(joiner: str, before: str, after: str) -> bool:
     """Return whether a joiner, or a non-joiner, is between characters that it can join."""
     if _JOINS.match(before) and (_JOINS.match(after) or joiner == "\u200c"):
         return True
     return bool(joiner == "\u200d" and _EMOJI.match(before) and _EMOJI.match(after))
 
 
-def _is_varied(before: str, after: str) -> bool:
+def _follows_emoji_base(before: str, after: str) -> bool:
     """Return whether a variation selector follows an emoji or the character of a keycap."""
     return bool(_EMOJI.match(before) or (before in "0123456789#*" and before and after == "\u20e3"))
 
@@ -178,7 +178,7 @@ class EscapedText:
     """Where each piece begins in :attr:`shown`."""
 
     def __post_init__(self) -> None:
-        self._pieces = find_hidden(self.text)
+        self._pieces = find_characters_to_escape(self.text)
         self._starts = []
         moved = 0
         for piece in self._pieces:
@@ -196,7 +196,7 @@ class EscapedText:
         first, last = self._place(start), self._place(end)
         return None if first is None or last is None else (first, last)
 
-    def restore_edit(self, new: str, start: int, end: int) -> str:
+    def restore_escapes_in_edit(self, new: str, start: int, end: int) -> str:
         """Return ``new`` with the escapes of ``text[start:end]`` restored, so that copied text stays the same."""
         pieces = self._pieces[bisect_left(self._pieces, start, key=_start) : bisect_right(self._pieces, end, key=_end)]
         for escape, original in {piece.shown: self.text[piece.start : piece.end] for piece in pieces}.items():
@@ -222,7 +222,7 @@ def _end(piece: EscapedPiece) -> int:
     return piece.end
 
 
-def escape_controls(text: str) -> str:
+def escape_terminal_controls(text: str) -> str:
     r"""Return ``text`` with escapes for characters that a terminal acts on or hides.
 
     For example ``\n``, ``\x1b``, ``\xff`` and ``\u202e``.

@@ -25,12 +25,11 @@ import pydantic_core
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-from handrail.contract.call import Blob, Result
+from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.schema.validation import format_path
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.schema.argument_validation import format_json_path
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.manifest import find_model_faults
-from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import NO_REQUIREMENTS, Requires
 from handrail.contract.tool.spec import (
     CallMode,
@@ -42,7 +41,8 @@ from handrail.contract.tool.spec import (
     ToolKind,
     ToolSpec,
 )
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.contract.tool.tool_protocol import Tool
 
 # Parameters: a function's signature as a JSON Schema, and the conversion of JSON to its arguments.
 
@@ -53,7 +53,7 @@ _PLACES_OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
 @dataclass(frozen=True, slots=True)
-class SignatureParameters:
+class FunctionParameters:
     """The parameters of a function, as ``@tool`` uses them.
 
     :param adapters: the arguments that are not plain JSON in Python, each with the adapter that builds it
@@ -64,20 +64,20 @@ class SignatureParameters:
     adapters: Mapping[str, pydantic.TypeAdapter[Any]]
 
 
-class _WithoutTitles(GenerateJsonSchema):
+class _UntitledSchemaGenerator(GenerateJsonSchema):
     """A schema generator without titles: a title that repeats a field's name costs tokens and says nothing."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
-def read_parameters(
+def read_function_signature(
     function: Callable[..., Any],
     shown: str,
     descriptions: Mapping[str, str],
     declared: Mapping[str, Any] | None,
     names: Mapping[str, Any],
-) -> SignatureParameters:
+) -> FunctionParameters:
     """Read the signature of ``function``.
 
     :param shown: the function's name for messages
@@ -110,10 +110,10 @@ def read_parameters(
     else:
         _check_declared(declared, taken, shown)
         schema = declared
-    return SignatureParameters(
+    return FunctionParameters(
         schema,
         runtime_name,
-        {name: adapter for name, adapter in adapters.items() if not _is_plain(annotations[name])},
+        {name: adapter for name, adapter in adapters.items() if not _needs_no_conversion(annotations[name])},
     )
 
 
@@ -186,7 +186,8 @@ def _schema(
 ) -> dict[str, Any]:
     try:
         generated, shared = pydantic.TypeAdapter.json_schemas(
-            [(name, "validation", adapter) for name, adapter in adapters.items()], schema_generator=_WithoutTitles
+            [(name, "validation", adapter) for name, adapter in adapters.items()],
+            schema_generator=_UntitledSchemaGenerator,
         )
     except pydantic.errors.PydanticUserError as error:
         raise UsageError(
@@ -212,11 +213,11 @@ def _schema(
     }
     if shared.get("$defs"):
         whole["$defs"] = shared["$defs"]
-    _close(whole)
+    _forbid_unknown_keys(whole)
     return whole
 
 
-def _close(schema: object) -> None:
+def _forbid_unknown_keys(schema: object) -> None:
     """Forbid unknown keys in every model and dataclass that does not allow them, so that none is ignored."""
     if not isinstance(schema, dict):
         return
@@ -225,12 +226,12 @@ def _close(schema: object) -> None:
         node.setdefault("additionalProperties", False)
     for place in _PLACES_OF_MANY:
         for inner in cast("dict[str, object]", node.get(place, {})).values():
-            _close(inner)
+            _forbid_unknown_keys(inner)
     for place in _PLACES_OF_LISTS:
         for inner in cast("list[object]", node.get(place, [])):
-            _close(inner)
-    _close(node.get("items"))
-    _close(node.get("additionalProperties"))
+            _forbid_unknown_keys(inner)
+    _forbid_unknown_keys(node.get("items"))
+    _forbid_unknown_keys(node.get("additionalProperties"))
 
 
 def _check_declared(declared: Mapping[str, Any], taken: Mapping[str, inspect.Parameter], shown: str) -> None:
@@ -250,7 +251,7 @@ def _check_declared(declared: Mapping[str, Any], taken: Mapping[str, inspect.Par
         )
 
 
-def _is_plain(annotation: Any) -> bool:
+def _needs_no_conversion(annotation: Any) -> bool:
     """Return whether JSON's own Python values already match the annotation."""
     try:
         if annotation in _SCALARS or annotation in _CONTAINERS:
@@ -260,11 +261,11 @@ def _is_plain(annotation: Any) -> bool:
     origin = typing.get_origin(annotation)
     inner = typing.get_args(annotation)
     if origin is typing.Annotated:
-        return _is_plain(inner[0]) and all(isinstance(m, (str, FieldInfo)) for m in inner[1:])
+        return _needs_no_conversion(inner[0]) and all(isinstance(m, (str, FieldInfo)) for m in inner[1:])
     if origin is Literal:
         return not any(isinstance(value, (enum.Enum, bytes)) for value in inner)
     if origin is Union or origin is types.UnionType or origin in _CONTAINERS:
-        return all(_is_plain(part) for part in inner)
+        return all(_needs_no_conversion(part) for part in inner)
     return False
 
 
@@ -311,7 +312,7 @@ def read_docstring(text: str | None) -> ParsedDocstring:
             continue
         if match := _REST.match(bare):
             section, entry_indent = None, indent
-            name = _parameter_of(match)
+            name = _documented_parameter(match)
             entry = [] if name is None else found.setdefault(name, [])
             entry.append(match.group(3))
             continue
@@ -326,7 +327,7 @@ def read_docstring(text: str | None) -> ParsedDocstring:
     return _build_docstring(prose, found)
 
 
-def _parameter_of(field: re.Match[str]) -> str | None:
+def _documented_parameter(field: re.Match[str]) -> str | None:
     """Return the parameter of a field such as ``:param int limit:``; None for any other field."""
     words = field.group(2).split()
     return words[-1] if words and field.group(1) in ("param", "parameter", "arg", "argument") else None
@@ -345,7 +346,7 @@ R = TypeVar("R")
 _VERBATIM_OPTIONS = frozenset({dict, list, str, int, float, bool, type(None), Result, Blob})
 
 
-class ToolOptions(TypedDict, total=False):
+class ToolDecoratorOptions(TypedDict, total=False):
     """The options of ``@tool``; :class:`ToolSpec` defines their meanings.
 
     ``id`` defaults to the function's name, ``description`` to the docstring's first paragraph, ``documentation`` to
@@ -393,7 +394,7 @@ class FunctionTool(Tool, Generic[P, R]):
     :ivar takes_runtime: whether it has a parameter for the runtime
     """
 
-    def __init__(self, function: Callable[P, R], spec: ToolSpec, parameters: SignatureParameters) -> None:
+    def __init__(self, function: Callable[P, R], spec: ToolSpec, parameters: FunctionParameters) -> None:
         self.spec = spec
         self.function = function
         self.blocking = not _is_async(function)
@@ -415,8 +416,8 @@ class FunctionTool(Tool, Generic[P, R]):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if self.blocking:
-            return await asyncio.to_thread(self.run_blocking, args, runtime)
-        return self.to_json(await self.start_call(args, runtime))
+            return await asyncio.to_thread(self.run_in_current_thread, args, runtime)
+        return self.return_value_to_json(await self.start_call(args, runtime))
 
     def start_call(self, args: dict[str, Any], runtime: Runtime | None) -> Coroutine[Any, Any, Any]:
         """Return the function's coroutine, for callers that await it and pass its value to :meth:`finished`.
@@ -427,16 +428,16 @@ class FunctionTool(Tool, Generic[P, R]):
         """
         return self._target(**self._prepare_call(args, runtime))
 
-    def to_json(self, returned: object) -> object:
+    def return_value_to_json(self, returned: object) -> object:
         """Convert the function's return value to JSON values."""
         return returned if type(returned) in _VERBATIM_OPTIONS else _jsonable(returned, self.spec.id)
 
-    def run_blocking(self, args: dict[str, Any], runtime: Runtime | None) -> object:
+    def run_in_current_thread(self, args: dict[str, Any], runtime: Runtime | None) -> object:
         """Run the whole call in the current thread, for callers with their own threads.
 
         Only for a :attr:`blocking` function.
         """
-        return self.to_json(self._target(**self._prepare_call(args, runtime)))
+        return self.return_value_to_json(self._target(**self._prepare_call(args, runtime)))
 
     def _prepare_call(self, args: dict[str, Any], runtime: Runtime | None) -> dict[str, Any]:
         if self._adapters:
@@ -453,7 +454,7 @@ class FunctionTool(Tool, Generic[P, R]):
                 value = adapter.validate_json(json.dumps(args[name]), strict=True)
             except pydantic.ValidationError as error:
                 problems += [
-                    f"{format_path((name, *fault['loc']))}: {fault['msg']}"
+                    f"{format_json_path((name, *fault['loc']))}: {fault['msg']}"
                     for fault in error.errors(include_input=False)
                 ]
             else:
@@ -466,8 +467,8 @@ class FunctionTool(Tool, Generic[P, R]):
 @overload
 def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
 @overload
-def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
-def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
+def tool(**options: Unpack[ToolDecoratorOptions]) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolDecoratorOptions]) -> Any:
     """Make a tool of a typed function, bare (``@tool``) or with options (``@tool(side_effect="read")``).
 
     :raises UsageError: when the function or an option cannot be used; the text says what to write instead
@@ -485,14 +486,20 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
     return decorate
 
 
-def _make_tool(function: Callable[..., Any], options: ToolOptions, names: Mapping[str, Any]) -> FunctionTool[..., Any]:
+def _make_tool(
+    function: Callable[..., Any], options: ToolDecoratorOptions, names: Mapping[str, Any]
+) -> FunctionTool[..., Any]:
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"@tool is for functions, not for {function!r}; a class must be a subclass of handrail.Tool")
     shown = getattr(function, "__qualname__", repr(function))
     for option in options:
-        if option not in ToolOptions.__annotations__:
-            close = nearest_names(option, ToolOptions.__annotations__)
-            hint = f"did you mean {close[0]!r}?" if close else f"available: {', '.join(ToolOptions.__annotations__)}"
+        if option not in ToolDecoratorOptions.__annotations__:
+            close = nearest_names(option, ToolDecoratorOptions.__annotations__)
+            hint = (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"available: {', '.join(ToolDecoratorOptions.__annotations__)}"
+            )
             raise UsageError(f"@tool on {shown}: unknown option {option!r}; {hint}")
     _check_steps(function, shown, stateful=options.get("mode") == "stateful")
     documented = read_docstring(unwrap_function(function).__doc__)
@@ -504,7 +511,7 @@ def _make_tool(function: Callable[..., Any], options: ToolOptions, names: Mappin
     tool_id = options.get("id") or getattr(function, "__name__", "")
     if not tool_id or tool_id == "<lambda>":
         raise UsageError(f"@tool on {shown}: the function has no name; write @tool(id=…)")
-    parameters = read_parameters(function, shown, documented.parameters, options.get("parameters"), names)
+    parameters = read_function_signature(function, shown, documented.parameters, options.get("parameters"), names)
     given = {name: value for name, value in options.items() if name in _PLAIN_OPTIONS}
     spec = ToolSpec(
         id=tool_id,
@@ -520,7 +527,7 @@ def _make_tool(function: Callable[..., Any], options: ToolOptions, names: Mappin
     return FunctionTool(function, spec, parameters)
 
 
-_PLAIN_OPTIONS = frozenset(ToolOptions.__annotations__) - {
+_PLAIN_OPTIONS = frozenset(ToolDecoratorOptions.__annotations__) - {
     "id",
     "description",
     "parameters",
@@ -541,7 +548,7 @@ def _requires(given: Requires | Mapping[str, Any] | None, shown: str) -> Require
         try:
             found = find_model_faults(Requires, given)
         except TypeError:  # it contains a value that is not JSON
-            found = {format_path(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
+            found = {format_json_path(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
         faults = "; ".join(f"{place}: {problem}".removeprefix(": ") for place, problem in found.items())
         raise UsageError(f"@tool on {shown}: requires is invalid: {faults}") from None
 
@@ -583,11 +590,11 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def is_generator_tool(tool: Tool) -> bool:
-    """Return whether the tool is an async generator, which :func:`iterate_steps` iterates."""
+    """Return whether the tool is an async generator, which :func:`iterate_generator_steps` iterates."""
     return _is_async_generator(tool.function if isinstance(tool, FunctionTool) else tool.execute)
 
 
-def iterate_steps(tool: Tool, arguments: dict[str, Any], runtime: Runtime) -> AsyncGenerator[object, Any]:
+def iterate_generator_steps(tool: Tool, arguments: dict[str, Any], runtime: Runtime) -> AsyncGenerator[object, Any]:
     """Return the steps of one call of a tool that :func:`is_generator_tool`. None of it has run yet."""
     begun: Any = (
         tool.start_call(arguments, runtime) if isinstance(tool, FunctionTool) else tool.execute(arguments, runtime)

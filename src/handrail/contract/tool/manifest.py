@@ -16,12 +16,12 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.schema.validation import format_path
-from handrail.contract.text.json_text import InvalidJsonText, json_type, parse_object
-from handrail.contract.tool.names import nearest_names
+from handrail.contract.schema.argument_validation import format_json_path
+from handrail.contract.text.strict_json import InvalidJsonText, json_type_name, parse_object
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import FIELDS, ConfigKey, LockSpec, ToolSpec, find_spec_faults
-from handrail.contract.tool.tool import check_spec
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.contract.tool.tool_protocol import check_spec
 
 # Checks of an untrusted JSON-like mapping by a model: every fault with its place, and the sound part.
 #
@@ -46,18 +46,18 @@ def find_model_faults(
         model.model_validate_json(json.dumps(data), strict=True)
     except pydantic.ValidationError as error:
         return {
-            format_path((*prefix, *_without_tags(fault["loc"]))): _text(dict(fault), model, missing or {})
+            format_json_path((*prefix, *_strip_union_tags(fault["loc"]))): _text(dict(fault), model, missing or {})
             for fault in error.errors()
         }
     return {}
 
 
-def _without_tags(location: Location) -> Location:
+def _strip_union_tags(location: Location) -> Location:
     """Return the location without the names of a union's members, which do not occur in the data."""
     return tuple(part for part in location if not (isinstance(part, str) and part[:1] == "<"))
 
 
-def drop_faulty_parts(
+def repair_faulty_data(
     model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping[str, object] | None = None
 ) -> Any:
     """Return ``data`` with faulty places filled or left out, so that one fault does not hide another.
@@ -76,7 +76,7 @@ def drop_faulty_parts(
                 return rest
             # One fault of each item: the others may disappear with it, and the next round shows them.
             for location in {_list_item(location): location for location in reversed(found)}.values():
-                _remove_at(rest, location, (fillers or {}).get(str(location[0]), "-"))
+                _remove_faulty_value(rest, location, (fillers or {}).get(str(location[0]), "-"))
         else:
             return rest
 
@@ -97,14 +97,14 @@ def _text(fault: Mapping[str, Any], model: type[BaseModel], missing: Mapping[Loc
     if fault["type"] == "missing":
         return missing.get(location, "is missing")
     if fault["type"] == "extra_forbidden":
-        return describe_unknown_key(str(location[-1]), _fields_at(model, location[:-1]))
+        return describe_unknown_key(str(location[-1]), _allowed_keys_at(model, location[:-1]))
     value = repr(fault["input"])
     shown = value if len(value) <= 80 else f"{value[:79]}…"
     message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
     return message if message.startswith(shown) else f"is {shown}; {message}"
 
 
-def _fields_at(model: type[BaseModel], location: Location) -> Mapping[str, object]:
+def _allowed_keys_at(model: type[BaseModel], location: Location) -> Mapping[str, object]:
     """Return the keys that are allowed at ``location``, through lists, mappings and unions of models."""
     annotation: object = model
     for part in location:
@@ -121,7 +121,7 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models_in(inner)
 
 
-def _remove_at(view: dict[str, Any], location: Location, filler: object) -> None:
+def _remove_faulty_value(view: dict[str, Any], location: Location, filler: object) -> None:
     """Remove the value at ``location``, or its parent if it has none.
 
     A list keeps its numbering if it can.
@@ -160,7 +160,7 @@ class _ManifestView(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class ConfigView(_ManifestView):
+class DeclaredSettingView(_ManifestView):
     """A setting that a tool declares in its manifest."""
 
     description: str
@@ -206,7 +206,7 @@ class LlmView(_ManifestView):
 _AS_JSON: Mapping[Any, Any] = {
     Mapping[str, Any]: dict[str, Any],
     Mapping[str, str]: dict[str, str],
-    Mapping[str, ConfigKey]: dict[str, ConfigView],
+    Mapping[str, ConfigKey]: dict[str, DeclaredSettingView],
     tuple[LockSpec, ...]: tuple[Lock, ...],
 }
 """The type in a manifest by the type in a spec. All others are the same in both."""
@@ -236,7 +236,7 @@ class RuntimeView(_SpecFields):
     """
 
     requires: Requires = Requires()
-    config: dict[str, ConfigView] = Field(default_factory=dict[str, ConfigView])
+    config: dict[str, DeclaredSettingView] = Field(default_factory=dict[str, DeclaredSettingView])
     network: bool | None = None
 
     @pydantic.field_validator("network")
@@ -313,17 +313,17 @@ def _read_part_by_part(data: Mapping[str, Any]) -> tuple[ToolSpec, dict[str, str
     views: dict[str, dict[str, Any]] = {}
     for key in data:
         if key not in ToolManifest.model_fields:
-            faults[format_path([key])] = describe_unknown_key(key, ToolManifest.model_fields)
+            faults[format_json_path([key])] = describe_unknown_key(key, ToolManifest.model_fields)
     for name, model in (("llm", LlmView), ("runtime", RuntimeView)):
         view = data.get(name, {} if name == "runtime" else None)
         if isinstance(view, dict):
             views[name] = _with_one_name(cast("dict[str, Any]", view), name, faults)
             faults.update(find_model_faults(model, views[name], (name,), _MISSING))
         elif name in data:
-            faults[name] = f"is a JSON {json_type(view)}; expected an object"
+            faults[name] = f"is a JSON {json_type_name(view)}; expected an object"
         else:
             faults[name] = "is missing; expected an object with name, description and parameters"
-    return _sound_part(views), faults
+    return _repair_manifest_views(views), faults
 
 
 def _with_one_name(view: dict[str, Any], name: str, faults: dict[str, str]) -> dict[str, Any]:
@@ -338,11 +338,11 @@ def _with_one_name(view: dict[str, Any], name: str, faults: dict[str, str]) -> d
     return view
 
 
-def _sound_part(views: Mapping[str, dict[str, Any]]) -> ToolSpec:
+def _repair_manifest_views(views: Mapping[str, dict[str, Any]]) -> ToolSpec:
     """Return the manifest with faulty places filled or left out, so that one fault does not hide another."""
     llm: dict[str, Any] = {"name": "unnamed", "description": "-", "parameters": {"type": "object"}}
-    llm |= drop_faulty_parts(LlmView, views.get("llm", {}))
-    runtime = drop_faulty_parts(RuntimeView, views.get("runtime", {}), _FILLERS)
+    llm |= repair_faulty_data(LlmView, views.get("llm", {}))
+    runtime = repair_faulty_data(RuntimeView, views.get("runtime", {}), _FILLERS)
     return ToolManifest.model_validate_json(json.dumps({"llm": llm, "runtime": runtime}), strict=True).spec()
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from handrail.contract.schema.validation import compile_schema
-from handrail.contract.tool.names import nearest_names
+from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 _COUNT = {"type": "integer", "minimum": 1}
 _DOMAINS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1_000}
@@ -30,7 +30,7 @@ _DETAIL = {"enum": ["low", "medium", "high"]}
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderSupport:
+class ProviderToolSupport:
     """The form of a provider tool at one provider.
 
     :param type: its name in the list of tools
@@ -44,7 +44,7 @@ class ProviderSupport:
     name: str = ""
     models: str | None = None
 
-    def problems(self, given: Mapping[str, Any]) -> list[str]:
+    def find_option_problems(self, given: Mapping[str, Any]) -> list[str]:
         """Return the problems of the given options; empty if they are valid."""
         found = compile_schema({"type": "object", "properties": self.options}).list_problems(dict(given))
         if not found and "allowed_domains" in given and "blocked_domains" in given:
@@ -56,11 +56,11 @@ class ProviderSupport:
 class ProviderToolInfo:
     """One provider tool.
 
-    :param support: by the name of a provider's API (:data:`handrail.catalog.dialects.DIALECTS`)
+    :param support: by the name of a provider's API (:data:`handrail.catalog.provider_dialects.DIALECTS`)
     """
 
     description: str
-    support: Mapping[str, ProviderSupport]
+    support: Mapping[str, ProviderToolSupport]
 
 
 _SITES = {"allowed_domains": _DOMAINS, "blocked_domains": _DOMAINS}
@@ -77,19 +77,19 @@ PROVIDER_TOOLS: Mapping[str, ProviderToolInfo] = MappingProxyType(
         "web_search": ProviderToolInfo(
             "Search the web and return the results with their sources.",
             {
-                "anthropic": ProviderSupport(
+                "anthropic": ProviderToolSupport(
                     "web_search_20250305",
                     {"max_uses": _COUNT, **_SITES, "user_location": _PLACE},
                     name="web_search",
                 ),
-                "openai-chat": ProviderSupport("web_search", _SEARCH, models="search"),
-                "openai-responses": ProviderSupport("web_search", {**_SEARCH, "allowed_domains": _DOMAINS}),
+                "openai-chat": ProviderToolSupport("web_search", _SEARCH, models="search"),
+                "openai-responses": ProviderToolSupport("web_search", {**_SEARCH, "allowed_domains": _DOMAINS}),
             },
         ),
         "web_fetch": ProviderToolInfo(
             "Fetch a page or document that the conversation names, and return its text.",
             {
-                "anthropic": ProviderSupport(
+                "anthropic": ProviderToolSupport(
                     "web_fetch_20250910",
                     {"max_uses": _COUNT, "max_content_tokens": _COUNT, **_SITES},
                     name="web_fetch",
@@ -99,12 +99,12 @@ PROVIDER_TOOLS: Mapping[str, ProviderToolInfo] = MappingProxyType(
         "code_execution": ProviderToolInfo(
             "Run code in a container of the provider, without access to the workspace.",
             {
-                "anthropic": ProviderSupport("code_execution_20250825", {}, name="code_execution"),
-                "openai-responses": ProviderSupport("code_interpreter", {}),
+                "anthropic": ProviderToolSupport("code_execution_20250825", {}, name="code_execution"),
+                "openai-responses": ProviderToolSupport("code_interpreter", {}),
             },
         ),
         "image_generation": ProviderToolInfo(
-            "Create or edit an image.", {"openai-responses": ProviderSupport("image_generation", _IMAGE)}
+            "Create or edit an image.", {"openai-responses": ProviderToolSupport("image_generation", _IMAGE)}
         ),
     }
 )
@@ -133,7 +133,7 @@ def provider_tool_id(name: str) -> str:
     return f"native.{name}"
 
 
-def chosen_support(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def providers_offered_tool(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the providers that are offered the tool, each with its options.
 
     If no provider is named, all that have the tool are offered it.
@@ -159,7 +159,7 @@ def faults_in_provider_tools(chosen: ProviderToolOptions) -> Iterator[tuple[tupl
                     f"{name} is not available from {provider[:80]!r}; the providers with it are {there}",
                 )
                 continue
-            for problem in support.problems(options):
+            for problem in support.find_option_problems(options):
                 yield (name, provider), problem
 
 
@@ -171,7 +171,7 @@ def make_provider_tool_spec(name: str, chosen: Mapping[str, Mapping[str, Any]]) 
         side_effect="external",
         locks=(),
         category="native",
-        provider_support=chosen_support(name, chosen),
+        provider_support=providers_offered_tool(name, chosen),
     )
 
 

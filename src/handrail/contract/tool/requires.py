@@ -16,14 +16,20 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handrail.contract.text.hosts import HostPattern, fault_in_host, grant_covers, parse_host, parse_host_pattern
-from handrail.contract.text.patterns import (
-    any_path_source,
-    escape_pattern,
+from handrail.contract.text.glob_patterns import (
+    any_path_glob_source,
+    compile_path_glob,
+    escape_as_pattern,
     fault_in_pattern,
     has_wildcard,
     literal_prefix,
-    path_regex,
+)
+from handrail.contract.text.host_names import (
+    HostPattern,
+    fault_in_host_pattern,
+    grant_covers_host,
+    parse_host,
+    parse_host_pattern,
 )
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
@@ -82,19 +88,19 @@ class NetRequires(_FrozenModel):
     hosts: tuple[str, ...] = ()
 
 
-class AnyArgument(_FrozenModel):
+class AnyArgumentPattern(_FrozenModel):
     """A pattern that matches any one argument."""
 
     wildcard: Literal[True]
 
 
-class PrefixArgument(_FrozenModel):
+class PrefixArgumentPattern(_FrozenModel):
     """A pattern that matches one argument that starts with ``prefix``."""
 
     prefix: Annotated[str, Field(min_length=1)]
 
 
-ArgumentPattern = str | AnyArgument | PrefixArgument
+ArgumentPattern = str | AnyArgumentPattern | PrefixArgumentPattern
 
 
 class ShellRequires(_FrozenModel):
@@ -117,7 +123,7 @@ class ShellRequires(_FrozenModel):
         return len(argv) - 1 == len(self.args) and all(
             argument == want
             if isinstance(want, str)
-            else isinstance(want, AnyArgument) or argument.startswith(want.prefix)
+            else isinstance(want, AnyArgumentPattern) or argument.startswith(want.prefix)
             for want, argument in zip(self.args, argv[1:], strict=True)
         )
 
@@ -137,7 +143,7 @@ class Requires(_FrozenModel):
             for index, pattern in enumerate(patterns):
                 found += [(f"requires.{name}[{index}]", problem) for problem in _faults_in_path(pattern)]
         for index, host in enumerate(self.net.hosts):
-            if problem := fault_in_host(host):
+            if problem := fault_in_host_pattern(host):
                 found.append((f"requires.net.hosts[{index}]", problem))
         for index, name in enumerate(self.capabilities):
             if name not in NAMED_CAPABILITIES:
@@ -178,7 +184,7 @@ class PathVariables:
     output: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
 
-    def values_of(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
+    def folders_of_variable(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
         """Return the folders of a variable."""
         workspace = (*self.workspace, *self.readable) if reading else self.workspace
         every = {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data, "output": self.output}
@@ -203,13 +209,13 @@ class CapabilitySet:
 
     layers: tuple[CapabilityLayer, ...] = field(default=())
 
-    def narrow(self, *layers: CapabilityLayer) -> CapabilitySet:
+    def with_layers(self, *layers: CapabilityLayer) -> CapabilitySet:
         """Return the set with further layers."""
         return CapabilitySet((*self.layers, *layers))
 
     def without_hosts(self) -> CapabilitySet:
         """Return the set without any host."""
-        if not self.may_use("net.fetch"):
+        if not self.may_allow_any_target("net.fetch"):
             return self
         return CapabilitySet(tuple(replace(layer, hosts=()) for layer in self.layers))
 
@@ -217,7 +223,7 @@ class CapabilitySet:
         """Return the set without writable paths and hosts."""
         return CapabilitySet(tuple(replace(layer, fs_write=(), hosts=()) for layer in self.layers))
 
-    def refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> CapabilityLayer | None:
+    def find_refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> CapabilityLayer | None:
         """Return the first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""
         if not self.layers:
             return CapabilityLayer("nothing")
@@ -228,9 +234,9 @@ class CapabilitySet:
 
     def allows(self, capability: Capability, target: str | Sequence[str]) -> bool:
         """Return whether every layer covers ``target``."""
-        return self.refusing_layer(capability, target) is None
+        return self.find_refusing_layer(capability, target) is None
 
-    def make_test(self, capability: Literal["fs.read", "fs.write", "net.fetch"]) -> Callable[[str], object]:
+    def make_coverage_test(self, capability: Literal["fs.read", "fs.write", "net.fetch"]) -> Callable[[str], object]:
         """Return a fast form of :meth:`allows` for many paths or hosts.
 
         Check a false answer again with :meth:`allows`. A layer that has all the patterns of another one is left out,
@@ -244,7 +250,7 @@ class CapabilitySet:
             if capability == "net.fetch":
                 hosts = [[parse_host_pattern(pattern) for pattern in some] for some in least]
                 return lambda host: _every_covers(hosts, host)
-            tests = [re.compile(any_path_source(sorted(some)) + r"\Z", re.DOTALL).match for some in least]
+            tests = [re.compile(any_path_glob_source(sorted(some)) + r"\Z", re.DOTALL).match for some in least]
         except ValueError:
             return _allow_nothing  # a fault in a pattern shows where each is asked by itself
         return tests[0] if len(tests) == 1 else lambda path: all(test(path) is not None for test in tests)
@@ -253,7 +259,7 @@ class CapabilitySet:
         """Return whether every layer has the named capability ``name``."""
         return bool(self.layers) and all(name in layer.capabilities for layer in self.layers)
 
-    def may_use(self, capability: Capability) -> bool:
+    def may_allow_any_target(self, capability: Capability) -> bool:
         """Return whether any target at all could be allowed in every layer, by declarations alone."""
         return bool(self.layers) and all(bool(_patterns(layer, capability)) for layer in self.layers)
 
@@ -329,9 +335,9 @@ def _expand_patterns(patterns: Iterable[str], variables: PathVariables, *, readi
             continue
         match = _VARIABLE.match(pattern)
         name = match.group(1) if match else "workspace"
-        roots = ("/",) if pattern.startswith("/") else variables.values_of(name, reading=reading)
+        roots = ("/",) if pattern.startswith("/") else variables.folders_of_variable(name, reading=reading)
         tail = [part for part in pattern[match.end() if match else 0 :].split("/") if part not in ("", ".")]
-        found += ["/".join((escape_pattern(root.rstrip("/")), *tail)) or "/" for root in roots]
+        found += ["/".join((escape_as_pattern(root.rstrip("/")), *tail)) or "/" for root in roots]
     return tuple(dict.fromkeys(found))
 
 
@@ -361,9 +367,9 @@ def _covers(layer: CapabilityLayer, capability: Capability, target: str | Sequen
         return any(s.allows(argv) for s in layer.shell)
     assert isinstance(target, str)
     if capability == "net.fetch":
-        return any(grant_covers(h, target) for h in layer.hosts)
+        return any(grant_covers_host(h, target) for h in layer.hosts)
     for pattern in layer.fs_read if capability == "fs.read" else layer.fs_write:
-        if path_regex(pattern).match(target) is not None:
+        if compile_path_glob(pattern).match(target) is not None:
             return True
     return False
 
@@ -379,7 +385,7 @@ def _every_covers(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
         return False
     for patterns in layers:
         for pattern in patterns:
-            if pattern.covers(host):
+            if pattern.covers_as_grant(host):
                 break
         else:
             return False

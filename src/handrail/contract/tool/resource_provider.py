@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
-from handrail.contract.services.resources import SOURCE_PREFIX, ResourceListing, SourceRequest
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.services.resource_services import SOURCE_PREFIX, ResourceListing, SourceRequest
+from handrail.contract.services.tool_runtime import Runtime
 
 
 class ResourceProvider(ResourceListing, Protocol):
     """The resources and prompts of one source, and the methods to get them.
 
     It accepts the names and URIs that it lists. It returns MCP's results as plain data, with binary parts as
-    :class:`~handrail.contract.call.Blob`.
+    :class:`~handrail.contract.calls_and_results.Blob`.
     """
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
@@ -52,7 +52,7 @@ class ResourceProvider(ResourceListing, Protocol):
 
 
 @runtime_checkable
-class PollableProvider(Protocol):
+class PollableResourceProvider(Protocol):
     """A provider that does not report changes itself, so the kernel polls it.
 
     The kernel polls when it reloads sources, and regularly while a subscription exists.
@@ -70,7 +70,7 @@ class PollableProvider(Protocol):
         ...
 
 
-def find_provider(
+def find_resource_provider(
     offerings: Sequence[ResourceProvider], request: SourceRequest, named: object
 ) -> tuple[ResourceProvider, str] | None:
     """Find the provider that has the named resource or prompt, and its name for it.

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, get_origi
 
 from pydantic_core import to_json
 
-from handrail.contract.tool.names import fault_in_id, wire_name
 from handrail.contract.tool.requires import CAPABILITIES, NO_REQUIREMENTS, Requires
+from handrail.contract.tool.tool_ids_and_wire_names import fault_in_id, wire_name
 
 # Stateful tools: one call opens a state, later calls take steps of it, and one closes it.
 #
@@ -33,7 +33,7 @@ StateEnd = Literal["done", "closed", "expired", "failed", "timeout", "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
-class StateArguments:
+class ToolSessionArguments:
     """The arguments of a built-in tool that continues the tool session of another call.
 
     :param argument: the argument with the id of the tool session
@@ -127,11 +127,11 @@ class LockSpec:
         return LockSpec(resource, mode)
 
     @property
-    def arguments(self) -> tuple[str, ...]:
+    def argument_names(self) -> tuple[str, ...]:
         """The argument names that the template needs."""
-        return placeholders(self.resource)
+        return template_argument_names(self.resource)
 
-    def fill(self, arguments: Mapping[str, Any]) -> str:
+    def fill_resource(self, arguments: Mapping[str, Any]) -> str:
         """Return the text of the resource for these arguments. The arbiter makes paths canonical."""
         return fill_template(self.resource, arguments)
 
@@ -166,7 +166,7 @@ class ToolSpec:
     locks: tuple[LockSpec, ...] | None = None
     """None: not declared, so ``workspace:S`` for reads and ``workspace:X`` otherwise. ``()``: no locks."""
     targets: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Capability to argument template, ``{"fs.read": "{path}"}``; see :func:`inferred_targets`."""
+    """Capability to argument template, ``{"fs.read": "{path}"}``; see :func:`infer_targets`."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     timeout_argument: str | None = None
     """The argument, in milliseconds, with which a caller may shorten ``timeout_ms``."""
@@ -234,7 +234,7 @@ class ToolSpec:
     @property
     def effective_targets(self) -> Mapping[str, str]:
         """The declared targets, or those inferred from the parameters."""
-        return self.targets or inferred_targets(self.parameters, self.side_effect)
+        return self.targets or infer_targets(self.parameters, self.side_effect)
 
     def llm_view(self) -> dict[str, Any]:
         """Return everything that goes into a model's tools parameter, built from a closed list."""
@@ -274,10 +274,10 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 _RUNTIME_VIEW = tuple(f.name for f in fields(ToolSpec) if f.name not in _LLM_VIEW)
 
 
-def inferred_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, str]:
+def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, str]:
     """Infer targets from ``format: path | host | command`` of top-level string parameters."""
     found: dict[str, str] = {}
-    for name, schema in properties_of(parameters).items():
+    for name, schema in object_properties_of(parameters).items():
         declared = schema.get("format")
         capability = (
             ("fs.read" if side_effect == "read" else "fs.write")
@@ -289,7 +289,7 @@ def inferred_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> 
     return found
 
 
-def properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def object_properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the top-level properties that are objects."""
     properties: Any = parameters.get("properties")
     if not isinstance(properties, Mapping):
@@ -301,18 +301,18 @@ def properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]
     }
 
 
-def branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def schema_branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alternatives and parts of a schema that are written in it."""
-    found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in list_members(schema.get(keyword))]
+    found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in members_or_nothing(schema.get(keyword))]
     return [cast("Mapping[str, Any]", one) for one in found if isinstance(one, Mapping)]
 
 
-def list_members(value: object) -> Sequence[object]:
+def members_or_nothing(value: object) -> Sequence[object]:
     """Return the members of a list; nothing for any other value."""
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
-def placeholders(template: str) -> tuple[str, ...]:
+def template_argument_names(template: str) -> tuple[str, ...]:
     """Return the argument names in ``{name}`` or seed-style ``<name>`` of a template."""
     return tuple(a or b for a, b in _PLACEHOLDER.findall(template))
 
@@ -344,13 +344,13 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     told = {"llm.description": spec.description, "llm.parameters": spec.parameters}
     told |= {f"runtime.{name}": getattr(spec, name) for name in MODEL_TEXT_FIELDS}
     for place, value in told.items():
-        if value and (problem := _find_unseen(value)):
+        if value and (problem := _find_invisible_character(value)):
             found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.find_faults()]
     for place, choices in _CHOICES.items():  # Python does not enforce a Literal
         if (chosen := getattr(spec, place)) not in choices:
             found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
-    known = properties_of(spec.parameters)
+    known = object_properties_of(spec.parameters)
     for field_name in ("locks", "locks_background"):
         declared: Sequence[LockSpec] = getattr(spec, field_name) or ()
         for index, lock in enumerate(declared):
@@ -359,7 +359,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
                     f"runtime.{field_name}[{index}]",
                     f"{lock} names the unknown parameter {name!r}",
                 )
-                for name in lock.arguments
+                for name in lock.argument_names
                 if name not in known
             ]
     if (argument := spec.background_argument) is not None and known.get(argument, {}).get("type") != "boolean":
@@ -377,7 +377,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
             found.append(
                 (f"runtime.targets.{capability}", f"is not a capability; available: {', '.join(CAPABILITIES)}")
             )
-        for name in placeholders(template):
+        for name in template_argument_names(template):
             if name not in known:
                 found.append(
                     (
@@ -446,7 +446,7 @@ def _is_plain_ascii(value: object) -> bool:
     return b"\\" not in text or _CONTROL_IN_JSON.search(text) is None
 
 
-def _find_unseen(value: object) -> str | None:
+def _find_invisible_character(value: object) -> str | None:
     """Return the problem with the first character that people would not see, or see differently.
 
     Such a text could say something to the model that no user has approved.
@@ -466,9 +466,9 @@ def _find_unseen(value: object) -> str | None:
         elif isinstance(one, (list, tuple)):
             rest += cast("Sequence[Any]", one)
         elif isinstance(one, str) and not (one.isascii() and one.isprintable()):
-            from handrail.contract.text.neutralisation import find_hidden
+            from handrail.contract.text.neutralisation import find_characters_to_escape
 
-            for piece in find_hidden(one):
+            for piece in find_characters_to_escape(one):
                 if piece.kind in ("control", "invisible", "direction"):
                     return f"contains {piece.shown}, which a model reads and people do not see; remove it"
     return None

@@ -14,8 +14,22 @@ from typing import Any, cast
 from acp import schema
 from acp.exceptions import RequestError
 
-from handrail.agent.conversation import OpenExchange, restore_conversation
-from handrail.agent.events import (
+from handrail.agent.agent_loop import Agent
+from handrail.agent.conversation import UnansweredExchange, restore_conversation
+from handrail.agent.model_protocol import (
+    AssistantMessage,
+    CallResultsMessage,
+    HistoryCallPart,
+    Message,
+    Model,
+    TextPart,
+    UserMessage,
+    detect_picture_types,
+    load_stored_pictures,
+    make_user_message,
+    takes_pictures,
+)
+from handrail.agent.run_events import (
     CallAnswered,
     NotificationsDelivered,
     ReplyInterrupted,
@@ -23,28 +37,14 @@ from handrail.agent.events import (
     RunOutcome,
     TextDelta,
 )
-from handrail.agent.loop import Agent
-from handrail.agent.model import (
-    AssistantMessage,
-    CallPart,
-    Message,
-    Model,
-    ResultsMessage,
-    TextPart,
-    UserMessage,
-    check_pictures,
-    load_pictures,
-    make_user_message,
-    takes_pictures,
-)
-from handrail.contract.call import Blob, Result
+from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.contract.modes import Mode
-from handrail.contract.services.memory import SkillInfo
-from handrail.contract.session import Session
-from handrail.frontends.acp import call_format
-from handrail.frontends.acp.updates import UpdateSender
-from handrail.policy.rules.definitions import MODE_DESCRIPTIONS, MODES, parse_mode
+from handrail.contract.permission_modes import Mode
+from handrail.contract.services.history_and_skill_services import SkillInfo
+from handrail.contract.session_protocols import Session
+from handrail.frontends.acp import editor_call_format
+from handrail.frontends.acp.editor_updates import UpdateSender
+from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS, MODES, parse_mode
 
 # The options of the user at an editor: the mode, the model, and a skill by a slash command.
 
@@ -56,7 +56,7 @@ _COMMAND = re.compile(r"\s*/([^\s/]+)(?:\s+(.*))?", re.DOTALL)
 Option = schema.SessionConfigOptionSelect | schema.SessionConfigOptionBoolean
 
 
-def config_options(mode: Mode, model: str, models: Sequence[str]) -> list[Option]:
+def make_config_options(mode: Mode, model: str, models: Sequence[str]) -> list[Option]:
     """Return all options with their current values, in the protocol's form.
 
     :param models: the available models; with fewer than two the option is left out
@@ -85,7 +85,7 @@ def _select_option(
     )
 
 
-def slash_commands(skills: Sequence[SkillInfo]) -> schema.AvailableCommandsUpdate:
+def list_slash_commands(skills: Sequence[SkillInfo]) -> schema.AvailableCommandsUpdate:
     """Return the slash commands: compaction, and the skills with their origin.
 
     A skill with the name of another command is left out.
@@ -118,7 +118,7 @@ def is_compact_command(task: str) -> bool:
     return task.strip() == f"/{COMPACT}"
 
 
-def name_picked_skill(task: str, session: Session) -> str:
+def expand_skill_command(task: str, session: Session) -> str:
     """Return the task for the model. If it begins with a skill's command, it names the skill.
 
     The model reads the skill with its tool, under the usual rules and labels. So text of a workspace never becomes text of
@@ -182,14 +182,16 @@ class EditorSession:
         except ValueError as error:
             raise RequestError(INVALID_PARAMS, str(error)) from None
         self.session.set_mode(self.mode)
-        self.updates.queue(schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=self.mode))
+        self.updates.queue_update(
+            schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=self.mode)
+        )
         self._send_options()
 
     # ── options ──────────────────────────────────────────────────────────────────────────────────
 
     @property
     def options(self) -> list[Option]:
-        return config_options(self.mode, self.model_name, self.models)
+        return make_config_options(self.mode, self.model_name, self.models)
 
     async def set_option(self, option: str, value: str | bool) -> None:
         """Set an option of the session.
@@ -220,15 +222,15 @@ class EditorSession:
 
     def _send_options(self) -> None:
         update = schema.ConfigOptionUpdate(session_update="config_option_update", config_options=self.options)
-        self.updates.queue(update)
+        self.updates.queue_update(update)
 
-    def send_commands(self) -> None:
+    def send_slash_commands(self) -> None:
         """Send the slash commands that the user can pick."""
-        self.updates.queue(slash_commands(self.session.skills if self.updates.has_tool("skill") else ()))
+        self.updates.queue_update(list_slash_commands(self.session.skills if self.updates.has_tool("skill") else ()))
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
-    async def prompt(self, task: str, pictures: Sequence[Blob] = ()) -> schema.PromptResponse:
+    async def run_prompt(self, task: str, pictures: Sequence[Blob] = ()) -> schema.PromptResponse:
         """Let the agent work on ``task``, and send its text and calls to the editor meanwhile.
 
         :param pictures: images of the user's prompt
@@ -244,7 +246,7 @@ class EditorSession:
             )
         self._is_cancelled = False
         compacts = is_compact_command(task) and not pictures
-        work = self._compact() if compacts else self._run_task(name_picked_skill(task, self.session), pictures)
+        work = self._compact() if compacts else self._run_task(expand_skill_command(task, self.session), pictures)
         running = self._running = asyncio.create_task(work)
         running.add_done_callback(self._on_prompt_done)
         return await asyncio.shield(running)  # the SDK cancels its handlers when the client disconnects
@@ -254,7 +256,7 @@ class EditorSession:
         if not task.cancelled():
             task.exception()  # mark it as retrieved, because the client may have disconnected
 
-    def cancel(self) -> None:
+    def cancel_prompt(self) -> None:
         """Cancel the prompt: stop and answer every running call. The prompt ends as ``cancelled``."""
         if self._running is not None:
             self._is_cancelled = True
@@ -264,7 +266,7 @@ class EditorSession:
         """Compact the conversation, and report the result to the user."""
         try:
             self._send_startup_notes()
-            self.updates.send_text(str(await self.agent.compact()))
+            self.updates.send_text_piece(str(await self.agent.compact()))
             return schema.PromptResponse(stop_reason="end_turn")
         except HandrailError as error:
             if self._is_cancelled:
@@ -272,7 +274,7 @@ class EditorSession:
             raise RequestError(INTERNAL_ERROR, str(error)) from None
         finally:
             self.updates.complete_subagent_calls()
-            await self.updates.flush()
+            await self.updates.wait_until_delivered()
 
     async def _run_task(self, task: str, pictures: Sequence[Blob]) -> schema.PromptResponse:
         outcome: RunOutcome | None = None
@@ -284,15 +286,17 @@ class EditorSession:
                     async for event in events:
                         match event:
                             case TextDelta(text):
-                                self.updates.send_text(text)
+                                self.updates.send_text_piece(text)
                             case CallAnswered(_, _, answer):
                                 self.updates.show_answer(answer)
                             case ReplyInterrupted(reason, again):
-                                self.updates.send_text(
+                                self.updates.send_text_piece(
                                     f"\n\n[The reply was cut off: {reason}{'; retrying' if again else ''}]\n\n"
                                 )
                             case NotificationsDelivered(notices):
-                                self.updates.send_thought("".join(f"[{one.source}: {one.text}]\n" for one in notices))
+                                self.updates.send_notification_thought(
+                                    "".join(f"[{one.source}: {one.text}]\n" for one in notices)
+                                )
                             case RunFinished():
                                 outcome = event.outcome
                             case _:
@@ -304,11 +308,11 @@ class EditorSession:
             raise RequestError(INTERNAL_ERROR, str(error)) from None
         finally:
             self.updates.complete_subagent_calls()
-            await self.updates.flush()
+            await self.updates.wait_until_delivered()
 
     def _send_startup_notes(self) -> None:
         for remark in self.startup_notes:
-            self.updates.send_text(f"{remark}\n\n")
+            self.updates.send_text_piece(f"{remark}\n\n")
         self.startup_notes.clear()
 
     def _response(self, outcome: RunOutcome | None) -> schema.PromptResponse:
@@ -317,28 +321,28 @@ class EditorSession:
         if outcome.status == "failed":
             raise RequestError(INTERNAL_ERROR, outcome.detail or "The model returned no complete reply.")
         if outcome.status not in ("answered", "cancelled"):
-            self.updates.send_text(f"\n\n[{outcome.detail}]")
+            self.updates.send_text_piece(f"\n\n[{outcome.detail}]")
         if outcome.status == "awaiting_approval":
-            self.updates.send_text(" Answer with `handrail approve`, then send another prompt.")
+            self.updates.send_text_piece(" Answer with `handrail approve`, then send another prompt.")
         reason = "cancelled" if self._is_leaving else _stop_reason(outcome)
         return schema.PromptResponse(stop_reason=reason, usage=_usage(outcome))
 
     # ── earlier messages ─────────────────────────────────────────────────────────────────────────
 
-    async def replay(self) -> None:
+    async def replay_conversation(self) -> None:
         """Send the client the whole conversation, with the calls that still wait.
 
         :raises HandrailError: if the conversation cannot be read, or not all of it can be sent
         """
         history = self.session.history
-        found = restore_conversation([] if history is None else await history.read())
-        messages = found.messages if history is None else await load_pictures(found.messages, history)
+        found = restore_conversation([] if history is None else await history.read_stored_messages())
+        messages = found.messages if history is None else await load_stored_pictures(found.messages, history)
         plan = await self._replay_messages(messages)
         if found.open is not None:
             self._replay_open_exchange(found.open)
-        if (update := call_format.plan_update(plan)) is not None:
-            self.updates.queue(update)
-        await self.updates.flush()
+        if (update := editor_call_format.make_plan_update(plan)) is not None:
+            self.updates.queue_update(update)
+        await self.updates.wait_until_delivered()
         if (failure := self.updates.failure) is not None:
             raise UsageError(f"Could not send part of the conversation: {type(failure).__name__}: {failure}.")
         if self.updates.is_closed:
@@ -347,7 +351,7 @@ class EditorSession:
     async def _replay_messages(self, messages: Sequence[Message]) -> object:
         """Send the client earlier messages, and return the last todo list among them."""
         plan: object = None
-        calls: dict[str, tuple[str, CallPart]] = {}
+        calls: dict[str, tuple[str, HistoryCallPart]] = {}
         for number, message in enumerate(messages):
             match message:
                 case UserMessage(text, pictures):
@@ -358,20 +362,22 @@ class EditorSession:
                     calls = self._replay_reply(
                         message, [f"{self.session.id}/past-{number}.{n}" for n in range(len(message.calls))]
                     )
-                case ResultsMessage(results):
+                case CallResultsMessage(results):
                     for result in results:
                         if (known := calls.get(result.wire_id)) is not None:
                             plan = self._replay_result(*known, result.text, failed=result.is_error) or plan
-            await self.updates.flush()
+            await self.updates.wait_until_delivered()
         return plan
 
-    def _replay_reply(self, message: AssistantMessage, call_ids: Sequence[str]) -> dict[str, tuple[str, CallPart]]:
+    def _replay_reply(
+        self, message: AssistantMessage, call_ids: Sequence[str]
+    ) -> dict[str, tuple[str, HistoryCallPart]]:
         ids = iter(call_ids)
-        calls: dict[str, tuple[str, CallPart]] = {}
+        calls: dict[str, tuple[str, HistoryCallPart]] = {}
         for part in message.parts:
             if isinstance(part, TextPart):
-                self.updates.send_text(part.text)
-            elif isinstance(part, CallPart):
+                self.updates.send_text_piece(part.text)
+            elif isinstance(part, HistoryCallPart):
                 calls[part.wire_id] = (next(ids), part)
                 self.updates.show_call(calls[part.wire_id][0], self._tool_id_of(part.name), part.arguments)
         return calls
@@ -379,13 +385,13 @@ class EditorSession:
     def _tool_id_of(self, name: str) -> str:
         return self.updates.tool_id_of(name)
 
-    def _replay_open_exchange(self, exchange: OpenExchange) -> None:
+    def _replay_open_exchange(self, exchange: UnansweredExchange) -> None:
         calls = self._replay_reply(exchange.message, exchange.call_ids)
         for result in exchange.results.values():
             if (known := calls.get(result.wire_id)) is not None:
                 self._replay_result(*known, result.text, failed=result.is_error)
 
-    def _replay_result(self, call_id: str, call: CallPart, text: str, *, failed: bool) -> object:
+    def _replay_result(self, call_id: str, call: HistoryCallPart, text: str, *, failed: bool) -> object:
         """Show the result of a call, and return the todo list if the call changed it."""
         try:
             wire: Any = json.loads(text)
@@ -411,7 +417,7 @@ class EditorSession:
         try:
             await self.session.suspend()
         finally:
-            await self.updates.flush()
+            await self.updates.wait_until_delivered()
             await self.updates.aclose()
 
     @property
@@ -419,7 +425,7 @@ class EditorSession:
         """Whether sub-agents still work with its models."""
         return any(agent.subagents.is_busy for agent, _ in self._all_agents())
 
-    async def close_models(self) -> None:
+    async def close_unused_models(self) -> None:
         """Close its models when no sub-agent works with them."""
         async with AsyncExitStack() as closing:
             for agent, model in self._all_agents():
@@ -463,7 +469,7 @@ Block = (
 )
 
 
-def read_prompt(blocks: Sequence[Block]) -> tuple[str, list[Blob]]:
+def parse_prompt_blocks(blocks: Sequence[Block]) -> tuple[str, list[Blob]]:
     """Return a prompt as one text, and its images.
 
     Embedded resources are in the text as data, with their URI.
@@ -501,7 +507,7 @@ def read_prompt(blocks: Sequence[Block]) -> tuple[str, list[Blob]]:
             f"The prompt has {len(task):,} characters. The limit is {MAX_PROMPT_CHARACTERS:,}. Name a file instead.",
         )
     try:
-        return task, check_pictures(pictures)
+        return task, detect_picture_types(pictures)
     except UsageError as error:
         raise RequestError(INVALID_PARAMS, str(error)) from None
 

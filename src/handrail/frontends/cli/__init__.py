@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the ``handrail`` program. The kernel is loaded only when a command needs it."""
-    from handrail.origins.search_path import remove_current_folder
+    from handrail.origins.search_path_cleanup import remove_current_folder
 
     remove_current_folder()
     import gc
@@ -13,8 +13,8 @@ def main() -> None:
 
     # Loaded modules stay in memory, and repeated collections over them took an eighth of the time of a call.
     gc.set_threshold(25_000, 10, 10)
-    from handrail.frontends.cli.app import run
+    from handrail.frontends.cli.command_group import run_command_line
 
-    code = run(sys.argv[1:])
+    code = run_command_line(sys.argv[1:])
     gc.freeze()
     sys.exit(code)

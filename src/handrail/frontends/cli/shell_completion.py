@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from handrail.frontends.cli.output import to_one_line
+from handrail.frontends.cli.terminal_output import to_one_line
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -24,12 +24,12 @@ _SEARCHED_RECORDS = 50_000
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete folders. The shell does the work."""
     return [CompletionItem(incomplete, type="dir")]
 
 
-def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -55,14 +55,14 @@ def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
     tools: dict[str, Any] = {}
     with _log(ctx) as connection:
         if connection is not None:
-            from handrail.record.chain import SALT_BYTES
-            from handrail.store.encoding import decode
+            from handrail.record.hash_chain import SALT_BYTES
+            from handrail.store.json_fallback_encoding import decode_any_json
 
             newest = (
                 "SELECT body FROM record WHERE kind = 'generation' AND body IS NOT NULL ORDER BY sequence DESC LIMIT 1"
             )
             row = connection.execute(newest).fetchone()
-            tools = decode(row[0][SALT_BYTES:])["tools"] if row is not None else {}
+            tools = decode_any_json(row[0][SALT_BYTES:])["tools"] if row is not None else {}
     if tools:
         yield from sorted(tool for tool, about in tools.items() if not about.get("unavailable"))
     else:
@@ -126,7 +126,7 @@ def _agents(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     from pathlib import Path
 
     from handrail.config import default_config_folder
-    from handrail.registry.agents import find_agents
+    from handrail.registry.agent_folders import find_agents
 
     given = ctx.params.get("config")
     folder = default_config_folder() if given is None else Path(given).absolute().parent
@@ -135,8 +135,8 @@ def _agents(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def _state_keys(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    from handrail.store.folders import find_state_root
-    from handrail.store.inventory import list_stored_state
+    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_inventory import list_stored_state
 
     for kept in list_stored_state(find_state_root(ctx.params.get("state"))):
         yield kept.key, _one_line(None if kept.workspace is None else str(kept.workspace))
@@ -157,7 +157,7 @@ agents = _completer(_agents)
 def _log(ctx: click.Context) -> Generator[Connection | None]:
     """Open the log of the workspace in the options so far, or yield None without a log."""
     from handrail.store.database.workspace_database import open_reader
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
 
     given = ctx.params
     found = locate_folders(given.get("workspace") or ".", given.get("state"), allow_home=bool(given.get("allow_home")))

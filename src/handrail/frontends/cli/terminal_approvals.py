@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalChoice, ApprovalRequest
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.contract.services.runtime import UserQuestion
-from handrail.frontends.cli.output import escape_invisible, print_note_block, print_prompt, to_one_line
+from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.frontends.cli.terminal_output import escape_invisible, print_note_block, print_prompt, to_one_line
 
 # The effect of an edit on the current file, for the user who approves it. Nothing is written.
 
@@ -24,7 +24,7 @@ MAX_PREVIEW_BYTES = 4 * 1024 * 1024
 _EDITS = frozenset({"edit", "write", "file.patch"})
 
 
-async def preview_edit(request: ApprovalRequest, workspace: str) -> str | None:
+async def preview_edit_diff(request: ApprovalRequest, workspace: str) -> str | None:
     """Return the diff of an edit, the reason why it would fail now, or None for other calls.
 
     A long diff is cut, with the number of left-out lines. The request shows the arguments in full.
@@ -43,10 +43,10 @@ async def preview_edit(request: ApprovalRequest, workspace: str) -> str | None:
 
 async def _read_current(path: str, workspace: str) -> bytes | None:
     """Return the content of a file, found as the tools find it, or None if it does not exist."""
-    from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-    from handrail.runtime.files.roots import SessionRoots
+    from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+    from handrail.runtime.files.session_roots import SessionRoots
 
-    files = RootedFiles(SessionRoots(workspace), SeenFiles(), lambda _capability, _target: None)
+    files = RootedFiles(SessionRoots(workspace), SeenFileHashes(), lambda _capability, _target: None)
     try:
         await files.stat(path)
     except ToolError as error:
@@ -61,23 +61,35 @@ async def _read_current(path: str, workspace: str) -> bytes | None:
 
 
 def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
-    from handrail.tools.files.editing_tools import blocks_of_operations, replace_text
-    from handrail.tools.files.text_edits import blocks_between, blocks_of_spans, decode_bytes, make_diff, split_lines
+    from handrail.tools.files.editing_tools import convert_patch_operations, replace_exact_text
+    from handrail.tools.files.lines_and_diffs import (
+        compute_line_replacements,
+        decode_bytes_losslessly,
+        find_replaced_lines,
+        make_diff_of_replacements,
+        split_lines,
+    )
 
     if tool_id == "write":
-        lines = split_lines(decode_bytes(before or b""))
-        blocks = blocks_between(lines, split_lines(arguments["content"]))
-        return make_diff(path, lines, blocks, created=before is None).text or "The file would not change."
+        lines = split_lines(decode_bytes_losslessly(before or b""))
+        blocks = compute_line_replacements(lines, split_lines(arguments["content"]))
+        return (
+            make_diff_of_replacements(path, lines, blocks, created=before is None).text or "The file would not change."
+        )
     if before is None:
         raise ToolError(f"The file {path} does not exist.", kind="invalid_input")
-    text = decode_bytes(before)
+    text = decode_bytes_losslessly(before)
     if tool_id == "edit":
         replace_all = bool(arguments.get("replace_all", False))
-        done = replace_text(path, text, arguments["old"], arguments["new"], replace_all=replace_all)
+        done = replace_exact_text(path, text, arguments["old"], arguments["new"], replace_all=replace_all)
         if done.spans is None:
-            return make_diff(path, split_lines(text), blocks_between(split_lines(text), split_lines(done.text))).text
-        return make_diff(path, split_lines(text), blocks_of_spans(text, done.spans)).text
-    return make_diff(path, split_lines(text), blocks_of_operations(text, arguments["operations"])).text
+            return make_diff_of_replacements(
+                path, split_lines(text), compute_line_replacements(split_lines(text), split_lines(done.text))
+            ).text
+        return make_diff_of_replacements(path, split_lines(text), find_replaced_lines(text, done.spans)).text
+    return make_diff_of_replacements(
+        path, split_lines(text), convert_patch_operations(text, arguments["operations"])
+    ).text
 
 
 _KEYS: dict[str, ApprovalChoice] = {
@@ -96,12 +108,12 @@ _MAX_LINE_BYTES = 64 * 1024
 _MAX_SHOWN_FILES = 20
 
 
-class InputClosed(Exception):
+class TerminalInputClosed(Exception):
     """The input of the terminal has ended."""
 
 
 class TerminalApprovalHandler:
-    """The :class:`~handrail.contract.approvals.ApprovalHandler` on the terminal of this process.
+    """The :class:`~handrail.contract.approval_requests.ApprovalHandler` on the terminal of this process.
 
     Prompts are written to stderr, and stdout is kept for results. Answers are read from stdin on the event loop, so a
     prompt ends at once if its call is stopped. Input from before a prompt is discarded, so that the user cannot approve an
@@ -121,12 +133,12 @@ class TerminalApprovalHandler:
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         async with self._turn:
-            changes = None if self._workspace is None else await preview_edit(request, self._workspace)
+            changes = None if self._workspace is None else await preview_edit_diff(request, self._workspace)
             self._forget_input()
-            _print_lines("", *request_lines(request, changes), "", *_choice_lines(request))
+            _print_lines("", *format_request_lines(request, changes), "", *_choice_lines(request))
             try:
                 return await self._read_decision(request)
-            except InputClosed:
+            except TerminalInputClosed:
                 _print_lines("", "Rejected: the input of the terminal has ended.")
                 return ApprovalAnswer("reject", "The user did not answer: the input of the terminal has ended.")
             except asyncio.CancelledError:
@@ -153,7 +165,7 @@ class TerminalApprovalHandler:
             self._forget_input()
             answers: list[list[str]] = []
             for question in questions:
-                _print_lines("", *question_lines(question))
+                _print_lines("", *format_question_lines(question))
                 try:
                     chosen = await self._read_choice(question)
                     if chosen is None:
@@ -162,7 +174,7 @@ class TerminalApprovalHandler:
                 except asyncio.CancelledError:
                     _print_lines("", "  The question no longer needs an answer here.")
                     raise
-                except InputClosed:
+                except TerminalInputClosed:
                     _print_lines("", "Not answered: the input of the terminal has ended.")
                     ended = "The user did not answer: the input of the terminal has ended. Continue without the answer."
                     raise ToolError(ended, kind="unavailable") from None
@@ -209,7 +221,7 @@ class TerminalApprovalHandler:
             except OSError:  # the terminal was closed
                 read = b""
             if not read or len(self._unread) > _MAX_LINE_BYTES:
-                raise InputClosed
+                raise TerminalInputClosed
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode(errors="replace")
@@ -240,7 +252,7 @@ def _is_offered(request: ApprovalRequest, choice: ApprovalChoice) -> bool:
     return choice != "reject-always" or request.suggested_deny is not None
 
 
-def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
+def format_request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
     """Return the full text of a request: the tool, the reason, every argument, and the diff of an edit."""
     name = f"{request.id}  " if request.id else ""
     lines = [
@@ -250,13 +262,13 @@ def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[
     ]
     for name, value in request.arguments.items():
         lines += _argument_lines(to_one_line(name), value)
-    lines += file_lines(request)
+    lines += format_program_files(request)
     if changes is not None:
         lines += ["  changes to the current file:", *(f"  │ {part}" for part in escape_invisible(changes).split("\n"))]
     return lines
 
 
-def file_lines(request: ApprovalRequest) -> list[str]:
+def format_program_files(request: ApprovalRequest) -> list[str]:
     """Return the files that the call runs, up to a limit, and the effect of a stored rule on them."""
     if not request.files:
         return []
@@ -296,7 +308,7 @@ def parse_changed_arguments(text: str | bytes) -> dict[str, Any]:
 
     :raises ValueError: if they are not a JSON object; the text is a full sentence
     """
-    from handrail.contract.text.json_text import InvalidJsonText, parse_arguments
+    from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments
 
     try:
         return parse_arguments(text)
@@ -316,7 +328,7 @@ def _argument_lines(name: str, value: Any) -> list[str]:
     return [f"  {name}: {escape_invisible(text)}"]
 
 
-def question_lines(question: UserQuestion) -> list[str]:
+def format_question_lines(question: UserQuestion) -> list[str]:
     head = f"{to_one_line(question.header)}: " if question.header else ""
     lines = [
         line if number == 0 else f"│ {line}"

@@ -20,10 +20,10 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from handrail.contract.call import CallAnswer, Event
+from handrail.contract.calls_and_results import CallAnswer, Event
 from handrail.contract.errors import ToolError
-from handrail.contract.schema.validation import InvalidSchema, compile_schema
-from handrail.contract.services.client import ClientMethod, ClientRequest
+from handrail.contract.schema.argument_validation import InvalidSchema, compile_schema
+from handrail.contract.services.client_services import ClientMethod, ClientRequest
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -44,7 +44,7 @@ DETACH_EVENT = Event("log", "", "", "", 0)
 
 
 @dataclass(slots=True)
-class OpenRequest:
+class OpenClientRequest:
     """A request that a client has open for a call.
 
     :param log_level: the lowest log level that is sent, as an index into :data:`LOG_LEVELS`; the length of the list sends none
@@ -60,7 +60,7 @@ class OpenRequest:
 
     def supports_request(self, method: ClientMethod, params: Mapping[str, Any]) -> bool:
         """Return whether the client declared that it answers such requests."""
-        return not missing_capability(self.context.session.client_capabilities, method, params)
+        return not find_missing_capability(self.context.session.client_capabilities, method, params)
 
     @property
     def accepts_tasks(self) -> bool:
@@ -69,7 +69,7 @@ class OpenRequest:
         return self.is_stateless and declared is not None and TASKS_EXTENSION in (declared.extensions or {})
 
 
-def missing_capability(
+def find_missing_capability(
     declared: types.ClientCapabilities | None, method: ClientMethod, params: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Return the undeclared capability that a client needs for a request, or None if it declared it."""
@@ -98,7 +98,7 @@ def _supports_elicitation(declared: types.ElicitationCapability | None, mode: st
 
 
 @dataclass(slots=True, eq=False)
-class _RequestGroup:
+class _ClientRequestGroup:
     """Requests to the client that were made together and wait for answers.
 
     :param asks: the unanswered requests: the client's key to the caller's key and the request
@@ -109,7 +109,7 @@ class _RequestGroup:
     answers: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
 
-class ClientCall:
+class McpClientCall:
     """One call of a client, with its progress and its requests to the client, on one event loop.
 
     :param call_id: the ID of the call
@@ -118,9 +118,9 @@ class ClientCall:
 
     def __init__(self, call_id: str, given: Mapping[str, Any] | None = None) -> None:
         self.call_id = call_id
-        self.request: OpenRequest | None = None
+        self.request: OpenClientRequest | None = None
         """The open request; None while the call is held."""
-        self.last_request: OpenRequest | None = None
+        self.last_request: OpenClientRequest | None = None
         """The last open request."""
         self.task: asyncio.Task[CallAnswer] | None = None
         self.missing_capabilities: dict[ClientMethod, dict[str, Any]] = {}
@@ -136,7 +136,7 @@ class ClientCall:
         self._is_abandoned = False
         """Whether the client did not send its next request in time."""
         self._early_answers = dict(given or {})
-        self._groups: list[_RequestGroup] = []
+        self._groups: list[_ClientRequestGroup] = []
         self._used_keys: set[str] = set()
         """All keys that were sent to the client. A key is never used twice."""
         self._outbox: deque[Event] = deque()
@@ -154,12 +154,12 @@ class ClientCall:
         self.task = asyncio.create_task(call)
         self.task.add_done_callback(lambda _: self._wake.set())
 
-    def stop(self) -> None:
+    def cancel_call(self) -> None:
         """Cancel the call."""
         if self.task is not None:
             self.task.cancel()
 
-    async def report_until_answered(self, request: OpenRequest) -> CallAnswer | dict[str, ClientRequest]:
+    async def send_events_until_answered(self, request: OpenClientRequest) -> CallAnswer | dict[str, ClientRequest]:
         """Send the client the events of the call until it has an answer.
 
         In the stateless version, also return if the call has questions, with the questions. If this is cancelled, the call is stopped.
@@ -173,18 +173,18 @@ class ClientCall:
                     await self._send_event(request, self._outbox.popleft())
                 if self.task.done():
                     return self.task.result()
-                if request.is_stateless and (asked := self.pending_requests()):
+                if request.is_stateless and (asked := self.list_unanswered_requests()):
                     return asked
                 await self._wake.wait()
         except asyncio.CancelledError:
-            self.stop()
+            self.cancel_call()
             raise
         finally:
             self.request = None
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
-    def add_event(self, event: Event) -> None:
+    def queue_call_event(self, event: Event) -> None:
         """Queue an event of the call for the client."""
         if event.kind == "progress" and isinstance(message := event.data.get("message"), str) and message:
             self.status_message = message
@@ -197,7 +197,7 @@ class ClientCall:
             self._outbox.append(event)
             self._wake.set()
 
-    async def _send_event(self, request: OpenRequest, event: Event) -> None:
+    async def _send_event(self, request: OpenClientRequest, event: Event) -> None:
         if event is DETACH_EVENT:
             self._is_detaching = False
             if request.context.close_sse_stream is not None:
@@ -238,7 +238,7 @@ class ClientCall:
         """Return whether the client answers such requests, as its last request declared."""
         if self.last_request is None or self._is_abandoned:
             return False
-        lacks = missing_capability(self.last_request.context.session.client_capabilities, method, params)
+        lacks = find_missing_capability(self.last_request.context.session.client_capabilities, method, params)
         if lacks is not None:
             self.missing_capabilities[method] = lacks
         return lacks is None
@@ -248,7 +248,7 @@ class ClientCall:
     ) -> Mapping[str, Mapping[str, Any]]:
         """Ask the client, and return every answer by its key.
 
-        It follows :meth:`handrail.contract.services.client.ClientHandler.send_requests`.
+        It follows :meth:`handrail.contract.services.client_services.ClientHandler.send_requests`.
 
         :param believed: whether answers count that the client sent before the question
         :raises ToolError: if the client disconnected, does not answer, or sends an invalid answer
@@ -256,19 +256,19 @@ class ClientCall:
         if (line := self.last_request) is None or self._is_abandoned:
             raise ToolError("The client has disconnected. Continue without its answer.", kind="unavailable")
         for ask in requests.values():
-            to_sdk_request(ask)  # an invalid request is an error for the caller and does not reach the client
+            to_sdk_request_model(ask)  # an invalid request is an error for the caller and does not reach the client
         if not line.is_stateless:
             return await self._ask_on_stream(line, requests)
         answers: dict[str, Mapping[str, Any]] = {}
         if believed:
             for key, ask in requests.items():
-                if (given := read_answer(ask, self._early_answers.pop(key, None))) is not None:
+                if (given := parse_client_answer(ask, self._early_answers.pop(key, None))) is not None:
                     answers[key] = given
         left = {key: ask for key, ask in requests.items() if key not in answers}
         return {**answers, **(await self._ask_on_return(left) if left else {})}
 
     async def _ask_on_stream(
-        self, request: OpenRequest, asks: Mapping[str, ClientRequest]
+        self, request: OpenClientRequest, asks: Mapping[str, ClientRequest]
     ) -> Mapping[str, Mapping[str, Any]]:
         """Send all requests at once on the stream of the client's open request."""
         put = {key: asyncio.ensure_future(_send_request(request, ask)) for key, ask in asks.items()}
@@ -297,7 +297,7 @@ class ClientCall:
                 name, number = f"{key}-{number}", number + 1
             named[name] = (key, ask)
             self._used_keys.add(name)
-        group = _RequestGroup(named, asyncio.get_running_loop().create_future())
+        group = _ClientRequestGroup(named, asyncio.get_running_loop().create_future())
         self._groups.append(group)
         self._wake.set()
         self.on_change()
@@ -308,7 +308,7 @@ class ClientCall:
             self.on_change()
         return group.answers
 
-    def pending_requests(self) -> dict[str, ClientRequest]:
+    def list_unanswered_requests(self) -> dict[str, ClientRequest]:
         """Return the unanswered requests by the client's key."""
         return {
             name: ask for group in self._groups if not group.waiting.done() for name, (_, ask) in group.asks.items()
@@ -318,23 +318,23 @@ class ClientCall:
         """Take the client's answers. A request with a missing or invalid answer stays open."""
         for group in self._groups:
             for name, (key, ask) in tuple(group.asks.items()):
-                if (answer := read_answer(ask, given.get(name))) is not None:
+                if (answer := parse_client_answer(ask, given.get(name))) is not None:
                     group.answers[key] = answer
                     del group.asks[name]
             if not group.asks and not group.waiting.done():
                 group.waiting.set_result(None)
         self.on_change()
 
-    def become_task(self) -> None:
+    def continue_as_task(self) -> None:
         """Continue the call as a task, without an open request."""
         self.is_task = True
         self._outbox.clear()
 
-    def mark_seen(self, request: OpenRequest) -> None:
+    def mark_task_seen(self, request: OpenClientRequest) -> None:
         """Record that the client requested the state of the task, also after it was abandoned."""
         self.last_request, self._is_abandoned = request, False
 
-    def abandon(self) -> None:
+    def fail_client_requests(self) -> None:
         """Fail the open and all further requests to the client, because it sent no request in time."""
         self._is_abandoned = True
         for group in self._groups:
@@ -342,7 +342,7 @@ class ClientCall:
                 text = "The client did not send an answer in time. Continue without it."
                 group.waiting.set_exception(ToolError(text, kind="unavailable"))
 
-    def detach(self) -> None:
+    def close_client_stream(self) -> None:
         """Close the client's stream after the queued events, if the client can resume it for the rest."""
         if not self._is_detaching:
             self._is_detaching = True
@@ -350,7 +350,7 @@ class ClientCall:
             self._wake.set()
 
 
-def read_answer(ask: ClientRequest, given: object) -> Mapping[str, Any] | None:
+def parse_client_answer(ask: ClientRequest, given: object) -> Mapping[str, Any] | None:
     """Return a client's answer in MCP's form, or None if it is invalid."""
     if not isinstance(given, Mapping):
         return None
@@ -383,14 +383,14 @@ def _answer_model(ask: ClientRequest) -> type[types.Result]:
     return _ANSWER_MODELS[ask.method]
 
 
-async def _send_request(request: OpenRequest, ask: ClientRequest) -> Mapping[str, Any]:
+async def _send_request(request: OpenClientRequest, ask: ClientRequest) -> Mapping[str, Any]:
     """Send one request to a client of a handshake version, on the stream of its open request."""
     related = ServerMessageMetadata(related_request_id=request.context.request_id)
-    answer = await request.context.session.send_request(to_sdk_request(ask), _answer_model(ask), metadata=related)
+    answer = await request.context.session.send_request(to_sdk_request_model(ask), _answer_model(ask), metadata=related)
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def to_sdk_request(ask: ClientRequest) -> Any:
+def to_sdk_request_model(ask: ClientRequest) -> Any:
     """Return the request as a model of the SDK.
 
     :raises ToolError: ``invalid_input`` if the parameters do not match the method

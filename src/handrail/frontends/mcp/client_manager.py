@@ -24,18 +24,18 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from handrail.frontends.mcp.client import FORM_METHOD, ConnectedClient
-from handrail.frontends.mcp.client_call import ClientCall, missing_capability
-from handrail.frontends.mcp.resources import OutputResources, SkillPrompts
-from handrail.frontends.mcp.tools import McpFrontendSettings
+from handrail.frontends.mcp.client_call import McpClientCall, find_missing_capability
+from handrail.frontends.mcp.client_resources import CallOutputResources, SkillPrompts
+from handrail.frontends.mcp.connected_client import FORM_METHOD, ConnectedMcpClient
+from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 
 if TYPE_CHECKING:
     from mcp.server.connection import Connection
     from mcp.server.context import ServerRequestContext
     from mcp.server.session import ServerSession
 
-    from handrail.frontends.mcp.client import ConnectedClient
-    from handrail.kernel.kernel import Kernel
+    from handrail.frontends.mcp.connected_client import ConnectedMcpClient
+    from handrail.kernel.kernel_interface import Kernel
 
 
 # The listings that a client received, and the notifications to it when they change.
@@ -44,7 +44,7 @@ MAX_SUBSCRIPTIONS = 1_000
 """Maximum number of resources that one client can subscribe to."""
 
 
-class ClientState:
+class McpClientState:
     """One client with its listings, outputs, skills and subscriptions.
 
     It compares each listing with the one last sent, and notifies the client of changes.
@@ -54,13 +54,13 @@ class ClientState:
     """
 
     def __init__(
-        self, kernel: Kernel, spawn: Callable[[Coroutine[Any, Any, Any]], None], client: ConnectedClient
+        self, kernel: Kernel, spawn: Callable[[Coroutine[Any, Any, Any]], None], client: ConnectedMcpClient
     ) -> None:
         """:param spawn: runs a coroutine in a task that ends with the server"""
         self.client = client
         self.is_disconnected = False
         self.log_level = 1
-        self.outputs = OutputResources(kernel, client)
+        self.outputs = CallOutputResources(kernel, client)
         self.skills = SkillPrompts(kernel, client)
         self.subscription_counts: dict[str, int] = {}
         """Resource URI to the number of its subscriptions."""
@@ -83,15 +83,15 @@ class ClientState:
         """Whether the client has no open stream of change notifications."""
         return not self.listener_count
 
-    def attach(self, client: ServerSession) -> None:
+    def attach_sdk_session(self, client: ServerSession) -> None:
         """Use this SDK session for notifications to a client of a handshake version."""
         self._server_session = client
 
-    def close(self) -> None:
+    def end_subscriptions(self) -> None:
         """End the subscriptions."""
         self.listen.close()
 
-    def track_listing(self, what: str, shown: Callable[[], Sequence[object]]) -> None:
+    def notify_of_listing_changes(self, what: str, shown: Callable[[], Sequence[object]]) -> None:
         """Notify the client from now on when the tools, resources or prompts in this listing change.
 
         :param what: ``tools``, ``resources`` or ``prompts``
@@ -100,7 +100,7 @@ class ClientState:
         self._current_listings[what] = shown
         self._sent_listings[what] = shown()
 
-    def subscribe(self, uri: str) -> bool:
+    def add_subscription(self, uri: str) -> bool:
         """Add a subscription, and return whether it is the first for this resource.
 
         :raises MCPError: if the client has too many subscriptions
@@ -111,7 +111,7 @@ class ClientState:
         self.subscription_counts[uri] = self.subscription_counts.get(uri, 0) + 1
         return self.subscription_counts[uri] == 1
 
-    def unsubscribe(self, uri: str) -> bool:
+    def remove_subscription(self, uri: str) -> bool:
         """Remove a subscription, and return whether it was the last for this resource."""
         left = self.subscription_counts.get(uri, 0) - 1
         if left > 0:
@@ -119,7 +119,7 @@ class ClientState:
             return False
         return self.subscription_counts.pop(uri, None) is not None
 
-    def may_have_changed(self) -> bool:
+    def may_listing_have_changed(self) -> bool:
         """Return whether a listing may have changed since the last check.
 
         The check is cheap because it runs after each call.
@@ -132,9 +132,9 @@ class ClientState:
         """Schedule a comparison of the listings."""
         if not self._check_scheduled and self._current_listings:
             self._check_scheduled = True
-            self._spawn(self.notify_changes())
+            self._spawn(self.notify_listing_changes())
 
-    async def notify_changes(self) -> None:
+    async def notify_listing_changes(self) -> None:
         """Notify the client of each listing that has changed."""
         self._check_scheduled = False
         for what, shown in self._current_listings.items():
@@ -185,7 +185,7 @@ class _AnonymousClient:
     """The identity of a client that cannot be recognized in a further request."""
 
 
-class ClientManager:
+class McpClientManager:
     """The clients of one server, with their sessions and their held calls."""
 
     def __init__(self, kernel: Kernel, settings: McpFrontendSettings, *, over_http: bool = False) -> None:
@@ -193,19 +193,19 @@ class ClientManager:
         self.settings = settings
         self._over_http = over_http
         """Over HTTP, several clients may come without credentials. Over stdio there is one client."""
-        self._stateless_clients: dict[tuple[Any, bool], ClientState] = {}
+        self._stateless_clients: dict[tuple[Any, bool], McpClientState] = {}
         """The clients of the stateless version, by their identity (:meth:`_who`) and whether they answer forms."""
         self._last_used: dict[tuple[Any, bool], float] = {}
-        self._clients: set[ClientState] = set()
-        self._clients_by_connection: dict[str, ClientState] = {}
+        self._clients: set[McpClientState] = set()
+        self._clients_by_connection: dict[str, McpClientState] = {}
         """The HTTP clients of handshake versions, by connection ID."""
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._held_calls: dict[str, tuple[ConnectedClient, asyncio.TimerHandle]] = {}
+        self._held_calls: dict[str, tuple[ConnectedMcpClient, asyncio.TimerHandle]] = {}
         self._closed = False
 
     @property
-    def clients(self) -> frozenset[ClientState]:
+    def clients(self) -> frozenset[McpClientState]:
         """The connected clients."""
         return frozenset(self._clients)
 
@@ -227,7 +227,7 @@ class ClientManager:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn_server_task(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run ``work`` in a task that is cancelled when the server ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -238,7 +238,7 @@ class ClientManager:
     @asynccontextmanager
     async def use_client(
         self, context: ServerRequestContext[Any], state: str | None = None
-    ) -> AsyncGenerator[ClientState]:
+    ) -> AsyncGenerator[McpClientState]:
         """Yield the client of a request, and count it as busy meanwhile.
 
         :param state: the client's state token, which identifies a client without credentials
@@ -258,7 +258,7 @@ class ClientManager:
         A proxy may send the requests of several clients over one connection. If a request has a proxy's header fields, it
         counts as a separate client.
         """
-        who = current_principal()
+        who = get_request_credential()
         if who is not None or not self._over_http:
             return who
         request: Any = context.request
@@ -266,9 +266,9 @@ class ClientManager:
             return _AnonymousClient()
         return request.scope.get("state", {}).get(CONNECTION_KEY) or _AnonymousClient()
 
-    def _client_of_state(self, context: ServerRequestContext[Any], state: str | None) -> ClientState | None:
+    def _client_of_state(self, context: ServerRequestContext[Any], state: str | None) -> McpClientState | None:
         held = self._held_calls.get(state) if state is not None else None
-        if held is None or not held[0].is_shared or current_principal() is not None:
+        if held is None or not held[0].is_shared or get_request_credential() is not None:
             return None
         return next((visit for visit in self._clients if visit.client is held[0]), None)
 
@@ -279,14 +279,14 @@ class ClientManager:
                 visit.is_disconnected = True
                 self._close_if_idle(visit)
 
-    def _close_if_idle(self, client: ClientState) -> None:
+    def _close_if_idle(self, client: McpClientState) -> None:
         if client.client.is_idle and client.has_no_listeners:
             for key in [key for key, one in self._stateless_clients.items() if one is client]:
                 del self._stateless_clients[key]
                 self._last_used.pop(key, None)
-            self.spawn(self.close_client(client))
+            self.spawn_server_task(self.close_client(client))
 
-    async def _find_client(self, context: ServerRequestContext[Any]) -> ClientState:
+    async def _find_client(self, context: ServerRequestContext[Any]) -> McpClientState:
         if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
             key = (self._identify_client(context), self._answers_forms(context))
             if (visit := self._stateless_clients.get(key)) is None:
@@ -303,20 +303,20 @@ class ClientManager:
                     name = connection.session_id or ""
                     self._clients_by_connection[name] = visit
                     connection.exit_stack.callback(lambda: self._on_connection_closed(name, visit))
-        visit.attach(context.session)
+        visit.attach_sdk_session(context.session)
         return visit
 
-    def _on_connection_closed(self, name: str, client: ClientState) -> None:
+    def _on_connection_closed(self, name: str, client: McpClientState) -> None:
         self._clients_by_connection.pop(name, None)
-        self.spawn(self.close_client(client))
+        self.spawn_server_task(self.close_client(client))
 
     def _answers_forms(self, context: ServerRequestContext[Any]) -> bool:
         return (
             not self.settings.headless
-            and missing_capability(context.session.client_capabilities, FORM_METHOD, {}) is None
+            and find_missing_capability(context.session.client_capabilities, FORM_METHOD, {}) is None
         )
 
-    async def _admit_client(self, key: tuple[Any, bool]) -> ClientState:
+    async def _admit_client(self, key: tuple[Any, bool]) -> McpClientState:
         """Open a session for a stateless client that has none.
 
         If the server is full, the longest unused idle client makes room.
@@ -337,29 +337,29 @@ class ClientManager:
                 raise MCPError(INTERNAL_ERROR, f"Too many clients are connected. {limit}")
         for other in over:
             del self._last_used[other]
-            self.spawn(self.close_client(self._stateless_clients.pop(other)))
+            self.spawn_server_task(self.close_client(self._stateless_clients.pop(other)))
         visit = self._stateless_clients[key] = await self._open_client(
-            key[1], shared=self._over_http and current_principal() is None
+            key[1], shared=self._over_http and get_request_credential() is None
         )
         visit.is_disconnected = isinstance(key[0], _AnonymousClient)
         return visit
 
-    async def reopen_client(self, session_id: str, context: ServerRequestContext[Any]) -> ClientState:
+    async def reopen_client(self, session_id: str, context: ServerRequestContext[Any]) -> McpClientState:
         """Open a suspended session again for its unfinished tasks.
 
         :raises HandrailError: if another client has the session open, or it cannot be opened
         """
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        shared = self._over_http and modern and current_principal() is None
+        shared = self._over_http and modern and get_request_credential() is None
         return await self._open_client(self._answers_forms(context), session_id, shared=shared)
 
     async def _open_client(
         self, answers_forms: bool, session_id: str | None = None, *, shared: bool = False
-    ) -> ClientState:
+    ) -> McpClientState:
         if self._closed:
             raise MCPError(INTERNAL_ERROR, "The server is shutting down. Connect again later.")
         serving = self.settings
-        guest = ConnectedClient(
+        guest = ConnectedMcpClient(
             self.kernel.approvals,
             serving.wait_s,
             serving.hold_s,
@@ -368,22 +368,22 @@ class ClientManager:
         guest.is_shared = shared
         attendant = guest if answers_forms else None
         opened = self.kernel.session(session_id, headless=attendant is None, approval_handler=attendant, client=guest)
-        guest.set_session(await opened)
-        visit = ClientState(self.kernel, self.spawn, guest)
+        guest.set_and_watch_session(await opened)
+        visit = McpClientState(self.kernel, self.spawn_server_task, guest)
         self._clients.add(visit)
         return visit
 
-    async def close_client(self, client: ClientState) -> None:
+    async def close_client(self, client: McpClientState) -> None:
         """Stop the calls of a disconnected client, and close its session.
 
         If its tasks can still be requested, the session is suspended instead.
         """
         if client in self._clients:
             self._clients.discard(client)
-            client.close()
+            client.end_subscriptions()
             under_way = tuple(client.client.calls.values())
             for exchange in under_way:
-                exchange.stop()
+                exchange.cancel_call()
             session = client.client.session
             asked_for = any(one.is_task for one in under_way) or time.monotonic() <= client.client.kept_until
             with contextlib.suppress(Exception):  # the log has the reason, and no client is left to notify
@@ -391,7 +391,7 @@ class ClientManager:
 
     # ── held calls, which wait for a further request of their client ─────────────────────────────
 
-    def hold_call(self, client: ConnectedClient, call: ClientCall) -> str:
+    def hold_call_until_request(self, client: ConnectedMcpClient, call: McpClientCall) -> str:
         """Hold a call until its client sends the next request, and return the state token for it.
 
         The token is valid once.
@@ -402,7 +402,7 @@ class ClientManager:
         self._held_calls[state] = (client, timer)
         return state
 
-    def resume_call(self, client: ConnectedClient, state: str) -> ClientCall:
+    def resume_call(self, client: ConnectedMcpClient, state: str) -> McpClientCall:
         """Return the held call that a state token names.
 
         :raises MCPError: if the token is unknown or expired, or belongs to another client
@@ -417,7 +417,7 @@ class ClientManager:
     def _abandon_call(self, state: str) -> None:
         guest, _ = self._held_calls.pop(state)
         exchange = guest.held_calls.pop(state)
-        exchange.abandon()
+        exchange.fail_client_requests()
         guest.end_call(
             exchange
         )  # after its call ends; by then an open approval is stored, and the call can be repeated
@@ -431,7 +431,7 @@ def _connection_of(context: ServerRequestContext[Any]) -> Connection:
     return context.session._connection  # pyright: ignore[reportPrivateUsage]
 
 
-def current_principal() -> tuple[str, str | None, str | None] | None:
+def get_request_credential() -> tuple[str, str | None, str | None] | None:
     """Return the credential of the current request, or None if the server requires no credentials."""
     token = get_access_token()
     return None if token is None else principal_components(token)

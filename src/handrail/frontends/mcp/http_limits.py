@@ -22,7 +22,7 @@ from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, StreamableHTTPServ
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from handrail.frontends.mcp.client_manager import CONNECTION_KEY, current_principal
+from handrail.frontends.mcp.client_manager import CONNECTION_KEY, get_request_credential
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -50,7 +50,7 @@ _FOLDED = re.compile(rb"\n[ \t]")
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
-def find_ambiguity(scope: Scope) -> str | None:
+def find_request_ambiguity(scope: Scope) -> str | None:
     """Return the reason why a request is ambiguous, or None."""
     if not scope["path"].startswith("/"):
         return "Its target is not a path. Expected a path that begins with /."
@@ -76,12 +76,12 @@ class AmbiguousRequestFilter:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (fault := find_ambiguity(scope)) is not None:
-            return await send_refusal(send, 400, f"The request is ambiguous. {fault}")
+        if scope["type"] == "http" and (fault := find_request_ambiguity(scope)) is not None:
+            return await send_http_refusal(send, 400, f"The request is ambiguous. {fault}")
         return await self._app(scope, receive, send)
 
 
-async def send_refusal(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
+async def send_http_refusal(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
     """Answer a request with a JSON-RPC error, and close its connection.
 
     :param receive: the receiver of the rest of the body, which is discarded, within bounds, before the close
@@ -108,7 +108,7 @@ async def _drop_body(receive: Receive) -> None:
                 left -= len(message.get("body", b""))
 
 
-class _StrictParser(h11.Connection):
+class _StrictHttpParser(h11.Connection):
     """An HTTP parser that rejects folded header fields, which parsers join in different ways."""
 
     def next_event(self) -> Any:
@@ -120,7 +120,7 @@ class _StrictParser(h11.Connection):
         return super().next_event()
 
 
-class TimedConnection(H11Protocol):
+class TimedHttpConnection(H11Protocol):
     """One connection, which is closed if a request is not complete in time.
 
     If too many connections are open, the one that has waited longest for a request is closed, else the new one.
@@ -134,7 +134,7 @@ class TimedConnection(H11Protocol):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.conn = _StrictParser(h11.SERVER)
+        self.conn = _StrictHttpParser(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -142,7 +142,7 @@ class TimedConnection(H11Protocol):
         self.began = self.loop.time()
         self._await_next()
         if len(self.connections) > self.most:
-            waiting = (one for one in self.connections if isinstance(one, TimedConnection) and one.is_waiting)
+            waiting = (one for one in self.connections if isinstance(one, TimedHttpConnection) and one.is_waiting)
             min(waiting, key=lambda one: one.began, default=self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -180,7 +180,7 @@ class TimedConnection(H11Protocol):
             self._timer = None
 
 
-def bounded_connection_class(most: int, ended: Callable[[object], object]) -> type[TimedConnection]:
+def make_connection_class(most: int, ended: Callable[[object], object]) -> type[TimedHttpConnection]:
     """Return the connection class for at most ``most`` connections, and half of the process's file limit.
 
     :param ended: called when a connection has ended
@@ -190,7 +190,7 @@ def bounded_connection_class(most: int, ended: Callable[[object], object]) -> ty
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = most if soft == resource.RLIM_INFINITY else max(16, min(most, soft // 2))
-    return type("BoundedConnection", (TimedConnection,), {"most": most, "ended": staticmethod(ended)})
+    return type("BoundedConnection", (TimedHttpConnection,), {"most": most, "ended": staticmethod(ended)})
 
 
 class CredentialRequestLimit:
@@ -202,12 +202,12 @@ class CredentialRequestLimit:
         self._in_flight = Counter[object]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (who := current_principal()) is None:
+        if (who := get_request_credential()) is None:
             return await self._app(scope, receive, send)
         if self._in_flight[who] >= self._most:
             limit = f"The limit is {self._most:,}. Wait until some have ended, or close streams."
             text = f"Too many concurrent requests of this credential. {limit}"
-            return await send_refusal(send, 429, text)
+            return await send_http_refusal(send, 429, text)
         self._in_flight[who] += 1
         try:
             return await self._app(scope, receive, send)
@@ -262,7 +262,7 @@ class HttpSessionManager(StreamableHTTPSessionManager):
         elif len(self._server_instances) >= self._most:
             crowded = list(self._server_instances)
         if crowded is not None:
-            if (leaving := self._least_used(crowded)) is None:
+            if (leaving := self._choose_evicted_session(crowded)) is None:
                 return None
             self._end(leaving)
         made = super()._admit_session(requestor)
@@ -270,7 +270,7 @@ class HttpSessionManager(StreamableHTTPSessionManager):
             self._used[made.mcp_session_id] = time.monotonic()
         return made
 
-    def _least_used(self, crowded: list[str]) -> str | None:
+    def _choose_evicted_session(self, crowded: list[str]) -> str | None:
         """Return the session that makes room: one that was only opened, else the longest unused one."""
 
         def without_work() -> Iterator[str]:

@@ -39,37 +39,37 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from handrail.config.mcp import McpServeSettings, SecretValue
+from handrail.config.mcp_settings import McpServeSettings, PrefixedSecretReference
 from handrail.contract.errors import StartError, UsageError
-from handrail.contract.text.json_text import InvalidJsonText
-from handrail.frontends.mcp.auth import (
-    MIN_TOKEN_LENGTH,
-    AnyTokenVerifier,
-    IntrospectionSettings,
-    IntrospectionVerifier,
-    JwtTokenVerifier,
-    StaticTokenVerifier,
-    check_secure_url,
-    read_tokens,
-    uncheckable_token_response,
-)
-from handrail.frontends.mcp.client_manager import ClientManager, McpFrontendSettings
+from handrail.contract.text.strict_json import InvalidJsonText
+from handrail.frontends.mcp.client_manager import McpClientManager, McpFrontendSettings
 from handrail.frontends.mcp.http_limits import (
     MAX_CONNECTIONS,
     AmbiguousRequestFilter,
     CredentialRequestLimit,
     HttpSessionManager,
-    bounded_connection_class,
-    send_refusal,
+    make_connection_class,
+    send_http_refusal,
 )
-from handrail.frontends.mcp.server import build_server
-from handrail.frontends.mcp.stdio import MAX_MESSAGE_BYTES, check_message_shape
+from handrail.frontends.mcp.mcp_server import build_mcp_server
+from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, check_message_shape
+from handrail.frontends.mcp.token_verifiers import (
+    MIN_TOKEN_LENGTH,
+    AnyTokenVerifier,
+    IntrospectionSettings,
+    IntrospectionTokenVerifier,
+    JwtTokenVerifier,
+    StaticTokenVerifier,
+    answer_uncheckable_token,
+    check_secure_url,
+    read_token_file,
+)
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from handrail.kernel.kernel import Kernel
+    from handrail.kernel.kernel_interface import Kernel
 
 
 # Resumable HTTP streams: the server keeps recent events, so that a client can continue after its connection broke.
@@ -81,7 +81,7 @@ _NO_MESSAGE = 64
 """Bytes that an event without a message counts for."""
 
 
-class EventReplay(EventStore):
+class BoundedEventStore(EventStore):
     """An event store with the last events of all streams, within bounds.
 
     The oldest events are removed first. Event IDs cannot be guessed, because an ID is enough to get the events after it.
@@ -187,7 +187,7 @@ class HttpFrontendSettings:
             _check_origin(origin)
         if scopes and auth_server is None:
             raise UsageError("`--scope` requires `--auth-server`.")
-        tokens = read_tokens(token_file) if token_file is not None else {}
+        tokens = read_token_file(token_file) if token_file is not None else {}
         _add_configured_tokens(tokens, own, secrets)
         asked = _introspection_settings(own, auth_server, secrets)
         found = HttpFrontendSettings(host, port, public_url, tokens, auth_server, scopes, origins, asked)
@@ -215,7 +215,7 @@ class HttpFrontendSettings:
         except ValueError:
             return self.host == "localhost"
 
-    def allowed_hosts_and_origins(self, port: int) -> tuple[list[str], list[str]]:
+    def list_allowed_hosts_and_origins(self, port: int) -> tuple[list[str], list[str]]:
         """Return the hosts and the origins that requests may name."""
         shown = f"[{self.host}]" if ":" in self.host else self.host
         hosts = ["127.0.0.1", "localhost", "[::1]"] if self.is_local else [shown]
@@ -271,7 +271,7 @@ def _add_configured_tokens(tokens: dict[str, str], own: McpServeSettings, secret
         tokens[value] = name
 
 
-def _secret_value(named: SecretValue, secrets: SecretStore, place: str) -> str:
+def _secret_value(named: PrefixedSecretReference, secrets: SecretStore, place: str) -> str:
     """Return the value of a secret.
 
     :raises StartError: if the secret has no value
@@ -320,12 +320,12 @@ async def run_http_server(
     waiting = _bind_socket(settings)
     port = waiting.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    house = ClientManager(kernel, serving, over_http=True)
+    house = McpClientManager(kernel, serving, over_http=True)
     try:
         security = _security_settings(settings, port)
         manager = HttpSessionManager(
-            app=build_server(house),
-            event_store=EventReplay(),
+            app=build_mcp_server(house),
+            event_store=BoundedEventStore(),
             retry_interval=RETRY_MS,
             security_settings=security,
             session_idle_timeout=serving.idle_s,
@@ -335,7 +335,7 @@ async def run_http_server(
             at_work=house.has_running_calls,
         )
         address = f"http://{host}:{port}{PATH}"
-        protocol = bounded_connection_class(MAX_CONNECTIONS, house.close_disconnected)
+        protocol = make_connection_class(MAX_CONNECTIONS, house.close_disconnected)
         app = _build_app(manager, settings, address, security, max(4, protocol.most // 4))
         config = uvicorn.Config(
             app,
@@ -356,13 +356,13 @@ async def run_http_server(
             finally:
                 server.should_exit = True
                 await house.aclose()
-                await _wait_ended(running)
+                await _wait_for_task_end(running)
     finally:
         await house.aclose()
         waiting.close()
 
 
-async def _wait_ended(running: asyncio.Task[None]) -> None:
+async def _wait_for_task_end(running: asyncio.Task[None]) -> None:
     """Wait until the task has ended, also if the waiting task is cancelled."""
     while not running.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -393,7 +393,7 @@ def _bind_socket(listening: HttpFrontendSettings) -> socket.socket:
 
 
 def _security_settings(listening: HttpFrontendSettings, port: int) -> TransportSecuritySettings:
-    hosts, origins = listening.allowed_hosts_and_origins(port)
+    hosts, origins = listening.list_allowed_hosts_and_origins(port)
     return TransportSecuritySettings(enable_dns_rebinding_protection=True, allowed_hosts=hosts, allowed_origins=origins)
 
 
@@ -406,7 +406,7 @@ def _build_app(
 ) -> Starlette:
     """:param most_of_one: maximum number of concurrent requests of one credential"""
     resource = listening.public_url or address
-    endpoint: ASGIApp = CredentialRequestLimit(BodyLimits(StreamableHTTPASGIApp(manager), security), most_of_one)
+    endpoint: ASGIApp = CredentialRequestLimit(RequestBodyLimit(StreamableHTTPASGIApp(manager), security), most_of_one)
     routes: list[BaseRoute] = []
     middleware: list[Middleware] = [Middleware(AmbiguousRequestFilter)]
     if (verifier := _token_verifier(listening, resource)) is not None:
@@ -414,7 +414,7 @@ def _build_app(
         metadata = build_resource_metadata_url(own) if listening.auth_server is not None else None
         endpoint = RequireAuthMiddleware(endpoint, list(listening.scopes), metadata)
         backend = BearerAuthBackend(verifier, resource_server_url=own)
-        known = Middleware(AuthenticationMiddleware, backend=backend, on_error=uncheckable_token_response)
+        known = Middleware(AuthenticationMiddleware, backend=backend, on_error=answer_uncheckable_token)
         middleware += [known, Middleware(AuthContextMiddleware)]
         if listening.auth_server is not None:
             routes += create_protected_resource_routes(
@@ -439,13 +439,13 @@ def _token_verifier(listening: HttpFrontendSettings, resource: str) -> TokenVeri
     if listening.tokens:
         found.append(StaticTokenVerifier(listening.tokens, resource, listening.scopes))
     if listening.auth_server is not None and listening.introspection is not None:
-        found.append(IntrospectionVerifier(listening.auth_server, resource, listening.introspection))
+        found.append(IntrospectionTokenVerifier(listening.auth_server, resource, listening.introspection))
     elif listening.auth_server is not None:
         found.append(JwtTokenVerifier(listening.auth_server, resource))
     return AnyTokenVerifier(found) if found else None
 
 
-class BodyLimits:
+class RequestBodyLimit:
     """An ASGI middleware that rejects bodies that are too long, or nested too deeply.
 
     It reads nothing of a request with an unknown host or an unknown page origin.
@@ -464,7 +464,7 @@ class BodyLimits:
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         too_long = f"The message is too long. The limit is {MAX_MESSAGE_BYTES:,} bytes. Pass a path to a file instead."
         if declared.isdigit() and int(declared[:20]) > MAX_MESSAGE_BYTES:
-            return await send_refusal(send, 413, too_long, receive)
+            return await send_http_refusal(send, 413, too_long, receive)
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -474,14 +474,14 @@ class BodyLimits:
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             if size > MAX_MESSAGE_BYTES:
-                return await send_refusal(send, 413, too_long, receive)
+                return await send_http_refusal(send, 413, too_long, receive)
             if not message.get("more_body", False):
                 break
         body = b"".join(pieces)
         try:
             check_message_shape(body.decode("utf-8", "replace"))
         except InvalidJsonText as error:
-            return await send_refusal(send, 400, f"The parameters {error}")
+            return await send_http_refusal(send, 400, f"The parameters {error}")
         again: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replayed() -> Message:

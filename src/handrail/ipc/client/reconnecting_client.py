@@ -12,13 +12,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from handrail.contract.errors import HandrailError, StartError, UsageError
-from handrail.ipc.codec.wire_models import error_from_refusal
-from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.handshake import ConnectionRejected, NoLeaseHolder, ServerNotResponding, connect
-from handrail.ipc.wire.operations import LEAVING, OperationRefused, OperationTable
-from handrail.store.folders import StateFolders
+from handrail.ipc.codec.wire_encoding import error_from_refusal
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused, OperationTable
+from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
+from handrail.ipc.wire.socket_handshake import (
+    ConnectionRejected,
+    LeaseHolderNotResponding,
+    NoLeaseHolder,
+    connect_to_lease_holder,
+)
 from handrail.store.lease import LeaseHolder, find_lease_holder
+from handrail.store.state_folders import StateFolders
 
 logger = logging.getLogger("handrail.ipc")
 
@@ -151,12 +156,12 @@ class ReconnectingClient:
                 connection = await self._try_connect(greeting_s)
             except NoLeaseHolder as error:
                 problem = str(error)
-            except ServerNotResponding as error:
+            except LeaseHolderNotResponding as error:
                 problem = str(error)
                 deadline, late = began + _SLOW_TIMEOUT_S, late + (loop.time() - asked >= greeting_s)
             except ConnectionRejected as error:
                 if error.kind != LEAVING:
-                    told = error_from_refusal(OperationRefused(error.kind, _strip_prefix(error)))
+                    told = error_from_refusal(OperationRefused(error.kind, _extract_lease_holder_text(error)))
                     raise (error if isinstance(told, OperationRefused) else told) from None
                 problem = str(error)
             else:
@@ -193,8 +198,8 @@ class ReconnectingClient:
         if holder is None:
             raise NoLeaseHolder("No process holds the workspace yet.")
         _check_connectable(holder)
-        return await connect(
-            self._folders.workspace_state,
+        return await connect_to_lease_holder(
+            self._folders.workspace_state_folder,
             holder.socket,
             self._operations,
             self._hello(),
@@ -235,9 +240,9 @@ class ReconnectingClient:
         if self._closed:
             return
         logger.info("the process that held the workspace has disconnected: %s", reason)
-        self.start_task(self._reconnect())
+        self.start_background_task(self._reconnect())
 
-    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_background_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -263,6 +268,6 @@ def _check_connectable(holder: LeaseHolder) -> None:
         )
 
 
-def _strip_prefix(error: ConnectionRejected) -> str:
+def _extract_lease_holder_text(error: ConnectionRejected) -> str:
     """Return the text of the lease holder."""
     return str(error).removeprefix("Connection rejected: ")

@@ -8,34 +8,43 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from handrail.catalog.interaction import InteractionState
+from handrail.catalog.loaded_tools import InteractionTools
 from handrail.catalog.view import CatalogOptions
-from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalChoice, ApprovalService, StoredRule
-from handrail.contract.call import CallAnswer, Event, ProposedCall, Result, make_call_id
+from handrail.contract.agent_manifest import AgentManifest
+from handrail.contract.approval_requests import (
+    Approval,
+    ApprovalAnswer,
+    ApprovalChoice,
+    ApprovalService,
+    StoredProjectRule,
+)
+from handrail.contract.calls_and_results import CallAnswer, Event, ProposedCall, Result, make_call_id
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, ToolError, UsageError
-from handrail.contract.generation import Generation
-from handrail.contract.rules import rule_to_data
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.client import UnsavedBuffers
-from handrail.contract.services.delegation import SubagentRunner, SubagentTask, SubagentType, filter_usable
-from handrail.contract.services.jobs import Job, JobService
-from handrail.contract.services.memory import ConversationHistory, HistoryEntry, SkillInfo
-from handrail.contract.session import CallProposal, ChildSession, StopReason
-from handrail.contract.text.neutralisation import escape_controls
+from handrail.contract.rule_forms import rule_to_json_data
+from handrail.contract.services.channels_and_triggers import NotificationQueue
+from handrail.contract.services.client_services import EditorClientHandler
+from handrail.contract.services.history_and_skill_services import ConversationHistory, HistoryEntry, SkillInfo
+from handrail.contract.services.job_and_tool_services import Job, JobService
+from handrail.contract.services.subagent_services import (
+    SubagentRunner,
+    SubagentTask,
+    SubagentType,
+    drop_delegating_tools,
+)
+from handrail.contract.session_protocols import CallProposal, ChildSession, StopReason
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool_generation import Generation
 from handrail.ipc.client.reconnecting_client import ReconnectingClient
-from handrail.ipc.codec import wire_models
-from handrail.ipc.codec.rpc import WIRE_CODEC, RequestSender, invoke_on_server, make_proxy
-from handrail.ipc.codec.wire_models import error_from_refusal
-from handrail.ipc.server.client_proxies import list_client_requests
-from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import LEAVING, TRANSFERRED, OperationRefused
-from handrail.policy.rules.definitions import parse_optional_mode
-from handrail.session.context import SessionOptions
-from handrail.session.events import EventQueue, iterate_events
+from handrail.ipc.codec import wire_encoding
+from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, RequestSender, make_lease_holder_invoker, make_protocol_proxy
+from handrail.ipc.codec.wire_encoding import error_from_refusal
+from handrail.ipc.server.client_proxies import list_client_request_kinds
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import LEAVING, TRANSFERRED, OperationRefused
+from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
+from handrail.policy.rules.rules_and_modes import parse_optional_mode
 from handrail.session.local_session import (
     CLOSED,
     ENDED,
@@ -44,15 +53,17 @@ from handrail.session.local_session import (
     new_session_id,
     parse_session_rules,
 )
+from handrail.session.session_context import SessionOptions
+from handrail.session.session_events import EventQueue, iterate_events
 from handrail.session.turn import to_proposed_call
-from handrail.store.tables.approvals import ApprovalReader
+from handrail.store.tables.approval_tables import ApprovalReader
 
 LEAVE_TIMEOUT_S = 20.0
 """The maximum wait at shutdown for a lease holder that does not answer: longer than any call takes to stop."""
 
 
 class RemoteSession:
-    """A :class:`~handrail.contract.session.Session` over a :class:`ReconnectingClient`.
+    """A :class:`~handrail.contract.session_protocols.Session` over a :class:`ReconnectingClient`.
 
     :param generation: returns the current tools of this process's sessions
     :param forget: called when the session has ended
@@ -79,10 +90,10 @@ class RemoteSession:
         """The tools of its agent, if it is not the agent of its process."""
         self._options = options
         self._mode = parse_optional_mode(options.get("mode"))
-        self._rules = [rule_to_data(rule) for rule in options.get("rules", ())]
+        self._rules = [rule_to_json_data(rule) for rule in options.get("rules", ())]
         self._forget = forget
         self._turns = 0
-        self._catalog = InteractionState(session_id, CatalogOptions())
+        self._catalog = InteractionTools(session_id, CatalogOptions())
         """The loaded tools of its model, as in the lease holder."""
         self.on_child_opened: Callable[[RemoteSession], None] = lambda _: None
         """Called with each sub-agent session that it opens."""
@@ -91,7 +102,7 @@ class RemoteSession:
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
         self._closed_reason: str | None = None
-        self.subagents: Sequence[SubagentType] = ()
+        self.subagent_types: Sequence[SubagentType] = ()
         self.skills: Sequence[SkillInfo] = ()
         self.delegates: SubagentRunner | None = None
         self._is_headless_interaction = False
@@ -114,7 +125,7 @@ class RemoteSession:
                     continue
         except asyncio.CancelledError:
             self._end(SUSPENDED)
-            self._ipc_client.start_task(self._abandon_opening())
+            self._ipc_client.start_background_task(self._abandon_opening())
             raise
 
     async def _abandon_opening(self) -> None:
@@ -147,13 +158,13 @@ class RemoteSession:
         if self._listeners:
             connection.notify("watch", {"session": self.id})
 
-    def update_generation(self, agent: str, generation: Generation) -> None:
+    def update_agent_generation(self, agent: str, generation: Generation) -> None:
         """Update the tools of ``agent``."""
         if self._own_generation is not None and self._options.get("agent") == agent:
             self._own_generation = generation
 
     def _opening_body(self) -> Message:
-        view = {"interaction": self._catalog.interaction_number, "brought": list(self._catalog.active.minimal_steps())}
+        view = {"interaction": self._catalog.interaction_number, "brought": list(self._catalog.active.shortest_steps())}
         options = self._options
         return {
             "id": self.id,
@@ -165,8 +176,8 @@ class RemoteSession:
             "mode": self._mode,
             "shared": bool(getattr(self.attendant, "is_shared", False)),
             "user_context": options.get("user_context"),
-            "client": None if self.client is None else list_client_requests(self.client, ""),
-            "editor": isinstance(self.client, UnsavedBuffers),
+            "client": None if self.client is None else list_client_request_kinds(self.client, ""),
+            "editor": isinstance(self.client, EditorClientHandler),
         }
 
     def _send_client_capabilities(self, call: str, call_id: str) -> None:
@@ -175,18 +186,20 @@ class RemoteSession:
         :param call: the id for the lease holder: of a turn, without the position in it
         """
         if self.client is not None:
-            kinds = list_client_requests(self.client, call_id)
+            kinds = list_client_request_kinds(self.client, call_id)
             self._ipc_client.notify("client_capabilities", {"session": self.id, "call": call, "kinds": kinds})
 
     def _read_opened(self, told: Message) -> None:
         if "generation" in told:
-            self._own_generation = wire_models.read_generation(told["generation"], self._tools)
+            self._own_generation = wire_encoding.read_generation(told["generation"], self._tools)
         self._turns = max(self._turns, told["turns"])
-        self._catalog.set_options(WIRE_CODEC.reader_of(CatalogOptions)(told["catalog"]))
+        self._catalog.replace_catalog_options(WIRE_CODEC.get_type_reader(CatalogOptions)(told["catalog"]))
         self._catalog.active.apply_steps(told["brought"])
         self._provider_tools = dict(told["native"])
-        self.skills = self.skills or WIRE_CODEC.form_of(Sequence[SkillInfo]).read(told["skills"])  # they stay the same
-        self.subagents = WIRE_CODEC.form_of(Sequence[SubagentType]).read(told["agents"])
+        self.skills = self.skills or WIRE_CODEC.get_type_form(Sequence[SkillInfo]).read(
+            told["skills"]
+        )  # they stay the same
+        self.subagent_types = WIRE_CODEC.get_type_form(Sequence[SubagentType]).read(told["agents"])
 
     # ── loaded tools ─────────────────────────────────────────────────────────────────────────────
 
@@ -196,11 +209,11 @@ class RemoteSession:
 
     @property
     def active_tools(self) -> list[ToolSpec]:
-        return filter_usable(self._catalog.active_specs(self._tools), self.delegates)
+        return drop_delegating_tools(self._catalog.loaded_tool_specs(self._tools), self.delegates)
 
     async def start_interaction(self, text: str = "", *, headless: bool = False) -> None:
         self._check_open()
-        self._catalog.start()
+        self._catalog.start_next_interaction()
         self._is_headless_interaction = headless
         body = self._interaction_body(text)
         # Without a lease holder, the next one learns of it when the session is opened again.
@@ -230,10 +243,10 @@ class RemoteSession:
             answers = await self.execute_calls(self._turns, self._ipc_client.token, generation.number, (proposed,))
             return answers[0].result
         self._send_client_capabilities(f"{self.id}/key:{key}", f"{self.id}/key:{key}")
-        body = {"session": self.id, "call": wire_models.write_call(proposed), "key": key}
+        body = {"session": self.id, "call": wire_encoding.write_call(proposed), "key": key}
         while True:
             try:
-                return WIRE_CODEC.reader_of(Result)(await self._ipc_client.request("keyed", body, settle=True))
+                return WIRE_CODEC.get_type_reader(Result)(await self._ipc_client.request("keyed", body, settle=True))
             except ConnectionLost:  # with the same key, the recorded result is returned and nothing runs twice
                 continue
             except StartError as error:
@@ -260,13 +273,13 @@ class RemoteSession:
         ids = [make_call_id(self.id, number, (first or 0) + index) for index in range(len(calls))]
         if self._closed_reason is not None:
             return self._closed_answers(ids)
-        told = [wire_models.write_call(call) for call in calls]
+        told = [wire_encoding.write_call(call) for call in calls]
         body: Message = {"session": self.id, "turn": number, "token": token, "generation": generation}
         if first is None:
             body["calls"] = told
         else:
             try:
-                body |= {"position": first, "call": told[0], "behind": await self.history.pending_number()}
+                body |= {"position": first, "call": told[0], "behind": await self.history.pending_write_number()}
             except HandrailError as error:
                 text = f"Nothing was run, because the conversation cannot be stored: {error}"
                 return _same_answers(ids, Result.error("unavailable", text))
@@ -286,7 +299,7 @@ class RemoteSession:
             if self._closed_reason is None:
                 raise
             return self._closed_answers(ids)
-        return [wire_models.read_answer(answer) for answer in (answers if first is None else [answers])]
+        return [wire_encoding.read_answer(answer) for answer in (answers if first is None else [answers])]
 
     def _closed_answers(self, ids: Sequence[str], kind: ErrorKind = "cancelled") -> Sequence[CallAnswer]:
         """Return the answers to calls in a session that is no longer open.
@@ -341,7 +354,7 @@ class RemoteSession:
                 told = await self._ipc_client.request("recall", body)
             except ConnectionLost:  # calls that it resumed are no longer suspended; their records have the answers
                 continue
-            return [(wire_models.read_answer(answer), begun) for answer, begun in told]
+            return [(wire_encoding.read_answer(answer), begun) for answer, begun in told]
 
     async def resume_suspended_calls(self) -> list[CallAnswer]:
         """Resume suspended calls; see :meth:`handrail.session.local_session.LocalSession.resume_suspended_calls`."""
@@ -354,19 +367,19 @@ class RemoteSession:
                     answers = await self._ipc_client.request(
                         "resume_suspended_calls", {"session": self.id}, settle=True
                     )
-                    return [wire_models.read_answer(answer) for answer in answers]
+                    return [wire_encoding.read_answer(answer) for answer in answers]
                 return await self.recover_results(waiting)
             except ConnectionLost:  # the log has the calls that it resumed; the others still wait
                 continue
 
-    def cancel(self, reason: StopReason = "user") -> None:
-        self._ipc_client.start_task(self._stop(reason))
+    def cancel_running_calls(self, reason: StopReason = "user") -> None:
+        self._ipc_client.start_background_task(self._stop(reason))
 
     async def open_child(self, call_id: str, delegation: SubagentTask) -> ChildSession:
         options: SessionOptions = {"approval_handler": self.attendant, "agent": delegation.agent}
         shared = (self._generation, options, self.workdir, self._forget)
         child = RemoteSession(new_session_id(), self._ipc_client, *shared)
-        handed = WIRE_CODEC.write(SubagentTask, delegation)
+        handed = WIRE_CODEC.encode_value(SubagentTask, delegation)
         body = {"id": child.id, "session": self.id, "call": call_id, "delegation": handed}
         told = await self._ipc_client.request("child", body, settle=True)
         child._read_opened(told)
@@ -396,16 +409,18 @@ class RemoteSession:
 
     @property
     def notifications(self) -> NotificationQueue:
-        return make_proxy(NotificationQueue, "notices.", invoke_on_server(self._ipc_client, session=self.id))
+        return make_protocol_proxy(
+            NotificationQueue, "notices.", make_lease_holder_invoker(self._ipc_client, session=self.id)
+        )
 
     @property
     def jobs(self) -> JobService:
         """The background jobs of the session, which run in the lease holder."""
-        return make_proxy(JobService, "jobs.", invoke_on_server(self._ipc_client, session=self.id))
+        return make_protocol_proxy(JobService, "jobs.", make_lease_holder_invoker(self._ipc_client, session=self.id))
 
     async def move_to_background(self, call_id: str) -> Job:
         body = {"session": self.id, "call": call_id}
-        return WIRE_CODEC.reader_of(Job)(await self._ipc_client.request("promote", body, repeatable=True))
+        return WIRE_CODEC.get_type_reader(Job)(await self._ipc_client.request("promote", body, repeatable=True))
 
     def set_subagent_runner(self, delegates: SubagentRunner | None) -> None:
         self.delegates = delegates
@@ -414,14 +429,14 @@ class RemoteSession:
     async def read_parent_instructions(self) -> Sequence[tuple[str, str]]:
         """Return the instructions of parent folders.
 
-        See :meth:`handrail.contract.session.Session.read_parent_instructions`.
+        See :meth:`handrail.contract.session_protocols.Session.read_parent_instructions`.
         """
         told = await self._ipc_client.request("instructions", {"session": self.id}, repeatable=True)
-        return WIRE_CODEC.form_of(Sequence[tuple[str, str]]).read(told)
+        return WIRE_CODEC.get_type_form(Sequence[tuple[str, str]]).read(told)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
-    def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def watch_events(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         if not self._listeners:
             self._ipc_client.notify("watch", {"session": self.id})
         self._listeners.append(listener)
@@ -515,7 +530,7 @@ _NOT_EVALUATED_TEXT = (
 )
 
 
-class CallExecutor(Protocol):
+class TurnCallExecutor(Protocol):
     """A callable that executes the calls of a turn, or one of them by its position."""
 
     async def __call__(
@@ -524,7 +539,7 @@ class CallExecutor(Protocol):
 
 
 class RemoteTurn:
-    """A :class:`~handrail.contract.session.Turn` in a client process.
+    """A :class:`~handrail.contract.session_protocols.Turn` in a client process.
 
     :param ruled: by id of a provider tool: the reason why the session's rules exclude it, or None; other provider tools are
         not available
@@ -533,17 +548,17 @@ class RemoteTurn:
 
     def __init__(
         self,
-        execute_calls: CallExecutor,
+        execute_calls: TurnCallExecutor,
         token: int,
         generation: Generation,
         number: int,
-        catalog: InteractionState,
+        catalog: InteractionTools,
         ruled: Mapping[str, str | None],
         delegates: SubagentRunner | None,
     ) -> None:
         self._execute_calls = execute_calls
         self._catalog = catalog
-        self._loaded = catalog.start_turn(generation)
+        self._loaded = catalog.get_tools_for_turn(generation)
         self._provider_tools = ruled
         self._delegates = delegates
         self._token = token
@@ -553,7 +568,7 @@ class RemoteTurn:
 
     @property
     def tool_specs(self) -> list[ToolSpec]:
-        return filter_usable(self._catalog.active_specs(self.generation, self._loaded), self._delegates)
+        return drop_delegating_tools(self._catalog.loaded_tool_specs(self.generation, self._loaded), self._delegates)
 
     @property
     def tool_index(self) -> str:
@@ -568,10 +583,10 @@ class RemoteTurn:
         proposed = [to_proposed_call(call) for call in calls]
         return await self._execute_calls(self.number, self._token, self.generation.number, proposed)
 
-    def prevalidate(self, call: CallProposal) -> None:
+    def prepare_likely_call(self, call: CallProposal) -> None:
         """Do nothing: the lease holder checks calls when they are submitted."""
 
-    def submit(self, call: CallProposal) -> asyncio.Task[CallAnswer]:
+    def start_streamed_call(self, call: CallProposal) -> asyncio.Task[CallAnswer]:
         """Start the next call of a reply that is still arriving. Calls reach the lease holder in this order."""
         place, self._submitted = self._submitted, self._submitted + 1
         return asyncio.get_running_loop().create_task(self._submit_call(to_proposed_call(call), place))
@@ -585,29 +600,31 @@ class RemoteTurn:
 
 
 class RemoteHistory:
-    """A :class:`~handrail.contract.services.memory.ConversationHistory` that the lease holder stores."""
+    """A :class:`~handrail.contract.services.history_and_skill_services.ConversationHistory` that the lease holder stores."""
 
     def __init__(self, session_id: str, ipc_client: ReconnectingClient) -> None:
         self._session_id = session_id
         self._ipc_client = ipc_client
         self._latest: PendingHistoryWrite | None = None
         # These requests are repeatable: duplicates are recognised by their content, or are harmless.
-        there = make_proxy(ConversationHistory, "history.", invoke_on_server(ipc_client, session=session_id))
-        self.read, self.store_attachment, self.load_attachment = (
-            there.read,
+        there = make_protocol_proxy(
+            ConversationHistory, "history.", make_lease_holder_invoker(ipc_client, session=session_id)
+        )
+        self.read_stored_messages, self.store_attachment, self.load_attachment = (
+            there.read_stored_messages,
             there.store_attachment,
             there.load_attachment,
         )
-        self.record_compaction, self.record_provider_tool = there.record_compaction, there.record_provider_tool
+        self.record_compaction, self.record_provider_tool_use = there.record_compaction, there.record_provider_tool_use
 
-    def store_entries(self, entries: Sequence[HistoryEntry]) -> Awaitable[None]:
+    def store_messages(self, entries: Sequence[HistoryEntry]) -> Awaitable[None]:
         number = 1 if self._latest is None else self._latest.number + 1
         told = [[position, dict(data)] for position, data in entries]
         body = {"session": self._session_id, "entries": told, "number": number}
         self._latest = PendingHistoryWrite(self._ipc_client, body, number)
         return self._latest
 
-    async def pending_number(self) -> int:
+    async def pending_write_number(self) -> int:
         """Return the number of the write that a new call must wait for; 0 if all writes are durable.
 
         While the last write is in flight over the same connection, the lease holder lets the call wait for it.
@@ -670,7 +687,7 @@ APPROVALS_PREFIX = "approvals."
 
 
 class RemoteApprovals:
-    """A :class:`~handrail.contract.approvals.ApprovalService` in a client process.
+    """A :class:`~handrail.contract.approval_requests.ApprovalService` in a client process.
 
     :param reader: returns a reader of the lease holder's database, which shows the durable state
     """
@@ -679,18 +696,20 @@ class RemoteApprovals:
         self, reader: Callable[[], ApprovalReader], holder: RequestSender, clock: Callable[[], int] = time.time_ns
     ) -> None:
         self._reader = reader
-        self._once_proxy = make_proxy(ApprovalService, APPROVALS_PREFIX, invoke_on_server(holder, repeatable=False))
-        self._repeat_proxy = make_proxy(ApprovalService, APPROVALS_PREFIX, invoke_on_server(holder))
+        self._once_proxy = make_protocol_proxy(
+            ApprovalService, APPROVALS_PREFIX, make_lease_holder_invoker(holder, repeatable=False)
+        )
+        self._repeat_proxy = make_protocol_proxy(ApprovalService, APPROVALS_PREFIX, make_lease_holder_invoker(holder))
         self._clock = clock
 
     def list_pending(self, session_id: str | None = None) -> list[Approval]:
-        return self._reader().pending(self._clock(), session_id=session_id)
+        return self._reader().list_pending_requests(self._clock(), session_id=session_id)
 
     def get(self, approval_id: str) -> Approval:
         found = self._reader().get(approval_id)
         if found is None:
             raise ToolError(
-                f"Request `{escape_controls(approval_id[:40])}` does not exist in this workspace. List pending requests with `handrail approve`.",
+                f"Request `{escape_terminal_controls(approval_id[:40])}` does not exist in this workspace. List pending requests with `handrail approve`.",
                 kind="invalid_input",
             )
         return found
@@ -728,10 +747,10 @@ class RemoteApprovals:
                 raise
             return found
 
-    def list_rules(self) -> list[StoredRule]:
+    def list_rules(self) -> list[StoredProjectRule]:
         return self._reader().list_rules()
 
-    async def revoke_rule(self, rule_id: str) -> StoredRule:
+    async def revoke_rule(self, rule_id: str) -> StoredProjectRule:
         known = next((rule for rule in self.list_rules() if rule.id == rule_id), None)
         try:
             return await self._once_proxy.revoke_rule(rule_id)

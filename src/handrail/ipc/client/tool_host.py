@@ -10,49 +10,55 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from handrail.arbiter.generators import END_OF_STEPS, GeneratorNotEnding, GeneratorSteps
+from handrail.arbiter.generator_steps import END_OF_STEPS, GeneratorIgnoredClose, GeneratorSteps
 from handrail.arbiter.output.json_conversion import ValueTooLarge
 from handrail.arbiter.tool_runner import run_in_daemon_thread
-from handrail.contract.approvals import ApprovalHandler
-from handrail.contract.codec import expect_object
+from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.services.client import ClientHandler, UnsavedBuffers
-from handrail.contract.services.delegation import NO_MODEL, SubagentRunner
-from handrail.contract.services.runtime import Runtime, UserQuestion
-from handrail.contract.session import StopReason
-from handrail.contract.tool.decorator import FunctionTool, iterate_steps
-from handrail.contract.tool.resource_provider import PollableProvider, ResourceProvider
+from handrail.contract.json_codec import expect_object
+from handrail.contract.services.client_services import ClientHandler, EditorClientHandler
+from handrail.contract.services.subagent_services import NO_MODEL, SubagentRunner
+from handrail.contract.services.tool_runtime import Runtime, UserQuestion
+from handrail.contract.session_protocols import StopReason
+from handrail.contract.tool.decorator import FunctionTool, iterate_generator_steps
+from handrail.contract.tool.resource_provider import PollableResourceProvider, ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
-from handrail.contract.tool.triggers import TriggerContext, TriggerEvent, TriggerTool
-from handrail.ipc.client.remote_runtime import OutputStreams, RemoteRuntime
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool.trigger_tools import TriggerContext, TriggerEvent, TriggerTool
+from handrail.ipc.client.client_tool_runtime import ClientToolRuntime, OutputListeners
 from handrail.ipc.client.remote_session import RemoteSession
-from handrail.ipc.codec import wire_models
-from handrail.ipc.codec.rpc import (
+from handrail.ipc.codec import wire_encoding
+from handrail.ipc.codec.protocol_rpc import (
     WIRE_CODEC,
     RequestHandler,
-    make_handler,
     make_notification_handler,
-    make_operation,
     make_protocol_handlers,
+    make_request_handler,
+    make_request_operation,
 )
-from handrail.ipc.codec.tool_values import INLINE_PARTS, pack, write_failure
-from handrail.ipc.codec.wire_models import (
-    ProviderDescription,
-    WatchdogDescription,
-    collect_client_tools,
-    describe_tools,
+from handrail.ipc.codec.tool_value_encoding import INLINE_PARTS, encode_return_value, encode_tool_error
+from handrail.ipc.codec.wire_encoding import (
+    ClientWatchdogDescription,
+    ResourceProviderDescription,
+    describe_client_tools,
+    flatten_tool_list,
 )
 from handrail.ipc.server.client_proxies import APPROVAL_PREFIX, BUFFERS_PREFIX, CLIENT_PREFIX, SUBAGENT_PREFIX
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import OperationRefused, OperationSpec, logger
-from handrail.policy.watchdogs.api import DEFAULT_TIMEOUT_MS, Watchdog, WatchdogCall, ask_watchdog, watchdog_name
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, logger
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.policy.watchdogs.api import (
+    DEFAULT_TIMEOUT_MS,
+    Watchdog,
+    WatchdogCall,
+    ask_watchdog_without_timeout,
+    watchdog_name,
+)
 from handrail.runtime.call_runtime import NO_USER_ATTACHED
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
-from handrail.session.inbound.trigger_waits import class_firing_ns
+from handrail.session.inbound.trigger_waits import next_class_firing_ns
 
-__all__ = ["ToolHost", "describe_tools"]
+__all__ = ["ToolHost", "describe_client_tools"]
 
 CLOSE_GRACE_S = 5.0
 """The time limit for ending open states at shutdown."""
@@ -61,7 +67,7 @@ _MAX_SLEEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class StepRequest:
+class ToolStepRequest:
     """A request for one step of a stateful tool.
 
     :param state: the number of the state
@@ -81,7 +87,7 @@ class _RunningCall:
 
     __slots__ = ("blocking", "runtime", "stopped", "work")
 
-    def __init__(self, runtime: RemoteRuntime, blocking: bool) -> None:
+    def __init__(self, runtime: ClientToolRuntime, blocking: bool) -> None:
         self.runtime = runtime
         self.blocking = blocking
         self.work: asyncio.Task[Any]
@@ -90,7 +96,7 @@ class _RunningCall:
     def stop(self, reason: StopReason) -> None:
         """Stop the call. A thread cannot be stopped: it notices the stop when it checks."""
         self.stopped = True
-        self.runtime.stop(reason)
+        self.runtime.mark_call_stopped(reason)
         if not self.blocking:
             self.work.cancel()
 
@@ -119,14 +125,14 @@ class ToolHost:
         self._redact = redact
         self._connection: IpcConnection | None = None
         self._running: dict[int, _RunningCall] = {}
-        self._streams = OutputStreams()
+        self._streams = OutputListeners()
         self._orphaned: set[asyncio.Task[Any]] = set()
         self._states = OpenToolStates()
         self._subscriptions: dict[int, Callable[[], Awaitable[None]]] = {}
         self.add_tools(tools)
         self.requests: Mapping[str, OperationSpec] = {
-            name: make_operation(
-                name, make_handler(handler), inline=name in ("execute", "offer"), cancel_when_lost=True
+            name: make_request_operation(
+                name, make_request_handler(handler), inline=name in ("execute", "offer"), cancel_when_lost=True
             )
             for name, handler in {
                 "execute": self._execute,
@@ -145,23 +151,25 @@ class ToolHost:
         self.notifications: Mapping[str, Callable[[Any], None]] = {
             "stop": make_notification_handler(self._stop),
             "output": make_notification_handler(self._streams.deliver),
-            "forget": make_notification_handler(self._states.discard),
+            "forget": make_notification_handler(self._states.end_state),
         }
 
     @property
-    def described_providers(self) -> list[Any]:
+    def provider_descriptions(self) -> list[Any]:
         """The current listings of its resource providers, for the lease holder."""
         told = [
-            ProviderDescription(wire_models.snapshot_listing(one), isinstance(one, PollableProvider))
+            ResourceProviderDescription(
+                wire_encoding.snapshot_provider_listing(one), isinstance(one, PollableResourceProvider)
+            )
             for one in self._offerings
         ]
-        return WIRE_CODEC.write(Sequence[ProviderDescription], told)
+        return WIRE_CODEC.encode_value(Sequence[ResourceProviderDescription], told)
 
     @property
-    def described_watchdogs(self) -> list[Any]:
+    def watchdog_descriptions(self) -> list[Any]:
         """The descriptions of its watchdogs, for the lease holder."""
         told = [
-            WatchdogDescription(
+            ClientWatchdogDescription(
                 watchdog_name(one),
                 float(getattr(one, "timeout_ms", DEFAULT_TIMEOUT_MS)),
                 bool(getattr(one, "after_failures", False)),
@@ -169,7 +177,7 @@ class ToolHost:
             )
             for one in self._watchdogs
         ]
-        return WIRE_CODEC.write(Sequence[WatchdogDescription], told)
+        return WIRE_CODEC.encode_value(Sequence[ClientWatchdogDescription], told)
 
     def add_tools(self, tools: Iterable[object]) -> None:
         """Add tools. Earlier tools stay for turns that started with them.
@@ -178,14 +186,14 @@ class ToolHost:
 
         :raises LoadError: with all faults
         """
-        for found in collect_client_tools(tools):
+        for found in flatten_tool_list(tools):
             self._tools[found.tool.spec.id, found.tool.spec.definition_hash] = found.tool
 
-    def attach(self, connection: IpcConnection) -> None:
+    def attach_connection(self, connection: IpcConnection) -> None:
         """Use a new connection to the lease holder, and end the states and subscriptions of the old one."""
         self._connection = connection
         self._running = {}
-        self._states.discard_all()
+        self._states.end_all_states()
         self._unsubscribe_all()
 
     def _unsubscribe_all(self) -> None:
@@ -220,12 +228,12 @@ class ToolHost:
         definition: str,
         arguments: dict[str, Any],
         around: dict[str, Any] | None,
-        step: StepRequest | None,
+        step: ToolStepRequest | None,
     ) -> Message:
         found = self._find_tool(tool, definition)
         runtime = self._make_runtime(run, found.spec, around or {})
         work = partial(self._run_tool, found, arguments, runtime, step)
-        return await self._run(run, runtime, work, blocking=bool(getattr(found, "blocking", False)))
+        return await self._run_stoppable(run, runtime, work, blocking=bool(getattr(found, "blocking", False)))
 
     async def _execute_provider(
         self, run: int, offering: int, method: str, arguments: dict[str, Any], around: dict[str, Any]
@@ -237,16 +245,16 @@ class ToolHost:
             raise OperationRefused(
                 "malformed", f"Unknown method: {method[:80]!r}. Expected one of: {', '.join(_PROVIDER_METHODS)}."
             )
-        runtime = self._make_runtime(run, ToolSpec(WIRE_CODEC.reader_of(str)(around.get("tool_id")), ""), around)
-        return await self._run(run, runtime, partial(give, found, arguments, runtime))
+        runtime = self._make_runtime(run, ToolSpec(WIRE_CODEC.get_type_reader(str)(around.get("tool_id")), ""), around)
+        return await self._run_stoppable(run, runtime, partial(give, found, arguments, runtime))
 
-    def _make_runtime(self, run: int, spec: ToolSpec, around: Mapping[str, Any]) -> RemoteRuntime:
+    def _make_runtime(self, run: int, spec: ToolSpec, around: Mapping[str, Any]) -> ClientToolRuntime:
         if self._connection is None:
             raise OperationRefused("unavailable", "The process of the tool is not ready yet. Try again.")
-        return RemoteRuntime(self._connection, run, spec, around, self._streams, self._secrets)
+        return ClientToolRuntime(self._connection, run, spec, around, self._streams, self._secrets)
 
-    async def _run(
-        self, number: int, runtime: RemoteRuntime, work: Callable[[], Awaitable[object]], *, blocking: bool = False
+    async def _run_stoppable(
+        self, number: int, runtime: ClientToolRuntime, work: Callable[[], Awaitable[object]], *, blocking: bool = False
     ) -> Message:
         """Run something for a call of the lease holder, which can stop it by its number."""
         running = _RunningCall(runtime, blocking)
@@ -255,7 +263,7 @@ class ToolHost:
         table[number] = running
         try:
             await asyncio.wait((running.work,))
-            return await _make_answer(runtime.tool_id, running)
+            return await _make_run_answer(runtime.tool_id, running)
         except asyncio.CancelledError:  # the lease holder has disconnected; the locks of this call are released
             running.stop("shutdown")
             if not running.work.done():
@@ -266,13 +274,13 @@ class ToolHost:
             del table[number]
 
     async def _run_tool(
-        self, tool: Tool, arguments: dict[str, Any], runtime: RemoteRuntime, step: StepRequest | None
+        self, tool: Tool, arguments: dict[str, Any], runtime: ClientToolRuntime, step: ToolStepRequest | None
     ) -> object:
         if step is not None:
-            return await self._states.run_step(tool, arguments, runtime, step)
+            return await self._states.run_state_step(tool, arguments, runtime, step)
         tool.check(arguments)
         if isinstance(tool, FunctionTool) and tool.blocking:
-            return await run_in_daemon_thread(partial(tool.run_blocking, arguments, runtime), tool.spec.id)
+            return await run_in_daemon_thread(partial(tool.run_in_current_thread, arguments, runtime), tool.spec.id)
         return await tool.execute(arguments, runtime)
 
     async def _questions(self, tool: str, definition: str, arguments: dict[str, Any]) -> Message:
@@ -281,16 +289,16 @@ class ToolHost:
             questions = found.questions(arguments)
             if isinstance(questions, Awaitable):
                 questions = await questions
-            return {"value": WIRE_CODEC.write(Sequence[UserQuestion], questions)}
+            return {"value": WIRE_CODEC.encode_value(Sequence[UserQuestion], questions)}
         except Exception as error:
-            return write_failure(error)
+            return encode_tool_error(error)
 
     async def _next_due(self, tool: str, definition: str, arguments: dict[str, Any], now_ns: int) -> Message:
         found = self._find_trigger(tool, definition)
         try:
-            return {"value": class_firing_ns(found, arguments, now_ns)}
+            return {"value": next_class_firing_ns(found, arguments, now_ns)}
         except ToolError as error:
-            return write_failure(error)
+            return encode_tool_error(error)
 
     async def _wait(self, tool: str, definition: str, waiting: TriggerContext) -> Message:
         found = self._find_trigger(tool, definition)
@@ -302,9 +310,9 @@ class ToolHost:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            return write_failure(RuntimeError("wait() was cancelled from within the tool"))
+            return encode_tool_error(RuntimeError("wait() was cancelled from within the tool"))
         except (Exception, SystemExit) as error:  # sys.exit() in a tool would end the process
-            return write_failure(error)
+            return encode_tool_error(error)
 
     async def _watchdog(self, number: int, call: WatchdogCall, spec: ToolSpec | None) -> Message:
         if not 0 <= number < len(self._watchdogs):
@@ -313,9 +321,9 @@ class ToolHost:
         try:
             if spec is not None and _skips_tool(watchdog, spec):
                 return {"value": {"action": "allow", "reason": ""}}
-            return {"value": await ask_watchdog(watchdog, call, self._redact)}
+            return {"value": await ask_watchdog_without_timeout(watchdog, call, self._redact)}
         except (Exception, SystemExit) as error:  # the lease holder denies the call for any error
-            return write_failure(error)
+            return encode_tool_error(error)
 
     # ── resources and prompts ────────────────────────────────────────────────────────────────────
 
@@ -345,11 +353,11 @@ class ToolHost:
 
     async def _stamp(self, offering: int, uri: str) -> str:
         found = self._find_provider(offering)
-        return await asyncio.to_thread(found.content_stamp, uri) if isinstance(found, PollableProvider) else ""
+        return await asyncio.to_thread(found.content_stamp, uri) if isinstance(found, PollableResourceProvider) else ""
 
     async def _glance(self, offering: int, uri: str) -> str:
         found = self._find_provider(offering)
-        return await asyncio.to_thread(found.quick_stamp, uri) if isinstance(found, PollableProvider) else ""
+        return await asyncio.to_thread(found.quick_stamp, uri) if isinstance(found, PollableResourceProvider) else ""
 
     def _find_trigger(self, tool: str, definition: str) -> TriggerTool:
         """Return a trigger class.
@@ -396,7 +404,7 @@ _PROVIDER_METHODS: Mapping[
 
 
 def _read_text(given: Mapping[str, Any], name: str) -> str:
-    return WIRE_CODEC.reader_of(str)(given.get(name))
+    return WIRE_CODEC.get_type_reader(str)(given.get(name))
 
 
 def _skips_tool(watchdog: Watchdog, spec: ToolSpec) -> bool:
@@ -422,26 +430,26 @@ async def _run_guarded(work: Callable[[], Awaitable[object]]) -> object:
 async def _wait_for_trigger(tool: TriggerTool, waiting: TriggerContext) -> TriggerEvent:
     """Wait until a trigger fires, for both kinds of trigger class."""
     if not tool.is_scheduled:
-        return await tool.wait(waiting)
+        return await tool.wait_until_firing(waiting)
     since = waiting.since_ns if waiting.position is None else waiting.position
-    at = class_firing_ns(tool, waiting.arguments, since)
+    at = next_class_firing_ns(tool, waiting.arguments, since)
     if at is None:  # the answer of its class has changed: it never fires again
         return TriggerEvent(is_last=True)
     while (now := time.time_ns()) < at:  # noqa: ASYNC110 - the wall clock counts, not the loop's clock
         await asyncio.sleep(min((at - now) / 1e9, _MAX_SLEEP_S))
     now = max(at, time.time_ns())  # missed times are not reported one by one
-    return TriggerEvent(position=now, is_last=class_firing_ns(tool, waiting.arguments, now) is None)
+    return TriggerEvent(position=now, is_last=next_class_firing_ns(tool, waiting.arguments, now) is None)
 
 
-async def _make_answer(tool_id: str, running: _RunningCall) -> Message:
+async def _make_run_answer(tool_id: str, running: _RunningCall) -> Message:
     """Return the answer for a run that has ended."""
     work = running.work
     if work.cancelled():
         if running.stopped:
             return {"cancelled": True}
-        return write_failure(RuntimeError("the tool awaited a task that was cancelled (CancelledError)"))
+        return encode_tool_error(RuntimeError("the tool awaited a task that was cancelled (CancelledError)"))
     if (error := work.exception()) is not None:
-        return write_failure(error)
+        return encode_tool_error(error)
     value = work.result()
     if value is END_OF_STEPS:
         return {"over": True}
@@ -449,17 +457,17 @@ async def _make_answer(tool_id: str, running: _RunningCall) -> Message:
         return {"value": await _pack_value(value, tool_id)}
     except ValueTooLarge:
         text = f"`{tool_id}` ran, but its output has too many parts to be shown. Request less at once."
-        return write_failure(ToolError(text, kind="limit"))
+        return encode_tool_error(ToolError(text, kind="limit"))
     except Exception as error:
         text = f"`{tool_id}` ran, but its output cannot be shown ({type(error).__name__}). Check its effect before you repeat it."
-        return write_failure(ToolError(text, kind="backend"))
+        return encode_tool_error(ToolError(text, kind="backend"))
 
 
 async def _pack_value(value: object, name: str) -> Message:
     try:
-        return pack(value, INLINE_PARTS)
+        return encode_return_value(value, INLINE_PARTS)
     except ValueTooLarge:
-        packed: Any = await run_in_daemon_thread(partial(pack, value), f"{name}-output")
+        packed: Any = await run_in_daemon_thread(partial(encode_return_value, value), f"{name}-output")
         return packed
 
 
@@ -473,7 +481,9 @@ class OpenToolStates:
         self._open: dict[int, GeneratorSteps] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def run_step(self, tool: Tool, arguments: dict[str, Any], runtime: Runtime, step: StepRequest) -> object:
+    async def run_state_step(
+        self, tool: Tool, arguments: dict[str, Any], runtime: Runtime, step: ToolStepRequest
+    ) -> object:
         """Run one step of a state, or end it.
 
         :return: the yielded value as JSON values; :data:`END_OF_STEPS` after the last step
@@ -488,36 +498,38 @@ class OpenToolStates:
                 )
             none = f"No step of `{tool.spec.id}` is running. It can use its runtime only during a step."
             steps = self._open[number] = GeneratorSteps(
-                lambda of: iterate_steps(tool, arguments, of), tool.spec.id, none
+                lambda of: iterate_generator_steps(tool, arguments, of), tool.spec.id, none
             )
         try:
             if step.closes:
                 await steps.close(runtime)
                 return END_OF_STEPS
             value = await steps.take_step(runtime, step.sent)
-        except GeneratorNotEnding:
+        except GeneratorIgnoredClose:
             text = f"`{tool.spec.id}` continued after it was asked to end. Ask the user to fix the tool: it must end at GeneratorExit."
             raise ToolError(text, kind="backend") from None
         finally:
             if steps.has_ended:
                 self._open.pop(number, None)
-        return tool.to_json(value) if isinstance(tool, FunctionTool) and value is not END_OF_STEPS else value
+        return (
+            tool.return_value_to_json(value) if isinstance(tool, FunctionTool) and value is not END_OF_STEPS else value
+        )
 
-    def discard(self, state: int) -> None:
+    def end_state(self, state: int) -> None:
         """End a state outside a call."""
         if (steps := self._open.pop(state, None)) is not None:
             task = asyncio.get_running_loop().create_task(_close(steps))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
-    def discard_all(self) -> None:
+    def end_all_states(self) -> None:
         """End all states, because the lease holder has changed or disconnected."""
         for number in tuple(self._open):
-            self.discard(number)
+            self.end_state(number)
 
     async def aclose(self) -> None:
         """End all states, and wait a limited time for their ``finally`` blocks."""
-        self.discard_all()
+        self.end_all_states()
         if self._ending:
             _, left = await asyncio.wait(set(self._ending), timeout=CLOSE_GRACE_S)
             for task in left:
@@ -545,12 +557,12 @@ class SessionRequestHandlers:
         requests: dict[str, RequestHandler] = {
             **make_protocol_handlers(ApprovalHandler, APPROVAL_PREFIX, self._find_approval_handler),
             **make_protocol_handlers(ClientHandler, CLIENT_PREFIX, self._find_client_handler),
-            **make_protocol_handlers(UnsavedBuffers, BUFFERS_PREFIX, self._find_buffers),
+            **make_protocol_handlers(EditorClientHandler, BUFFERS_PREFIX, self._find_buffers),
             **make_protocol_handlers(SubagentRunner, SUBAGENT_PREFIX, self._find_subagent_runner),
         }
         # The next lease holder sends the request again: an answer to this one would be lost.
         self.requests: Mapping[str, OperationSpec] = {
-            name: make_operation(name, one, cancel_when_lost=True) for name, one in requests.items()
+            name: make_request_operation(name, one, cancel_when_lost=True) for name, one in requests.items()
         }
         self.notifications: Mapping[str, Callable[[Any], None]] = {
             "client.let_go": make_notification_handler(self._detach)
@@ -568,9 +580,9 @@ class SessionRequestHandlers:
             raise UsageError(NO_CLIENT_TEXT)
         return found.client
 
-    def _find_buffers(self, session: str) -> UnsavedBuffers:
+    def _find_buffers(self, session: str) -> EditorClientHandler:
         peer = self._find_client_handler(session)
-        if not isinstance(peer, UnsavedBuffers):
+        if not isinstance(peer, EditorClientHandler):
             raise UsageError(NO_CLIENT_TEXT)
         return peer
 

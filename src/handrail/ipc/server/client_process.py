@@ -10,33 +10,33 @@ from functools import cache, partial
 from operator import itemgetter
 from typing import Annotated, Any, Protocol, cast
 
-from handrail.arbiter.approvals.broker import ApprovalBroker
-from handrail.arbiter.call import Call
-from handrail.catalog.interaction import InteractionState
+from handrail.arbiter.approvals.approval_broker import ApprovalBroker
+from handrail.arbiter.call_state import Call
+from handrail.catalog.loaded_tools import InteractionTools
 from handrail.catalog.view import CatalogOptions
-from handrail.contract.call import DEFAULT_PROBLEM_KIND, CallAnswer, Event, ProposedCall, Result
-from handrail.contract.codec import MalformedData, Reader, read_fields
+from handrail.contract.calls_and_results import DEFAULT_PROBLEM_KIND, CallAnswer, Event, ProposedCall, Result
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.contract.generation import Generation, GenerationDiff, ToolStatus
-from handrail.contract.modes import Mode
-from handrail.contract.rules import RuleEntry
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.client import ClientRequestKind
-from handrail.contract.services.delegation import SubagentTask, SubagentType
-from handrail.contract.services.jobs import ToolSearchResult
-from handrail.contract.services.memory import ConversationHistory, HistoryEntry, SkillInfo
-from handrail.contract.services.runtime import UserContext
-from handrail.contract.session import ChildSession, StopReason
+from handrail.contract.json_codec import MalformedData, Reader, read_exact_fields
+from handrail.contract.permission_modes import Mode
+from handrail.contract.rule_forms import RuleWithExamples
+from handrail.contract.services.channels_and_triggers import NotificationQueue
+from handrail.contract.services.client_services import ClientRequestKind
+from handrail.contract.services.history_and_skill_services import ConversationHistory, HistoryEntry, SkillInfo
+from handrail.contract.services.job_and_tool_services import ToolSearchResult
+from handrail.contract.services.subagent_services import SubagentTask, SubagentType
+from handrail.contract.services.tool_runtime import UserContext
+from handrail.contract.session_protocols import ChildSession, StopReason
 from handrail.contract.tool.resource_provider import ResourceProvider
-from handrail.ipc.codec import wire_models
-from handrail.ipc.codec.rpc import (
+from handrail.contract.tool_generation import Generation, GenerationDiff, ToolStatus
+from handrail.ipc.codec import wire_encoding
+from handrail.ipc.codec.protocol_rpc import (
     SHUTDOWN_TEXT,
     WIRE_CODEC,
     RequestHandler,
-    make_handler,
     make_notification_handler,
-    make_operation,
     make_protocol_handlers,
+    make_request_handler,
+    make_request_operation,
 )
 from handrail.ipc.server.client_proxies import (
     RemoteApprovalHandler,
@@ -45,18 +45,18 @@ from handrail.ipc.server.client_proxies import (
     RemoteResourceProvider,
     RemoteSubagentRunner,
     RemoteWatchdog,
-    ResourceSubscriptions,
-    make_remote_provider,
+    ResourceChangeCallbacks,
+    make_remote_resource_provider,
 )
-from handrail.ipc.server.client_tools import ClientTools
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import LEAVING, TRANSFERRED, OperationRefused, OperationSpec, OperationTable
-from handrail.policy.explanation import PolicyExplanation
-from handrail.record.log import CommitLog
-from handrail.session.context import AgentContext, ClientRegistrations, SessionOpening, SessionOptions
-from handrail.session.events import DROPPABLE_KINDS
+from handrail.ipc.server.client_tools import ClientProcessTools
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import LEAVING, TRANSFERRED, OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.policy.decision_explanation import PolicyExplanation
+from handrail.record.commit_log import CommitLog
 from handrail.session.local_session import LocalSession, ParentRef
+from handrail.session.session_context import AgentContext, ClientProcessRegistrations, SessionOpening, SessionOptions
+from handrail.session.session_events import DROPPABLE_KINDS
 from handrail.session.turn import LocalTurn
 
 _MAX_OLD_GENERATIONS = 16
@@ -105,10 +105,10 @@ _get_reply_fields = cast("Callable[[Any], tuple[Any, ...]]", itemgetter(*_REPLY_
 
 @cache
 def _reply_readers() -> Mapping[str, Reader[Any]]:
-    return {name: WIRE_CODEC.form_of(kind).read for name, kind in _REPLY_FIELDS.items()}
+    return {name: WIRE_CODEC.get_type_form(kind).read for name, kind in _REPLY_FIELDS.items()}
 
 
-def read_reply(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
+def read_reply_request(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
     """Read the fields of a ``reply`` request, in the order of their table.
 
     Nearly all requests of client processes are replies, so a valid reply with one call takes a fast path.
@@ -132,13 +132,13 @@ def read_reply(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
     except (KeyError, TypeError, ValueError):
         pass
     try:
-        session, turn, token, generation, calls = read_fields(body, _reply_readers()).values()
+        session, turn, token, generation, calls = read_exact_fields(body, _reply_readers()).values()
     except MalformedData as error:
         raise OperationRefused("UsageError", f"Invalid request `reply`: {error}.") from None
     return session, turn, token, generation, calls
 
 
-class KernelHost(Protocol):
+class KernelForClients(Protocol):
     """The parts of the local kernel that client processes need."""
 
     @property
@@ -151,7 +151,7 @@ class KernelHost(Protocol):
     @property
     def approvals(self) -> ApprovalBroker: ...
 
-    def make_context(self, agent: str, registrations: ClientRegistrations) -> AgentContext:
+    def make_agent_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
         """Return a new context of an agent with the registrations of a process.
 
         :raises LoadError: with all faults
@@ -170,42 +170,42 @@ class KernelHost(Protocol):
     async def open_child_session(
         self, context_of: Callable[[str], AgentContext], under: ParentRef, frontend: str, id: str | None = None
     ) -> LocalSession:
-        """Open the session of a sub-agent; see :meth:`handrail.contract.session.Session.open_child`."""
+        """Open the session of a sub-agent; see :meth:`handrail.contract.session_protocols.Session.open_child`."""
         ...
 
-    async def explain_call_in(
+    async def explain_call_in_context(
         self,
         context: AgentContext,
         tool: str,
         arguments: Mapping[str, Any],
         *,
-        rules: Iterable[str | RuleEntry],
+        rules: Iterable[str | RuleWithExamples],
         headless: bool,
     ) -> PolicyExplanation: ...
 
-    def list_statuses_in(self, context: AgentContext) -> Sequence[ToolStatus]: ...
+    def list_statuses_in_context(self, context: AgentContext) -> Sequence[ToolStatus]: ...
 
-    async def find_tools_in(self, context: AgentContext, query: str, **how: Any) -> ToolSearchResult: ...
+    async def find_tools_in_context(self, context: AgentContext, query: str, **how: Any) -> ToolSearchResult: ...
 
-    def make_kernel_requests(self, client: ClientProcess) -> Mapping[str, RequestHandler]:
+    def make_client_operations(self, client: ClientProcess) -> Mapping[str, RequestHandler]:
         """Return the further requests that a client process may send, by name."""
         ...
 
 
-class ClientServer(Protocol):
+class ServerForClients(Protocol):
     """The parts of the server that a :class:`Guest` needs."""
 
     @property
-    def host(self) -> KernelHost: ...
+    def host(self) -> KernelForClients: ...
 
     @property
     def is_shutting_down(self) -> bool: ...
 
-    async def wait_until_released(self, session_id: str) -> None:
+    async def wait_for_orphaned_calls(self, session_id: str) -> None:
         """Wait until no call runs in a session whose client process has disconnected."""
         ...
 
-    def release_sessions(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:
+    def release_lost_client(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:
         """Release a client process that has disconnected.
 
         Its sessions are suspended after their calls have ended. Then its registrations end.
@@ -219,7 +219,7 @@ class ClientProcess:
     :raises Refused: if the greeting is invalid or the requested agent cannot be loaded
     """
 
-    def __init__(self, server: ClientServer, connection: IpcConnection, hello: Message) -> None:
+    def __init__(self, server: ServerForClients, connection: IpcConnection, hello: Message) -> None:
         self._server = server
         self._host = server.host
         self._connection = connection
@@ -235,15 +235,15 @@ class ClientProcess:
         """The number of the newest generation that was dropped."""
         self._contexts: dict[str, AgentContext] = {}
         """By agent: the context of the process, and those of further agents that its sessions use."""
-        told = wire_models.read_greeting(hello)
+        told = wire_encoding.read_client_greeting(hello)
         self.frontend: str = told.face[:_MAX_FRONTEND_CHARS]
         self._secrets = told.secrets
         self._cleanups: list[Callable[[], Awaitable[object]]] = []
-        self._subscriptions = ResourceSubscriptions()
+        self._subscriptions = ResourceChangeCallbacks()
         try:
-            self._client_tools = brought = ClientTools(connection, told.tools, told.secrets)
+            self._client_tools = brought = ClientProcessTools(connection, told.tools, told.secrets)
             self._host.redact_secrets(told.secrets)
-            self._registrations = ClientRegistrations(
+            self._registrations = ClientProcessRegistrations(
                 self.frontend,
                 tools=tuple(brought.tools),
                 rules=tuple(told.rules),
@@ -255,34 +255,34 @@ class ClientProcess:
                 tool_settings=told.tool_settings,
                 catalog=told.catalog,
             )
-            self.context = self._context(told.agent)
+            self.context = self._get_or_make_context(told.agent)
         except HandrailError as error:
-            raise wire_models.refusal_from_error(error) from None
+            raise wire_encoding.refusal_from_error(error) from None
         except ValueError as error:  # a secret that cannot be redacted
             raise OperationRefused("UsageError", f"Invalid `secrets`: {error}") from None
         self._token: int = self._host.describe_kernel()["token"]
         self.requests: Mapping[str, RequestHandler] = {
-            "open": make_handler(self._open),
-            "child": make_handler(self._open_child),
-            "begin": make_handler(self._start_interaction),
-            "call": make_handler(self._call),
-            "keyed": make_handler(self._call_with_key),
-            "recall": make_handler(self._recover_results),
-            "list_suspended_calls": make_handler(self._list_suspended_calls),
-            "resume_suspended_calls": make_handler(self._resume_suspended_calls),
-            "instructions": make_handler(self._read_parent_instructions),
-            "stop": make_handler(self._stop),
-            "suspend": make_handler(self._suspend),
-            "close": make_handler(self._close),
-            "explain": make_handler(self._explain),
-            "statuses": make_handler(self._list_statuses),
-            "find": make_handler(self._find),
-            "reload": make_handler(self._reload),
-            "flush": make_handler(self._flush),
-            "keep": make_handler(self._append_history),
+            "open": make_request_handler(self._open),
+            "child": make_request_handler(self._open_child),
+            "begin": make_request_handler(self._start_interaction),
+            "call": make_request_handler(self._answer_next_call),
+            "keyed": make_request_handler(self._call_with_key),
+            "recall": make_request_handler(self._recover_results),
+            "list_suspended_calls": make_request_handler(self._list_suspended_calls),
+            "resume_suspended_calls": make_request_handler(self._resume_suspended_calls),
+            "instructions": make_request_handler(self._read_parent_instructions),
+            "stop": make_request_handler(self._stop),
+            "suspend": make_request_handler(self._suspend),
+            "close": make_request_handler(self._close),
+            "explain": make_request_handler(self._explain),
+            "statuses": make_request_handler(self._list_statuses),
+            "find": make_request_handler(self._find),
+            "reload": make_request_handler(self._reload),
+            "flush": make_request_handler(self._flush),
+            "keep": make_request_handler(self._append_history),
             **make_protocol_handlers(ConversationHistory, "history.", self._history),
             **make_protocol_handlers(NotificationQueue, "notices.", self._notifications),
-            **self._host.make_kernel_requests(self),
+            **self._host.make_client_operations(self),
         }
         """The requests of the process, except replies and the runtime services of the calls that it runs."""
         self.notifications: Mapping[str, Callable[[Any], None]] = {
@@ -292,18 +292,18 @@ class ClientProcess:
             "mode": make_notification_handler(self._set_mode),
             "client_capabilities": make_notification_handler(self._set_client_capabilities),
             "delegates": make_notification_handler(self._set_subagent_runner),
-            "offering.updated": make_notification_handler(self._subscriptions.notify),
+            "offering.updated": make_notification_handler(self._subscriptions.call_callback),
         }
         self.operations = self._operations()
 
-    def make_greeting(self) -> Message:
+    def make_greeting_answer(self) -> Message:
         """Return the answer to the greeting of the process."""
         context = self.context
         return {
             **self._host.describe_kernel(),
             "agent": context.manifest.to_data(),
-            "generation": wire_models.write_generation(context.generation),
-            "rules": wire_models.write_rules(context.rules),
+            "generation": wire_encoding.write_generation(context.generation),
+            "rules": wire_encoding.write_rules(context.rules),
         }
 
     def handle_disconnect(self, reason: str) -> None:
@@ -316,7 +316,7 @@ class ClientProcess:
         sessions, self._sessions = self._sessions, {}
         for session_id in tuple(self._watched):
             self._unwatch(session_id)
-        self._server.release_sessions(self, sessions.values())
+        self._server.release_lost_client(self, sessions.values())
 
     async def aclose(self) -> None:
         """End the registrations of the process. None of its calls may be running."""
@@ -337,14 +337,14 @@ class ClientProcess:
         """The secrets that the process registered, by name."""
         return self._secrets
 
-    def add_cleanup(self, end: Callable[[], Awaitable[object]]) -> None:
+    def add_disconnect_callback(self, end: Callable[[], Awaitable[object]]) -> None:
         """Call ``end`` after the process has disconnected."""
         self._cleanups.append(end)
 
     def _operations(self) -> OperationTable:
         is_leaving = self._is_shutting_down
         ops = {
-            name: make_operation(
+            name: make_request_operation(
                 name,
                 one,
                 is_leaving=is_leaving,
@@ -353,7 +353,7 @@ class ClientProcess:
             )
             for name, one in self.requests.items()
         }
-        ops["reply"] = OperationSpec(self._reply, eager="reply" in EAGER_REQUESTS)
+        ops["reply"] = OperationSpec(self._answer_reply_calls, eager="reply" in EAGER_REQUESTS)
         return OperationTable(
             {**ops, **self._client_tools.requests}, {**self.notifications, **self._client_tools.notifications}
         )
@@ -361,7 +361,7 @@ class ClientProcess:
     def _is_shutting_down(self) -> bool:
         return self._server.is_shutting_down
 
-    def _context(self, agent: str) -> AgentContext:
+    def _get_or_make_context(self, agent: str) -> AgentContext:
         """Return the context of ``agent`` with the registrations of the process, created at its first use."""
         context = self._contexts.get(agent)
         if context is None:
@@ -372,16 +372,18 @@ class ClientProcess:
         return context
 
     def _make_context(self, agent: str) -> AgentContext:
-        return self._host.make_context(agent, replace(self._registrations, tools=tuple(self._client_tools.tools)))
+        return self._host.make_agent_context(agent, replace(self._registrations, tools=tuple(self._client_tools.tools)))
 
-    def _make_providers(self, told: Sequence[wire_models.ProviderDescription]) -> tuple[ResourceProvider, ...]:
-        offer = self._client_tools.execute_provider
+    def _make_providers(
+        self, told: Sequence[wire_encoding.ResourceProviderDescription]
+    ) -> tuple[ResourceProvider, ...]:
+        offer = self._client_tools.call_provider_method
         return tuple(
-            make_remote_provider(self._connection, number, one, offer, self._subscriptions)
+            make_remote_resource_provider(self._connection, number, one, offer, self._subscriptions)
             for number, one in enumerate(told)
         )
 
-    def _separate_tools(self) -> GenerationDiff:
+    def _start_own_generations(self) -> GenerationDiff:
         """Give the process its own generations, because it registered its first tools."""
         fresh = {agent: self._make_context(agent) for agent in self._contexts}  # a fault changes nothing
         before = self.context.generation
@@ -400,7 +402,7 @@ class ClientProcess:
 
     def _send_generation(self, generation: Generation) -> None:
         self._keep_generation(generation)
-        told = wire_models.write_generation(generation)
+        told = wire_encoding.write_generation(generation)
         for agent, context in self._contexts.items():
             if context.generation is generation:
                 self._connection.notify("generation", {"agent": agent, "generation": told})
@@ -421,32 +423,32 @@ class ClientProcess:
         editor: bool,
         topic: str | None,
         user_context: UserContext | None,
-        rules: Sequence[str | RuleEntry],
+        rules: Sequence[str | RuleWithExamples],
         mode: Mode | None,
         shared: bool,
         interaction: int,
         brought: Sequence[str],
     ) -> Message:
-        await self._server.wait_until_released(id)
-        context = self.context if agent is None else self._context(agent)
+        await self._server.wait_for_orphaned_calls(id)
+        context = self.context if agent is None else self._get_or_make_context(agent)
         kind = RemoteEditorHandler if editor else RemoteClientHandler
         options: SessionOptions = {
             "approval_handler": None if headless else RemoteApprovalHandler(self._connection, id, shared=shared),
             "client": None if client is None else kind(self._connection, id, client),
         }
         options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": user_context}
-        opening = SessionOpening(context, self._context, self.frontend, options)
+        opening = SessionOpening(context, self._get_or_make_context, self.frontend, options)
         return self._register_session(await self._host.open_session(opening, id), context, interaction, brought)
 
     async def _open_child(self, id: str, session: str, call: str, delegation: SubagentTask) -> Message:
-        """Open the session of a sub-agent for a call; see :meth:`handrail.contract.session.Session.open_child`."""
+        """Open the session of a sub-agent for a call; see :meth:`handrail.contract.session_protocols.Session.open_child`."""
         parent = self._find_session(session)
         begun: list[LocalSession] = []
 
         async def opens(parent: LocalSession, call: Call, delegation: SubagentTask) -> ChildSession:
             begun.append(
                 await self._host.open_child_session(
-                    self._context, ParentRef(parent, call, delegation), self.frontend, id
+                    self._get_or_make_context, ParentRef(parent, call, delegation), self.frontend, id
                 )
             )
             return ChildSession(begun[0], begun[0].tree_node.manifest)
@@ -454,7 +456,7 @@ class ClientProcess:
         await parent.tree_node.open_child(parent, call, delegation, opens)
         (child,) = begun
         manifest = child.tree_node.manifest
-        return {**self._register_session(child, self._context(manifest.id)), "agent": manifest.to_data()}
+        return {**self._register_session(child, self._get_or_make_context(manifest.id)), "agent": manifest.to_data()}
 
     def _set_subagent_runner(self, session: str, there: bool) -> None:
         if session in self._sessions:
@@ -466,32 +468,32 @@ class ClientProcess:
         self, session: LocalSession, context: AgentContext, interaction: int = 0, brought: Sequence[str] = ()
     ) -> Message:
         if self._connection.lost_reason is not None:
-            self._server.release_sessions(self, (session,))
+            self._server.release_lost_client(self, (session,))
         else:
             self._sessions[session.id] = session
         catalog = session.catalog
         if interaction or brought:  # the interaction continues here; otherwise its stored state counts
-            catalog.start(interaction, brought)
+            catalog.start_next_interaction(interaction, brought)
         catalog.preload_index(context.generation)
         session.change_notifier.on_tools_loaded = partial(self._send_loaded_tools, session.id, catalog)
         told: Message = {
             "turns": session.last_turn,
-            "catalog": WIRE_CODEC.write(CatalogOptions, catalog.options),
-            "brought": list(catalog.active.minimal_steps()),
+            "catalog": WIRE_CODEC.encode_value(CatalogOptions, catalog.options),
+            "brought": list(catalog.active.shortest_steps()),
             "native": _list_provider_tools(session),
-            "skills": WIRE_CODEC.write(Sequence[SkillInfo], session.skills),
-            "agents": WIRE_CODEC.write(Sequence[SubagentType], session.subagents),
+            "skills": WIRE_CODEC.encode_value(Sequence[SkillInfo], session.skills),
+            "agents": WIRE_CODEC.encode_value(Sequence[SubagentType], session.subagent_types),
         }
         if context is self.context:  # the process knows these tools already
             return told
-        return told | {"generation": wire_models.write_generation(context.generation)}
+        return told | {"generation": wire_encoding.write_generation(context.generation)}
 
     async def _start_interaction(self, session: str, interaction: int, text: str, headless: bool) -> Any:
         begun = self._find_session(session)
         await begun.start_interaction(text, interaction, headless=headless)
         return _list_provider_tools(begun)
 
-    def _send_loaded_tools(self, session_id: str, catalog: InteractionState, steps: Sequence[str]) -> None:
+    def _send_loaded_tools(self, session_id: str, catalog: InteractionTools, steps: Sequence[str]) -> None:
         """Send the change of the loaded tools, before the answer of the call that made it."""
         self._connection.notify(
             "brought", {"session_id": session_id, "interaction": catalog.interaction_number, "steps": list(steps)}
@@ -503,20 +505,20 @@ class ClientProcess:
             raise UsageError(f"Session {session_id[:80]!r} is not open in this process. Open it first.")
         return session
 
-    async def _reply(self, body: Any) -> list[Any]:
+    async def _answer_reply_calls(self, body: Any) -> list[Any]:
         """Answer all calls of one reply. Every error is sent by its class and text."""
         if self._server.is_shutting_down:
             raise OperationRefused(LEAVING, SHUTDOWN_TEXT)
-        session, turn, token, generation, calls = read_reply(body)
+        session, turn, token, generation, calls = read_reply_request(body)
         found = self._sessions.get(session) or self._find_session(session)
         tools = self._tools_for_turn(found, token, generation)
         if len(calls) == 1:
             answers: Sequence[CallAnswer] = (await found.call_in_turn(turn, tools, calls[0]),)
         else:
-            answers = await found.open_turn(turn, tools).call_all(calls)
-        if self._server.is_shutting_down and any(_was_cut_short(answer.result) for answer in answers):
+            answers = await found.open_numbered_turn(turn, tools).call_all(calls)
+        if self._server.is_shutting_down and any(_was_ended_by_shutdown(answer.result) for answer in answers):
             raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended.")
-        return [wire_models.write_answer(answer) for answer in answers]
+        return [wire_encoding.write_answer(answer) for answer in answers]
 
     def _tools_for_turn(self, session: LocalSession, token: int, generation: int) -> Generation:
         """Return the tools of a turn.
@@ -530,7 +532,7 @@ class ClientProcess:
             raise UsageError(f"Generation {generation} of the tools is no longer available. Start a new turn.")
         return tools
 
-    async def _call(
+    async def _answer_next_call(
         self,
         session: str,
         turn: TurnNumber,
@@ -554,7 +556,7 @@ class ClientProcess:
         if not position:
             tools = self._tools_for_turn(found, token, generation)
             try:
-                begun = self._streamed_turns[session] = found.open_turn(turn, tools)
+                begun = self._streamed_turns[session] = found.open_numbered_turn(turn, tools)
             except UsageError:
                 if found.is_closed:
                     raise
@@ -563,16 +565,16 @@ class ClientProcess:
             raise OperationRefused(
                 TRANSFERRED, f"Turn {turn} of session {session} did not start with this lease holder."
             )
-        answer = await begun.submit(call)
-        if self._server.is_shutting_down and _was_cut_short(answer.result):
+        answer = await begun.start_streamed_call(call)
+        if self._server.is_shutting_down and _was_ended_by_shutdown(answer.result):
             raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended.")
-        return wire_models.write_answer(answer)
+        return wire_encoding.write_answer(answer)
 
     async def _call_with_key(self, session: str, call: ProposedCall, key: str) -> Result:
         given = call.arguments
         arguments = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
         result = await self._find_session(session).call(call.name, arguments, key=key)
-        if self._is_shutting_down() and _was_cut_short(result):  # repeated with its key, the log answers it
+        if self._is_shutting_down() and _was_ended_by_shutdown(result):  # repeated with its key, the log answers it
             raise OperationRefused(LEAVING, SHUTDOWN_TEXT)
         return result
 
@@ -582,12 +584,12 @@ class ClientProcess:
         A call that has not started had no effect and may be proposed again.
         """
         answers = await self._find_session(session).recover_results(calls)
-        return [[wire_models.write_answer(answer), await self._has_begun(answer)] for answer in answers]
+        return [[wire_encoding.write_answer(answer), await self._has_begun(answer)] for answer in answers]
 
     async def _has_begun(self, answer: CallAnswer) -> bool:
         outcome = await self._host.log.find_outcome(answer.call_id)
         # The kernel records `refused` for a call that it stopped before the start, because the lease holder shut down.
-        stopped = outcome is not None and outcome.kind == "rejected" and _was_cut_short(answer.result)
+        stopped = outcome is not None and outcome.kind == "rejected" and _was_ended_by_shutdown(answer.result)
         return bool({"awaiting_approval", "job_id"} & answer.result.metadata.keys()) or (
             outcome is not None and not stopped
         )
@@ -597,7 +599,7 @@ class ClientProcess:
 
     async def _resume_suspended_calls(self, session: str) -> list[Any]:
         return [
-            wire_models.write_answer(answer) for answer in await self._find_session(session).resume_suspended_calls()
+            wire_encoding.write_answer(answer) for answer in await self._find_session(session).resume_suspended_calls()
         ]
 
     async def _read_parent_instructions(self, session: str) -> Sequence[tuple[str, str]]:
@@ -611,7 +613,7 @@ class ClientProcess:
         return history
 
     async def _append_history(self, session: str, entries: Sequence[CheckedHistoryEntry], number: int) -> None:
-        kept = self._history(session).store_entries(entries)
+        kept = self._history(session).store_messages(entries)
         self._last_stored[session] = number
         await kept
 
@@ -621,7 +623,7 @@ class ClientProcess:
         return notices
 
     async def _stop(self, session: str, reason: StopReason) -> int:
-        return self._find_session(session).cancel(reason)
+        return self._find_session(session).cancel_running_calls(reason)
 
     async def _suspend(self, session: str, reason: StopReason, why: str) -> None:
         found = self._find_session(session)
@@ -641,7 +643,7 @@ class ClientProcess:
 
     def _watch(self, session: str) -> None:
         if session in self._sessions and session not in self._watched:
-            self._watched[session] = self._sessions[session].watch(self._send_event)
+            self._watched[session] = self._sessions[session].watch_events(self._send_event)
 
     def _unwatch(self, session: str) -> None:
         if (stop := self._watched.pop(session, None)) is not None:
@@ -662,7 +664,7 @@ class ClientProcess:
         if session in self._sessions and isinstance(
             peer := self._sessions[session].lane.environment.client, RemoteClientHandler
         ):
-            peer.set_capabilities(call, kinds)
+            peer.set_supported_requests(call, kinds)
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 
@@ -670,21 +672,21 @@ class ClientProcess:
         await self._host.log.flush()
 
     async def _list_statuses(self) -> Sequence[ToolStatus]:
-        return self._host.list_statuses_in(self.context)
+        return self._host.list_statuses_in_context(self.context)
 
     async def _find(self, query: str, limit: int, patience_ms: int | None, by_words: bool) -> ToolSearchResult:
         patience_s = None if patience_ms is None else min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000
-        return await self._host.find_tools_in(
+        return await self._host.find_tools_in_context(
             self.context, query, limit=max(limit, 1), patience_s=patience_s, by_words=by_words
         )
 
     async def _explain(
-        self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str | RuleEntry], headless: bool
+        self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str | RuleWithExamples], headless: bool
     ) -> PolicyExplanation:
-        return await self._host.explain_call_in(self.context, tool, arguments, rules=rules, headless=headless)
+        return await self._host.explain_call_in_context(self.context, tool, arguments, rules=rules, headless=headless)
 
     async def _reload(
-        self, tools: Sequence[Any] | None, offerings: Sequence[wire_models.ProviderDescription]
+        self, tools: Sequence[Any] | None, offerings: Sequence[wire_encoding.ResourceProviderDescription]
     ) -> GenerationDiff:
         async with self._reloading:
             before = self._client_tools.tools
@@ -695,20 +697,20 @@ class ClientProcess:
                 raise
 
     async def _load_reloaded(
-        self, tools: Sequence[Any] | None, offerings: Sequence[wire_models.ProviderDescription]
+        self, tools: Sequence[Any] | None, offerings: Sequence[wire_encoding.ResourceProviderDescription]
     ) -> GenerationDiff:
         given = None if tools is None else self._client_tools.replace_tools(tools)
         for one, told in zip(self._registrations.offerings, offerings, strict=False):
             cast("RemoteResourceProvider", one).listing = told.listing
         if self.context.shared and given:
-            return self._separate_tools()
+            return self._start_own_generations()
         given = given if not self.context.shared else None
         for context in [one for one in self._contexts.values() if one is not self.context]:
-            await context.generations.reload(given)
-        return await self.context.generations.reload(given)
+            await context.generations.reload_all_sources(given)
+        return await self.context.generations.reload_all_sources(given)
 
 
-def _was_cut_short(result: Result) -> bool:
+def _was_ended_by_shutdown(result: Result) -> bool:
     """Return whether a call was stopped or suspended because the kernel was shutting down."""
     return result.metadata.get("stopped_by") == "shutdown" or "awaiting_approval" in result.metadata
 

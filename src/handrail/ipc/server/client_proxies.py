@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalHandler, ApprovalRequest
-from handrail.contract.call import Result
-from handrail.contract.codec import MalformedData
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalHandler, ApprovalRequest
+from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.contract.services.client import (
+from handrail.contract.json_codec import MalformedData
+from handrail.contract.services.client_services import (
     CLIENT_REQUEST_KINDS,
     METHOD_CAPABILITIES,
     ClientHandler,
@@ -19,24 +19,28 @@ from handrail.contract.services.client import (
     ClientRequest,
     ClientRequestKind,
     ClientService,
-    UnsavedBuffers,
+    EditorClientHandler,
     client_request_kind,
 )
-from handrail.contract.services.delegation import SubagentRunner, SubagentTask
-from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate
-from handrail.contract.services.runtime import Runtime, UserQuestion
+from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.services.subagent_services import SubagentRunner, SubagentTask
+from handrail.contract.services.tool_runtime import Runtime, UserQuestion
 from handrail.contract.tool.spec import ToolSpec
-from handrail.ipc.codec import wire_models
-from handrail.ipc.codec.rpc import WIRE_CODEC, invoke_over, make_proxy
-from handrail.ipc.codec.tool_values import read_failure
-from handrail.ipc.codec.wire_models import ProviderDescription, ProviderListing, WatchdogDescription
-from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import OperationRefused
+from handrail.ipc.codec import wire_encoding
+from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, make_connection_invoker, make_protocol_proxy
+from handrail.ipc.codec.tool_value_encoding import decode_tool_error
+from handrail.ipc.codec.wire_encoding import (
+    ClientWatchdogDescription,
+    ResourceProviderDescription,
+    ResourceProviderListing,
+)
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import OperationRefused
+from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
 
 APPROVAL_PREFIX, CLIENT_PREFIX, BUFFERS_PREFIX, SUBAGENT_PREFIX = "people.", "client.", "buffers.", "model."
-"""The prefixes of the operations of :class:`ApprovalHandler`, :class:`Peer`, :class:`UnsavedBuffers` and :class:`SubagentRunner`."""
+"""The prefixes of the operations of :class:`ApprovalHandler`, :class:`Peer`, :class:`EditorClientHandler` and :class:`SubagentRunner`."""
 _MAX_KEPT_CALLS = 1_024
 """The number of calls whose client capabilities are remembered."""
 _STAMP_TIMEOUT_S = 5.0
@@ -52,7 +56,9 @@ class RemoteApprovalHandler:
 
     def __init__(self, connection: IpcConnection, session_id: str, *, shared: bool = False) -> None:
         self.is_shared = shared
-        self._proxy = make_proxy(ApprovalHandler, APPROVAL_PREFIX, invoke_over(connection, people_of=session_id))
+        self._proxy = make_protocol_proxy(
+            ApprovalHandler, APPROVAL_PREFIX, make_connection_invoker(connection, people_of=session_id)
+        )
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         try:
@@ -70,14 +76,14 @@ class RemoteApprovalHandler:
 # ── the client ───────────────────────────────────────────────────────────────────────────────────
 
 
-def list_client_requests(peer: ClientHandler, call_id: str) -> list[ClientRequestKind]:
+def list_client_request_kinds(peer: ClientHandler, call_id: str) -> list[ClientRequestKind]:
     """Return the kinds of request that the client of a call supports."""
     return [
         kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if _is_supported(peer, call_id, method, params)
     ]
 
 
-def list_tool_requests(peer: ClientService) -> list[ClientRequestKind]:
+def list_tool_request_kinds(peer: ClientService) -> list[ClientRequestKind]:
     """Return the kinds of request that a tool may send and its client supports."""
     return [kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if peer.supports(method, params)]
 
@@ -90,7 +96,7 @@ def _is_supported(peer: ClientHandler, call_id: str, method: ClientMethod, param
 
 
 class RemoteClientHandler:
-    """A :class:`~handrail.contract.services.client.ClientHandler` in the lease holder for the client of a client process.
+    """A :class:`~handrail.contract.services.client_services.ClientHandler` in the lease holder for the client of a client process.
 
     The process reports the supported requests before each call, because they may differ between calls.
 
@@ -100,11 +106,13 @@ class RemoteClientHandler:
     def __init__(self, connection: IpcConnection, session_id: str, kinds: Iterable[str]) -> None:
         self._connection = connection
         self._session_id = session_id
-        self._proxy = make_proxy(ClientHandler, CLIENT_PREFIX, invoke_over(connection, session=session_id))
+        self._proxy = make_protocol_proxy(
+            ClientHandler, CLIENT_PREFIX, make_connection_invoker(connection, session=session_id)
+        )
         self._latest = frozenset(kinds)
         self._by_call: dict[str, frozenset[str]] = {}
 
-    def set_capabilities(self, call: str, kinds: Iterable[str]) -> None:
+    def set_supported_requests(self, call: str, kinds: Iterable[str]) -> None:
         """Set the requests that the client supports during a call.
 
         :param call: the id of a call, or of a turn: a call id without the position
@@ -134,22 +142,24 @@ class RemoteClientHandler:
 class RemoteEditorHandler(RemoteClientHandler):
     """A :class:`RemoteClientHandler` for an editor.
 
-    It also implements :class:`~handrail.contract.services.client.UnsavedBuffers`.
+    It also implements :class:`~handrail.contract.services.client_services.EditorClientHandler`.
     """
 
     def __init__(self, connection: IpcConnection, session_id: str, kinds: Iterable[str]) -> None:
         super().__init__(connection, session_id, kinds)
-        self._shown = make_proxy(UnsavedBuffers, BUFFERS_PREFIX, invoke_over(connection, session=session_id))
+        self._shown = make_protocol_proxy(
+            EditorClientHandler, BUFFERS_PREFIX, make_connection_invoker(connection, session=session_id)
+        )
 
-    async def read_unsaved(self, path: str) -> str | None:
+    async def read_unsaved_text(self, path: str) -> str | None:
         try:
-            return await self._shown.read_unsaved(path)
+            return await self._shown.read_unsaved_text(path)
         except HandrailError:  # disconnected, or no answer: the same as an editor without unsaved changes
             return None
 
 
 class RemoteClientService:
-    """A :class:`~handrail.contract.services.client.ClientService` for a tool that runs in a client process.
+    """A :class:`~handrail.contract.services.client_services.ClientService` for a tool that runs in a client process.
 
     :param there: the proxy of the call's service
     :param let_go: tells the other side that the call releases the client's connection
@@ -181,13 +191,13 @@ class RemoteSubagentRunner:
     """
 
     def __init__(self, connection: IpcConnection, session_id: str) -> None:
-        self._proxy = make_proxy(
-            SubagentRunner, SUBAGENT_PREFIX, invoke_over(connection, settle=True, session=session_id)
+        self._proxy = make_protocol_proxy(
+            SubagentRunner, SUBAGENT_PREFIX, make_connection_invoker(connection, settle=True, session=session_id)
         )
 
-    async def compact(self) -> Result:
+    async def compact_conversation(self) -> Result:
         lost = "The process of the model disconnected during the compaction. Check the session before you repeat it."
-        return await self._await_result(self._proxy.compact(), lost)
+        return await self._await_result(self._proxy.compact_conversation(), lost)
 
     async def run(self, call_id: str, delegation: SubagentTask) -> Result:
         lost = "The process of the sub-agent's model disconnected while it was working. Check what it has done before you delegate again."
@@ -217,7 +227,7 @@ class RemoteWatchdog:
     :param told: its name, timeout and filters
     """
 
-    def __init__(self, connection: IpcConnection, number: int, told: WatchdogDescription) -> None:
+    def __init__(self, connection: IpcConnection, number: int, told: ClientWatchdogDescription) -> None:
         self.name = told.name
         self.timeout_ms = told.timeout_ms
         self.after_failures = told.after_failures
@@ -236,8 +246,8 @@ class RemoteWatchdog:
         spec = self._specs.get(call.tool_id)
         body = {
             "number": self._number,
-            "call": WIRE_CODEC.write(WatchdogCall, call),
-            "spec": WIRE_CODEC.write(ToolSpec | None, spec),
+            "call": WIRE_CODEC.encode_value(WatchdogCall, call),
+            "spec": WIRE_CODEC.encode_value(ToolSpec | None, spec),
         }
         try:
             told = await self._connection.request("watchdog", body)
@@ -247,10 +257,10 @@ class RemoteWatchdog:
             )
         except OperationRefused as refused:
             return WatchdogDecision("deny", f"The watchdog could not be called: {refused.text}")
-        if (failure := read_failure(told)) is not None:
+        if (failure := decode_tool_error(told)) is not None:
             raise failure
         try:
-            return WIRE_CODEC.reader_of(WatchdogDecision)(told.get("value"))
+            return WIRE_CODEC.get_type_reader(WatchdogDecision)(told.get("value"))
         except MalformedData as error:
             return WatchdogDecision("deny", f"The process of the watchdog returned an invalid answer: {error}.")
 
@@ -258,17 +268,17 @@ class RemoteWatchdog:
 # ── its resources and prompts ────────────────────────────────────────────────────────────────────
 
 ProviderCall = Callable[[int, str, dict[str, Any], Runtime], Awaitable[object]]
-"""Reads from a resource provider of the client process (:meth:`handrail.ipc.server.client_tools.ClientTools.execute_provider`)."""
+"""Reads from a resource provider of the client process (:meth:`handrail.ipc.server.client_tools.ClientProcessTools.call_provider_method`)."""
 
 
-class ResourceSubscriptions:
+class ResourceChangeCallbacks:
     """The callbacks for changes of a client process's resources, by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._callbacks: dict[int, Callable[[str], None]] = {}
 
-    def add(self, updated: Callable[[str], None]) -> int:
+    def add_callback(self, updated: Callable[[str], None]) -> int:
         number = next(self._numbers)
         self._callbacks[number] = updated
         return number
@@ -276,7 +286,7 @@ class ResourceSubscriptions:
     def remove(self, number: int) -> None:
         self._callbacks.pop(number, None)
 
-    def notify(self, number: int, uri: str) -> None:
+    def call_callback(self, number: int, uri: str) -> None:
         """Call the callback of a subscription, because the client process reported a change."""
         if (told := self._callbacks.get(number)) is not None:
             told(uri)
@@ -294,9 +304,9 @@ class RemoteResourceProvider:
         self,
         connection: IpcConnection,
         number: int,
-        lists: ProviderListing,
+        lists: ResourceProviderListing,
         offer: ProviderCall,
-        subscribed: ResourceSubscriptions,
+        subscribed: ResourceChangeCallbacks,
     ) -> None:
         self._connection = connection
         self._number = number
@@ -350,7 +360,7 @@ class RemoteResourceProvider:
         return given  # pyright: ignore[reportUnknownVariableType] - the caller checks it
 
     async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        number = self._subscribed.add(on_update)
+        number = self._subscribed.add_callback(on_update)
         body: Message = {"offering": self._number, "number": number, "uri": uri}
         try:
             await self._request("subscribe", body)
@@ -374,14 +384,14 @@ class RemoteResourceProvider:
                 kind="unavailable",
             ) from None
         except OperationRefused as refused:
-            error = wire_models.error_from_refusal(refused)
+            error = wire_encoding.error_from_refusal(refused)
             raise error if isinstance(error, ToolError) else ToolError(str(error), kind="unavailable") from None
 
 
-class RemotePollableProvider(RemoteResourceProvider):
+class PolledResourceProvider(RemoteResourceProvider):
     """A :class:`RemoteResourceProvider` that is polled for changes.
 
-    It also implements :class:`~handrail.contract.tool.resource_provider.PollableProvider`.
+    It also implements :class:`~handrail.contract.tool.resource_provider.PollableResourceProvider`.
     """
 
     def __init__(self, connection: IpcConnection, *rest: Any) -> None:
@@ -410,13 +420,13 @@ class RemotePollableProvider(RemoteResourceProvider):
         return found if isinstance(found, str) else ""
 
 
-def make_remote_provider(
+def make_remote_resource_provider(
     connection: IpcConnection,
     number: int,
-    told: ProviderDescription,
+    told: ResourceProviderDescription,
     offer: ProviderCall,
-    subscribed: ResourceSubscriptions,
+    subscribed: ResourceChangeCallbacks,
 ) -> RemoteResourceProvider:
     """Return the resource provider for a description from a client process."""
-    kind = RemotePollableProvider if told.is_pollable else RemoteResourceProvider
+    kind = PolledResourceProvider if told.is_pollable else RemoteResourceProvider
     return kind(connection, number, told.listing, offer, subscribed)

@@ -16,32 +16,32 @@ from typing import Any
 import orjson
 
 from handrail.arbiter.client_requests import MAX_PROGRESS_CHARACTERS
-from handrail.arbiter.execution import StoppableExecution
-from handrail.arbiter.generators import END_OF_STEPS, unwrap_runtime
-from handrail.contract.codec import MalformedData, expect_object, read_fields
+from handrail.arbiter.generator_steps import END_OF_STEPS, unwrap_runtime
+from handrail.arbiter.stoppable_execution import StoppableExecution
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client import METHOD_CAPABILITIES, LogLevel
-from handrail.contract.services.runtime import Runtime, UserContext, UserQuestion
-from handrail.contract.session import StopReason
+from handrail.contract.json_codec import MalformedData, expect_object, read_exact_fields
+from handrail.contract.services.client_services import METHOD_CAPABILITIES, LogLevel
+from handrail.contract.services.tool_runtime import Runtime, UserContext, UserQuestion
+from handrail.contract.session_protocols import StopReason
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.contract.tool.tool import Tool
-from handrail.contract.tool.triggers import COMMON_PARAMETERS, TriggerContext, TriggerEvent, TriggerTool
-from handrail.ipc.codec.rpc import (
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool.trigger_tools import COMMON_PARAMETERS, TriggerContext, TriggerEvent, TriggerTool
+from handrail.ipc.codec.protocol_rpc import (
     RUNTIME_PREFIX,
     WIRE_CODEC,
-    ServiceMethod,
+    RuntimeServiceMethod,
     TriggerClassRef,
-    inspect_method,
-    list_service_methods,
+    list_runtime_methods,
     make_notification_handler,
+    read_method_signature,
 )
-from handrail.ipc.codec.tool_values import read_failure, unpack, write_failure
-from handrail.ipc.codec.wire_models import ToolDescription, read_descriptions
-from handrail.ipc.server.client_proxies import list_tool_requests
-from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import OperationRefused, OperationSpec
-from handrail.store.encoding import decode, encode
+from handrail.ipc.codec.tool_value_encoding import decode_return_value, decode_tool_error, encode_tool_error
+from handrail.ipc.codec.wire_encoding import ClientToolDescription, read_tool_descriptions
+from handrail.ipc.server.client_proxies import list_tool_request_kinds
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec
+from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
+from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
 
 _DISCONNECTED_TEXT = "The process that provides `{}` has disconnected. Nothing was run. Ask the user to start it again."
 _CLIENT_CAPABILITIES = frozenset(METHOD_CAPABILITIES.values())
@@ -51,7 +51,7 @@ class _ClientDisconnected(ToolError):
     """The client process has disconnected."""
 
 
-class _ToolRun:
+class _RunningToolCall:
     """One call that is running in the client process."""
 
     __slots__ = ("doors", "kept", "number", "over", "runtime", "tool_id")
@@ -65,11 +65,11 @@ class _ToolRun:
         self.over = False
 
 
-class ClientTools:
+class ClientProcessTools:
     """The tools of one client process.
 
     :param connection: the connection to the process; nothing is sent on it yet
-    :param described: the tools, as :func:`~handrail.ipc.codec.wire_models.describe_tools` describes them
+    :param described: the tools, as :func:`~handrail.ipc.codec.wire_encoding.describe_client_tools` describes them
     :param secrets: the names of the secrets that the process has for them
     :raises LoadError: with all faults of the descriptions
     """
@@ -79,11 +79,11 @@ class ClientTools:
         self._connection = connection
         self._numbers = itertools.count(1)
         self.state_numbers = itertools.count(1)
-        self._runs: dict[int, _ToolRun] = {}
+        self._runs: dict[int, _RunningToolCall] = {}
         self.tools: tuple[Tool, ...] = self.replace_tools(described)
         self.requests: Mapping[str, OperationSpec] = {
             RUNTIME_PREFIX + name: OperationSpec(partial(self._call_service, name, door), cancel_when_lost=True)
-            for name, door in list_service_methods().items()
+            for name, door in list_runtime_methods().items()
         }
         """The requests that the client process may send: the runtime services of the calls that it runs."""
         self.notifications: Mapping[str, Callable[[Any], None]] = {
@@ -95,7 +95,7 @@ class ClientTools:
         }
 
     @property
-    def process_label(self) -> str:
+    def process_display_name(self) -> str:
         """The name of the process in texts for users."""
         peer = self._connection.peer
         return f"process {peer.pid}" if peer is not None and peer.pid else "another process"
@@ -105,11 +105,11 @@ class ClientTools:
 
         :raises LoadError: with all faults; the old tools stay
         """
-        process = self.process_label
-        self.tools = tuple(_make_client_tool(one, process, self) for one in read_descriptions(described, process))
+        process = self.process_display_name
+        self.tools = tuple(_make_client_tool(one, process, self) for one in read_tool_descriptions(described, process))
         return self.tools
 
-    def discard_state(self, state: int) -> None:
+    def end_tool_state(self, state: int) -> None:
         """End the open state of a stateful tool in the client process.
 
         Its code cannot use the runtime meanwhile.
@@ -128,13 +128,15 @@ class ClientTools:
         body: Message = {
             "tool": tool_id,
             "definition": tool.definition,
-            "arguments": _check_exact(tool_id, args),
-            "around": _call_context(runtime, clients=clients) if tool.takes_runtime else None,
-            "step": None if step is None else _check_exact(tool_id, step),
+            "arguments": _to_exact_arguments(tool_id, args),
+            "around": _get_constant_call_values(runtime, clients=clients) if tool.takes_runtime else None,
+            "step": None if step is None else _to_exact_arguments(tool_id, step),
         }
-        return await self._run("execute", tool_id, runtime, body)
+        return await self._run_client_operation("execute", tool_id, runtime, body)
 
-    async def execute_provider(self, number: int, method: str, arguments: dict[str, Any], runtime: Runtime) -> object:
+    async def call_provider_method(
+        self, number: int, method: str, arguments: dict[str, Any], runtime: Runtime
+    ) -> object:
         """Call a method of one of the process's resource providers, for the call of ``runtime``.
 
         :param number: the number of the provider
@@ -142,23 +144,23 @@ class ClientTools:
         body: Message = {
             "offering": number,
             "method": method,
-            "arguments": _check_exact(runtime.tool_id, arguments),
-            "around": {**_call_context(runtime, clients=False), "tool_id": runtime.tool_id},
+            "arguments": _to_exact_arguments(runtime.tool_id, arguments),
+            "around": {**_get_constant_call_values(runtime, clients=False), "tool_id": runtime.tool_id},
         }
-        return await self._run("offer", runtime.tool_id, runtime, body)
+        return await self._run_client_operation("offer", runtime.tool_id, runtime, body)
 
-    async def _run(self, op: str, tool_id: str, runtime: Runtime, body: Message) -> object:
+    async def _run_client_operation(self, op: str, tool_id: str, runtime: Runtime, body: Message) -> object:
         """Run an operation in the client process for a call, and serve the call's runtime to it meanwhile."""
         cancellation = runtime.cancellation
-        if cancellation.requested:  # since the last check
+        if cancellation.is_requested:  # since the last check
             raise asyncio.CancelledError
-        run = _ToolRun(next(self._numbers), tool_id, runtime)
+        run = _RunningToolCall(next(self._numbers), tool_id, runtime)
         self._runs[run.number] = run
         if isinstance(cancellation, StoppableExecution):
             cancellation.on_stop = partial(self._stop, run)
         try:
             asking = asyncio.ensure_future(self._connection.request(op, {"run": run.number, **body}))
-            return _read_outcome(await self._wait_for_answer(run, asking))
+            return _read_return_value(await self._wait_for_answer(run, asking))
         except ConnectionLost as lost:
             raise self._disconnect_error(run, lost) from None
         except OperationRefused as refused:
@@ -176,28 +178,30 @@ class ClientTools:
             await _end_service_tasks(run.doors)
 
     async def ask_questions(self, tool: ClientTool, args: dict[str, Any]) -> Sequence[UserQuestion]:
-        """Return the tool's questions to the user; see :meth:`~handrail.contract.tool.tool.Tool.questions`."""
-        body = {"arguments": _check_exact(tool.spec.id, args)}
-        return await self._request(tool, "questions", body, Sequence[UserQuestion], settle=True)
+        """Return the tool's questions to the user; see :meth:`~handrail.contract.tool.tool_protocol.Tool.questions`."""
+        body = {"arguments": _to_exact_arguments(tool.spec.id, args)}
+        return await self._send_tool_request(tool, "questions", body, Sequence[UserQuestion], settle=True)
 
-    async def never_fires(self, tool: ClientTool, arguments: Mapping[str, Any]) -> bool:
+    async def has_no_firing_time(self, tool: ClientTool, arguments: Mapping[str, Any]) -> bool:
         """Return whether a trigger with times would never fire."""
         body = {"arguments": dict(arguments), "now_ns": time.time_ns()}
-        return await self._request(tool, "due", body, int | None) is None
+        return await self._send_tool_request(tool, "due", body, int | None) is None
 
     async def wait_for_trigger(self, tool: ClientTool, waiting: TriggerContext) -> TriggerEvent:
-        """Wait until a trigger fires; see :meth:`~handrail.contract.tool.triggers.TriggerTool.wait`.
+        """Wait until a trigger fires; see :meth:`~handrail.contract.tool.trigger_tools.TriggerTool.wait_until_firing`.
 
         If the process has disconnected, nothing fires until another process with this tool opens the session.
         """
         try:
-            return await self._request(
-                tool, "wait", {"waiting": WIRE_CODEC.write(TriggerContext, waiting)}, TriggerEvent
+            return await self._send_tool_request(
+                tool, "wait", {"waiting": WIRE_CODEC.encode_value(TriggerContext, waiting)}, TriggerEvent
             )
         except _ClientDisconnected:
             return await asyncio.get_running_loop().create_future()
 
-    async def _request(self, tool: ClientTool, asks: str, body: Message, gives: Any, *, settle: bool = False) -> Any:
+    async def _send_tool_request(
+        self, tool: ClientTool, asks: str, body: Message, gives: Any, *, settle: bool = False
+    ) -> Any:
         """Send a request about a tool that is not a call of it.
 
         :param gives: the type of the answer
@@ -208,9 +212,9 @@ class ClientTools:
         asked = {"tool": tool_id, "definition": tool.definition, **body}
         try:
             told = expect_object(await self._connection.request(asks, asked, settle=settle))
-            if (failure := read_failure(told)) is not None:
+            if (failure := decode_tool_error(told)) is not None:
                 raise failure
-            return WIRE_CODEC.form_of(gives).read(told.get("value"))
+            return WIRE_CODEC.get_type_form(gives).read(told.get("value"))
         except ConnectionLost:
             raise _ClientDisconnected(_DISCONNECTED_TEXT.format(tool_id), kind="unavailable") from None
         except OperationRefused as refused:
@@ -221,7 +225,7 @@ class ClientTools:
                 kind="backend",
             ) from None
 
-    async def _wait_for_answer(self, run: _ToolRun, asking: asyncio.Future[Any]) -> Any:
+    async def _wait_for_answer(self, run: _RunningToolCall, asking: asyncio.Future[Any]) -> Any:
         """Wait until the call has ended, also if this wait is cancelled.
 
         Its locks are released only when nothing of it runs.
@@ -233,10 +237,10 @@ class ClientTools:
                 self._stop(run, "user")
         return asking.result()
 
-    def _stop(self, run: _ToolRun, reason: StopReason) -> None:
+    def _stop(self, run: _RunningToolCall, reason: StopReason) -> None:
         self._connection.notify("stop", {"run": run.number, "reason": reason})
 
-    def _disconnect_error(self, run: _ToolRun, lost: ConnectionLost) -> ToolError:
+    def _disconnect_error(self, run: _RunningToolCall, lost: ConnectionLost) -> ToolError:
         if not lost.sent:
             return ToolError(_DISCONNECTED_TEXT.format(run.tool_id), kind="unavailable")
         return ToolError(
@@ -248,12 +252,12 @@ class ClientTools:
 
     # ── requests of the client process ───────────────────────────────────────────────────────────
 
-    async def _call_service(self, name: str, door: ServiceMethod, body: Any) -> Message:
+    async def _call_service(self, name: str, door: RuntimeServiceMethod, body: Any) -> Message:
         """Call a runtime service of a call that the process is running."""
-        of, method = door.get_function, inspect_method(door.function)
+        of, method = door.get_function, read_method_signature(door.function)
         try:
-            asked = read_fields(body, {"run": WIRE_CODEC.reader_of(int), "arguments": expect_object})
-            arguments = read_fields(asked["arguments"], method.readers)
+            asked = read_exact_fields(body, {"run": WIRE_CODEC.get_type_reader(int), "arguments": expect_object})
+            arguments = read_exact_fields(asked["arguments"], method.readers)
         except MalformedData as error:
             raise OperationRefused("malformed", f"Invalid request `{name}`: {error}.") from None
         run = self._runs.get(asked["run"])
@@ -273,7 +277,7 @@ class ClientTools:
             answer = await of(run.runtime)(**arguments)
             return {"value": answer if method.result_form.write is None else method.result_form.write(answer)}
         except Exception as error:  # the tool may catch the errors of its runtime
-            return write_failure(error)
+            return encode_tool_error(error)
         finally:
             run.doors.discard(task)
 
@@ -322,7 +326,7 @@ class ClientTools:
             found.runtime.set_partial_result(value)
 
 
-def _call_context(runtime: Runtime, *, clients: bool) -> Message:
+def _get_constant_call_values(runtime: Runtime, *, clients: bool) -> Message:
     """Return the values that stay constant during a call.
 
     :param clients: whether the tool may send requests to the client
@@ -332,16 +336,16 @@ def _call_context(runtime: Runtime, *, clients: bool) -> Message:
         "session_id": runtime.session_id,
         "agent": runtime.agent,
         "topic": runtime.topic,
-        "user_context": WIRE_CODEC.write(UserContext | None, runtime.user_context),
+        "user_context": WIRE_CODEC.encode_value(UserContext | None, runtime.user_context),
         "workdir": runtime.workdir,
-        "capabilities": WIRE_CODEC.write(CapabilitySet, runtime.capabilities),
+        "capabilities": WIRE_CODEC.encode_value(CapabilitySet, runtime.capabilities),
         "config": dict(runtime.config),
-        "max_output": runtime.max_output,
-        "client": list_tool_requests(runtime.client) if clients else [],
+        "max_output": runtime.max_output_bytes,
+        "client": list_tool_request_kinds(runtime.client) if clients else [],
     }
 
 
-def _check_exact(tool_id: str, args: dict[str, Any]) -> Any:
+def _to_exact_arguments(tool_id: str, args: dict[str, Any]) -> Any:
     """Return the arguments in a form that arrives unchanged.
 
     The schema has checked that they are JSON values.
@@ -353,7 +357,7 @@ def _check_exact(tool_id: str, args: dict[str, Any]) -> Any:
     except TypeError:  # keys that are not texts, half characters, integers of more than 64 bits
         pass
     try:
-        exact = decode(encode(args, 1 << 62)) == _as_lists(args)
+        exact = decode_any_json(encode_any_json(args, 1 << 62)) == _tuples_to_lists(args)
     except RecursionError:
         exact = False
     if not exact:
@@ -365,16 +369,16 @@ def _check_exact(tool_id: str, args: dict[str, Any]) -> Any:
     return args
 
 
-def _as_lists(value: Any) -> Any:
+def _tuples_to_lists(value: Any) -> Any:
     """Convert tuples to lists, as they arrive."""
     if isinstance(value, dict):
-        return {key: _as_lists(inner) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {key: _tuples_to_lists(inner) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, (list, tuple)):
-        return [_as_lists(inner) for inner in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_tuples_to_lists(inner) for inner in value]  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
-def _read_outcome(answer: object) -> object:
+def _read_return_value(answer: object) -> object:
     """Return the return value of the tool.
 
     :raises Exception: the exception that the tool raised
@@ -386,12 +390,12 @@ def _read_outcome(answer: object) -> object:
         raise asyncio.CancelledError
     if told.get("over") is True:
         return END_OF_STEPS
-    if (failure := read_failure(told)) is not None:
+    if (failure := decode_tool_error(told)) is not None:
         raise failure
-    return unpack(told.get("value"))
+    return decode_return_value(told.get("value"))
 
 
-def _refusal_error(run: _ToolRun, refused: OperationRefused) -> ToolError:
+def _refusal_error(run: _RunningToolCall, refused: OperationRefused) -> ToolError:
     if refused.kind == "limit":
         ran = " ran, and " if refused.text.startswith("the answer") else ": "
         return ToolError(f"`{run.tool_id}`{ran}{refused.text}", kind="limit")
@@ -429,14 +433,14 @@ async def _end_service_tasks(doors: set[asyncio.Task[Any]]) -> None:
 class ClientTool(Tool):
     """One tool of a client process.
 
-    It has the same label as the lease holder's Python tools (:attr:`~handrail.contract.tool.tool.Tool.trusted`): it is code of
+    It has the same label as the lease holder's Python tools (:attr:`~handrail.contract.tool.tool_protocol.Tool.trusted`): it is code of
     the same operator, confined by the checks of the runtime, not by the operating system.
     """
 
     blocking = True
     """A cancellation here does not end the work there: the process is asked to stop it, and the locks stay until it has."""
 
-    def __init__(self, description: ToolDescription, process: str, home: ClientTools) -> None:
+    def __init__(self, description: ClientToolDescription, process: str, home: ClientProcessTools) -> None:
         self.spec = description.spec
         self.own_secrets = home.secrets.union(description.settings)
         self.definition = description.definition
@@ -478,7 +482,7 @@ class StatefulClientTool(ClientTool):
             try:
                 value = await home.execute_tool(self, args, unwrap_runtime(runtime), step)
             except BaseException:
-                home.discard_state(step["state"])  # its generator may have advanced although the answer failed
+                home.end_tool_state(step["state"])  # its generator may have advanced although the answer failed
                 raise
             if value is END_OF_STEPS:
                 return
@@ -493,7 +497,7 @@ class StatefulClientTool(ClientTool):
         try:
             now = unwrap_runtime(runtime)
         except ToolError:  # it ends without a call
-            self._client_tools.discard_state(step["state"])
+            self._client_tools.end_tool_state(step["state"])
         else:
             await self._client_tools.execute_tool(self, args, now, step)
 
@@ -507,7 +511,7 @@ class AskingStatefulClientTool(StatefulClientTool):
 class ClientTriggerTool(ClientTool, TriggerTool):
     """A trigger class of a client process: its triggers are added here, and its process waits for them."""
 
-    def __init__(self, description: ToolDescription, process: str, home: ClientTools) -> None:
+    def __init__(self, description: ClientToolDescription, process: str, home: ClientProcessTools) -> None:
         super().__init__(description, process, home)
         self._by_time = description.trigger == "time"
         self.blocking = description.adds_itself
@@ -523,17 +527,17 @@ class ClientTriggerTool(ClientTool, TriggerTool):
 
         :raises ToolError: ``invalid_input`` if it would never fire
         """
-        if self._by_time and await self._client_tools.never_fires(self, arguments):
+        if self._by_time and await self._client_tools.has_no_firing_time(self, arguments):
             raise ToolError(
                 f"The trigger was not added: with these arguments, `{self.spec.id}` would never fire. Change the arguments.",
                 kind="invalid_input",
             )
 
-    async def wait(self, context: TriggerContext) -> TriggerEvent:
+    async def wait_until_firing(self, context: TriggerContext) -> TriggerEvent:
         return await self._client_tools.wait_for_trigger(self, context)
 
 
-_TOOL_CLASSES: Mapping[tuple[bool, bool], Callable[[ToolDescription, str, ClientTools], ClientTool]] = {
+_TOOL_CLASSES: Mapping[tuple[bool, bool], Callable[[ClientToolDescription, str, ClientProcessTools], ClientTool]] = {
     (False, False): ClientTool,
     (False, True): AskingClientTool,
     (True, False): StatefulClientTool,
@@ -542,7 +546,7 @@ _TOOL_CLASSES: Mapping[tuple[bool, bool], Callable[[ToolDescription, str, Client
 """The classes by whether the tool is stateful, and whether it has questions."""
 
 
-def _make_client_tool(description: ToolDescription, process: str, home: ClientTools) -> ClientTool:
+def _make_client_tool(description: ClientToolDescription, process: str, home: ClientProcessTools) -> ClientTool:
     """Return the tool for a description from a client process."""
     if description.trigger:
         return ClientTriggerTool(description, process, home)

@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.ipc.codec.rpc import make_handler, make_operation
-from handrail.ipc.server.client_process import ClientProcess, KernelHost
-from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.handshake import APPROVALS_ONLY_GREETING, SocketListener, listen
-from handrail.ipc.wire.operations import LEAVING, OperationRefused, OperationTable, logger
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.ipc.codec.protocol_rpc import make_request_handler, make_request_operation
+from handrail.ipc.server.client_process import ClientProcess, KernelForClients
+from handrail.ipc.wire.message_frames import Message
+from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused, OperationTable, logger
+from handrail.ipc.wire.peer_connection import IpcConnection
+from handrail.ipc.wire.socket_handshake import APPROVALS_ONLY_GREETING, SocketListener, listen_on_socket
 from handrail.session.local_session import ABORTED, LocalSession
 
 _DRAIN_TIMEOUT_S = 10.0
@@ -32,7 +32,7 @@ _CLOSE_TIMEOUT_S = 5.0
 class IpcServer:
     """A server that lets client processes use one kernel."""
 
-    def __init__(self, host: KernelHost) -> None:
+    def __init__(self, host: KernelForClients) -> None:
         self.host = host
         self.clients: set[ClientProcess] = set()
         self.is_shutting_down = False
@@ -42,14 +42,14 @@ class IpcServer:
         self._ending: set[asyncio.Task[None]] = set()
         """The tasks that clean up after processes that have disconnected."""
 
-    async def open(self, folder: Path, name: str) -> None:
+    async def start_listening(self, folder: Path, name: str) -> None:
         """Start to listen on a socket file in ``folder``.
 
         :raises StartError: if the socket cannot be created
         """
-        self._listener = await listen(folder, name, self._accept)
+        self._listener = await listen_on_socket(folder, name, self._accept)
 
-    async def drain(self) -> None:
+    async def drain_running_calls(self) -> None:
         """Accept no more calls from client processes, and wait a limited time for running calls.
 
         Calls that have not started go to the next lease holder.
@@ -84,7 +84,7 @@ class IpcServer:
         guest = ClientProcess(self, connection, hello)
         self.clients.add(guest)
         connection.add_loss_callback(guest.handle_disconnect)
-        return guest.operations, guest.make_greeting()
+        return guest.operations, guest.make_greeting_answer()
 
     def _approval_operations(self) -> OperationTable:
         """Return the operations of a process that only answers approval requests.
@@ -105,12 +105,14 @@ class IpcServer:
         handlers = {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
         return OperationTable(
             {
-                name: make_operation(name, make_handler(asked), is_leaving=lambda: self.is_shutting_down)
+                name: make_request_operation(
+                    name, make_request_handler(asked), is_leaving=lambda: self.is_shutting_down
+                )
                 for name, asked in handlers.items()
             }
         )
 
-    def release_sessions(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:
+    def release_lost_client(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:
         """Release a client process that has disconnected.
 
         Its sessions are suspended after their calls have ended. Then its registrations end.
@@ -125,7 +127,7 @@ class IpcServer:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    async def wait_until_released(self, session_id: str) -> None:
+    async def wait_for_orphaned_calls(self, session_id: str) -> None:
         """Wait until no call runs in a session whose client process has disconnected."""
         if (leaving := self._releasing.get(session_id)) is not None:
             await asyncio.wait((leaving,))

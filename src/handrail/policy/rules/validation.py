@@ -11,23 +11,15 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from handrail.contract.agent import AgentManifest
+from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.errors import ToolError
-from handrail.contract.rules import RuleExample, to_rule_entry
-from handrail.contract.text.hosts import fault_in_host
-from handrail.contract.text.patterns import has_wildcard, text_regex
-from handrail.contract.tool.names import nearest_names
+from handrail.contract.rule_forms import RuleExample, to_rule_with_examples
+from handrail.contract.text.glob_patterns import compile_text_glob, has_wildcard
+from handrail.contract.text.host_names import fault_in_host_pattern
 from handrail.contract.tool.requires import CAPABILITIES
-from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, properties_of
-from handrail.policy.rules.definitions import (
-    READ_ONLY_VARIABLE,
-    Rule,
-    fault_in_command,
-    fault_in_path,
-    is_capability_glob,
-    is_glob,
-    parse_rule,
-)
+from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, object_properties_of
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.policy.call_targets import host_of_url, subject_kind_of
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
     PathSubject,
@@ -37,10 +29,18 @@ from handrail.policy.rules.matchers import (
     rank_rule,
 )
 from handrail.policy.rules.pattern_lexer import PatternSyntaxError, split_pattern
-from handrail.policy.shell import nested_commands, program_risks, read_only_proof, wrappers
+from handrail.policy.rules.rules_and_modes import (
+    READ_ONLY_VARIABLE,
+    Rule,
+    fault_in_command_pattern,
+    fault_in_path_pattern,
+    is_capability_glob,
+    is_glob,
+    parse_rule,
+)
+from handrail.policy.shell import command_wrappers, nested_commands, program_risks, read_only_proof
 from handrail.policy.shell.parser import ShellScript, parse_script
 from handrail.policy.shell.risky_options import SHELLS
-from handrail.policy.targets import normalize_host, subject_kind_of
 
 _RUNS_OTHERS = program_risks.RUNNERS | SHELLS | {"find", "xargs"}
 
@@ -48,7 +48,7 @@ _RUNS_OTHERS = program_risks.RUNNERS | SHELLS | {"find", "xargs"}
 # Checks against the available tools.
 
 
-def fault_with_tools(rule: Rule, specs: Mapping[str, ToolSpec]) -> str | None:
+def explain_rule_matches_no_tool(rule: Rule, specs: Mapping[str, ToolSpec]) -> str | None:
     """Return why a rule about tools can match no call of them, or None.
 
     None also means that the rule is not about these tools.
@@ -60,34 +60,36 @@ def fault_with_tools(rule: Rule, specs: Mapping[str, ToolSpec]) -> str | None:
     if not is_glob(rule.permission):
         about = [specs[rule.permission]] if rule.permission in specs else []
     else:
-        about = [spec for tool_id, spec in specs.items() if _matches_tool_id(rule.permission, tool_id)]
+        about = [spec for tool_id, spec in specs.items() if _permission_names_tool(rule.permission, tool_id)]
     if not about:
         return None
-    faults = [_fault_with(rule, spec) for spec in about]
+    faults = [_explain_rule_never_matches(rule, spec) for spec in about]
     if not all(faults):
         return None
     return f"Invalid rule {rule.text!r}: {faults[0]}"
 
 
-def _matches_tool_id(permission: str, tool_id: str) -> bool:
+def _permission_names_tool(permission: str, tool_id: str) -> bool:
     """Return whether a permission names this tool."""
-    return permission in ("*", tool_id) or (is_glob(permission) and text_regex(permission).match(tool_id) is not None)
+    return permission in ("*", tool_id) or (
+        is_glob(permission) and compile_text_glob(permission).match(tool_id) is not None
+    )
 
 
-def _fault_with(rule: Rule, spec: ToolSpec) -> str | None:
+def _explain_rule_never_matches(rule: Rule, spec: ToolSpec) -> str | None:
     """Return why no call of ``spec`` can match ``rule``, or None."""
     match subject_kind_of(spec):
         case "path":
-            return fault_in_path(rule.pattern)
+            return fault_in_path_pattern(rule.pattern)
         case "host":
-            return fault_in_host(rule.pattern)
+            return fault_in_host_pattern(rule.pattern)
         case "command":
-            return fault_in_command(rule.pattern) or _fault_in_program(rule, spec)
+            return fault_in_command_pattern(rule.pattern) or _explain_undeclared_program(rule, spec)
         case "arguments":
             return _fault_in_arguments(rule, spec)
 
 
-def _fault_in_program(rule: Rule, spec: ToolSpec) -> str | None:
+def _explain_undeclared_program(rule: Rule, spec: ToolSpec) -> str | None:
     """Return why a rule allows a program that the tool does not require, or None."""
     declared = {entry.cmd for entry in spec.requires.shell}
     if rule.action == "allow" and rule.pattern == READ_ONLY_VARIABLE and not spec.single_command:
@@ -102,7 +104,7 @@ def _fault_in_program(rule: Rule, spec: ToolSpec) -> str | None:
         or not _RUNS_OTHERS.isdisjoint(declared)
     ):
         return None
-    if any(word in declared for word in (*wrappers.WRAPPER_NAMES, "uv", "npx")):
+    if any(word in declared for word in (*command_wrappers.WRAPPER_NAMES, "uv", "npx")):
         return None
     first = split_pattern(rule.pattern)[0]
     if has_wildcard(first) or first in declared:
@@ -115,7 +117,7 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
         words = split_pattern(rule.pattern)
     except PatternSyntaxError as fault:
         return str(fault)
-    properties = properties_of(spec.parameters)
+    properties = object_properties_of(spec.parameters)
     if spec.mode == "stateful":
         properties = {**properties, STEP_INPUT: spec.step_parameters or {}}
     for word in words:
@@ -142,14 +144,14 @@ def _fault_in_argument(word: str, spec: ToolSpec, properties: Mapping[str, Any])
         return f"{word!r} is not of the form name=value. Arguments of {spec.id}: {known or 'none'}."
     if name in properties:
         return _fault_in_value(name, value, properties[name])
-    if _takes_others(spec.parameters):
+    if _may_allow_other_parameters(spec.parameters):
         return None
     near = nearest_names(name, properties, 1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Its parameters: {', '.join(properties) or 'none'}."
     return f"{spec.id} has no parameter {name!r}. {hint}"
 
 
-def _takes_others(parameters: Mapping[str, Any]) -> bool:
+def _may_allow_other_parameters(parameters: Mapping[str, Any]) -> bool:
     """Return whether a schema may allow parameters besides its own properties."""
     return parameters.get("additionalProperties", False) is not False or not _ALLOW_OTHERS.isdisjoint(parameters)
 
@@ -162,7 +164,7 @@ def _fault_in_value(name: str, pattern: str, schema: Mapping[str, Any]) -> str |
     if "enum" in schema or "const" in schema:
         values: Any = schema.get("enum", [schema.get("const")])
         texts = [_text(value) for value in cast("Iterable[object]", values)]
-        if not any(text_regex(pattern).match(text) for text in texts):
+        if not any(compile_text_glob(pattern).match(text) for text in texts):
             near = nearest_names(pattern, texts, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             return f"{pattern!r} matches no value of {name}. Its values: {', '.join(texts)}.{hint}"
@@ -189,9 +191,9 @@ def check_rule(
 
     :raises ValueError: if the rule can match none of their calls, or fails one of its examples
     """
-    problem = fault_with_tools(rule, specs) if specs is not None else None
+    problem = explain_rule_matches_no_tool(rule, specs) if specs is not None else None
     if not problem and (match or not_match):
-        problem = fault_in_examples(rule, match, not_match, specs)
+        problem = find_failing_example(rule, match, not_match, specs)
     if problem:
         raise ValueError(problem)
 
@@ -219,7 +221,8 @@ def find_shadowed_rules(rules: Sequence[Rule]) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for index, rule in enumerate(rules):
         over = next(
-            (deny for deny in final if deny is not rule and rule.action != "deny" and _covers(deny, rule)), None
+            (deny for deny in final if deny is not rule and rule.action != "deny" and _deny_covers_rule(deny, rule)),
+            None,
         )
         if over is not None:
             found.append(
@@ -231,22 +234,30 @@ def find_shadowed_rules(rules: Sequence[Rule]) -> list[tuple[int, str]]:
     return found
 
 
-def _covers(deny: Rule, rule: Rule) -> bool:
+def _deny_covers_rule(deny: Rule, rule: Rule) -> bool:
     """Return whether ``deny`` certainly matches every call that ``rule`` is about."""
     if deny.pattern and _normalize_pattern(deny) != _normalize_pattern(rule):
         return False
     if deny.permission == rule.permission:
         return True
     if rule.permission in CAPABILITIES or is_capability_glob(rule.permission):
-        return is_capability_glob(deny.permission) and text_regex(deny.permission).match(rule.permission) is not None
-    if rule.effect or deny.effect or rule.permission.startswith("mcp:") or deny.permission in CAPABILITIES:
+        return (
+            is_capability_glob(deny.permission)
+            and compile_text_glob(deny.permission).match(rule.permission) is not None
+        )
+    if (
+        rule.governed_side_effect
+        or deny.governed_side_effect
+        or rule.permission.startswith("mcp:")
+        or deny.permission in CAPABILITIES
+    ):
         return False
     if deny.permission == "*":
         return not deny.pattern
     return (
         not is_glob(rule.permission)
         and is_glob(deny.permission)
-        and text_regex(deny.permission).match(rule.permission) is not None
+        and compile_text_glob(deny.permission).match(rule.permission) is not None
     )
 
 
@@ -265,7 +276,7 @@ def _normalize_pattern(rule: Rule) -> str:
 # Checks of a rule against its own examples.
 
 
-def fault_in_examples(
+def find_failing_example(
     rule: Rule, match: Iterable[RuleExample], not_match: Iterable[RuleExample], specs: Mapping[str, ToolSpec] | None
 ) -> str | None:
     """Return the first example that fails, and what matched; None if all examples pass.
@@ -278,7 +289,7 @@ def fault_in_examples(
     tests = [rank_rule(rule, kind) for kind in kinds]
     for examples, wanted, place in ((match, True, "match"), (not_match, False, "not_match")):
         for example in examples:
-            problems = [_find_mismatch(test, kind, example) for test, kind in zip(tests, kinds, strict=True)]
+            problems = [_explain_example_mismatch(test, kind, example) for test, kind in zip(tests, kinds, strict=True)]
             if wanted and all(problems):
                 return f"The rule {rule.text!r} does not match its example {_format_example(example)} of {place}: {problems[0]}."
             if not wanted and not all(problems):
@@ -296,17 +307,19 @@ def _subject_kinds(rule: Rule, specs: Mapping[str, ToolSpec] | None) -> tuple[Su
         return (SUBJECT_KINDS[permission],)
     if is_capability_glob(permission):
         return tuple(
-            dict.fromkeys(SUBJECT_KINDS[c] for c in CAPABILITIES if text_regex(permission).match(cast("str", c)))
+            dict.fromkeys(SUBJECT_KINDS[c] for c in CAPABILITIES if compile_text_glob(permission).match(cast("str", c)))
         )
     if specs is None:
         return ("command",) if permission == "bash" else None
     about: tuple[SubjectKind, ...] = tuple(
-        dict.fromkeys(subject_kind_of(spec) for tool_id, spec in specs.items() if _matches_tool_id(permission, tool_id))
+        dict.fromkeys(
+            subject_kind_of(spec) for tool_id, spec in specs.items() if _permission_names_tool(permission, tool_id)
+        )
     )
     return about or None
 
 
-def _find_mismatch(test: RankedRule, kind: SubjectKind, example: RuleExample) -> str | None:
+def _explain_example_mismatch(test: RankedRule, kind: SubjectKind, example: RuleExample) -> str | None:
     """Return why ``example`` does not match, or None if it matches."""
     match kind:
         case "command":
@@ -321,7 +334,7 @@ def _find_mismatch(test: RankedRule, kind: SubjectKind, example: RuleExample) ->
             if not isinstance(example, str):
                 return "write the example of a host as text"
             try:
-                return None if test.matches(normalize_host(example)) else "the pattern does not match this host"
+                return None if test.matches(host_of_url(example)) else "the pattern does not match this host"
             except ToolError as error:
                 return error.text.rstrip(".")
         case "arguments":
@@ -341,31 +354,32 @@ def _find_command_mismatch(test: RankedRule, example: RuleExample) -> str | None
             return script.unclear
         argvs = [command.argv for command in script.commands]
     for argv in argvs:
-        if not argv or not _is_about(test, tuple(argv)):
+        if not argv or not _rule_matches_command(test, tuple(argv)):
             return _why_not(test, argv)
     return None
 
 
-def _is_about(test: RankedRule, argv: tuple[str, ...]) -> bool:
+def _rule_matches_command(test: RankedRule, argv: tuple[str, ...]) -> bool:
     """Return whether a rule is about a command, in any of the ways in which calls are compared with it."""
     if test.matches(argv):
         allows_reading = test.rule.pattern == READ_ONLY_VARIABLE and test.rule.action == "allow"
-        return not allows_reading or read_only_proof.why_shows_stored_contents(argv) is None
+        return not allows_reading or read_only_proof.why_git_shows_stored_files(argv) is None
     if test.argv is None:
         return False
     if test.rule.action == "allow":
         return test.matches(program_risks.normalize_argv(argv))
     watched = nested_commands.WatchedPrograms((test.argv.program_prefix,))
     return any(
-        reading.certain and test.matches(reading.argv) for reading in nested_commands.find_readings(argv, watched)
+        reading.certain and test.matches(reading.argv)
+        for reading in nested_commands.find_possible_commands(argv, watched)
     )
 
 
 def _why_not(test: RankedRule, argv: Sequence[str]) -> str:
     if test.rule.pattern == READ_ONLY_VARIABLE:
         return (
-            read_only_proof.why_not_read_only(argv)
-            or read_only_proof.why_shows_stored_contents(argv)
+            read_only_proof.why_command_not_read_only(argv)
+            or read_only_proof.why_git_shows_stored_files(argv)
             or "the command is proved read-only"
         )
     option = next((word for word in argv[1:] if word[:1] == "-"), None)
@@ -412,15 +426,15 @@ def load_agent_rules(
     faults: list[tuple[str, str]] = []
     places: list[int] = []
     for index, given in enumerate(agent.rules):
-        entry = to_rule_entry(given)
+        entry = to_rule_with_examples(given)
         text = entry.rule
         try:
             rule = parse_rule(text, scope="manifest", source=source, known=known)
             if known is not None:
-                _check_matches_some(rule, known)
+                _check_glob_matches_a_tool(rule, known)
             check_rule(rule, entry.match, entry.not_match, specs)
         except ValueError as error:
-            faults.append((f"rules[{index}]", _explain_problem(text, agent, others, str(error))))
+            faults.append((f"rules[{index}]", _explain_in_agent_names(text, agent, others, str(error))))
         else:
             rules.append(rule)
             places.append(index)
@@ -429,7 +443,7 @@ def load_agent_rules(
     return rules, faults
 
 
-def _check_matches_some(rule: Rule, known: Collection[str]) -> None:
+def _check_glob_matches_a_tool(rule: Rule, known: Collection[str]) -> None:
     """Check that a glob over ids matches some tool of the agent.
 
     :raises ValueError: if it matches none
@@ -437,12 +451,12 @@ def _check_matches_some(rule: Rule, known: Collection[str]) -> None:
     permission = rule.permission
     if permission == "*" or permission.startswith("mcp:") or not is_glob(permission) or is_capability_glob(permission):
         return
-    pattern = text_regex(permission)
+    pattern = compile_text_glob(permission)
     if not any(pattern.match(tool_id) for tool_id in known):
         raise ValueError(f"Invalid rule {rule.text!r}: {permission!r} matches none of this agent's tools.")
 
 
-def _explain_problem(text: str, agent: AgentManifest, others: Collection[str], problem: str) -> str:
+def _explain_in_agent_names(text: str, agent: AgentManifest, others: Collection[str], problem: str) -> str:
     """Return the problem with a rule, in terms of the agent's own names if they explain it."""
     words = text.split(None, 2)
     permission = words[1] if len(words) > 1 else ""

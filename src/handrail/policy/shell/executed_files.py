@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from handrail.policy.shell import program_risks, read_only_proof, wrappers
+from handrail.policy.shell import command_wrappers, program_risks, read_only_proof
 from handrail.policy.shell.parser import ShellScript
 
 _ONLY_DATA = frozenset(
@@ -28,7 +28,7 @@ _ONLY_DATA = frozenset(
     | {"truncate", "tsort", "uname", "unexpand", "uniq", "unlink", "unxz", "unzip", "uptime", "wait", "wc", "wget"}
     | {"which", "whoami", "xxd", "xz", "yq", "zcat", "zip", ":"}
 )  # fmt: skip
-"""Programs that treat their words as data, unless :func:`~handrail.policy.shell.program_risks.find_risk` finds a risk."""
+"""Programs that treat their words as data, unless :func:`~handrail.policy.shell.program_risks.find_hidden_program_risk` finds a risk."""
 
 _JAVASCRIPT = (
     "package.json",
@@ -129,7 +129,7 @@ HOME_MARK = "\0HOME"
 
 
 @dataclass(frozen=True, slots=True)
-class RunStep:
+class ExecutingCommand:
     """One command of a text that runs something.
 
     :param words: each may name a file that is run, or the folder that contains it
@@ -146,71 +146,71 @@ class RunStep:
     enters: bool = False
 
 
-def find_run_steps(script: ShellScript, text: str) -> tuple[RunStep, ...]:
+def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCommand, ...]:
     """Return the commands of a text with the words that may name what they run.
 
     A text that only handles data has none, except for the programs that it starts.
     """
-    if script.unclear is None and all(_handles_only_data(command.argv) for command in script.commands):
-        return tuple(_program_steps(script))
+    if script.unclear is None and all(_treats_words_as_data(command.argv) for command in script.commands):
+        return tuple(_bare_program_names(script))
     steps = [_make_command_step(command.argv) for command in script.commands]
     redirected = tuple(file.target for file in script.files)
     if script.unclear is not None:
         argvs = [word for command in script.commands for word in command.argv]
-        steps.append(_make_step((*argvs, *_tokens(text))))
+        steps.append(_make_step((*argvs, *_split_text_at_signs(text))))
     if redirected:
-        steps.append(RunStep(redirected))
+        steps.append(ExecutingCommand(redirected))
     return tuple(steps)
 
 
-def _handles_only_data(argv: Sequence[str]) -> bool:
+def _treats_words_as_data(argv: Sequence[str]) -> bool:
     """Return whether a command treats all of its words as data."""
-    *_, inner = wrappers.split_layers(argv)
+    *_, inner = command_wrappers.split_wrapper_layers(argv)
     if not inner or "/" in inner[0]:
         return not inner
     if read_only_proof.changes_nothing(inner):
         return True
-    return program_risks.program_name(inner) in _ONLY_DATA and program_risks.find_risk(inner) is None
+    return program_risks.program_name(inner) in _ONLY_DATA and program_risks.find_hidden_program_risk(inner) is None
 
 
-def _program_steps(script: ShellScript) -> Iterator[RunStep]:
+def _bare_program_names(script: ShellScript) -> Iterator[ExecutingCommand]:
     """Return the bare names of a text's programs, which may be programs of the workspace."""
     names = {word for command in script.commands for word in _programs(command.argv)}
     if names:
-        yield RunStep((), programs=tuple(sorted(names)))
+        yield ExecutingCommand((), programs=tuple(sorted(names)))
 
 
 def _programs(argv: Sequence[str]) -> Iterator[str]:
-    for layer in wrappers.split_layers(argv):
+    for layer in command_wrappers.split_wrapper_layers(argv):
         if layer and "/" not in layer[0]:
             yield layer[0]
 
 
-def _make_command_step(argv: Sequence[str]) -> RunStep:
+def _make_command_step(argv: Sequence[str]) -> ExecutingCommand:
     step = _make_step(argv)
     return replace(step, enters=program_risks.program_name(argv) in _MOVES)
 
 
-def _make_step(argv: Iterable[str]) -> RunStep:
+def _make_step(argv: Iterable[str]) -> ExecutingCommand:
     words: dict[str, None] = {}
     implied: dict[str, None] = {}
     before = ""
     javascript = loops = False
     moves = 0
     for word in argv:
-        for part in _variants(word):
+        for part in _file_names_in_word(word):
             words[part] = None
             moves += part in _MOVES
             loops = loops or part in _LOOPS
             name = posixpath.basename(part).lower()
             implied.update(dict.fromkeys(_implied_files(name)))
             javascript = javascript or name in _RUNS_JAVASCRIPT
-        words.update(dict.fromkeys(_files_of_module(word, before)))
+        words.update(dict.fromkeys(_module_files_of_word(word, before)))
         before = word
     bare = tuple(word for word in words if _BARE.fullmatch(word))
     if javascript:
         words.update(dict.fromkeys(word + ending for word in tuple(words) for ending in _JAVASCRIPT_ENDINGS))
-    return RunStep(tuple(words), tuple(implied), bare, MAX_LEVELS if loops and moves else 1 + moves)
+    return ExecutingCommand(tuple(words), tuple(implied), bare, MAX_LEVELS if loops and moves else 1 + moves)
 
 
 def _implied_files(name: str) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ def _implied_files(name: str) -> tuple[str, ...]:
     return _IMPLIED.get(name.rstrip("0123456789."), ()) if found is None else found
 
 
-def _variants(word: str) -> Iterator[str]:
+def _file_names_in_word(word: str) -> Iterator[str]:
     """Return the word, and the parts of it that may name a file.
 
     Examples are ``--file=x``, ``-fx``, ``a.py::test``, and a text within a text.
@@ -231,10 +231,10 @@ def _variants(word: str) -> Iterator[str]:
     if len(parts) > 1:
         yield from (part for part in parts if part)
     if _SIGNS.search(word):
-        yield from _tokens(word)
+        yield from _split_text_at_signs(word)
 
 
-def _tokens(text: str) -> Iterator[str]:
+def _split_text_at_signs(text: str) -> Iterator[str]:
     """Return the parts between the signs of a text: with its quotes, without them, and without variables."""
     text = _HERE.sub(".", _HOME.sub(HOME_MARK, text))
     bare = _QUOTES.sub("", text)
@@ -249,19 +249,19 @@ def _tokens(text: str) -> Iterator[str]:
                         yield part[2:]
 
 
-def _files_of_module(word: str, before: str) -> Iterator[str]:
+def _module_files_of_word(word: str, before: str) -> Iterator[str]:
     """Return the files of the module that a word may name.
 
     The word stands after ``-m``, or has a form such as ``package.module:function``.
     """
     if before == "-m":
-        return _module(word)
+        return _python_module_files(word)
     if word[:2] == "-m":
-        return _module(word[2:])
-    return _module(word.partition(":")[0]) if "." in word or ":" in word else iter(())
+        return _python_module_files(word[2:])
+    return _python_module_files(word.partition(":")[0]) if "." in word or ":" in word else iter(())
 
 
-def _module(name: str) -> Iterator[str]:
+def _python_module_files(name: str) -> Iterator[str]:
     """Return the files that a Python module of this name may be."""
     if len(name) > MAX_PATH_BYTES or _MODULE.fullmatch(name) is None:
         return

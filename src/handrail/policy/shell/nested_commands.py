@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from handrail.policy.shell import wrappers
+from handrail.policy.shell import command_wrappers
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.risky_options import SHELLS
 
@@ -53,7 +53,7 @@ _READS_INPUT = frozenset({("-f", "-"), ("-f", "/dev/stdin")})
 _ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
 
-class CommandReading(NamedTuple):
+class PossibleCommand(NamedTuple):
     """A command that an argv may run.
 
     :param certain: whether the program is known to run it; otherwise it may be only data
@@ -66,7 +66,7 @@ class CommandReading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CommandPlaces:
+class NestedCommandForm:
     """The places in a program's words where a command may begin.
 
     :param anywhere: any word after the program's name
@@ -93,7 +93,7 @@ class CommandPlaces:
     partly_known: bool = False
 
 
-def _form_of(text: str, *, first: bool = False) -> CommandPlaces:
+def _form_of(text: str, *, first: bool = False) -> NestedCommandForm:
     pairs, built, options, prefixes, verbs = set[str](), set[str](), list[str](), list[str](), set[str]()
     for word in text.split():
         if word in ("*", "=", "?", "code"):
@@ -109,7 +109,7 @@ def _form_of(text: str, *, first: bool = False) -> CommandPlaces:
         else:
             options.append(word)
     words = text.split()
-    return CommandPlaces(
+    return NestedCommandForm(
         anywhere="*" in words,
         verbs=frozenset(verbs),
         options=tuple(options),
@@ -123,30 +123,35 @@ def _form_of(text: str, *, first: bool = False) -> CommandPlaces:
     )
 
 
-_FORMS: Mapping[str, CommandPlaces] = {
-    **{name: CommandPlaces(anywhere=True, first=name in wrappers.PROGRAM_FIRST_RUNNERS) for name in wrappers.RUNNERS},
+_FORMS: Mapping[str, NestedCommandForm] = {
     **{
-        name: _form_of(text, first=name in wrappers.PROGRAM_FIRST_RUNNERS)
-        for names, text in wrappers.COMMAND_PLACES.items()
+        name: NestedCommandForm(anywhere=True, first=name in command_wrappers.PROGRAM_FIRST_RUNNERS)
+        for name in command_wrappers.RUNNERS
+    },
+    **{
+        name: _form_of(text, first=name in command_wrappers.PROGRAM_FIRST_RUNNERS)
+        for names, text in command_wrappers.COMMAND_PLACES.items()
         for name in names.split()
     },
 }
-_ANYWHERE = CommandPlaces(anywhere=True)
-_CODE = CommandPlaces(code=True)
+_ANYWHERE = NestedCommandForm(anywhere=True)
+_CODE = NestedCommandForm(code=True)
 PROGRAM_PREFIXES = ("ld-linux", "ld-musl", "s6-", "qemu-", "proxychains", "ld.so")
 _VERSIONED = re.compile(r"(?P<name>[a-z][a-z+-]*?)-?[0-9][0-9.]*(?:\.exe)?")
 
 
-def find_command_places(program: str) -> CommandPlaces | None:
+def find_nested_command_form(program: str) -> NestedCommandForm | None:
     """Return where a program, given by its bare name, has the command that it runs; None if it is unknown."""
     form = _FORMS.get(program) or _FORMS.get(program.removesuffix(".exe"))
     if form is not None:
         return form
     if program.startswith(PROGRAM_PREFIXES):
         return _ANYWHERE
-    if program in wrappers.CODE_INTERPRETERS:
+    if program in command_wrappers.CODE_INTERPRETERS:
         return _CODE
-    if (match := _VERSIONED.fullmatch(program)) is not None and match.group("name") in wrappers.CODE_INTERPRETERS:
+    if (match := _VERSIONED.fullmatch(program)) is not None and match.group(
+        "name"
+    ) in command_wrappers.CODE_INTERPRETERS:
         return _CODE
     return None
 
@@ -171,7 +176,7 @@ class WatchedPrograms:
         self._everything = everything
         self._names = tuple(sorted({other for name in names for other in _all_names(name)}))
 
-    def may_concern(self, text: str, *, certain: bool = True) -> bool:
+    def may_be_in_text(self, text: str, *, certain: bool = True) -> bool:
         """Return whether such a rule may be about a command in this text."""
         if self._everything and certain:
             return True
@@ -180,31 +185,33 @@ class WatchedPrograms:
         plain = text.translate(_UNQUOTED).lower()
         return any(name in plain for name in self._names)
 
-    def may_begin(self, word: str, *, certain: bool) -> bool:
+    def may_begin_watched_command(self, word: str, *, certain: bool) -> bool:
         """Return whether this word may begin a command that such a rule is about, or that runs one."""
         if self._everything and certain:
             return True
         name = posixpath.basename(word).lower()
         return (
-            name.startswith(self._names or ("\0",)) or name in _RUN_SOMETHING or find_command_places(name) is not None
+            name.startswith(self._names or ("\0",))
+            or name in _RUN_SOMETHING
+            or find_nested_command_form(name) is not None
         )
 
 
 def _all_names(program: str) -> Iterator[str]:
     bare = posixpath.basename(program.rstrip("/")).lower()
     yield bare
-    for one, other in wrappers.PROGRAM_SYNONYMS:
+    for one, other in command_wrappers.PROGRAM_SYNONYMS:
         if bare in (one[0], other[0]):
             yield from (one[0], other[0])
 
 
-_RUN_SOMETHING = SHELLS | wrappers.WRAPPER_NAMES | {"eval", "trap"}
+_RUN_SOMETHING = SHELLS | command_wrappers.WRAPPER_NAMES | {"eval", "trap"}
 
-TOO_MANY_READINGS = CommandReading((), certain=False)
+TOO_MANY_READINGS = PossibleCommand((), certain=False)
 """The marker that not every command was found, because too many words may begin one."""
 
 
-def find_readings(argv: Sequence[str], watched: WatchedPrograms) -> Iterator[CommandReading]:
+def find_possible_commands(argv: Sequence[str], watched: WatchedPrograms) -> Iterator[PossibleCommand]:
     """Yield the commands that ``argv`` may run and that ``watched`` may be about, without ``argv`` itself.
 
     :data:`TOO_MANY_READINGS` comes last if there are more of them than the search examines.
@@ -212,28 +219,28 @@ def find_readings(argv: Sequence[str], watched: WatchedPrograms) -> Iterator[Com
     return _CommandSearch(watched).find_readings(tuple(argv))
 
 
-def find_readings_in_text(text: str, watched: WatchedPrograms, *, fed: bool) -> Iterator[CommandReading]:
+def find_possible_commands_in_text(text: str, watched: WatchedPrograms, *, fed: bool) -> Iterator[PossibleCommand]:
     """Yield the commands in the text of a script besides those that it plainly runs.
 
     The values of its variables may be commands, such as ``GIT_SSH_COMMAND``.
 
     :param fed: a command of the script runs its input, so that any words of the text may be a command
     """
-    if not watched.may_concern(text):
+    if not watched.may_be_in_text(text):
         return
     search = _CommandSearch(watched)
     texts = [text] if fed else [match.group("value").strip("'\"") for match in _ASSIGNED.finditer(text)]
     for one in texts:
         for words in search.split_pieces(one):
             for start in range(len(words)) if fed else (0,):
-                if watched.may_begin(words[start], certain=True):
-                    yield CommandReading(words[start:])
-                    yield from find_readings(words[start:], watched)
+                if watched.may_begin_watched_command(words[start], certain=True):
+                    yield PossibleCommand(words[start:])
+                    yield from find_possible_commands(words[start:], watched)
     if not search.complete:
         yield TOO_MANY_READINGS
 
 
-def runs_its_input(argv: Sequence[str]) -> bool:
+def executes_its_input(argv: Sequence[str]) -> bool:
     """Return whether a command runs its input, or the output of another command.
 
     Examples are ``sh``, ``eval "$(x)"`` and ``$(x) y``.
@@ -243,11 +250,13 @@ def runs_its_input(argv: Sequence[str]) -> bool:
     program = program_name(argv)
     if program in ("eval", "source", ".", "at", "batch") or not {"$", "`"}.isdisjoint(argv[0]):
         return True
-    if (program in SHELLS or find_command_places(program) is _CODE) and _runs_fed_code(argv):
+    if (program in SHELLS or find_nested_command_form(program) is _CODE) and _runs_fed_code(argv):
         return True
-    if program in wrappers.REMOTE_RUNNERS and len(argv) == 2:
+    if program in command_wrappers.REMOTE_RUNNERS and len(argv) == 2:
         return True
-    if program in wrappers.INPUT_RUNNERS and not any(_GIVES_WORK.fullmatch(word) or " " in word for word in argv):
+    if program in command_wrappers.INPUT_RUNNERS and not any(
+        _GIVES_WORK.fullmatch(word) or " " in word for word in argv
+    ):
         return True
     if not _READS_INPUT.isdisjoint(pairwise(argv)):
         return True
@@ -281,12 +290,12 @@ class _CommandSearch:
         self._texts = _MAX_TEXTS
         self.complete = True
 
-    def find_readings(self, first: tuple[str, ...]) -> Iterator[CommandReading]:
+    def find_readings(self, first: tuple[str, ...]) -> Iterator[PossibleCommand]:
         waiting: list[tuple[tuple[str, ...], int, bool]] = [(first, MAX_DEPTH, True)]
         known = {first: True}
         for words, left, certain in waiting:  # the loop appends to it
-            for spelled in _spellings(words):
-                yield CommandReading(spelled, certain, words)
+            for spelled in _other_command_spellings(words):
+                yield PossibleCommand(spelled, certain, words)
             for inner, rest, runs in self._find_inner_commands(words, left):
                 sure = runs and certain
                 before = known.get(inner)
@@ -296,57 +305,57 @@ class _CommandSearch:
                     self.complete = False
                     break
                 known[inner] = sure
-                yield CommandReading(inner, sure)
+                yield PossibleCommand(inner, sure)
                 waiting.append((inner, rest, sure))
         if not self.complete:
             yield TOO_MANY_READINGS
 
     def _find_inner_commands(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
         """Yield the inner commands of a command, each with its remaining depth and whether it certainly runs."""
-        at = wrappers.find_wrapped(words)
+        at = command_wrappers.find_wrapped_command_start(words)
         if at is not None:  # every word of the wrapper is understood
             yield words[at:], left, True
             return
         program = program_name(words)
-        form = find_command_places(program)
-        yield from self._at_known_places(program, form, words, left)
-        script = _place_of_script(words) if _is_interpreter(program) else None
+        form = find_nested_command_form(program)
+        yield from self._commands_at_known_places(program, form, words, left)
+        script = _first_word_after_options(words) if _is_interpreter(program) else None
         if script is not None:
             yield words[script:], left, True
             if words[script - 1] == "-m":
                 return  # a module of Python's is the program
         if program == "nix" and "run" in words:
-            yield from ((inner, left, True) for inner in _flake_commands(words))
-        yield from self._guesses(_not_understood(program, form, words), left)
+            yield from ((inner, left, True) for inner in _nix_flake_programs(words))
+        yield from self._guess_unknown_commands(_words_without_meaning(program, form, words), left)
 
-    def _at_known_places(
-        self, program: str, form: CommandPlaces | None, words: tuple[str, ...], left: int
+    def _commands_at_known_places(
+        self, program: str, form: NestedCommandForm | None, words: tuple[str, ...], left: int
     ) -> Iterator[tuple[tuple[str, ...], int, bool]]:
         """Yield the commands at the known places of a program."""
-        starts, texts = _starts_and_texts(program, form, words)
+        starts, texts = _starts_and_shell_texts(program, form, words)
         for start in starts:
-            if self._watched.may_begin(words[start], certain=True):
+            if self._watched.may_begin_watched_command(words[start], certain=True):
                 yield words[start:], left, True
         if not left:
             return
         for text in texts:
-            for inner in self._read_shell_text(text, certain=True):
+            for inner in self._commands_in_shell_text(text, certain=True):
                 yield inner, left - 1, True
         if form is not None and form.code:
-            for inner in self._read_code(words):
+            for inner in self._commands_in_code(words):
                 yield inner, left - 1, True
 
-    def _guesses(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
+    def _guess_unknown_commands(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
         """Yield what an unknown program may run: any suffix of its words, and any text among them."""
         for start in range(1, len(words)):
             word = words[start]
-            if self._watched.may_begin(word, certain=False):
+            if self._watched.may_begin_watched_command(word, certain=False):
                 yield words[start:], min(left, 1), False
             if left and _NOT_PLAIN.search(word):
-                for inner in self._read_shell_text(word, certain=False):
+                for inner in self._commands_in_shell_text(word, certain=False):
                     yield inner, 0, False
 
-    def _read_shell_text(self, text: str, *, certain: bool) -> Iterator[tuple[str, ...]]:
+    def _commands_in_shell_text(self, text: str, *, certain: bool) -> Iterator[tuple[str, ...]]:
         """Yield the commands of a text for a shell.
 
         If the text is not plain, yield everything in it that may be a command.
@@ -366,7 +375,7 @@ class _CommandSearch:
         if script.unclear is not None or any(_CUT.search(command.argv[0]) for command in script.commands):
             yield from self.split_pieces(text)
 
-    def _read_code(self, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    def _commands_in_code(self, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Yield commands in code of another language, if the code may start programs."""
         texts = [word for word in words[1:] if _NOT_PLAIN.search(word)]
         if not any(map(_CALLS.search, texts)):
@@ -376,7 +385,7 @@ class _CommandSearch:
                 yield from self.split_pieces(_LISTED.sub(" ", word))
 
     def _may_read(self, text: str, *, certain: bool) -> bool:
-        if not self._watched.may_concern(text, certain=certain):
+        if not self._watched.may_be_in_text(text, certain=certain):
             return False
         if self._texts == 0:
             self.complete = False
@@ -388,7 +397,7 @@ class _CommandSearch:
         """Yield the pieces between the signs of a text at which a command may begin."""
         pieces = _CUT.split(text)
         if len(pieces) > _MAX_PIECES:
-            pieces = [piece for piece in pieces if self._watched.may_concern(piece)]
+            pieces = [piece for piece in pieces if self._watched.may_be_in_text(piece)]
             self.complete = self.complete and len(pieces) <= _MAX_PIECES
         for piece in pieces[:_MAX_PIECES]:
             words = piece.split()
@@ -401,7 +410,7 @@ class _CommandSearch:
 # Other spellings of one command.
 
 
-def _spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _other_command_spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield other spellings of a command.
 
     They use the program's bare name, its other names, and no options before the sub-command.
@@ -417,19 +426,19 @@ def _spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for program in named:
         if program != written:
             yield (program, *words[1:])
-        for rest in _without_options(program, words):
+        for rest in _words_without_early_options(program, words):
             yield (program, *rest)
-            yield from _other_names(program, rest)
-        yield from _other_names(program, words[1:])
+            yield from _subcommand_aliases(program, rest)
+        yield from _subcommand_aliases(program, words[1:])
     program = program_name(words)
     if program == "git":
-        yield from _git_aliases(words)
+        yield from _commands_of_git_aliases(words)
     head, dash, tail = program.partition("-")
     if dash and head in ("git", "docker", "kubectl", "cargo", "npm"):
         yield (head, tail, *words[1:])
 
 
-def _without_options(program: str, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _words_without_early_options(program: str, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the words after the program without options before its sub-command, also one level deeper.
 
     If it is unknown which option takes the next word as its value, this yields both variants.
@@ -448,7 +457,7 @@ def _places_after_options(program: str, words: tuple[str, ...], start: int) -> I
 
     :param start: the position of the first option
     """
-    with_value = wrappers.OPTIONS_WITH_VALUE.get(program)
+    with_value = command_wrappers.OPTIONS_WITH_VALUE.get(program)
     places = {start}
     for index in range(start, min(len(words), _MAX_OPTIONS)):
         if index not in places:
@@ -464,19 +473,19 @@ def _places_after_options(program: str, words: tuple[str, ...], start: int) -> I
             places.add(index + 2 if word in with_value else index + 1)
 
 
-def _other_names(program: str, rest: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _subcommand_aliases(program: str, rest: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the same sub-command by its other names."""
-    for one, other in wrappers.SUBCOMMAND_SYNONYMS.get(program, ()):
+    for one, other in command_wrappers.SUBCOMMAND_SYNONYMS.get(program, ()):
         for have, instead in ((one, other), (other, one)):
             if tuple(rest[: len(have)]) == have:
                 yield (program, *instead, *rest[len(have) :])
-    for one, other in wrappers.PROGRAM_SYNONYMS:
+    for one, other in command_wrappers.PROGRAM_SYNONYMS:
         for have, instead in ((one, other), (other, one)):
             if (program, *rest)[: len(have)] == have:
                 yield (*instead, *(program, *rest)[len(have) :])
 
 
-def _git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _commands_of_git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the commands of git aliases in the words: ``git -c alias.x=push x`` is a ``git push``."""
     for index, word in enumerate(words):
         match = _ALIAS.fullmatch(word)
@@ -496,26 +505,26 @@ def _git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _is_interpreter(program: str) -> bool:
-    if program in SHELLS or program in wrappers.INTERPRETERS:
+    if program in SHELLS or program in command_wrappers.INTERPRETERS:
         return True
     match = _VERSIONED.fullmatch(program)
-    return match is not None and match.group("name") in wrappers.INTERPRETERS
+    return match is not None and match.group("name") in command_wrappers.INTERPRETERS
 
 
-def _place_of_script(words: tuple[str, ...]) -> int | None:
+def _first_word_after_options(words: tuple[str, ...]) -> int | None:
     """Return the position of the first word after an interpreter's options, or None."""
     return next((index for index, word in enumerate(words) if index and word[:1] not in ("-", "+")), None)
 
 
-def _not_understood(program: str, form: CommandPlaces | None, words: tuple[str, ...]) -> tuple[str, ...]:
+def _words_without_meaning(program: str, form: NestedCommandForm | None, words: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words about which nothing is known, with the word before them."""
     if form is None or form is _CODE or form.partly_known:
-        return () if program in wrappers.DATA_PROGRAMS else words
+        return () if program in command_wrappers.DATA_PROGRAMS else words
     return words[next((at for at, word in enumerate(words) if at and word in form.built), len(words)) :]
 
 
-def _starts_and_texts(
-    program: str, form: CommandPlaces | None, words: tuple[str, ...]
+def _starts_and_shell_texts(
+    program: str, form: NestedCommandForm | None, words: tuple[str, ...]
 ) -> tuple[Iterable[int], Iterable[str]]:
     """Return where a command may begin in a program's words, and the texts in them that a shell reads."""
     if program in SHELLS:
@@ -526,22 +535,22 @@ def _starts_and_texts(
         return (), (" ".join(words[1:]), *words[1:2])
     if form is None:
         return (), ()
-    return _starts(form, words), find_shell_texts(form, words)
+    return _possible_command_starts(form, words), find_shell_texts(form, words)
 
 
-def _starts(form: CommandPlaces, words: tuple[str, ...]) -> Iterator[int]:
+def _possible_command_starts(form: NestedCommandForm, words: tuple[str, ...]) -> Iterator[int]:
     """Yield the positions in a program's words where a command may begin."""
     count = len(words)
     if form.anywhere:
-        yield from _behind_program_options(words, 1) if form.first else range(1, count)
+        yield from _starts_after_options(words, 1) if form.first else range(1, count)
         return
     open_ = False
     for index in range(1, count):
-        if open_ or _has_value(form, words, index):
+        if open_ or _is_option_value(form, words, index):
             yield index
         if not open_ and words[index] in form.verbs:
             if form.first:
-                starts = tuple(_behind_program_options(words, index + 1))
+                starts = tuple(_starts_after_options(words, index + 1))
                 yield from starts
                 if not any(words[start] in form.verbs for start in starts):  # as in ``uv tool run``
                     return
@@ -549,7 +558,7 @@ def _starts(form: CommandPlaces, words: tuple[str, ...]) -> Iterator[int]:
                 open_ = True
 
 
-def _behind_program_options(words: tuple[str, ...], start: int) -> Iterator[int]:
+def _starts_after_options(words: tuple[str, ...], start: int) -> Iterator[int]:
     """Yield the positions after options and ``NAME=VALUE`` words where a command may begin.
 
     :param start: the position of the first word to consider
@@ -564,14 +573,16 @@ def _behind_program_options(words: tuple[str, ...], start: int) -> Iterator[int]
         elif word in ("-m", "--module"):
             yield from range(index + 1, min(index + 2, len(words)))
         elif word[:1] in ("-", "+"):
-            places |= {index + 1} if "=" in word or word in wrappers.VALUELESS_OPTIONS else {index + 1, index + 2}
+            places |= (
+                {index + 1} if "=" in word or word in command_wrappers.VALUELESS_OPTIONS else {index + 1, index + 2}
+            )
         else:
             yield index
             if _NAMED_VALUE.match(word):
                 places.add(index + 1)
 
 
-def _flake_commands(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _nix_flake_programs(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the program of a nix flake: ``nix run nixpkgs#curl -- u`` is a ``curl u``."""
     for index, word in enumerate(words):
         if "#" in word:
@@ -579,12 +590,12 @@ def _flake_commands(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             yield (word.rpartition("#")[2].rpartition(".")[2], *(rest[1:] if rest[:1] == ("--",) else rest))
 
 
-def _has_value(form: CommandPlaces, words: Sequence[str], index: int) -> bool:
+def _is_option_value(form: NestedCommandForm, words: Sequence[str], index: int) -> bool:
     """Return whether the word is the value of one of the form's options."""
-    return _takes_next_word(form, words[index - 1]) or (index > 1 and words[index - 2] in form.pairs)
+    return _is_option_with_next_value(form, words[index - 1]) or (index > 1 and words[index - 2] in form.pairs)
 
 
-def _takes_next_word(form: CommandPlaces, word: str) -> bool:
+def _is_option_with_next_value(form: NestedCommandForm, word: str) -> bool:
     """Return whether the word is an option of the form whose value is the next word."""
     if word[:1] != "-":
         return False
@@ -595,13 +606,13 @@ def _takes_next_word(form: CommandPlaces, word: str) -> bool:
     return len(word) > 3 and "=" not in word and _is_shortened(form, word)
 
 
-def _is_shortened(form: CommandPlaces, name: str) -> bool:
+def _is_shortened(form: NestedCommandForm, name: str) -> bool:
     return any(option.startswith(name) for option in form.options if option[:2] == "--") or name.startswith(
         form.prefixes or ("\0",)
     )
 
 
-def find_shell_texts(form: CommandPlaces, words: Sequence[str]) -> Iterator[str]:
+def find_shell_texts(form: NestedCommandForm, words: Sequence[str]) -> Iterator[str]:
     """Yield the texts that a program passes to a shell, or may pass.
 
     They are values of options, and words that are not plain.
@@ -609,31 +620,33 @@ def find_shell_texts(form: CommandPlaces, words: Sequence[str]) -> Iterator[str]
     first = 1 if form.anywhere else len(words)
     last = len(words)
     if form.first:  # the words after the command are its own
-        last = max(_starts(form, tuple(words)), default=last - 1) + 1
+        last = max(_possible_command_starts(form, tuple(words)), default=last - 1) + 1
     for index in range(1, last):
         if words[index] in form.verbs:
             first = min(first, index + 1)
-        yield from _texts_at(form, words, index, behind_command=index >= first)
+        yield from _shell_texts_in_word(form, words, index, behind_command=index >= first)
     rest = words[first:last]
     if len(rest) > 1 and any(_NOT_PLAIN.search(word) for word in rest):
         yield " ".join(rest)
 
 
-def _texts_at(form: CommandPlaces, words: Sequence[str], index: int, *, behind_command: bool) -> Iterator[str]:
+def _shell_texts_in_word(
+    form: NestedCommandForm, words: Sequence[str], index: int, *, behind_command: bool
+) -> Iterator[str]:
     """Yield the texts in one word. A value, or a word after the command's name, is read as a whole."""
     word = words[index]
-    value = _attached_value(form, word) if word[:1] == "-" else ""
+    value = _value_attached_to_option(form, word) if word[:1] == "-" else ""
     if value:
         yield value
-    if _has_value(form, words, index) or (behind_command and _NOT_PLAIN.search(word)):
+    if _is_option_value(form, words, index) or (behind_command and _NOT_PLAIN.search(word)):
         yield word
         if form.anywhere and not value and word[:1] == "-" and word[:2] != "--":
             yield word[2:]
     elif not value:
-        yield from _named_text(form, word)
+        yield from _shell_text_after_name(form, word)
 
 
-def _named_text(form: CommandPlaces, word: str) -> Iterator[str]:
+def _shell_text_after_name(form: NestedCommandForm, word: str) -> Iterator[str]:
     """Yield the text in a word such as ``NAME=TEXT``, ``ext::TEXT`` or ``!TEXT``."""
     if form.assigned and "=" in word:
         yield word.partition("=")[2]
@@ -641,24 +654,24 @@ def _named_text(form: CommandPlaces, word: str) -> Iterator[str]:
         yield word
 
 
-def _option_values(form: CommandPlaces, words: Sequence[str]) -> Iterator[str]:
+def _option_values(form: NestedCommandForm, words: Sequence[str]) -> Iterator[str]:
     """Yield the values of the form's options."""
     for option, word in pairwise(words):
-        if _takes_next_word(form, option):
+        if _is_option_with_next_value(form, option):
             yield word
-        elif word[:1] == "-" and (value := _attached_value(form, word)):
+        elif word[:1] == "-" and (value := _value_attached_to_option(form, word)):
             yield value
 
 
-def _attached_value(form: CommandPlaces, word: str) -> str:
+def _value_attached_to_option(form: NestedCommandForm, word: str) -> str:
     """Return the value in the same word as its option, or ``""``."""
     name, sign, value = word.partition("=")
     if sign and (name in form.options or (name[:2] == "--" and len(name) > 3 and _is_shortened(form, name))):
         return value
-    return "" if word[:2] == "--" else _behind_letters(form, word)
+    return "" if word[:2] == "--" else _value_after_option_letters(form, word)
 
 
-def _behind_letters(form: CommandPlaces, word: str) -> str:
+def _value_after_option_letters(form: NestedCommandForm, word: str) -> str:
     """Return the value in ``-ovalue`` or ``-optionvalue``, or ``""``."""
     letters = {option[1] for option in form.options if len(option) == 2}
     at = next((index for index in range(1, len(word)) if word[index] in letters), 0)
@@ -670,19 +683,19 @@ def _behind_letters(form: CommandPlaces, word: str) -> str:
     return ""
 
 
-def why_unreadable(argv: Sequence[str]) -> str | None:
+def why_inner_command_unparsable(argv: Sequence[str]) -> str | None:
     """Return why a command that the program runs cannot be parsed, as half a sentence, or None.
 
     This is for programs whose own words are otherwise covered by their rules alone, such as ``ssh`` and ``docker``.
     """
     program = program_name(argv)
-    form = find_command_places(program)
-    if form is None or (form.anywhere and program not in wrappers.REMOTE_RUNNERS) or form.code:
+    form = find_nested_command_form(program)
+    if form is None or (form.anywhere and program not in command_wrappers.REMOTE_RUNNERS) or form.code:
         return None
-    shells = list(_shells_started(form, argv))
+    shells = list(_shell_commands_in_words(form, argv))
     if any(all(word[:1] == "-" for word in shell[1:]) for shell in shells):
         return f"{program} starts a shell that runs its standard input"
-    for text in _texts_run(form, argv, shells):
+    for text in _texts_that_program_runs(form, argv, shells):
         if " " in text and (reason := parse_script(text, _MAX_SIGNS).unclear) is not None:
             return f"{program} runs a text that cannot be evaluated: {reason}"
     if program == "ssh" and _has_no_command(argv):
@@ -690,19 +703,21 @@ def why_unreadable(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _texts_run(form: CommandPlaces, argv: Sequence[str], shells: Iterable[Sequence[str]]) -> Iterator[str]:
+def _texts_that_program_runs(
+    form: NestedCommandForm, argv: Sequence[str], shells: Iterable[Sequence[str]]
+) -> Iterator[str]:
     """Yield the texts that the program runs: among its words, and in those of the shells that it starts."""
     yield from find_shell_texts(form, argv) if form.anywhere else _option_values(form, argv)
     for shell in shells:
         yield from (text for option, text in pairwise(shell) if _TAKES_SCRIPT.fullmatch(option))
 
 
-def _shells_started(form: CommandPlaces, argv: Sequence[str]) -> Iterator[Sequence[str]]:
+def _shell_commands_in_words(form: NestedCommandForm, argv: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield the commands of shells among a program's words.
 
     The first operand of the program counts only with its absolute path.
     """
-    for start in _starts(form, tuple(argv)):
+    for start in _possible_command_starts(form, tuple(argv)):
         if program_name(argv[start:]) in SHELLS and (start > 1 or argv[start][:1] == "/"):
             yield argv[start:]
 

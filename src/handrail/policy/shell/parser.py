@@ -160,7 +160,7 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
     """
     if len(text) > MAX_CHARACTERS:
         return ShellScript((), f"the text has {len(text):,} characters (the maximum is {MAX_CHARACTERS:,})")
-    if problem := _find_hidden_character(text):
+    if problem := _explain_misleading_character(text):
         return ShellScript((), problem)
     commands: tuple[ShellCommand, ...] | None = None
     not_plain = ""
@@ -176,7 +176,7 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
             commands, f"the text has {count} commands (the maximum is {MAX_COMMANDS})", _file_redirections(commands)
         )
     raw = text.encode("utf-8")
-    root = _tree(raw if text.isascii() else raw.translate(_STAND_INS))
+    root = _parse_syntax_tree(raw if text.isascii() else raw.translate(_STAND_INS))
     if root is None:
         return ShellScript((), "the text takes too long to parse")
     problem = _find_unsupported_construct(root)
@@ -195,7 +195,7 @@ def _file_redirections(commands: Sequence[ShellCommand]) -> tuple[ShellRedirecti
     return tuple(r for command in commands for r in command.redirections if r.capability is not None)
 
 
-def _tree(raw: bytes) -> Node | None:
+def _parse_syntax_tree(raw: bytes) -> Node | None:
     """Return the grammar's tree of a text, or None if parsing takes too long or the tree is too large."""
     with _parser_lock:
         parser = _parser()
@@ -236,7 +236,7 @@ def _parser() -> Parser:
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
-def _find_hidden_character(text: str) -> str | None:
+def _explain_misleading_character(text: str) -> str | None:
     """Return the problem with a character that misleads the reader, or None."""
     if match := _CONTROL.search(text):
         return f"the text contains the control character U+{ord(match.group()):04X}"
@@ -282,7 +282,7 @@ def _nodes(root: Node, kind: str) -> list[Node]:
     return found
 
 
-def _source(node: Node, raw: bytes, *, literal: bool = True) -> tuple[str, ...]:
+def _command_words_as_written(node: Node, raw: bytes, *, literal: bool = True) -> tuple[str, ...]:
     """Return the words of a command node as written.
 
     :param literal: only words of literal kinds
@@ -294,20 +294,20 @@ def _source(node: Node, raw: bytes, *, literal: bool = True) -> tuple[str, ...]:
 
 
 def _disagreement(root: Node, raw: bytes, commands: tuple[ShellCommand, ...]) -> str | None:
-    theirs = [_source(node, raw) for node in _nodes(root, "command")]
-    if theirs == [command.source for command in commands] and _agrees_on_files(root, raw, commands):
+    theirs = [_command_words_as_written(node, raw) for node in _nodes(root, "command")]
+    if theirs == [command.source for command in commands] and _parsers_agree_on_redirections(root, raw, commands):
         return None if commands else "the text contains no command"
     return "the words of the text are ambiguous"
 
 
-def _agrees_on_files(root: Node, raw: bytes, commands: tuple[ShellCommand, ...]) -> bool:
+def _parsers_agree_on_redirections(root: Node, raw: bytes, commands: tuple[ShellCommand, ...]) -> bool:
     """Return whether both parsers see the same redirections, in the same order."""
     ours = [str(redirection) for command in commands for redirection in command.redirections]
     nodes = _nodes(root, "file_redirect") if ours or b">" in raw or b"<" in raw else []
-    return ours == [str(_redirect_of(node, raw)) for node in nodes]
+    return ours == [str(_read_tree_redirection(node, raw)) for node in nodes]
 
 
-def _redirect_of(node: Node, raw: bytes) -> ShellRedirection:
+def _read_tree_redirection(node: Node, raw: bytes) -> ShellRedirection:
     """Return a redirection as tree-sitter reads it.
 
     With more than one destination, the text equals nothing that the lexer reads.
@@ -316,14 +316,14 @@ def _redirect_of(node: Node, raw: bytes) -> ShellRedirection:
     words = [part for is_word, part in parts if is_word]
     operator = "".join(part for is_word, part in parts if not is_word)
     target = "\0".join(_remove_quotes(word) for word in words)
-    return ShellRedirection(operator, target, _redirection_capability(operator, target))
+    return ShellRedirection(operator, target, _capability_of_redirection(operator, target))
 
 
 def _recover_commands(root: Node, raw: bytes) -> tuple[ShellCommand, ...]:
     """Return everything in the text that looks like a command, with words that are not literal as written."""
     found: list[ShellCommand] = []
     for node in _nodes(root, "command")[:_MAX_RECOVERED]:
-        source = _source(node, raw, literal=False)
+        source = _command_words_as_written(node, raw, literal=False)
         found.append(ShellCommand(tuple(_remove_quotes(word) for word in source), (), source))
     return tuple(found)
 
@@ -331,7 +331,7 @@ def _recover_commands(root: Node, raw: bytes) -> tuple[ShellCommand, ...]:
 def _recover_redirections(root: Node, raw: bytes, commands: tuple[ShellCommand, ...]) -> tuple[ShellRedirection, ...]:
     """Return the redirections of an unclear text that plainly name their file."""
     moved = any(command.argv and _may_move(command.argv) for command in commands)
-    found = [_redirect_of(node, raw) for node in _nodes(root, "file_redirect")[:MAX_COMMANDS]]
+    found = [_read_tree_redirection(node, raw) for node in _nodes(root, "file_redirect")[:MAX_COMMANDS]]
     return tuple(
         redirection
         for redirection in found
@@ -420,7 +420,7 @@ def _lex_commands(text: str) -> tuple[ShellCommand, ...]:
                 if len(redirections) > MAX_COMMANDS:
                     raise _UnclearText(f"one command has more than {MAX_COMMANDS} redirections")
             else:
-                argv.append(_literal(lexeme, first=not argv))
+                argv.append(_unquote_literal_word(lexeme, first=not argv))
                 source.append(lexeme)
     finish()
     if after_operator:
@@ -428,7 +428,7 @@ def _lex_commands(text: str) -> tuple[ShellCommand, ...]:
     return tuple(commands)
 
 
-def _literal(word: str, *, first: bool) -> str:
+def _unquote_literal_word(word: str, *, first: bool) -> str:
     """Return the word without its quotes.
 
     :raises _Unclear: if the shell would expand the word
@@ -471,7 +471,7 @@ def _redirection(operator: str, word: str) -> ShellRedirection:
     sign = operator.lstrip("0123456789")
     if sign == ">&" and word.isascii() and word.isdigit():
         return ShellRedirection(operator, word)
-    target = _literal(word, first=False)
+    target = _unquote_literal_word(word, first=False)
     both = sign in ("&>", "&>>", ">&")
     if sign not in _OPENING or (both and operator != sign):
         raise _UnclearText(f"the text redirects with {operator!r}, which is not supported")
@@ -481,10 +481,10 @@ def _redirection(operator: str, word: str) -> ShellRedirection:
         raise _UnclearText(f"the text redirects to {_short(target)}, which the shell opens as a network connection")
     if target == "/dev/stdin" or target.startswith("/dev/fd/"):
         raise _UnclearText(f"the text redirects to {_short(target)}, which the shell opens as a descriptor")
-    return ShellRedirection(operator, target, _redirection_capability(operator, target))
+    return ShellRedirection(operator, target, _capability_of_redirection(operator, target))
 
 
-def _redirection_capability(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
+def _capability_of_redirection(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
     """Return the access of a redirection to the file that it names."""
     if target in ("/dev/null", "/dev/stdout", "/dev/stderr"):
         return None
@@ -521,7 +521,7 @@ SHELL_WORDS = frozenset(
 """Builtins and keywords of bash. They are no programs, or differ from the programs of the same name."""
 
 
-def single_program_argv(script: ShellScript) -> tuple[str, ...] | None:
+def argv_of_single_program(script: ShellScript) -> tuple[str, ...] | None:
     """Return the argv of a script that is one program with literal arguments; None if it needs a shell."""
     if script.unclear is not None or len(script.commands) != 1:
         return None
@@ -532,6 +532,6 @@ def single_program_argv(script: ShellScript) -> tuple[str, ...] | None:
 
 
 @lru_cache(maxsize=64)
-def argv_of_text(text: str) -> tuple[str, ...] | None:
-    """Return :func:`single_program_argv` of a text."""
-    return single_program_argv(parse_script(text))
+def argv_of_single_program_text(text: str) -> tuple[str, ...] | None:
+    """Return :func:`argv_of_single_program` of a text."""
+    return argv_of_single_program(parse_script(text))

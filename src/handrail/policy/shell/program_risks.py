@@ -1,6 +1,6 @@
 """The programs that run other programs, write, or run given code, and the words that make them do so.
 
-A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`find_risk` returns the words of an argv that
+A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`find_hidden_program_risk` returns the words of an argv that
 make it more than that. Such a command requires approval even under an allow rule, unless the rule names exactly these words
 literally. ``allow bash python *`` does not cover ``python -c …``, but ``allow bash python -c 'print(1)'`` covers exactly that.
 The tables list the known cases. The sandbox confines the unknown ones.
@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from handrail.policy.shell import nested_commands, wrappers
+from handrail.policy.shell import command_wrappers, nested_commands
 from handrail.policy.shell import risky_options as program_forms
+from handrail.policy.shell.command_wrappers import ENVIRONMENT_MANAGERS, RUNNERS
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import SHELL_WORDS, ShellCommand
-from handrail.policy.shell.risky_options import CommandRisk, options_form, risk_of_all_words
-from handrail.policy.shell.wrappers import ENVIRONMENT_MANAGERS, RUNNERS
+from handrail.policy.shell.risky_options import CommandRisk, make_options_check, risk_naming_every_word
 
 MAX_WAIT_S = 10
 _MAX_DEPTH = 3
@@ -37,20 +37,20 @@ _OPEN_A_SHELL_INSIDE = frozenset(
 )
 
 _Form = Callable[[Sequence[str]], CommandRisk | None]
-_COMPILER = program_forms.single_dash_form(
+_COMPILER = program_forms.make_single_dash_check(
     "runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "-fuse-ld", "@"
 )
 
-_SSH = options_form("can run programs on this machine", "oFISEW")
+_SSH = make_options_check("can run programs on this machine", "oFISEW")
 
 
-def _unreadable_risk(argv: Sequence[str]) -> CommandRisk | None:
+def _unparsable_command_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a command in the argv's words that cannot be parsed, or None.
 
     No rule can be applied to such a command.
     """
-    reason = nested_commands.why_unreadable(argv)
-    return None if reason is None else risk_of_all_words(argv, reason)
+    reason = nested_commands.why_inner_command_unparsable(argv)
+    return None if reason is None else risk_naming_every_word(argv, reason)
 
 
 _FORMS: Mapping[str, _Form] = {
@@ -61,84 +61,84 @@ _FORMS: Mapping[str, _Form] = {
     "tar": program_forms.tar_risk,
     "gtar": program_forms.tar_risk,
     "bsdtar": program_forms.tar_risk,
-    "make": program_forms.make_risk,
-    "gmake": program_forms.make_risk,
+    "make": program_forms.make_program_risk,
+    "gmake": program_forms.make_program_risk,
     "uniq": program_forms.second_operand_risk,
     "xxd": program_forms.second_operand_risk,
     "less": program_forms.less_risk,
-    "rg": options_form("runs a program on each file", "z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip"),
-    "sort": options_form("writes a file or runs a program", "oT", "--output", "--compress-program", "--temporary-directory"),
-    "man": options_form("runs a pager or browser", "PHCM", "--pager", "--html", "--config-file", "--manpath"),
-    "ssh": lambda argv: program_forms.combine_risks(_SSH(argv), _unreadable_risk(argv)),
-    "scp": options_form("can run programs on this machine", "oFSD"),
-    "sftp": options_form("can run programs on this machine", "oFSDb"),
-    "rsync": options_form("can run programs or write elsewhere", "eT", "--rsh", "--rsync-path", "--log-file", "--write-batch"),
+    "rg": make_options_check("runs a program on each file", "z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip"),
+    "sort": make_options_check("writes a file or runs a program", "oT", "--output", "--compress-program", "--temporary-directory"),
+    "man": make_options_check("runs a pager or browser", "PHCM", "--pager", "--html", "--config-file", "--manpath"),
+    "ssh": lambda argv: program_forms.combine_risks(_SSH(argv), _unparsable_command_risk(argv)),
+    "scp": make_options_check("can run programs on this machine", "oFSD"),
+    "sftp": make_options_check("can run programs on this machine", "oFSDb"),
+    "rsync": make_options_check("can run programs or write elsewhere", "eT", "--rsh", "--rsync-path", "--log-file", "--write-batch"),
     "curl": program_forms.curl_risk,
-    "wget": options_form("writes files or runs a program", "OeiPa", "--output-document", "--execute", "--use-askpass", "--config",
+    "wget": make_options_check("writes files or runs a program", "OeiPa", "--output-document", "--execute", "--use-askpass", "--config",
                     "--input-file", "--post-file", "--body-file", "--directory-prefix", "--append-output", "--output-file"),
-    "split": options_form("runs a program", "", "--filter"),
-    "tree": options_form("writes a file", "oR", "--output"),
-    "shuf": options_form("writes a file", "o", "--output"),
-    "yq": options_form("writes the file it reads", "is", "--inplace", "--in-place", "--split-exp"),
-    "install": options_form("runs a program", "", "--strip-program"),
-    "zip": options_form("runs a program", "T", "--unzip-command", "--test"),
-    "date": options_form("sets the clock", "s", "--set"),
-    "fd": options_form("runs a program on each file", "xX", "--exec", "--exec-batch"),
-    "fdfind": options_form("runs a program on each file", "xX", "--exec", "--exec-batch"),
-    "ack": options_form("runs a pager", "", "--pager"),
-    "ag": options_form("runs a pager", "", "--pager"),
-    "bat": options_form("runs a pager", "", "--pager"),
-    "batcat": options_form("runs a pager", "", "--pager"),
-    "cargo": options_form("runs what a setting names", "", "--config"),
+    "split": make_options_check("runs a program", "", "--filter"),
+    "tree": make_options_check("writes a file", "oR", "--output"),
+    "shuf": make_options_check("writes a file", "o", "--output"),
+    "yq": make_options_check("writes the file it reads", "is", "--inplace", "--in-place", "--split-exp"),
+    "install": make_options_check("runs a program", "", "--strip-program"),
+    "zip": make_options_check("runs a program", "T", "--unzip-command", "--test"),
+    "date": make_options_check("sets the clock", "s", "--set"),
+    "fd": make_options_check("runs a program on each file", "xX", "--exec", "--exec-batch"),
+    "fdfind": make_options_check("runs a program on each file", "xX", "--exec", "--exec-batch"),
+    "ack": make_options_check("runs a pager", "", "--pager"),
+    "ag": make_options_check("runs a pager", "", "--pager"),
+    "bat": make_options_check("runs a pager", "", "--pager"),
+    "batcat": make_options_check("runs a pager", "", "--pager"),
+    "cargo": make_options_check("runs what a setting names", "", "--config"),
     "npm": program_forms.package_runner_risk,
     "pnpm": program_forms.package_runner_risk,
     "yarn": program_forms.package_runner_risk,
     "bun": program_forms.package_runner_risk,
     "deno": program_forms.package_runner_risk,
     "uv": program_forms.package_runner_risk,
-    "iconv": options_form("writes a file", "o", "--output"),
-    "nm": options_form("loads a plugin", "", "--plugin"),
-    "set": program_forms.shell_settings_risk,
-    "go": program_forms.single_dash_form("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
+    "iconv": make_options_check("writes a file", "o", "--output"),
+    "nm": make_options_check("loads a plugin", "", "--plugin"),
+    "set": program_forms.shell_set_options_risk,
+    "go": program_forms.make_single_dash_check("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
     **dict.fromkeys(("gcc", "cc", "g++", "c++", "clang", "clang++", "gfortran"), _COMPILER),
-    **dict.fromkeys(("ld", "ld.bfd", "ld.gold", "ld.lld", "gold"), program_forms.single_dash_form("loads a plugin", "-plugin", "@")),
-    "rustc": options_form("runs a linker or plugin", "CZ", "--codegen"),
-    "openssl": program_forms.single_dash_form("loads an engine or writes a file", "-engine", "-provider", "-out", "-rand", "-writerand"),
-    "cmake": program_forms.single_dash_form("runs a program or script", "-E", "-P"),
-    "ssh-keygen": options_form("loads a library or writes a key", "DfsAG"),
-    "sdiff": options_form("writes a file or runs a program", "o", "--output", "--diff-program"),
-    "diff3": options_form("runs a program", "", "--diff-program"),
-    "gnuplot": options_form("runs what its words say", "ec", "--eval"),
+    **dict.fromkeys(("ld", "ld.bfd", "ld.gold", "ld.lld", "gold"), program_forms.make_single_dash_check("loads a plugin", "-plugin", "@")),
+    "rustc": make_options_check("runs a linker or plugin", "CZ", "--codegen"),
+    "openssl": program_forms.make_single_dash_check("loads an engine or writes a file", "-engine", "-provider", "-out", "-rand", "-writerand"),
+    "cmake": program_forms.make_single_dash_check("runs a program or script", "-E", "-P"),
+    "ssh-keygen": make_options_check("loads a library or writes a key", "DfsAG"),
+    "sdiff": make_options_check("writes a file or runs a program", "o", "--output", "--diff-program"),
+    "diff3": make_options_check("runs a program", "", "--diff-program"),
+    "gnuplot": make_options_check("runs what its words say", "ec", "--eval"),
     **dict.fromkeys(("tex", "latex", "pdflatex", "xelatex", "lualatex"),
-                    program_forms.single_dash_form("runs programs", "-shell-escape", "-enable-write18", "-output-directory")),
-    "cpio": options_form("runs a program or writes elsewhere", "FO", "--rsh-command", "--file", "--no-absolute-filenames"),
-    "patch": options_form("writes where its option says, or runs an editor", "eor", "--ed", "--output", "--reject-file"),
-    "java": program_forms.single_dash_form("loads an agent or reads its words from a file", "-agentlib", "-agentpath", "-javaagent", "@"),
-    "javac": program_forms.single_dash_form("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
-    "printf": program_forms.leading_option_form("sets a variable of the shell", "-v"),
-    "wait": program_forms.leading_option_form("sets a variable of the shell", "-p"),
-    "test": program_forms.single_dash_form("looks into the shell's variables, which can run code", "-v", "-R"),
+                    program_forms.make_single_dash_check("runs programs", "-shell-escape", "-enable-write18", "-output-directory")),
+    "cpio": make_options_check("runs a program or writes elsewhere", "FO", "--rsh-command", "--file", "--no-absolute-filenames"),
+    "patch": make_options_check("writes where its option says, or runs an editor", "eor", "--ed", "--output", "--reject-file"),
+    "java": program_forms.make_single_dash_check("loads an agent or reads its words from a file", "-agentlib", "-agentpath", "-javaagent", "@"),
+    "javac": program_forms.make_single_dash_check("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
+    "printf": program_forms.make_leading_option_check("sets a variable of the shell", "-v"),
+    "wait": program_forms.make_leading_option_check("sets a variable of the shell", "-p"),
+    "test": program_forms.make_single_dash_check("looks into the shell's variables, which can run code", "-v", "-R"),
 }  # fmt: skip
 
 
-def find_risk(argv: Sequence[str], depth: int = _MAX_DEPTH) -> CommandRisk | None:
+def find_hidden_program_risk(argv: Sequence[str], depth: int = _MAX_DEPTH) -> CommandRisk | None:
     """Return the risk of an argv that its program's name does not show, or None."""
     program = program_name(argv)
-    if program in ENVIRONMENT_MANAGERS and (found := _environment_risk(argv, depth)) is not None:
+    if program in ENVIRONMENT_MANAGERS and (found := _environment_runner_risk(argv, depth)) is not None:
         return found
     form = _FORMS.get(program)
     if form is not None:
         return form(argv)
     if program in RUNNERS or program.startswith(nested_commands.PROGRAM_PREFIXES):
-        return risk_of_all_words(argv, f"{program} runs the command that its arguments name")
+        return risk_naming_every_word(argv, f"{program} runs the command that its arguments name")
     if program in _CHANGE_THE_SHELL:
-        return risk_of_all_words(argv, f"{program} changes or runs something in the shell itself")
+        return risk_naming_every_word(argv, f"{program} changes or runs something in the shell itself")
     if program in _OPEN_A_SHELL_INSIDE:
-        return risk_of_all_words(argv, f"{program} has its own commands, which can start a shell")
-    return program_forms.interpreter_risk(program, argv) or _unreadable_risk(argv)
+        return risk_naming_every_word(argv, f"{program} has its own commands, which can start a shell")
+    return program_forms.interpreter_risk(program, argv) or _unparsable_command_risk(argv)
 
 
-def _environment_risk(argv: Sequence[str], depth: int) -> CommandRisk | None:
+def _environment_runner_risk(argv: Sequence[str], depth: int) -> CommandRisk | None:
     """Return the risk of ``uv run PROGRAM …`` and similar commands, or None.
 
     A rule has to name the program, and those of the program's words that it would have to name without the manager.
@@ -148,10 +148,10 @@ def _environment_risk(argv: Sequence[str], depth: int) -> CommandRisk | None:
         return None
     reason = f"{argv[0]} {argv[at]} runs the program that its arguments name"
     if depth == 0 or at + 1 >= len(argv) or argv[at + 1][:1] == "-":
-        return risk_of_all_words(
+        return risk_naming_every_word(
             argv, reason
         )  # it is unknown which option takes a value, and so which word is the program
-    inner = find_risk(argv[at + 1 :], depth - 1)
+    inner = find_hidden_program_risk(argv[at + 1 :], depth - 1)
     if inner is None:
         return CommandRisk(reason, frozenset(range(at + 2)))
     return CommandRisk(inner.reason, frozenset(range(at + 1)) | {at + 1 + index for index in inner.words})
@@ -179,14 +179,14 @@ def normalize_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
     return (program, *argv[at:])
 
 
-def pure_wait_s(commands: Sequence[ShellCommand]) -> float | None:
+def pure_sleep_seconds(commands: Sequence[ShellCommand]) -> float | None:
     """Return how many seconds a script sleeps that does nothing else.
 
     :returns: None if the script does something else, or sleeps briefly
     """
     total = 0.0
     for command in commands:
-        *_, argv = wrappers.split_layers(command.argv)
+        *_, argv = command_wrappers.split_wrapper_layers(command.argv)
         program = program_name(argv)
         if program == "sleep" and not any(word.endswith("timeout") for word in command.argv[: -len(argv)]):
             for word in argv[1:]:
@@ -202,7 +202,7 @@ def pure_wait_s(commands: Sequence[ShellCommand]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PureWait:
+class PureWaitRefusal:
     """The answer to a command that only waits.
 
     :param as_job: whether the command would run as a background job, which blocks nothing
@@ -212,7 +212,7 @@ class PureWait:
     as_job: bool = False
 
     @property
-    def text(self) -> str:
+    def refusal_text_for_model(self) -> str:
         """The text of the refusal, for the model."""
         length = "for ever" if self.seconds == float("inf") else f"{self.seconds:g} s"
         if self.as_job:

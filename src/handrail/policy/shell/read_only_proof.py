@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from handrail.contract.errors import quote_excerpt
-from handrail.policy.shell import program_risks, wrappers
+from handrail.policy.shell import command_wrappers, program_risks
 from handrail.policy.shell.parser import ShellScript
 
 _Check = Callable[[Sequence[str]], str | None]
 
 
-def why_not_read_only(argv: Sequence[str]) -> str | None:
+def why_command_not_read_only(argv: Sequence[str]) -> str | None:
     """Return why this command is not proved to change nothing, as half a sentence, or None."""
     return _why_not(tuple(argv))
 
@@ -30,7 +30,7 @@ def changes_nothing(argv: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=512)
 def _why_not(argv: tuple[str, ...]) -> str | None:
-    *around, inner = wrappers.split_layers(argv)
+    *around, inner = command_wrappers.split_wrapper_layers(argv)
     if any(layer[0].endswith("nohup") for layer in around):
         return "nohup can write the output of its command to a file"
     if not inner or "/" in inner[0]:
@@ -38,7 +38,7 @@ def _why_not(argv: tuple[str, ...]) -> str | None:
     check = _PROGRAMS.get(inner[0])
     if check is None:
         return f"{inner[0]} is not among the programs known to change nothing"
-    if (concern := program_risks.find_risk(inner)) is not None and inner[0] not in _NARROWER_CHECKS:
+    if (concern := program_risks.find_hidden_program_risk(inner)) is not None and inner[0] not in _NARROWER_CHECKS:
         return concern.reason
     return check(inner)
 
@@ -54,7 +54,7 @@ def why_script_not_read_only(script: ShellScript) -> str | None:
         if file.capability != "fs.read":
             return f"the text redirects into {file.target!r}"
     for command in script.commands:
-        if (reason := why_not_read_only(command.argv)) is not None:
+        if (reason := why_command_not_read_only(command.argv)) is not None:
             return reason
     return None if script.commands else "the text contains no command"
 
@@ -66,7 +66,7 @@ def _accept_any(_argv: Sequence[str]) -> None:
     return None
 
 
-def _only_known_options(short: str = "", *long: str) -> _Check:
+def _check_for_known_options(short: str = "", *long: str) -> _Check:
     """Return a check that accepts only these options.
 
     Short ones are letters, alone or in a cluster, also with a number. Long ones are written in full. Operands may be anything,
@@ -89,7 +89,7 @@ def _only_known_options(short: str = "", *long: str) -> _Check:
     return check
 
 
-def _no_risky_options(short: str, *long: str) -> _Check:
+def _check_for_risky_options(short: str, *long: str) -> _Check:
     """Return a check that accepts any options but these.
 
     A shortened long option counts as written in full. It is for programs whose other options are all harmless.
@@ -134,10 +134,10 @@ _FIND = frozenset(
 def _date(argv: Sequence[str]) -> str | None:
     if any(word[:1] not in ("-", "+") for word in argv[1:]):
         return "date with an argument that is not a format can set the clock"
-    return _only_known_options("uRI", "--utc", "--iso-8601", "--rfc-3339", "--rfc-email")(argv)
+    return _check_for_known_options("uRI", "--utc", "--iso-8601", "--rfc-3339", "--rfc-email")(argv)
 
 
-def _only(*forms: str) -> _Check:
+def _check_for_exact_word(*forms: str) -> _Check:
     """Return a check for exactly one of these words after the program."""
     return lambda argv: None if len(argv) == 2 and argv[1] in forms else f"{argv[0]} runs what its arguments name"
 
@@ -162,7 +162,7 @@ def _xargs(argv: Sequence[str]) -> str | None:
     command = argv[index : index + 1]
     if not command or command[0] not in _HARMLESS_WITH_ANY_WORDS:
         return "xargs adds unknown words to its command"
-    return why_not_read_only(tuple(argv[index:]))
+    return why_command_not_read_only(tuple(argv[index:]))
 
 
 _GIT_GLOBAL = frozenset({"--no-pager", "-P", "--no-optional-locks", "--literal-pathspecs", "--no-replace-objects"})
@@ -178,32 +178,32 @@ _LOG = (
     *("--tags", "--remotes", "--topo-order", "--date-order", "--no-notes", "--source", "--cc", "--root"),
 )  # fmt: skip
 _GIT: Mapping[str, _Check] = {
-    "status": _only_known_options("sbuvz", "--short", "--branch", "--porcelain", "--untracked-files", "--ignored", "--long", "--verbose",
+    "status": _check_for_known_options("sbuvz", "--short", "--branch", "--porcelain", "--untracked-files", "--ignored", "--long", "--verbose",
                      "--show-stash", "--ahead-behind", "--no-ahead-behind", "--renames", "--no-renames", "--null", "--column"),
-    "log": _only_known_options("pnsSGLiEFPMCwbU-zcm", *_LOG),
-    "show": _only_known_options("pnsSGLiEFPMCwbUzcm", *_LOG),
-    "diff": _only_known_options("psSGiMCwbUzRWD", *_LOG, "--no-index"),
-    "shortlog": _only_known_options("nsecw", "--numbered", "--summary", "--email", "--all", "--since", "--until"),
-    "blame": _only_known_options("LlswMCeftbn", "--line-porcelain", "--porcelain", "--show-name", "--show-number", "--date", "--abbrev"),
-    "grep": _only_known_options("niIlLcwvEFPhHeoWABCaqz", "--line-number", "--ignore-case", "--cached", "--untracked", "--count",
+    "log": _check_for_known_options("pnsSGLiEFPMCwbU-zcm", *_LOG),
+    "show": _check_for_known_options("pnsSGLiEFPMCwbUzcm", *_LOG),
+    "diff": _check_for_known_options("psSGiMCwbUzRWD", *_LOG, "--no-index"),
+    "shortlog": _check_for_known_options("nsecw", "--numbered", "--summary", "--email", "--all", "--since", "--until"),
+    "blame": _check_for_known_options("LlswMCeftbn", "--line-porcelain", "--porcelain", "--show-name", "--show-number", "--date", "--abbrev"),
+    "grep": _check_for_known_options("niIlLcwvEFPhHeoWABCaqz", "--line-number", "--ignore-case", "--cached", "--untracked", "--count",
                    "--files-with-matches", "--name-only", "--word-regexp", "--fixed-strings", "--extended-regexp",
                    "--perl-regexp", "--show-function", "--heading", "--break", "--no-color", "--color", "--and", "--or",
                    "--not", "--all-match", "--column", "--context", "--after-context", "--before-context", "--max-depth"),
-    "ls-files": _only_known_options("cdmoiustzvfk", "--cached", "--deleted", "--modified", "--others", "--ignored", "--stage", "--unmerged",
+    "ls-files": _check_for_known_options("cdmoiustzvfk", "--cached", "--deleted", "--modified", "--others", "--ignored", "--stage", "--unmerged",
                        "--exclude-standard", "--exclude", "--full-name", "--error-unmatch", "--directory", "--eol"),
-    "ls-tree": _only_known_options("drtlz", "--name-only", "--name-status", "--long", "--full-name", "--full-tree", "--abbrev"),
-    "rev-parse": _only_known_options("q", "--abbrev-ref", "--short", "--verify", "--show-toplevel", "--git-dir", "--is-inside-work-tree",
+    "ls-tree": _check_for_known_options("drtlz", "--name-only", "--name-status", "--long", "--full-name", "--full-tree", "--abbrev"),
+    "rev-parse": _check_for_known_options("q", "--abbrev-ref", "--short", "--verify", "--show-toplevel", "--git-dir", "--is-inside-work-tree",
                         "--symbolic-full-name", "--show-prefix", "--quiet", "--is-bare-repository", "--git-common-dir"),
-    "rev-list": _only_known_options("n", *_LOG, "--count", "--objects"),
-    "describe": _only_known_options("", "--tags", "--always", "--long", "--dirty", "--abbrev", "--match", "--exact-match", "--all"),
-    "cat-file": _only_known_options("tsep"),
-    "merge-base": _only_known_options("a", "--is-ancestor", "--all", "--fork-point"),
-    "name-rev": _only_known_options("", "--name-only", "--tags", "--refs"),
-    "show-ref": _only_known_options("dsq", "--heads", "--tags", "--verify", "--dereference", "--hash", "--head"),
-    "for-each-ref": _only_known_options("", "--format", "--sort", "--count", "--contains", "--merged", "--no-merged", "--points-at"),
-    "count-objects": _only_known_options("vH", "--verbose"),
-    "check-ignore": _only_known_options("vnq", "--verbose", "--non-matching", "--no-index", "--quiet"),
-    "whatchanged": _only_known_options("pns", *_LOG),
+    "rev-list": _check_for_known_options("n", *_LOG, "--count", "--objects"),
+    "describe": _check_for_known_options("", "--tags", "--always", "--long", "--dirty", "--abbrev", "--match", "--exact-match", "--all"),
+    "cat-file": _check_for_known_options("tsep"),
+    "merge-base": _check_for_known_options("a", "--is-ancestor", "--all", "--fork-point"),
+    "name-rev": _check_for_known_options("", "--name-only", "--tags", "--refs"),
+    "show-ref": _check_for_known_options("dsq", "--heads", "--tags", "--verify", "--dereference", "--hash", "--head"),
+    "for-each-ref": _check_for_known_options("", "--format", "--sort", "--count", "--contains", "--merged", "--no-merged", "--points-at"),
+    "count-objects": _check_for_known_options("vH", "--verbose"),
+    "check-ignore": _check_for_known_options("vnq", "--verbose", "--non-matching", "--no-index", "--quiet"),
+    "whatchanged": _check_for_known_options("pns", *_LOG),
     "version": _accept_any,
 }  # fmt: skip
 
@@ -220,7 +220,7 @@ def _git(argv: Sequence[str]) -> str | None:
     if command in ("branch", "tag", "remote", "stash", "worktree", "config", "reflog", "submodule", "notes"):
         return (
             None
-            if tuple(rest) in _GIT_LISTINGS or _git_lists(rest)
+            if tuple(rest) in _GIT_LISTINGS or _git_only_lists(rest)
             else f"git {command} lists only in some of its forms"
         )
     check = _GIT.get(command)
@@ -233,7 +233,7 @@ _SUMMARY_OPTIONS = frozenset(_LOG) - {
     *("--patch", "--unified", "--word-diff", "--color-words", "--binary", "--text", "--check", "--patch-with-stat", "--cc"),
     "--function-context",
 }  # fmt: skip
-_NO_CONTENTS = _only_known_options("nsiEFPMCwbz", *_SUMMARY_OPTIONS)
+_NO_CONTENTS = _check_for_known_options("nsiEFPMCwbz", *_SUMMARY_OPTIONS)
 """A check for options of ``git log`` and ``git diff`` with which no line of a file is printed or searched."""
 _SUMMARIES = frozenset(
     {
@@ -252,13 +252,13 @@ _SUMMARIES = frozenset(
 _HEAD = re.compile(r"(?:HEAD|@)(?:[~^][0-9]*)*")
 
 
-def why_shows_stored_contents(argv: Sequence[str]) -> str | None:
+def why_git_shows_stored_files(argv: Sequence[str]) -> str | None:
     """Return why a git command can show files that the repository stores, as half a sentence, or None.
 
     The sandbox hides a file of the work tree. No mask covers what the repository stores of it, now or in its history. A path
     among the words is no limit: it may be a folder, and it is relative to a folder that is unknown here.
     """
-    *_, inner = wrappers.split_layers(argv)
+    *_, inner = command_wrappers.split_wrapper_layers(argv)
     if not inner or inner[0] != "git":
         return None
     rest = inner[1:]
@@ -279,7 +279,7 @@ def _log_shows_contents(rest: Sequence[str]) -> bool:
 
 
 def _diff_shows_contents(rest: Sequence[str]) -> bool:
-    return _NO_CONTENTS(rest) is not None or _SUMMARIES.isdisjoint(_names_of_options(rest))
+    return _NO_CONTENTS(rest) is not None or _SUMMARIES.isdisjoint(_option_names_in_words(rest))
 
 
 def _show_shows_contents(rest: Sequence[str]) -> bool:
@@ -324,7 +324,7 @@ _SHOWS_CONTENTS: Mapping[str, Callable[[Sequence[str]], bool]] = {
 """For each command of git, a test whether its words can show files that the repository stores."""
 
 
-def _names_of_options(words: Sequence[str]) -> frozenset[str]:
+def _option_names_in_words(words: Sequence[str]) -> frozenset[str]:
     """Return the options among the words of a command, without their values."""
     options = words[: words.index("--")] if "--" in words else words
     return frozenset(word.partition("=")[0] for word in options if word[:1] == "-")
@@ -351,7 +351,7 @@ _GIT_LISTINGS = frozenset(
 )
 
 
-def _git_lists(rest: Sequence[str]) -> bool:
+def _git_only_lists(rest: Sequence[str]) -> bool:
     """Return whether ``git branch``, ``git tag`` or ``git config`` only lists.
 
     An operand of ``git branch`` or ``git tag`` would name something new.
@@ -384,16 +384,16 @@ _PROGRAMS: Mapping[str, _Check] = {
     **dict.fromkeys(("cut", "paste", "tr", "rev", "fold", "fmt", "expand", "unexpand", "column", "comm", "join", "seq"), _accept_any),
     **dict.fromkeys(("cmp", "od", "strings", "hexdump", "test", "which", "type", "getconf", "printenv", "locale"), _accept_any),
     "tail": _accept_any,  # with -f, it ends at the time-out of the call
-    "diff": _no_risky_options("", "--output"),
-    "file": _no_risky_options("C", "--compile"),
-    "sort": _no_risky_options("oTS", "--output", "--temporary-directory", "--compress-program", "--files0-from"),
-    "uniq": _only_known_options("cdDuizfsw", "--count", "--repeated", "--unique", "--ignore-case", "--skip-fields", "--skip-chars"),
-    "rg": _no_risky_options("z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip", "--generate"),
+    "diff": _check_for_risky_options("", "--output"),
+    "file": _check_for_risky_options("C", "--compile"),
+    "sort": _check_for_risky_options("oTS", "--output", "--temporary-directory", "--compress-program", "--files0-from"),
+    "uniq": _check_for_known_options("cdDuizfsw", "--count", "--repeated", "--unique", "--ignore-case", "--skip-fields", "--skip-chars"),
+    "rg": _check_for_risky_options("z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip", "--generate"),
     "find": _find,
-    "fd": _no_risky_options("xX", "--exec", "--exec-batch"),
-    "tree": _no_risky_options("oR", "--output"),
+    "fd": _check_for_risky_options("xX", "--exec", "--exec-batch"),
+    "tree": _check_for_risky_options("oR", "--output"),
     **dict.fromkeys(("sed", "awk", "gawk", "mawk"), _accept_any),  # programs.concern() checks their scripts
-    "jq": _only_known_options("rcnsjaSeMCR", "--raw-output", "--compact-output", "--null-input", "--slurp", "--arg", "--argjson", "--sort-keys",
+    "jq": _check_for_known_options("rcnsjaSeMCR", "--raw-output", "--compact-output", "--null-input", "--slurp", "--arg", "--argjson", "--sort-keys",
                  "--exit-status", "--tab", "--indent", "--raw-input", "--args", "--jsonargs", "--join-output", "--monochrome-output"),
     "date": _date,
     "command": _command,
@@ -401,8 +401,8 @@ _PROGRAMS: Mapping[str, _Check] = {
     "cd": _accept_any,
     "xargs": _xargs,
     "git": _git,
-    **dict.fromkeys(("python", "python3"), _only("--version", "-V")),
-    "node": _only("--version"),
+    **dict.fromkeys(("python", "python3"), _check_for_exact_word("--version", "-V")),
+    "node": _check_for_exact_word("--version"),
 }  # fmt: skip
 """The check of each program, by bare name.
 
@@ -434,7 +434,7 @@ _HARMLESS_WITH_ANY_WORDS = frozenset(
 """Programs without any option that writes, runs or reaches something."""
 
 
-def find_path_words(argv: Sequence[str]) -> tuple[str, ...]:
+def find_possible_path_words(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command that may name files: operands and values attached to options."""
     found: list[str] = []
     for word in argv[1:]:

@@ -70,7 +70,7 @@ def _is_standard_input(word: str) -> bool:
     )
 
 
-def risk_of_all_words(argv: Sequence[str], reason: str) -> CommandRisk:
+def risk_naming_every_word(argv: Sequence[str], reason: str) -> CommandRisk:
     """Return a risk for which a rule has to name every word."""
     return CommandRisk(reason, frozenset(range(len(argv))))
 
@@ -89,7 +89,7 @@ def _risk_of_options(argv: Sequence[str], found: Iterable[int], reason: str) -> 
     return CommandRisk(reason, frozenset(words)) if len(words) > 1 else None
 
 
-def _is_long(word: str, names: Iterable[str]) -> bool:
+def _is_long_option(word: str, names: Iterable[str]) -> bool:
     """Return whether ``word`` is one of the long options, in full or shortened as GNU programs allow."""
     if word[:2] != "--" or len(word) < 3:
         return False
@@ -97,7 +97,7 @@ def _is_long(word: str, names: Iterable[str]) -> bool:
     return any(long.startswith(name) for long in names)
 
 
-def options_form(what: str, short: str, *long: str) -> Callable[[Sequence[str]], CommandRisk | None]:
+def make_options_check(what: str, short: str, *long: str) -> Callable[[Sequence[str]], CommandRisk | None]:
     """Return a check for any of these options, alone, in a cluster, or shortened."""
     letters = frozenset(short)
 
@@ -107,14 +107,14 @@ def options_form(what: str, short: str, *long: str) -> Callable[[Sequence[str]],
             for index, word in enumerate(argv)
             if index
             and word[:1] == "-"
-            and (_is_long(word, long) if word[:2] == "--" else not letters.isdisjoint(word[1:]))
+            and (_is_long_option(word, long) if word[:2] == "--" else not letters.isdisjoint(word[1:]))
         ]
         return _risk_of_options(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
 
     return form
 
 
-def single_dash_form(what: str, *names: str) -> Callable[[Sequence[str]], CommandRisk | None]:
+def make_single_dash_check(what: str, *names: str) -> Callable[[Sequence[str]], CommandRisk | None]:
     """Return a check for any word that begins with one of these names."""
 
     def form(argv: Sequence[str]) -> CommandRisk | None:
@@ -124,7 +124,7 @@ def single_dash_form(what: str, *names: str) -> Callable[[Sequence[str]], Comman
     return form
 
 
-def leading_option_form(what: str, name: str) -> Callable[[Sequence[str]], CommandRisk | None]:
+def make_leading_option_check(what: str, name: str) -> Callable[[Sequence[str]], CommandRisk | None]:
     """Return a check for an option that the program accepts only before its operands."""
 
     def form(argv: Sequence[str]) -> CommandRisk | None:
@@ -140,7 +140,7 @@ def leading_option_form(what: str, name: str) -> Callable[[Sequence[str]], Comma
     return form
 
 
-def shell_settings_risk(argv: Sequence[str]) -> CommandRisk | None:
+def shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``set`` options that change how the shell reads later commands, or None.
 
     ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -H`` with ``-o history`` replaces ``!:1`` by
@@ -150,7 +150,7 @@ def shell_settings_risk(argv: Sequence[str]) -> CommandRisk | None:
         if word == "--":
             return None
         if word in ("keyword", "histexpand", "history") or (word[:1] in ("-", "+") and not {"k", "H"}.isdisjoint(word)):
-            return risk_of_all_words(argv, f"{argv[0]} {word} changes how the words of later commands are read")
+            return risk_naming_every_word(argv, f"{argv[0]} {word} changes how the words of later commands are read")
     return None
 
 
@@ -165,7 +165,7 @@ def second_operand_risk(argv: Sequence[str]) -> CommandRisk | None:
     return CommandRisk(f"{argv[0]} writes to its second operand", frozenset((0, *operands)))
 
 
-_CURL = options_form(
+_CURL = make_options_check(
     "writes or sends files, or reaches a place that no address names",
     "oOKTDFdJcnEb",
     *("--output", "--output-dir", "--remote-name", "--remote-name-all", "--remote-header-name", "--config", "--dump-header"),
@@ -219,20 +219,22 @@ def tar_risk(argv: Sequence[str]) -> CommandRisk | None:
         for index, word in enumerate(argv)
         if index
         and (
-            _is_long(word, (*names, "--rsh-command", "--rmt-command", "--absolute-names"))
+            _is_long_option(word, (*names, "--rsh-command", "--rmt-command", "--absolute-names"))
             or ((word[:1] == "-" or index == 1) and word[:2] != "--" and not {"I", "F", "P"}.isdisjoint(word))
         )
     ]
     return _risk_from(argv, found[0], f"tar {argv[found[0]]} can run a program or write elsewhere") if found else None
 
 
-def make_risk(argv: Sequence[str]) -> CommandRisk | None:
+def make_program_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``make`` command, or None."""
     found = [
         index
         for index, word in enumerate(argv)
         if index
-        and ("=" in word or _is_long(word, ("--eval",)) or (word[:1] == "-" and word[:2] != "--" and "E" in word))
+        and (
+            "=" in word or _is_long_option(word, ("--eval",)) or (word[:1] == "-" and word[:2] != "--" and "E" in word)
+        )
     ]
     return _risk_of_options(argv, found, f"make {argv[found[0]]} sets what its recipes run") if found else None
 
@@ -245,10 +247,10 @@ def package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
     for word in argv[1:]:
         if word[:1] == "-":
             if word in ("-c", "-e", "-p", "--call", "--eval", "--print"):
-                return risk_of_all_words(argv, f"{argv[0]} {word} runs code given on the command line")
+                return risk_naming_every_word(argv, f"{argv[0]} {word} runs code given on the command line")
             continue
         if word in ("exec", "x", "dlx", "eval", "repl", "config", "set-script", "tool"):
-            return risk_of_all_words(argv, f"{argv[0]} {word} can run any program, or change what is run")
+            return risk_naming_every_word(argv, f"{argv[0]} {word} can run any program, or change what is run")
         return None
     return None
 
@@ -299,10 +301,10 @@ def git_risk(argv: Sequence[str]) -> CommandRisk | None:
             end = index + span if known else len(argv)  # otherwise it is unknown which word is git's command
             before.append(CommandRisk(why, frozenset((0, *range(index, min(end, len(argv)))))))
         index += span
-    return combine_risks(*before, *(_git_command(argv, index) if index < len(argv) else ()))
+    return combine_risks(*before, *(_git_subcommand_risks(argv, index) if index < len(argv) else ()))
 
 
-def _git_command(argv: Sequence[str], index: int) -> Iterator[CommandRisk | None]:
+def _git_subcommand_risks(argv: Sequence[str], index: int) -> Iterator[CommandRisk | None]:
     """Return the risks of git's sub-command, at ``index``, and of each of the words after it."""
     command, rest = argv[index], argv[index + 1 :]
     if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
@@ -323,7 +325,7 @@ def _git_command(argv: Sequence[str], index: int) -> Iterator[CommandRisk | None
 def _is_risky_for_git(command: str, word: str) -> bool:
     """Return whether the word is an option with which the sub-command writes a file or runs a program."""
     if word[:2] == "--" and not word.startswith("--output-indicator"):
-        return word not in SERVER_OPTIONS and _is_long(word, _GIT_LONG)
+        return word not in SERVER_OPTIONS and _is_long_option(word, _GIT_LONG)
     letters = _GIT_SHORT.get(command, "") + "O"
     return word[:1] == "-" and word[:2] != "--" and not frozenset(letters).isdisjoint(word[1:])
 
@@ -402,7 +404,7 @@ def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
             index += 1
             break
         if word[:2] not in ("-F", "-v"):
-            return risk_of_all_words(argv, f"awk {word} can run code from a file")
+            return risk_naming_every_word(argv, f"awk {word} can run code from a file")
         index += 2 if len(word) == 2 else 1
     if index < len(argv) and _AWK_RUNS.search(argv[index]):
         return CommandRisk("this awk program can run commands or write files", frozenset((0, index)))
@@ -462,10 +464,10 @@ def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> CommandRisk |
         if word[:1] not in ("-", "+"):
             return None
         if not harmless.fullmatch(word):
-            return risk_of_all_words(argv, f"{argv[0]} {word} can run code given on the command line")
+            return risk_naming_every_word(argv, f"{argv[0]} {word} can run code given on the command line")
         if word == "--test":  # finds its files itself
             return None
-    return risk_of_all_words(argv, f"{argv[0]} without a file runs its standard input")
+    return risk_naming_every_word(argv, f"{argv[0]} without a file runs its standard input")
 
 
 def _python_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -484,9 +486,9 @@ def _python_risk(argv: Sequence[str]) -> CommandRisk | None:
         if word[:2] == "-m":
             module = word[2:] or (argv[index + 1] if index + 1 < len(argv) else "")
             if module.partition(".")[0].lower() in _PYTHON_CODE_MODULES or not module:
-                return risk_of_all_words(argv, f"{argv[0]} -m {module} runs code given on the command line")
+                return risk_naming_every_word(argv, f"{argv[0]} -m {module} runs code given on the command line")
             return None
         if not re.fullmatch(r"-[bBdEIOPqsSu]+|-[WX].+", word):
-            return risk_of_all_words(argv, f"{argv[0]} {word} can run code given on the command line")
+            return risk_naming_every_word(argv, f"{argv[0]} {word} can run code given on the command line")
         index += 1
-    return risk_of_all_words(argv, f"{argv[0]} without a file runs its standard input")
+    return risk_naming_every_word(argv, f"{argv[0]} without a file runs its standard input")

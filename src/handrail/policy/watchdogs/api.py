@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from handrail.origins.programs import ProgramMissing, build_program_environment, find_command
-from handrail.policy.evaluation import PolicyVerdict, TraceStep
-from handrail.policy.rules.definitions import ACTIONS, STRICTNESS, Action
+from handrail.origins.program_lookup import ProgramMissing, build_program_environment, resolve_command_program
+from handrail.policy.call_evaluation import PolicyVerdict, TraceStep
+from handrail.policy.rules.rules_and_modes import ACTIONS, STRICTNESS, Action
 
 # The input of a watchdog, and its possible answers.
 
@@ -129,12 +129,12 @@ class ExternalWatchdog:
         """
         if self._command is None:
             with contextlib.suppress(ProgramMissing):
-                self._command = find_command(self.argv)
+                self._command = resolve_command_program(self.argv)
 
     async def __call__(self, call: WatchdogCall) -> WatchdogDecision:
         question = json.dumps(call_as_json(call), ensure_ascii=True, default=str).encode() + b"\n"
         mark = secrets.token_hex(16)
-        command = self._command = self._command or find_command(self.argv)
+        command = self._command = self._command or resolve_command_program(self.argv)
         # Own descriptors, because wait() with asyncio's pipes also waits for every process that holds them open.
         reader, writer = os.pipe()
         try:
@@ -154,7 +154,7 @@ class ExternalWatchdog:
         finally:
             os.close(writer)
         try:
-            answer = await _read(process, reader)
+            answer = await _read_until_exit(process, reader)
             code = await process.wait()
         finally:
             await _end_process(process, mark)
@@ -172,7 +172,7 @@ def _make_input_file(data: bytes) -> IO[bytes]:
     return file
 
 
-async def _read(process: asyncio.subprocess.Process, descriptor: int) -> bytes:
+async def _read_until_exit(process: asyncio.subprocess.Process, descriptor: int) -> bytes:
     """Return the output of a process until it *exits*.
 
     A child that keeps the pipe open does not delay this.
@@ -307,7 +307,7 @@ async def _ask_within_timeout(watchdog: Watchdog, call: WatchdogCall, redact: Ca
     timeout_ms = float(getattr(watchdog, "timeout_ms", DEFAULT_TIMEOUT_MS))
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            return await ask_watchdog(watchdog, call, redact)
+            return await ask_watchdog_without_timeout(watchdog, call, redact)
     except TimeoutError:
         return deny(f"the watchdog did not answer within {timeout_ms:g} ms")
     except asyncio.CancelledError:
@@ -319,10 +319,12 @@ async def _ask_within_timeout(watchdog: Watchdog, call: WatchdogCall, redact: Ca
         return deny(f"the watchdog failed ({type(error).__name__}: {redact(str(error))[:300]})")
 
 
-async def ask_watchdog(watchdog: Watchdog, call: WatchdogCall, redact: Callable[[str], str] = str) -> WatchdogDecision:
+async def ask_watchdog_without_timeout(
+    watchdog: Watchdog, call: WatchdogCall, redact: Callable[[str], str] = str
+) -> WatchdogDecision:
     """Ask one watchdog, without a time limit. Exceptions propagate; an invalid answer is a deny."""
     own = replace(call, arguments=copy.deepcopy(dict(call.arguments)))
-    return _check_answer(await _call_watchdog(watchdog, own), watchdog_name(watchdog), redact)
+    return _validate_watchdog_answer(await _call_watchdog(watchdog, own), watchdog_name(watchdog), redact)
 
 
 async def _call_watchdog(watchdog: Watchdog, call: WatchdogCall) -> object:
@@ -359,7 +361,7 @@ async def _call_in_thread(watchdog: Watchdog, call: WatchdogCall) -> object:
     return await done
 
 
-def _check_answer(answer: object, name: str, redact: Callable[[str], str]) -> WatchdogDecision:
+def _validate_watchdog_answer(answer: object, name: str, redact: Callable[[str], str]) -> WatchdogDecision:
     """Return the answer if it is valid. Any other value, None included, is a deny."""
     if answer == "allow":
         return allow()
@@ -382,7 +384,7 @@ __all__ = [
     "allow",
     "apply_watchdogs",
     "ask",
-    "ask_watchdog",
+    "ask_watchdog_without_timeout",
     "deny",
     "watchdog_name",
 ]

@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from handrail.contract.errors import quote_excerpt
-from handrail.contract.text.patterns import any_path_source
+from handrail.contract.text.glob_patterns import any_path_glob_source
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.definitions import SECRET_FILE_NAMES, Action
+from handrail.policy.rules.rules_and_modes import SECRET_FILE_NAMES, Action
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
 
 # A rough decomposition of a shell text: its programs, the data flow between them, and the values that it builds.
@@ -58,7 +58,7 @@ class RoughCommand:
     words: list[str] = field(default_factory=list[str])
 
     @property
-    def argv(self) -> list[str]:
+    def unwrapped_argv(self) -> list[str]:
         """The words from the program on, without assignments and wrappers."""
         words = self.words
         at = 0
@@ -77,11 +77,11 @@ class RoughCommand:
 
     @property
     def program(self) -> str:
-        argv = self.argv
+        argv = self.unwrapped_argv
         return argv[0].rsplit("/", 1)[-1].lower() if argv else ""
 
 
-async def run_reader(reader: Callable[[str], _T], text: str) -> _T:
+async def read_shell_text(reader: Callable[[str], _T], text: str) -> _T:
     """Return the result of ``reader`` for a shell text.
 
     A long text is read in a thread, so that the event loop continues.
@@ -116,7 +116,7 @@ class _RoughParser:
 
     def _commands(self, until: str, depth: int, pipeline: int) -> None:
         """Read up to the closing character, and leave that character unread."""
-        line = _LineState(self._begin(pipeline, depth))
+        line = _CommandInProgress(self._begin(pipeline, depth))
         text, size = self.text, len(self.text)
         while self._at < size:
             character = text[self._at]
@@ -128,7 +128,7 @@ class _RoughParser:
                 line.end_word()
                 self._separate(line)
             elif character in "<>" and not text.startswith("<(", self._at):
-                line.redirect(outward=character == ">")
+                line.begin_redirection(outward=character == ">")
                 while self._at + 1 < size and text[self._at + 1] in "<>&":
                     self._at += 1
             elif character == "#" and line.word is None:
@@ -139,7 +139,7 @@ class _RoughParser:
             self._at += 1
         line.end_word()
 
-    def _separate(self, line: _LineState) -> None:
+    def _separate(self, line: _CommandInProgress) -> None:
         """Read a sign between two commands, and begin the next command."""
         character, sign = self.text[self._at], self.text[self._at : self._at + 2]
         part = line.part
@@ -206,7 +206,7 @@ class _RoughParser:
         return SUBSTITUTED
 
 
-class _LineState:
+class _CommandInProgress:
     """The command that is being read, and its last word so far."""
 
     __slots__ = ("_redirected", "part", "word")
@@ -229,7 +229,7 @@ class _LineState:
             self._redirected = False
         self.word = None
 
-    def redirect(self, *, outward: bool) -> None:
+    def begin_redirection(self, *, outward: bool) -> None:
         """End the word, without the number of a descriptor. The next word names the file."""
         if self.word is not None and "".join(self.word).isdigit():
             self.word = None
@@ -274,7 +274,7 @@ _SECRET_FILES = re.compile(
     r"|/?\.(?:ssh|gnupg|aws|kube|azure|config/gcloud|docker)(?:/|$)|^/etc/(?:shadow|sudoers)|^/proc/\w+/environ|\.tfstate"
 )
 _SECRET_NAMES = re.compile(
-    any_path_source(f"**/{name}" for name in SECRET_FILE_NAMES) + r"\Z", re.DOTALL | re.IGNORECASE | re.ASCII
+    any_path_glob_source(f"**/{name}" for name in SECRET_FILE_NAMES) + r"\Z", re.DOTALL | re.IGNORECASE | re.ASCII
 )
 _HARMLESS = re.compile(r"\.(?:example|sample|template|dist|pub)$")
 _SECRET_VARIABLE = re.compile(
@@ -324,15 +324,22 @@ class ExfiltrationWatchdog:
 
     async def __call__(self, call: WatchdogCall) -> WatchdogDecision:
         for capability, value in call.targets:
-            if capability == "shell.run" and (reason := await run_reader(check_command, value)) is not None:
+            if (
+                capability == "shell.run"
+                and (reason := await read_shell_text(explain_command_exfiltration, value)) is not None
+            ):
                 return WatchdogDecision(self.action, reason)
         for text in _texts(call.arguments):
-            if "://" in text and len(text) < 20_000 and (reason := check_address(text.strip())) is not None:
+            if (
+                "://" in text
+                and len(text) < 20_000
+                and (reason := explain_address_exfiltration(text.strip())) is not None
+            ):
                 return WatchdogDecision(self.action, reason)
         return allow()
 
 
-def check_command(text: str) -> str | None:
+def explain_command_exfiltration(text: str) -> str | None:
     """Return why a shell text looks like exfiltration, as half a sentence, or None."""
     if not _PRECHECK.search(text):
         return None
@@ -341,13 +348,15 @@ def check_command(text: str) -> str | None:
     found = split_commands(text)
     if len(found) > MAX_PARTS:
         return f"the text has {len(found)} commands, which are too many to check"
-    return next((reason for at in range(len(found)) if (reason := _check_part(at, found)) is not None), None)
+    return next(
+        (reason for at in range(len(found)) if (reason := _explain_part_exfiltration(at, found)) is not None), None
+    )
 
 
-def _check_part(at: int, found: Sequence[RoughCommand]) -> str | None:
+def _explain_part_exfiltration(at: int, found: Sequence[RoughCommand]) -> str | None:
     """Return why one command of a text looks like exfiltration, or None."""
     part = found[at]
-    if part.program in NETWORK_PROGRAMS and not _is_local(part):
+    if part.program in NETWORK_PROGRAMS and not _is_local_command(part):
         together = [(n, other) for n, other in enumerate(found) if other.pipeline == part.pipeline and n != at]
         before = [other for n, other in together if other.depth > part.depth or (n < at and other.depth == part.depth)]
         return _check_network_program(part, [other for _, other in together], before)
@@ -356,7 +365,7 @@ def _check_part(at: int, found: Sequence[RoughCommand]) -> str | None:
     return _check_program_text(part) if _INTERPRETERS.fullmatch(part.program) else None
 
 
-def check_address(url: str) -> str | None:
+def explain_address_exfiltration(url: str) -> str | None:
     """Return why an address looks like it carries data, as half a sentence, or None."""
     try:
         found = urlsplit(url)
@@ -382,22 +391,22 @@ def check_address(url: str) -> str | None:
 def _check_network_program(
     part: RoughCommand, together: Sequence[RoughCommand], before: Sequence[RoughCommand]
 ) -> str | None:
-    program, argv = part.program, part.argv
+    program, argv = part.program, part.unwrapped_argv
     for other in before:
-        if (reason := _check_flow(other, part)) is not None:
+        if (reason := _explain_piped_exfiltration(other, part)) is not None:
             return reason
-    if (secret := _find_secret_path(list(_sent_words(argv)))) is not None:
+    if (secret := _find_secret_path(list(_words_naming_sent_data(argv)))) is not None:
         return f"{secret} may contain secrets, and {program} would send it"
     reads = any(other.program in _READERS for other in together if other.depth > part.depth)
-    for word in _content_words(argv, program):
-        if (reason := _check_content(word, program, reads=reads)) is not None:
+    for word in _addresses_and_bodies(argv, program):
+        if (reason := _explain_sent_content(word, program, reads=reads)) is not None:
             return reason
-    return _check_lookup(argv, program) if program in _NAME_LOOKUPS else None
+    return _explain_lookup_exfiltration(argv, program) if program in _NAME_LOOKUPS else None
 
 
-def _check_flow(other: RoughCommand, part: RoughCommand) -> str | None:
+def _explain_piped_exfiltration(other: RoughCommand, part: RoughCommand) -> str | None:
     """Return why the output of another command, sent to a network program, looks like data, or None."""
-    program, argv = other.program, other.argv
+    program, argv = other.program, other.unwrapped_argv
     into, same_depth = part.program, other.depth == part.depth
     if (secret := _find_secret_path(argv[1:])) is not None:
         return f"{secret} may contain secrets, and its content goes to {into}"
@@ -408,12 +417,12 @@ def _check_flow(other: RoughCommand, part: RoughCommand) -> str | None:
             return f"encoded data goes from {program} to {into}"
         if program in _ARCHIVERS and same_depth:
             return f"packed files go from {program} to {into}"
-    if into in _RAW_CLIENTS and same_depth and not {"-z", "-l"} & set(part.argv):
+    if into in _RAW_CLIENTS and same_depth and not {"-z", "-l"} & set(part.unwrapped_argv):
         return f"the output of {program or 'a command'} goes to a raw connection of {into}"
     return None
 
 
-def _check_content(word: str, program: str, *, reads: bool) -> str | None:
+def _explain_sent_content(word: str, program: str, *, reads: bool) -> str | None:
     """Return why an address or a request body looks like data, or None.
 
     :param reads: a substitution in the command reads a file or the environment
@@ -422,10 +431,10 @@ def _check_content(word: str, program: str, *, reads: bool) -> str | None:
         return f"the content of a file or the environment is put into an address or a body for {program}"
     if (variable := _SECRET_VARIABLE.search(word)) is not None:
         return f"{variable[0]} is put into an address or a body for {program}"
-    return check_address(word) if "://" in word and SUBSTITUTED not in word else None
+    return explain_address_exfiltration(word) if "://" in word and SUBSTITUTED not in word else None
 
 
-def _check_lookup(argv: Sequence[str], program: str) -> str | None:
+def _explain_lookup_exfiltration(argv: Sequence[str], program: str) -> str | None:
     """Return why the names that a program looks up look like data, or None."""
     for word in argv[1:]:
         if (
@@ -439,7 +448,7 @@ def _check_lookup(argv: Sequence[str], program: str) -> str | None:
     return None
 
 
-def _sent_words(argv: Sequence[str]) -> Iterator[str]:
+def _words_naming_sent_data(argv: Sequence[str]) -> Iterator[str]:
     """Return the words of a network program that name what it sends."""
     skip = False
     for word in argv[1:]:
@@ -451,10 +460,10 @@ def _sent_words(argv: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _content_words(argv: Sequence[str], program: str) -> Iterator[str]:
+def _addresses_and_bodies(argv: Sequence[str], program: str) -> Iterator[str]:
     """Return the addresses and bodies among the words of a program that fetches."""
     data = False
-    for word in _sent_words(argv):
+    for word in _words_naming_sent_data(argv):
         if data or "://" in word or (program in _RAW_CLIENTS | _COPY_PROGRAMS):
             yield word
         elif word.startswith("-d") and len(word) > 2 and not word.startswith("--"):
@@ -476,35 +485,35 @@ def _find_secret_path(words: Sequence[str]) -> str | None:
 
 
 def _prints_environment(part: RoughCommand) -> bool:
-    argv = part.argv
+    argv = part.unwrapped_argv
     if part.program == "printenv" or (part.program in ("env", "set") and len(argv) == 1):
         return True
     return part.program in ("export", "declare", "typeset") and "-p" in argv[1:]
 
 
-def _is_local(part: RoughCommand) -> bool:
+def _is_local_command(part: RoughCommand) -> bool:
     """Return whether all hosts that the command names are this machine."""
-    hosts = [m[1] for word in part.argv[1:] if (m := re.match(r"(?:[a-z+]+://)(?:[^/@]*@)?([^/?#]+)", word))]
+    hosts = [m[1] for word in part.unwrapped_argv[1:] if (m := re.match(r"(?:[a-z+]+://)(?:[^/@]*@)?([^/?#]+)", word))]
     if not hosts and part.program in _RAW_CLIENTS | _WEB_CLIENTS | _NAME_LOOKUPS:
-        hosts = [word for word in part.argv[1:] if _LOOPBACK.fullmatch(word.partition("/")[0])]
+        hosts = [word for word in part.unwrapped_argv[1:] if _LOOPBACK.fullmatch(word.partition("/")[0])]
     return bool(hosts) and all(_LOOPBACK.fullmatch(host) for host in hosts)
 
 
 def _check_push(part: RoughCommand, found: Sequence[RoughCommand]) -> str | None:
-    words = [word for word in part.argv[1:] if not word.startswith("-")]
+    words = [word for word in part.unwrapped_argv[1:] if not word.startswith("-")]
     if words[:1] != ["push"]:
         return None
     if len(words) > 1 and _REMOTE.search(words[1]):
         return f"git would push to {quote_excerpt(words[1], 100)}, which is not a remote of this repository"
     for other in found:
-        argv = other.argv
+        argv = other.unwrapped_argv
         if other.program == "git" and {"remote", "config"} & set(argv) and {"add", "set-url"} & set(argv):
             return "git would push to a remote that the same command sets"
     return None
 
 
 def _check_program_text(part: RoughCommand) -> str | None:
-    argv = part.argv
+    argv = part.unwrapped_argv
     for flag, text in pairwise(argv):
         if flag in ("-c", "-e", "-r", "-E", "--eval", "eval") and _OPENS_NETWORK.search(text):
             words = re.split(r"[\s'\"(),;=]+", text)
@@ -519,7 +528,9 @@ def _check_host(host: str) -> str | None:
     labels = host.rstrip(".").split(".")
     if len(labels) > 2:
         for label in (max(part.split("-"), key=len) for part in labels[:-2]):
-            if len(label) > 50 or (len(label) >= 24 and _is_mixed(label) and _entropy(label) >= 3.4):
+            if len(label) > 50 or (
+                len(label) >= 24 and _has_scattered_digits(label) and _character_entropy(label) >= 3.4
+            ):
                 return f"the host name has a part of {len(label)} characters that looks like encoded data"
         if len(labels) > 6 and sum(len(label) for label in labels[:-2]) > 100:
             return f"the host name has {len(labels)} parts, which looks like encoded data"
@@ -532,17 +543,17 @@ def _looks_encoded(text: str) -> bool:
     if re.fullmatch(r"[0-9a-fA-F-]+", text):
         return len(text) > 128  # digests, cache keys and identifiers are shorter
     if re.fullmatch(r"[A-Z2-7=]+", text):
-        return len(text) >= 56 and _entropy(text) >= 3.8
+        return len(text) >= 56 and _character_entropy(text) >= 3.8
     mixed = bool(re.search("[a-z]", text) and re.search("[A-Z]", text) and re.search(r"\d", text))
-    return mixed and _entropy(text) >= 4.2
+    return mixed and _character_entropy(text) >= 4.2
 
 
-def _is_mixed(text: str) -> bool:
+def _has_scattered_digits(text: str) -> bool:
     """Return whether the text has digits among its letters, in several places."""
     return len(re.findall(r"[a-z]\d|\d[a-z]", text, re.IGNORECASE)) >= 4
 
 
-def _entropy(text: str) -> float:
+def _character_entropy(text: str) -> float:
     """Return the entropy in bits for each character."""
     size = len(text)
     return -sum(count / size * math.log2(count / size) for count in Counter(text).values())
@@ -624,22 +635,22 @@ class OutgoingSecretsWatchdog:
                 self.action, "the arguments contain a registered secret, which the call would send out"
             )
         commands = [value for capability, value in call.targets if capability == "shell.run"]
-        if commands and not any([await run_reader(_uses_network, text) for text in commands]):
+        if commands and not any([await read_shell_text(_text_uses_network, text) for text in commands]):
             return allow()
-        if (what := find_key(encoded.decode())) is not None:
+        if (what := find_known_key_kind(encoded.decode())) is not None:
             return WatchdogDecision(
                 self.action, f"the arguments contain text with the shape of {what}, which the call would send out"
             )
         return allow()
 
 
-def _uses_network(text: str) -> bool:
+def _text_uses_network(text: str) -> bool:
     """Return whether a command of a shell text may communicate with another machine."""
     programs = NETWORK_PROGRAMS | {"git"}
     return any(part.program in programs for part in split_commands(text))
 
 
-def find_key(text: str) -> str | None:
+def find_known_key_kind(text: str) -> str | None:
     """Return the well-known kind of key that ``text`` contains, or None. Placeholders do not count."""
     for name, begins, shape in _COMPILED:
         if begins not in text:

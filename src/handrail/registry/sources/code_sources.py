@@ -9,10 +9,9 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, cast
 
-from handrail.contract.agent import AGENT_TOOL_PREFIX, AgentManifest, tool_matches
+from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, tool_pattern_matches
 from handrail.contract.errors import Diagnostic, ToolError
-from handrail.contract.generation import AGENT_SOURCE, BUILT_IN, DiscoveredTool, SourceContents, SourceRank, ToolSource
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.provider_tools import (
     PROVIDER_ONLY_TEXT,
     PROVIDER_TOOLS,
@@ -21,12 +20,20 @@ from handrail.contract.tool.provider_tools import (
 )
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
-from handrail.store.entry_points import entry_points as of_group
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import (
+    AGENT_SOURCE,
+    BUILT_IN,
+    DiscoveredTool,
+    SourceContents,
+    SourceRank,
+    ToolSource,
+)
+from handrail.store.entry_point_cache import list_entry_points as of_group
 
 
 @dataclass(frozen=True, slots=True)
-class PythonSource:
+class PassedToolsSource:
     """The tools that were passed to ``open_kernel(tools=…)``, in order.
 
     :param objects: tools, classes of tools, or modules, of which every tool counts
@@ -37,11 +44,11 @@ class PythonSource:
     is_third_party: bool = False
 
     def load(self) -> SourceContents:
-        return collect_tools(self.objects)
+        return sort_tools_and_faults(self.objects)
 
 
 @dataclass(frozen=True, slots=True)
-class ProvidedResources:
+class PassedResourcesSource:
     """The resources and prompts of one provider that was passed to ``open_kernel(resources=…)``."""
 
     provider: ResourceProvider
@@ -52,7 +59,7 @@ class ProvidedResources:
         return SourceContents(resource_provider=self.provider)
 
 
-def collect_tools(objects: Iterable[object], place: str | None = None) -> SourceContents:
+def sort_tools_and_faults(objects: Iterable[object], place: str | None = None) -> SourceContents:
     """Sort objects into tools and faults.
 
     :param place: their origin; by default the module of each object
@@ -139,7 +146,7 @@ PROVIDER_SOURCE = "native"
 """``Entry.source`` of provider tools."""
 
 
-class ProviderTool(Tool):
+class ProviderToolPlaceholder(Tool):
     """A placeholder for a provider tool. It never runs."""
 
     def __init__(self, spec: ToolSpec) -> None:
@@ -166,7 +173,7 @@ class ProviderToolSource:
     def load(self) -> SourceContents:
         return SourceContents(
             tuple(
-                DiscoveredTool(ProviderTool(make_provider_tool_spec(name, given)), PROVIDER_SOURCE)
+                DiscoveredTool(ProviderToolPlaceholder(make_provider_tool_spec(name, given)), PROVIDER_SOURCE)
                 for name, given in self.chosen.items()
                 if name in PROVIDER_TOOLS
             )
@@ -190,7 +197,7 @@ class AgentSource:
     is_third_party: bool = False
 
     def load(self) -> SourceContents:
-        from handrail.tools.agents import AgentTool
+        from handrail.tools.delegation_tools import AgentTool
 
         # A pattern for all tools does not include agents.
         patterns = [pattern for pattern in self.agent.tools if pattern.startswith(AGENT_TOOL_PREFIX)]
@@ -198,12 +205,12 @@ class AgentSource:
             one
             for one in self.others
             if one.accepts_work_from(self.agent)
-            and any(tool_matches(pattern, AGENT_TOOL_PREFIX + one.id) for pattern in patterns)
+            and any(tool_pattern_matches(pattern, AGENT_TOOL_PREFIX + one.id) for pattern in patterns)
         )
         return SourceContents(tuple(DiscoveredTool(AgentTool(one.id, one.description), AGENT_SOURCE) for one in chosen))
 
 
-# Tools of installed Python packages, from the entry point group ``handrail.tools``.
+# Tools of installed Python packages, from the entry point group ``handrail.tool_availability``.
 #
 # An entry point names a tool, a tool class, a module of tools, or a list or tuple of these. Only installed packages count;
 # nothing is fetched.
@@ -217,7 +224,7 @@ def list_tool_entry_points() -> Iterable[metadata.EntryPoint]:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginSource:
+class ToolEntryPointsSource:
     """Every entry point of :data:`TOOLS_GROUP`, in order of name and package."""
 
     entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_tool_entry_points
@@ -235,7 +242,7 @@ class PluginSource:
                 faults.append(Diagnostic(place, point.value, f"cannot be imported: {type(error).__name__}: {error}"))
                 continue
             several = cast("Iterable[object]", offered) if isinstance(offered, (list, tuple)) else (offered,)
-            loaded = collect_tools(several, place)
+            loaded = sort_tools_and_faults(several, place)
             tools += loaded.tools
             faults += loaded.faults
         return SourceContents(tuple(tools), tuple(faults))
@@ -247,7 +254,7 @@ def _package(point: metadata.EntryPoint) -> str:
 
 # Tool sources of installed Python packages, from the entry point group ``handrail.sources``.
 #
-# An entry point names a :class:`~handrail.contract.generation.ToolSource`, or a function without arguments that makes one. The
+# An entry point names a :class:`~handrail.contract.tool_generation.ToolSource`, or a function without arguments that makes one. The
 # operator identifies it by the entry point's name. Its tools are third-party: faulty ones are quarantined, and a tool is
 # unavailable until the user approves its definition.
 
@@ -260,7 +267,7 @@ def list_source_entry_points() -> Iterable[metadata.EntryPoint]:
 
 
 @dataclass(frozen=True, slots=True)
-class EntryPointSource:
+class CustomEntryPointSource:
     """A source from one entry point. The first load imports it, and its faults are never fatal."""
 
     point: metadata.EntryPoint
@@ -285,9 +292,9 @@ class EntryPointSource:
 
 def find_entry_point_sources(
     entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_source_entry_points,
-) -> list[EntryPointSource]:
+) -> list[CustomEntryPointSource]:
     """Return the sources of :data:`SOURCES_GROUP`, in order of name and value, without duplicates."""
-    found: dict[str, EntryPointSource] = {}
+    found: dict[str, CustomEntryPointSource] = {}
     for point in sorted(entry_points(), key=lambda one: (one.name, one.value)):
-        found.setdefault(point.name, EntryPointSource(point))
+        found.setdefault(point.name, CustomEntryPointSource(point))
     return list(found.values())

@@ -24,16 +24,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.contract.envelopes import recognise_result
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, Sandbox, SandboxProfile
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.text.json_text import InvalidJsonText, parse_object
+from handrail.contract.result_conversions import recognise_result
+from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
-from handrail.sandbox.filters.limits import find_reached_limit
+from handrail.sandbox.filters.resource_limits import explain_reached_limit
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ANSWER_DEPTH = 128
@@ -53,7 +53,7 @@ class ToolConfinement:
     tool_profile: Callable[[ToolSpec], tuple[CapabilitySet, SandboxProfile]]
 
 
-class ExecutableTool(Tool):
+class PerCallExecutableTool(Tool):
     """A program that starts for each call.
 
     :param executable: absolute, canonical
@@ -74,11 +74,11 @@ class ExecutableTool(Tool):
     def __repr__(self) -> str:
         return f"<tool {self.spec.id}: {self.executable}>"
 
-    def build_payload(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
+    def build_program_input(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
         """Return the input of the program for one call."""
         return args
 
-    def parse_answer(self, answer: dict[str, Any]) -> object:
+    def parse_program_answer(self, answer: dict[str, Any]) -> object:
         """Return the program's answer as data, or as a result if it has a known shape."""
         return recognise_result(answer) or answer
 
@@ -102,7 +102,7 @@ class ExecutableTool(Tool):
 
         try:
             output, errors, _dropped = await process.communicate(
-                encode_json_line(self.build_payload(args, runtime)) + b"\n", MAX_ANSWER_BYTES + 1, keep
+                encode_json_line(self.build_program_input(args, runtime)) + b"\n", MAX_ANSWER_BYTES + 1, keep
             )
             try:
                 code = await process.wait()
@@ -118,7 +118,7 @@ class ExecutableTool(Tool):
             raise
         finally:
             await process.kill()
-        return parse_output(output, errors, code, self.parse_answer)
+        return parse_finished_program(output, errors, code, self.parse_program_answer)
 
     def adapt_profile(
         self, profile: SandboxProfile, environment: Mapping[str, str], config: Mapping[str, str]
@@ -144,7 +144,7 @@ def encode_json_line(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def parse_output(
+def parse_finished_program(
     output: bytes,
     errors: bytes,
     code: int,
@@ -153,7 +153,7 @@ def parse_output(
     """Return the answer of a finished program.
 
     :param recognised: parses the answer
-    :return: data, or a :class:`~handrail.contract.call.Result` if the answer has a known shape
+    :return: data, or a :class:`~handrail.contract.calls_and_results.Result` if the answer has a known shape
     :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` if the program broke the
         protocol; ``data`` has its stderr
     """
@@ -182,7 +182,7 @@ def parse_output(
         if result is not None and not result.ok:
             return result
         evidence = _evidence(code, said) | ({} if answer is None else {"answer": answer})
-        if (bound := find_reached_limit(code, errors)) is not None:
+        if (bound := explain_reached_limit(code, errors)) is not None:
             text = f"The tool failed: {describe_exit(code)}: {bound.text}{_last_line(said)}"
             raise ToolError(text, kind="limit" if bound.is_certain else "failed", data=evidence)
         raise ToolError(

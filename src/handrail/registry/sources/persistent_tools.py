@@ -6,7 +6,7 @@ others go to further processes of the same tool.
 - to stdin: ``{"id": "…", "arguments": {…}}``
 - from stdout: ``{"id": "…", "result": …}``, or ``{"id": "…", "error": "…"}`` with a text or
   ``{"text": "…", "kind": "failed", "data": …}``
-- before that any number of messages, described above :class:`CallMessages`
+- before that any number of messages, described above :class:`ProgramCallMessages`
 
 The process is started for the first call, in a sandbox of the tool's own set that belongs to the source. It ends when no
 generation contains the tool any more; the same tool with the same files continues in the next generation. It reaches hosts
@@ -27,23 +27,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.contract.envelopes import from_envelope
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ConnectionAttempt, Process, ProgramSpec, SandboxProfile
-from handrail.contract.services.client import (
+from handrail.contract.result_conversions import from_envelope
+from handrail.contract.sandbox_protocol import ConnectionAttempt, Process, ProgramSpec, SandboxProfile
+from handrail.contract.services.client_services import (
     CLIENT_REQUEST_KINDS,
     LOG_LEVELS,
     METHOD_CAPABILITIES,
     ClientMethod,
     ClientRequest,
 )
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.text.json_text import InvalidJsonText, parse_object
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.spec import ToolSpec
 from handrail.registry.sources.executable_tools import (
     MAX_ANSWER_BYTES,
     MAX_ANSWER_DEPTH,
-    ExecutableTool,
+    PerCallExecutableTool,
     ToolConfinement,
     describe_exit,
     encode_json_line,
@@ -74,7 +74,7 @@ _CLIENT_CAPABILITIES = frozenset(METHOD_CAPABILITIES.values())
 MESSAGE_KINDS = ("progress", "log", "ask", "detach")
 
 
-class CallMessages:
+class ProgramCallMessages:
     """The messages of one call before its answer.
 
     :param exit: done when the program ends, which stops pending requests to the client
@@ -136,7 +136,7 @@ class CallMessages:
 
     async def _ask_client(self, asks: object) -> dict[str, Any] | None:
         try:
-            put = _asks(asks)
+            put = _parse_asked_requests(asks)
         except ToolError as error:
             return {"rejected": error.text}
         self.has_asked = True
@@ -154,7 +154,7 @@ class CallMessages:
                 await asyncio.wait((asking,))
 
 
-def list_client_requests(spec: ToolSpec, runtime: Runtime) -> list[ClientMethod] | None:
+def list_answerable_requests(spec: ToolSpec, runtime: Runtime) -> list[ClientMethod] | None:
     """Return the requests that a tool may send and its client answers; None for a tool that sends none."""
     if _CLIENT_CAPABILITIES.isdisjoint(spec.requires.capabilities):
         return None
@@ -164,7 +164,7 @@ def list_client_requests(spec: ToolSpec, runtime: Runtime) -> list[ClientMethod]
     )
 
 
-def _asks(asks: object) -> dict[str, ClientRequest]:
+def _parse_asked_requests(asks: object) -> dict[str, ClientRequest]:
     """Return the requests in the ``ask`` of a message.
 
     :raises ToolError: if they are invalid; their number and size are checked later
@@ -219,7 +219,7 @@ class _ProcessCrashed(Exception):
         self.may_repeat = may_repeat
 
 
-class PersistentTool(ExecutableTool):
+class PersistentTool(PerCallExecutableTool):
     """A program that stays running and receives one call after another."""
 
     def __init__(
@@ -239,7 +239,7 @@ class PersistentTool(ExecutableTool):
         """Additional processes, for calls that arrive while this one waits for a client; None in such a process."""
         self._reset()
 
-    def is_equivalent(self, other: PersistentTool) -> bool:
+    def has_equivalent_process(self, other: PersistentTool) -> bool:
         """Return whether the processes of both tools are interchangeable."""
         return (
             type(self) is type(other)
@@ -310,7 +310,7 @@ class PersistentTool(ExecutableTool):
         return other
 
     async def _attempt_call(self, args: dict[str, Any], runtime: Runtime) -> object:
-        given = self.build_payload(args, runtime)
+        given = self.build_program_input(args, runtime)
         try:
             return await self._exchange(runtime, given)
         except _ProcessCrashed as crash:
@@ -338,7 +338,7 @@ class PersistentTool(ExecutableTool):
         assert self._exit is not None
         call_id = runtime.call_id
         sent: dict[str, Any] = {"id": call_id, "arguments": args}
-        if (offered := list_client_requests(self.spec, runtime)) is not None:
+        if (offered := list_answerable_requests(self.spec, runtime)) is not None:
             sent["client_requests"] = offered
         kept = False
         guarded = process if isinstance(process, GuardedProcess) else None
@@ -351,9 +351,9 @@ class PersistentTool(ExecutableTool):
             )
         try:
             await process.write(encode_json_line(sent) + b"\n")
-            answer = await self._read_answer(process, call_id, CallMessages(runtime, self._exit))
+            answer = await self._read_answer(process, call_id, ProgramCallMessages(runtime, self._exit))
             if guarded is not None:
-                await _raise_for_violations(guarded, answer)
+                await _raise_for_changed_names(guarded, answer)
             kept = True
         finally:
             if not kept:
@@ -362,9 +362,9 @@ class PersistentTool(ExecutableTool):
         if "error" in answer:
             return from_envelope(_to_error_envelope(answer["error"]))
         found: Any = answer["result"]
-        return self.parse_answer(cast("dict[str, Any]", found)) if isinstance(found, dict) else found
+        return self.parse_program_answer(cast("dict[str, Any]", found)) if isinstance(found, dict) else found
 
-    async def _read_answer(self, process: Process, call_id: str, midway: CallMessages) -> dict[str, Any]:
+    async def _read_answer(self, process: Process, call_id: str, midway: ProgramCallMessages) -> dict[str, Any]:
         """Read the answer to a call, and handle the messages before it."""
         while True:
             line = await process.read_line(MAX_ANSWER_BYTES)
@@ -434,7 +434,7 @@ class PersistentTool(ExecutableTool):
                 await exit_
 
 
-async def _raise_for_violations(process: GuardedProcess, answer: dict[str, Any]) -> None:
+async def _raise_for_changed_names(process: GuardedProcess, answer: dict[str, Any]) -> None:
     """Check the protected names after a call.
 
     :raises ToolError: ``denied`` if the call changed a protected name; the data has the answer
@@ -489,7 +489,7 @@ class _DigestLimitExceeded(Exception):
     """The files exceed the limits of a fingerprint."""
 
 
-def compute_digest(executable: Path, folder: Path, *, own: bool) -> bytes | None:
+def fingerprint_program_files(executable: Path, folder: Path, *, own: bool) -> bytes | None:
     """Return a hash of the program and the files that it may load, or None if that is not possible.
 
     :param folder: the canonical folder that the program sees
@@ -502,7 +502,7 @@ def compute_digest(executable: Path, folder: Path, *, own: bool) -> bytes | None
             if number > MAX_DIGEST_FILES:
                 raise _DigestLimitExceeded
             found.update(os.fsencode(path) + b"\0")
-            left -= _hash_entry(found, path, left)
+            left -= _hash_file_or_link(found, path, left)
     except (OSError, _DigestLimitExceeded):
         return None
     return found.digest()
@@ -523,7 +523,7 @@ def _list_neighbours(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _hash_entry(found: hashlib._Hash, path: Path, most: int) -> int:  # pyright: ignore[reportPrivateUsage]
+def _hash_file_or_link(found: hashlib._Hash, path: Path, most: int) -> int:  # pyright: ignore[reportPrivateUsage]
     """Add the content of a file, or the target of a link, to a hash, and return the size in bytes."""
     if path.is_symlink():
         found.update(os.fsencode(path.readlink()) + b"\0")

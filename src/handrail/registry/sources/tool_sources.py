@@ -6,32 +6,32 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from handrail.contract.agent import AgentManifest, CheckedAgent
+from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.generation import Generation, ToolSource
-from handrail.contract.tool.names import nearest_names
+from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer
 from handrail.contract.tool.resource_provider import ResourceProvider
-from handrail.contract.tool.settings import SettingsLayer
-from handrail.contract.tool.tool import Tool
-from handrail.registry.agents import BundleSource, build_agent_generation, find_name_faults
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import Generation, ToolSource
+from handrail.registry.agent_folders import BundleSource, find_unknown_tool_names, select_tools_of_agent
+from handrail.registry.definition_pins import NO_PINS, DefinitionPins
 from handrail.registry.generation_loader import LoadCache, load_generation
-from handrail.registry.pins import NO_PINS, DefinitionPins
 from handrail.registry.sources.code_sources import (
     AgentSource,
     BuiltinSource,
-    PluginSource,
-    ProvidedResources,
+    PassedResourcesSource,
+    PassedToolsSource,
     ProviderToolSource,
-    PythonSource,
+    ToolEntryPointsSource,
     find_entry_point_sources,
 )
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.tool_folder_source import FolderSource
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOutcome:
+class SourceLoadOutcome:
     """The result of loading the sources: a generation, or faults.
 
     :param known: the ids that the agent's rules may name; every id if the manifest is faulty, None if unknown
@@ -45,7 +45,7 @@ class LoadOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolSources:
+class AgentToolSources:
     """The sources of one agent's tools.
 
     Each :meth:`load` reads the folders again, but checks only tools that changed.
@@ -68,41 +68,41 @@ class ToolSources:
     workspace: str
     confinement: ToolConfinement
     tools: tuple[Tool, ...] = ()
-    manifest: CheckedAgent = CheckedAgent(AgentManifest())  # noqa: RUF009 - both are immutable
+    manifest: CheckedAgentManifest = CheckedAgentManifest(AgentManifest())  # noqa: RUF009 - both are immutable
     secrets: SecretStore = NO_SECRETS
     pins: DefinitionPins = NO_PINS
-    settings: tuple[SettingsLayer, ...] = ()
+    settings: tuple[ToolSettingsLayer, ...] = ()
     offerings: tuple[ResourceProvider, ...] = ()
     agents: tuple[AgentManifest, ...] = ()
     extra_sources: Callable[[], Sequence[ToolSource]] = find_entry_point_sources
     other_agents_tools: Callable[[], Collection[str]] = tuple
     cache: LoadCache = field(default_factory=LoadCache, compare=False, repr=False)
 
-    def load(self, number: int, only: Collection[ToolSource] | None = None) -> Generation:
+    def load_generation_of_agent(self, number: int, only: Collection[ToolSource] | None = None) -> Generation:
         """Return generation ``number`` of the agent's tools.
 
         :param only: the ``further`` sources that have changed; the others keep their last result
         :raises LoadError: with every fault of every source and of the agent's manifest
         """
-        looked = self.try_load(number, only)
+        looked = self.try_load_generation(number, only)
         if looked.generation is None:
             raise LoadError(looked.faults)
         return looked.generation
 
-    def try_load(self, number: int, only: Collection[ToolSource] | None = None) -> LoadOutcome:
+    def try_load_generation(self, number: int, only: Collection[ToolSource] | None = None) -> SourceLoadOutcome:
         """Load as :meth:`load` does, and return faults instead of raising them."""
         checked = self.manifest
         try:
             everything = self._load_all_tools(number, only)
         except LoadError as error:
-            return LoadOutcome(None, None, frozenset(), (*checked.faults, *error.diagnostics))
-        checked = checked.with_faults(find_name_faults(checked.manifest, everything))
-        faults = (*checked.faults, *self._find_unknown_tools(everything))
+            return SourceLoadOutcome(None, None, frozenset(), (*checked.faults, *error.diagnostics))
+        checked = checked.with_faults(find_unknown_tool_names(checked.manifest, everything))
+        faults = (*checked.faults, *self._find_settings_of_no_tool(everything))
         if faults:
-            return LoadOutcome(None, frozenset(everything.entries), frozenset(), faults)
+            return SourceLoadOutcome(None, frozenset(everything.entries), frozenset(), faults)
         tier = self.confinement.sandbox.tier
-        generation = build_agent_generation(checked.manifest, everything, tier, self.secrets, self.other_agents_tools())
-        return LoadOutcome(generation, frozenset(generation.entries), generation.other_tool_ids, ())
+        generation = select_tools_of_agent(checked.manifest, everything, tier, self.secrets, self.other_agents_tools())
+        return SourceLoadOutcome(generation, frozenset(generation.entries), generation.other_tool_ids, ())
 
     def _load_all_tools(self, number: int, only: Collection[ToolSource] | None) -> Generation:
         before = tuple(source for source, _ in self.cache.found if not _is_closed(source))
@@ -122,7 +122,7 @@ class ToolSources:
             only=only,
         )
 
-    def _find_unknown_tools(self, everything: Generation) -> Iterator[Diagnostic]:
+    def _find_settings_of_no_tool(self, everything: Generation) -> Iterator[Diagnostic]:
         """Yield a fault for each tool with settings that must exist, if no agent has it."""
         for layer in self.settings:
             unknown = [tool_id for tool_id in layer.tools if layer.known and tool_id not in everything.entries]
@@ -157,9 +157,9 @@ class ToolSources:
                 (self.workspace,),
                 find_previous_tool=self._find_previous_tool,
             ),
-            PythonSource(self.tools),
-            *map(ProvidedResources, self.offerings),
-            PluginSource(),
+            PassedToolsSource(self.tools),
+            *map(PassedResourcesSource, self.offerings),
+            ToolEntryPointsSource(),
             *self.extra_sources(),
         ]
 

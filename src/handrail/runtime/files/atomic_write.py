@@ -21,18 +21,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.files import ResolvedPath
-from handrail.runtime.files.roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
+from handrail.contract.services.file_services import ResolvedPath
 from handrail.runtime.files.secure_open import (
     FOLDER_FLAGS,
     READ_FLAGS,
     check_regular,
-    map_os_error,
     not_regular_error,
     open_root,
+    os_error_for_model,
 )
+from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.guard.quarantine import open_parent
-from handrail.sandbox.view.folder_tree import FolderTree, raise_if_shortage
+from handrail.sandbox.view.cached_folder_tree import FolderTree, raise_if_resource_shortage
 
 MAX_EDIT_BYTES = 16 * 1024 * 1024
 """The largest file that can be replaced. Larger files can be read."""
@@ -45,7 +45,7 @@ _NAME_LOCKS = [threading.Lock() for _ in range(256)]
 
 
 @dataclass(frozen=True, slots=True)
-class FileReplacement:
+class FileWriteOutcome:
     """The result of writing a file: whether it is new, its old content and its new hash."""
 
     created: bool
@@ -55,7 +55,7 @@ class FileReplacement:
 
 def replace_file(
     located: ResolvedPath, data: bytes, over: bytes | Literal["new", "seen"], seen: str | None
-) -> FileReplacement:
+) -> FileWriteOutcome:
     """Write ``data`` to the file that ``located`` names, creating parent folders.
 
     :param over: the expected old content: these bytes, ``"new"`` (no file), or ``"seen"`` (no file, or content with the
@@ -80,18 +80,18 @@ def replace_file(
         os.fsync(parent)
     finally:
         os.close(parent)
-    return FileReplacement(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
+    return FileWriteOutcome(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
-class _CurrentFile:
+class _CurrentFileState:
     """The content and status of a file as it is now."""
 
     data: bytes
     stat: os.stat_result
 
 
-def read_whole(descriptor: int, size: int) -> bytes:
+def read_open_file_whole(descriptor: int, size: int) -> bytes:
     """Read all bytes of an open regular file, at most one more than :data:`MAX_EDIT_BYTES`."""
     parts: list[bytes] = []
     offset = 0
@@ -110,7 +110,7 @@ def _open_parent(root: int, path: str, located: ResolvedPath) -> int:
         return openat2(root, path or ".", FOLDER_FLAGS, _STRICT)
     except OSError as error:
         if error.errno != errno.ENOENT:
-            raise map_os_error(error, located, "opening the folder of") from error
+            raise os_error_for_model(error, located, "opening the folder of") from error
     here = os.dup(root)
     try:
         for name in path.split("/"):
@@ -120,7 +120,7 @@ def _open_parent(root: int, path: str, located: ResolvedPath) -> int:
                 with contextlib.suppress(FileExistsError):  # another process has just made it
                     os.mkdir(name, 0o777, dir_fd=here)
                 below = openat2(here, name, FOLDER_FLAGS, _STRICT)
-                _copy_owner(below, os.fstat(here))
+                _set_owner_like(below, os.fstat(here))
             os.close(here)
             here = below
     except BaseException:
@@ -130,7 +130,7 @@ def _open_parent(root: int, path: str, located: ResolvedPath) -> int:
     return here
 
 
-def _read_current(parent: int, name: str, located: ResolvedPath) -> _CurrentFile | None:
+def _read_current(parent: int, name: str, located: ResolvedPath) -> _CurrentFileState | None:
     """Read the file that has a name now; None if there is none."""
     try:
         descriptor = openat2(parent, name, READ_FLAGS, _STRICT)
@@ -152,20 +152,20 @@ def _read_current(parent: int, name: str, located: ResolvedPath) -> _CurrentFile
                 "workspace. Copy it to a new name, and write the copy.",
                 kind="denied",
             )
-        data = read_whole(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else b""
+        data = read_open_file_whole(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else b""
         if max(found.st_size, len(data)) > MAX_EDIT_BYTES:
             raise ToolError(
                 f"`{located.display_path}` has {found.st_size} bytes. Files over {MAX_EDIT_BYTES >> 20} MiB can be read, "
                 "but not edited. Change it with a program instead.",
                 kind="limit",
             )
-        return _CurrentFile(data, found)
+        return _CurrentFileState(data, found)
     finally:
         os.close(descriptor)
 
 
 def _check_expected(
-    located: ResolvedPath, before: _CurrentFile | None, over: bytes | Literal["new", "seen"], seen: str | None
+    located: ResolvedPath, before: _CurrentFileState | None, over: bytes | Literal["new", "seen"], seen: str | None
 ) -> None:
     if over == "new":
         if before is not None:
@@ -206,7 +206,9 @@ def changed_file_error(located: ResolvedPath) -> ToolError:
     )
 
 
-def _write_and_swap(parent: int, name: str, data: bytes, before: _CurrentFile | None, located: ResolvedPath) -> None:
+def _write_and_swap(
+    parent: int, name: str, data: bytes, before: _CurrentFileState | None, located: ResolvedPath
+) -> None:
     temporary = f".handrail-{secrets.token_hex(8)}.tmp"
     mode = 0o644 if before is None else 0o600
     descriptor = os.open(
@@ -218,25 +220,25 @@ def _write_and_swap(parent: int, name: str, data: bytes, before: _CurrentFile | 
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
             if before is not None:
-                _copy_owner(descriptor, before.stat)
+                _set_owner_like(descriptor, before.stat)
                 os.fchmod(descriptor, stat.S_IMODE(before.stat.st_mode) & 0o777)
             else:
-                _copy_owner(descriptor, os.fstat(parent))
+                _set_owner_like(descriptor, os.fstat(parent))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         folder = os.fstat(parent)
         with _NAME_LOCKS[hash((folder.st_dev, folder.st_ino, name)) % len(_NAME_LOCKS)]:
             if before is None:
-                _claim_name(parent, temporary, name, located)
+                _publish_as_new_file(parent, temporary, name, located)
             else:
-                _exchange_checked(parent, temporary, name, before, located)
+                _publish_over_unchanged_file(parent, temporary, name, before, located)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=parent)
 
 
-def _copy_owner(descriptor: int, like: os.stat_result) -> None:
+def _set_owner_like(descriptor: int, like: os.stat_result) -> None:
     """Give a file made by root the owner of the file it replaces or of its folder.
 
     So a workspace stays its user's.
@@ -246,7 +248,7 @@ def _copy_owner(descriptor: int, like: os.stat_result) -> None:
             os.fchown(descriptor, like.st_uid, like.st_gid)
 
 
-def _claim_name(parent: int, temporary: str, name: str, located: ResolvedPath) -> None:
+def _publish_as_new_file(parent: int, temporary: str, name: str, located: ResolvedPath) -> None:
     """Give the temporary file a name that no file has."""
     try:
         if not _rename(parent, temporary, name, _RENAME_NOREPLACE):
@@ -257,7 +259,9 @@ def _claim_name(parent: int, temporary: str, name: str, located: ResolvedPath) -
         ) from error
 
 
-def _exchange_checked(parent: int, temporary: str, name: str, before: _CurrentFile, located: ResolvedPath) -> None:
+def _publish_over_unchanged_file(
+    parent: int, temporary: str, name: str, before: _CurrentFileState, located: ResolvedPath
+) -> None:
     """Give the temporary file the name of a file that still is exactly ``before``."""
     now = _read_current(parent, name, located)
     if now is None or now.data != before.data:
@@ -320,18 +324,18 @@ _FICLONE = 0x40049409
 _SPACE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 
-def find_shared_files(trees: Sequence[FolderTree]) -> Mapping[str, tuple[int, int]]:
+def find_outside_hard_links(trees: Sequence[FolderTree]) -> Mapping[str, tuple[int, int]]:
     """Return the paths in these trees whose files also have names outside, with device and inode."""
-    if not any(tree.list_linked() for tree in trees):
+    if not any(tree.list_hard_linked_files() for tree in trees):
         return {}
     known: dict[tuple[int, int], tuple[set[str], int]] = {}
     for tree in trees:
-        for file, (paths, names) in tree.list_linked().items():
+        for file, (paths, names) in tree.list_hard_linked_files().items():
             known.setdefault(file, (set(), names))[0].update(paths)
     return {path: file for file, (paths, names) in known.items() if len(paths) < names for path in sorted(paths)}
 
 
-def make_private(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
+def replace_by_private_copies(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
     """Replace each of these paths below ``root`` by a copy of its file, and return the paths done.
 
     Paths of the same file get one copy each.
@@ -348,7 +352,7 @@ def make_private(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set
             try:
                 copy = _copy_file(root, path, file, room)
             except OSError as error:
-                raise_if_shortage(error, path)
+                raise_if_resource_shortage(error, path)
                 if error.errno in _SPACE_ERRORS:
                     break
                 continue
@@ -361,7 +365,7 @@ def make_private(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set
         batch.clear()
     finally:
         for copy in batch:
-            copy.drop()
+            copy.discard_copy()
     return done
 
 
@@ -387,7 +391,7 @@ class _PrivateCopy:
     temporary: str
     seen: tuple[int, ...]
 
-    def drop(self) -> None:
+    def discard_copy(self) -> None:
         """Remove the temporary file and close the folder."""
         with contextlib.suppress(OSError):
             os.unlink(self.temporary, dir_fd=self.parent)
@@ -468,7 +472,7 @@ def _publish_copies(batch: Sequence[_PrivateCopy]) -> Iterator[str]:
         except OSError:
             pass  # it stays a shared file, and so is read-only for the program
         finally:
-            copy.drop()
+            copy.discard_copy()
 
 
 def _take_name(copy: _PrivateCopy) -> bool:

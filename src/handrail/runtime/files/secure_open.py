@@ -14,21 +14,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from handrail.contract.agent import AgentRoot
+from handrail.contract.agent_manifest import AgentFurtherRoot
 from handrail.contract.errors import ToolError
-from handrail.contract.services.files import ResolvedPath
-from handrail.runtime.files.roots import (
+from handrail.contract.services.file_services import ResolvedPath
+from handrail.runtime.files.session_roots import (
     AT_FDCWD,
     BENEATH,
     NO_MAGICLINKS,
     NO_SYMLINKS,
     PATH_FLAGS,
     FurtherRoots,
-    check_root_lost,
+    explain_lost_root,
     is_beneath,
     openat2,
 )
-from handrail.store.folders import explain_too_broad
+from handrail.store.state_folders import explain_too_broad_workspace
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -84,13 +84,17 @@ def not_regular_error(located: ResolvedPath) -> ToolError:
     )
 
 
-def map_os_error(error: OSError, located: ResolvedPath, doing: str) -> ToolError:
+def os_error_for_model(error: OSError, located: ResolvedPath, doing: str) -> ToolError:
     """Return the error for the model that corresponds to an error of the kernel.
 
     :param doing: the operation as a gerund, such as ``reading``
     """
     shown = located.display_path
-    if error.errno in _PATH_ERRORS and located.root is not None and (lost := check_root_lost(located.root)) is not None:
+    if (
+        error.errno in _PATH_ERRORS
+        and located.root is not None
+        and (lost := explain_lost_root(located.root)) is not None
+    ):
         return lost
     match error.errno:
         case errno.ENOENT:
@@ -134,7 +138,7 @@ _SYSTEM_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/boot", "/etc", "/usr/local
 
 
 def resolve_further_roots(
-    roots: Sequence[AgentRoot], workspace: str, apart: Iterable[str | Path]
+    roots: Sequence[AgentFurtherRoot], workspace: str, apart: Iterable[str | Path]
 ) -> tuple[FurtherRoots, list[tuple[str, str]]]:
     """Resolve the folders that ``roots`` name now, and return them with the problems found.
 
@@ -148,7 +152,7 @@ def resolve_further_roots(
     faults: list[tuple[str, str]] = []
     for index, root in enumerate(roots):
         real = _resolve_root(root)
-        problem = _find_root_problem(root, real, workspace, own)
+        problem = _find_further_root_problem(root, real, workspace, own)
         if problem is not None:
             faults.append((f"roots[{index}].path", problem))
         elif not is_beneath(real, workspace) and found.setdefault(real, root.access) != root.access:
@@ -158,16 +162,16 @@ def resolve_further_roots(
                     f"`{real}` is listed twice, once to read and once to write. Keep one of the entries.",
                 )
             )
-    faults += _find_readable_in_writable(roots, found)
+    faults += _find_nested_root_problems(roots, found)
     readable = (real for real, access in found.items() if access == "read")
     writable = (real for real, access in found.items() if access == "write")
     return FurtherRoots(tuple(readable), tuple(writable)), faults
 
 
-def _find_root_problem(root: AgentRoot, real: str, workspace: str, own: Sequence[str]) -> str | None:
+def _find_further_root_problem(root: AgentFurtherRoot, real: str, workspace: str, own: Sequence[str]) -> str | None:
     if not real or not Path(real).is_dir():
         return f"The folder {root.path!r} does not exist. Create it, or remove this root."
-    if what := explain_too_broad(Path(real)):
+    if what := explain_too_broad_workspace(Path(real)):
         return f"{root.path!r} is {what}. Name the folder of a project."
     for folder in own:
         if _overlap(real, folder):
@@ -185,8 +189,8 @@ def _find_root_problem(root: AgentRoot, real: str, workspace: str, own: Sequence
     return None
 
 
-def _find_readable_in_writable(
-    roots: Sequence[AgentRoot], found: dict[str, Literal["read", "write"]]
+def _find_nested_root_problems(
+    roots: Sequence[AgentFurtherRoot], found: dict[str, Literal["read", "write"]]
 ) -> Iterator[tuple[str, str]]:
     """Yield a problem for each read-only root that lies in a writable one."""
     for index, root in enumerate(roots):
@@ -201,7 +205,7 @@ def _find_readable_in_writable(
                 )
 
 
-def _resolve_root(root: AgentRoot) -> str:
+def _resolve_root(root: AgentFurtherRoot) -> str:
     """Return the canonical path of a root; empty if its text cannot name a folder."""
     try:
         return os.path.realpath(Path(root.path).expanduser())

@@ -18,17 +18,17 @@ from typing import TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import VCS_CONFIG, find_protection
-from handrail.contract.sandbox import PathDenials, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
-from handrail.contract.text.neutralisation import escape_controls
+from handrail.contract.sandbox_protocol import PathDenials, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.runtime.files.atomic_write import make_private
+from handrail.runtime.files.atomic_write import replace_by_private_copies
 from handrail.runtime.guard.post_run_check import GuardedFolder, PostRunCheck, ProtectedPathViolation
 from handrail.runtime.guard.running_programs import running_programs
 from handrail.sandbox.start.spawn import ProcessWrapper
-from handrail.sandbox.view import protected_paths
-from handrail.sandbox.view.folder_tree import ScanTooLong
+from handrail.sandbox.view import protected_mounts
+from handrail.sandbox.view.cached_folder_tree import FolderScanTooLong
 
-__all__ = ["GuardedProcess", "GuardedSandbox", "ProtectedPathViolation", "explain_refusals"]
+__all__ = ["GuardedProcess", "GuardedSandbox", "ProtectedPathViolation", "explain_refused_files"]
 
 _MOST_PLACES = 32
 _AT_ONCE = 300
@@ -54,13 +54,13 @@ _LAST_CHECK_PAUSES_S = (0.05, 0.25, 1.0)
 _T = TypeVar("_T")
 
 
-def compute_pause(spent_s: float) -> float:
+def pause_after_check_s(spent_s: float) -> float:
     """Return how long to wait after a check that took this much processor time, in seconds."""
     return max(CHECK_INTERVAL_S, _PAUSE_FACTOR * spent_s)
 
 
 class GuardedSandbox:
-    """A sandbox that protects paths around another :class:`handrail.contract.sandbox.Sandbox`.
+    """A sandbox that protects paths around another :class:`handrail.contract.sandbox_protocol.Sandbox`.
 
     It remembers the contents of folders from one start to the next. For one event loop.
     """
@@ -82,7 +82,7 @@ class GuardedSandbox:
         return self._sandbox.tier
 
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
-        writes = profile.workspace_writable and capabilities.may_use("fs.write")
+        writes = profile.workspace_writable and capabilities.may_allow_any_target("fs.write")
         if not self.tier.is_confining:
             return await self._start_wrapped(capabilities, profile, program)
         vcs = writes and capabilities.has_capability(VCS_CONFIG)
@@ -90,13 +90,13 @@ class GuardedSandbox:
         places = [self._get_folder(root) for root in (profile.workspace, *profile.writable)]
         read_only = [self._get_folder(root) for root in profile.read_only_roots]
 
-        def look() -> _PreparedStart:
-            self._finish_owed_checks()
+        def look() -> _StartConditions:
+            self._run_failed_last_checks()
             return _prepare_start(profile, places, read_only, writes=writes, vcs=vcs, git=git)
 
         holder, begun_s = object(), asyncio.get_running_loop().time()
         while True:
-            prepared = await self._run_alone(look, (*places, *read_only))
+            prepared = await self._run_with_exclusive_folders(look, (*places, *read_only))
             repositories = (path for place in places for path in place.tree.list_repositories())
             if await running_programs.register(
                 holder, prepared.profile, repositories, changeable=prepared.changeable, begun_s=begun_s
@@ -110,7 +110,7 @@ class GuardedSandbox:
         guarded = GuardedProcess(
             process,
             prepared,
-            lambda work: self._run_alone(work, places),
+            lambda work: self._run_with_exclusive_folders(work, places),
             partial(running_programs.set_current_call, holder),
         )
         if prepared.aftermath is not None:
@@ -124,7 +124,7 @@ class GuardedSandbox:
             if not looked and prepared.aftermath is not None:
                 self._owed_checks.append(prepared.aftermath)
 
-        guarded.add_settled_callback(ended)
+        guarded.add_last_check_callback(ended)
         return guarded
 
     async def _start_wrapped(
@@ -140,7 +140,7 @@ class GuardedSandbox:
                 kind="unavailable",
             ) from error
 
-    def _finish_owed_checks(self) -> None:
+    def _run_failed_last_checks(self) -> None:
         """Run the last checks that failed earlier, before another program starts.
 
         :raises ToolError: ``unavailable`` if a check fails again, ``conflict`` if it finds a problem
@@ -149,14 +149,14 @@ class GuardedSandbox:
             aftermath = self._owed_checks[0]
             aftermath.check_and_restore()
             self._owed_checks.pop(0)
-            if (veto := aftermath.find_violation()) is not None:
+            if (veto := aftermath.get_violation_so_far()) is not None:
                 raise ToolError(
                     "No program was started: the check after an earlier program was still due, and found a problem. "
                     f"{veto.text} Call again.",
                     kind="conflict",
                 )
 
-    async def check_while_running(self) -> float:
+    async def check_running_programs(self) -> float:
         """Check the folders in which programs run, and move away new files under protected names.
 
         :return: the processor time that it took, in seconds
@@ -169,10 +169,10 @@ class GuardedSandbox:
             for place in places:
                 place.refresh()
             for aftermath, _ in living:
-                aftermath.check_while_running()
+                aftermath.quarantine_while_running()
             return time.thread_time() - begun
 
-        return await self._run_alone(look, places)
+        return await self._run_with_exclusive_folders(look, places)
 
     def _schedule_check(self, pause_s: float) -> None:
         """Schedule the next check while a program runs."""
@@ -188,7 +188,7 @@ class GuardedSandbox:
     async def _check_and_reschedule(self) -> None:
         pause = CHECK_INTERVAL_S
         try:
-            pause = compute_pause(await self.check_while_running())
+            pause = pause_after_check_s(await self.check_running_programs())
         except (ToolError, OSError):
             pass  # a shortage: the next check may succeed, and the last one must
         finally:
@@ -202,7 +202,7 @@ class GuardedSandbox:
             del self._folders[next(iter(self._folders))]
         return place
 
-    async def _run_alone(self, work: Callable[[], _T], places: Sequence[GuardedFolder]) -> _T:
+    async def _run_with_exclusive_folders(self, work: Callable[[], _T], places: Sequence[GuardedFolder]) -> _T:
         """Run ``work`` with exclusive use of the folders.
 
         It runs at once if the folders are small and unused, else in a thread.
@@ -213,7 +213,7 @@ class GuardedSandbox:
                 for place in places:
                     place.tree.max_files = _FILES_AT_ONCE
                 return work()
-            except (_NeedsThreadError, ScanTooLong):
+            except (_TooLongForEventLoop, FolderScanTooLong):
                 pass
             finally:
                 for place in places:
@@ -227,12 +227,12 @@ class GuardedSandbox:
         return await asyncio.get_running_loop().run_in_executor(None, alone)
 
 
-class _NeedsThreadError(Exception):
+class _TooLongForEventLoop(Exception):
     """An error for work that is too long for an event loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class _PreparedStart:
+class _StartConditions:
     """The conditions in which a program is started.
 
     :param profile: with all paths to mount over
@@ -258,7 +258,7 @@ def _prepare_start(
     writes: bool,
     vcs: bool,
     git: bool,
-) -> _PreparedStart:
+) -> _StartConditions:
     pinned = [*profile.pinned]
     masked = [*profile.masked]
     aftermath = PostRunCheck(places, profile, vcs=vcs) if writes else None
@@ -269,17 +269,17 @@ def _prepare_start(
         if writes and place in places:
             pinned += _find_pinned(place, profile.denials)
         masked += _find_hidden(place, profile, writes=writes)
-        masked += protected_paths.find_blocking_pipes(place.tree, every=git)
-    masked += filter(protected_paths.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
+        masked += protected_mounts.find_blocking_pipes(place.tree, every=git)
+    masked += filter(protected_mounts.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
     shared = _make_files_private(places, {*pinned, *masked}) if writes else ()
     if aftermath is not None:
         aftermath.take_baseline()
         if vcs:
-            changeable = aftermath.list_changeable()
-            in_use = running_programs.find_mounted(changeable)
+            changeable = aftermath.list_compared_paths()
+            in_use = running_programs.find_mounted_paths(changeable)
             free = changeable.difference(in_use)
             pinned = [path for path in pinned if path not in changeable or path in in_use]
-    over = places[0].plan_mounts(
+    over = places[0].plan_protective_mounts(
         [*places[1:], *read_only],
         places if writes else (),
         tuple(dict.fromkeys((*pinned, *shared))),
@@ -287,19 +287,19 @@ def _prepare_start(
     )
     kept = replace(profile, pinned=over[0], masked=over[1])
     if aftermath is not None:
-        aftermath.remember_mounted(pinned)
-    return _PreparedStart(kept, aftermath, shared, in_use, free)
+        aftermath.remember_mounted_paths(pinned)
+    return _StartConditions(kept, aftermath, shared, in_use, free)
 
 
 def _find_pinned(place: GuardedFolder, denials: PathDenials | None) -> tuple[str, ...]:
-    pins = place.find_pinned(denials)
-    return pins if denials is None else (*pins, *place.find_read_only(denials))
+    pins = place.find_paths_to_pin(denials)
+    return pins if denials is None else (*pins, *place.find_rule_read_only_paths(denials))
 
 
 def _find_hidden(place: GuardedFolder, profile: SandboxProfile, *, writes: bool) -> Sequence[str]:
     if not writes and profile.denials is None:
         return ()
-    hidden = place.find_masked(profile.denials)
+    hidden = place.find_paths_to_mask(profile.denials)
     shows = profile.may_read
     return hidden if shows is None else [path for path in hidden if not shows(path)]
 
@@ -311,18 +311,18 @@ def _make_files_private(places: Sequence[GuardedFolder], closed: Collection[str]
 
     :param closed: paths that the program cannot write anyway
     """
-    found = places[0].find_shared(places[1:])
-    wanted = {path: file for path, file in found.items() if not protected_paths.is_beneath_any(path, closed)}
+    found = places[0].find_outside_named_files(places[1:])
+    wanted = {path: file for path, file in found.items() if not protected_mounts.is_beneath_any(path, closed)}
     if not wanted:
         return ()
     if _on_event_loop():
-        raise _NeedsThreadError
-    in_use = running_programs.find_mounted(wanted)
+        raise _TooLongForEventLoop
+    in_use = running_programs.find_mounted_paths(wanted)
     done: set[str] = set()
     for place in places:
         top = place.root.rstrip("/") + "/"
         mine = ((path, file) for path, file in wanted.items() if path.startswith(top) and path not in in_use)
-        done |= make_private(place.root, mine)
+        done |= replace_by_private_copies(place.root, mine)
         place.refresh()
     return tuple(path for path in wanted if path not in done)
 
@@ -341,7 +341,7 @@ class GuardedProcess(ProcessWrapper):
     def __init__(
         self,
         process: Process,
-        prepared: _PreparedStart,
+        prepared: _StartConditions,
         run: Callable[[Callable[[], None]], Awaitable[None]],
         works_for: Callable[[str], None],
     ) -> None:
@@ -360,7 +360,7 @@ class GuardedProcess(ProcessWrapper):
         self._check_pending = False
         """Whether a call has ended and the check after it has not."""
 
-    def add_settled_callback(self, told: Callable[[bool], None]) -> None:
+    def add_last_check_callback(self, told: Callable[[bool], None]) -> None:
         """Call ``told`` when the sandbox is empty, with whether the last check could run."""
         self._settled_callbacks.append(told)
 
@@ -395,12 +395,12 @@ class GuardedProcess(ProcessWrapper):
     @property
     def violation(self) -> ProtectedPathViolation | None:
         """The error for what the process changed; valid after :meth:`wait` or :meth:`kill`."""
-        return None if self._aftermath is None else self._aftermath.find_violation()
+        return None if self._aftermath is None else self._aftermath.get_violation_so_far()
 
     @property
-    def kept_notes(self) -> tuple[str, ...]:
+    def kept_file_notes(self) -> tuple[str, ...]:
         """Notes for the model about files that the process made and that stay; valid after :meth:`wait`."""
-        return () if self._aftermath is None else self._aftermath.describe_kept()
+        return () if self._aftermath is None else self._aftermath.describe_kept_code_files()
 
     async def begin_call(self, call: str = "") -> tuple[str, ...]:
         """Begin a call of a long-running process, and return what changed since the last call.
@@ -429,7 +429,7 @@ class GuardedProcess(ProcessWrapper):
         self._check_pending = True
         await self._check_last_call(self._aftermath)
         self._works_for("")
-        if (veto := self._aftermath.report_violation()) is not None:
+        if (veto := self._aftermath.take_unreported_violation()) is not None:
             raise veto
 
     async def _check_last_call(self, aftermath: PostRunCheck) -> None:
@@ -471,23 +471,23 @@ class GuardedProcess(ProcessWrapper):
             self._settled_callbacks.clear()
 
 
-def explain_refusals(process: Process, output: bytes) -> tuple[str, ...]:
+def explain_refused_files(process: Process, output: bytes) -> tuple[str, ...]:
     """Return notes for the model on why the program could not read or write files that its output names."""
     said = output[-_SCANNED_BYTES:]
     if not isinstance(process, GuardedProcess):
         return ()
-    notes = [*process.kept_notes]
+    notes = [*process.kept_file_notes]
     if not any(sign in said for sign in _REFUSAL_SIGNS):
         return tuple(notes)
     profile = process.profile
     top = profile.workspace.rstrip("/") + "/"
     for path in profile.masked:
         shown = path.removeprefix(top)
-        if _mentions(said, shown):
-            notes.append(_explain_hidden(path, escape_controls(shown), profile.denials))
+        if _output_mentions_path(said, shown):
+            notes.append(_explain_hidden(path, escape_terminal_controls(shown), profile.denials))
     for path in profile.pinned:
         shown = path.removeprefix(top)
-        if _mentions(said, shown):
+        if _output_mentions_path(said, shown):
             notes.append(_explain_read_only(path, shown, process))
     return tuple(notes[:_MOST_NOTES])
 
@@ -512,7 +512,7 @@ def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
 
 
 def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str:
-    why, shown = find_protection(relative), escape_controls(relative)
+    why, shown = find_protection(relative), escape_terminal_controls(relative)
     if path in process.in_use:
         return (
             f"`{shown}` cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until "
@@ -538,6 +538,6 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
     return why.refusal_text(shown)
 
 
-def _mentions(said: bytes, shown: str) -> bool:
+def _output_mentions_path(said: bytes, shown: str) -> bool:
     """Return whether an output contains the last two names of a path."""
     return os.fsencode("/".join(shown.split("/")[-2:])) in said

@@ -15,31 +15,37 @@ from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import GIT, PathProtection, fold_name
-from handrail.contract.sandbox import PathDenials, SandboxProfile
-from handrail.contract.text.neutralisation import escape_controls
+from handrail.contract.sandbox_protocol import PathDenials, SandboxProfile
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files import atomic_write
-from handrail.runtime.guard import git_checks as vcs
+from handrail.runtime.guard import git_config_checks as vcs
 from handrail.runtime.guard.quarantine import (
     FileFate,
     FileSnapshot,
-    OriginalFiles,
-    OriginalState,
+    OriginalPathState,
+    OriginalPathStates,
     QuarantineFolder,
-    make_readable,
+    make_folder_readable,
     open_parent,
     restore_file,
 )
 from handrail.runtime.guard.running_programs import running_programs
-from handrail.sandbox.view import protected_paths
-from handrail.sandbox.view.folder_tree import MAX_DEPTH, MAX_PATH_BYTES, FolderTree, ProtectedEntry, raise_if_shortage
+from handrail.sandbox.view import protected_mounts
+from handrail.sandbox.view.cached_folder_tree import (
+    MAX_DEPTH,
+    MAX_PATH_BYTES,
+    FolderTree,
+    ProtectedEntry,
+    raise_if_resource_shortage,
+)
 
 _MAX_OPENING_ROUNDS = 64
 _MAX_NAMED_FINDINGS = 8
 """How many findings one message names."""
 _TOO_MANY_HIDDEN_REASON = (
-    f"rules hide such names from programs, and a sandbox can hide at most {protected_paths.MAX_MOUNTS:,} of them"
+    f"rules hide such names from programs, and a sandbox can hide at most {protected_mounts.MAX_MOUNTS:,} of them"
 )
-_NO_ORIGINALS: Mapping[str, OriginalState] = {}
+_NO_ORIGINALS: Mapping[str, OriginalPathState] = {}
 _MAX_FINDINGS = 1_000
 _MOST_ORIGINALS = 2_000
 _UNREADABLE_REASON = (
@@ -61,11 +67,11 @@ class GuardedFolder:
 
     def __init__(self, root: str) -> None:
         self.tree = FolderTree(root)
-        self.originals = OriginalFiles(root)
+        self.originals = OriginalPathStates(root)
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
         self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
         self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self.git_targets = vcs.GitTargets()
+        self.git_targets = vcs.GitNamedPaths()
         """What git's settings named when the pinned paths were last found."""
 
     @property
@@ -86,38 +92,40 @@ class GuardedFolder:
         """Read the folders that have changed since the last look."""
         self.tree.refresh()
 
-    def find_pinned(self, denials: PathDenials | None) -> tuple[str, ...]:
+    def find_paths_to_pin(self, denials: PathDenials | None) -> tuple[str, ...]:
         """Return the paths to mount read-only: protected files, and files that git's settings name."""
         key = ("pins", None if denials is None else denials.key)
-        found = self._remember_by_version(key, lambda: protected_paths.find_pinned(self.tree, denials))
-        self.git_targets = vcs.find_git_targets(self.tree)
+        found = self._cache_by_tree_version(key, lambda: protected_mounts.find_read_only_protected(self.tree, denials))
+        self.git_targets = vcs.find_paths_named_by_git(self.tree)
         return (*found, *(path for path in self.git_targets.targets if os.path.lexists(path)))
 
-    def find_masked(self, denials: PathDenials | None) -> tuple[str, ...]:
+    def find_paths_to_mask(self, denials: PathDenials | None) -> tuple[str, ...]:
         """Return the paths that programs do not see; without ``denials`` those that could not be read."""
         if denials is None:
-            return tuple(self.tree.list_closed())
+            return tuple(self.tree.list_unreadable_folders())
         key = ("hides", denials.key)
-        return self._remember_by_version(key, lambda: protected_paths.find_masked(self.tree, denials.is_hidden, key))
+        return self._cache_by_tree_version(
+            key, lambda: protected_mounts.find_unreadable_paths(self.tree, denials.is_hidden, key)
+        )
 
-    def find_read_only(self, denials: PathDenials) -> tuple[str, ...]:
+    def find_rule_read_only_paths(self, denials: PathDenials) -> tuple[str, ...]:
         """Return the paths that rules keep programs from writing."""
         if not denials.has_read_only:
             return ()
         key = ("fixes", denials.key)
-        return self._remember_by_version(
-            key, lambda: protected_paths.find_read_only(self.tree, denials.is_read_only, key)
+        return self._cache_by_tree_version(
+            key, lambda: protected_mounts.find_outermost_read_only(self.tree, denials.is_read_only, key)
         )
 
-    def find_shared(self, others: Sequence[GuardedFolder]) -> Mapping[str, tuple[int, int]]:
+    def find_outside_named_files(self, others: Sequence[GuardedFolder]) -> Mapping[str, tuple[int, int]]:
         """Return the files in this and the other places that have names outside of them."""
         trees = [place.tree for place in (self, *others)]
         versions = tuple((tree.root, tree.version) for tree in trees)
         if self._shared[0] != versions:
-            self._shared = versions, atomic_write.find_shared_files(trees)
+            self._shared = versions, atomic_write.find_outside_hard_links(trees)
         return self._shared[1]
 
-    def plan_mounts(
+    def plan_protective_mounts(
         self,
         others: Sequence[GuardedFolder],
         writable: Sequence[GuardedFolder],
@@ -134,14 +142,14 @@ class GuardedFolder:
         key = *((tree.root, tree.version) for tree in trees), len(writable), pinned, masked
         known = self._over.get(key)
         if known is None:
-            again = protected_paths.find_second_names([place.tree for place in writable], pinned)
-            known = protected_paths.fold_mounts(trees, tuple(dict.fromkeys((*pinned, *again))), masked)
+            again = protected_mounts.find_hard_links_of_pinned([place.tree for place in writable], pinned)
+            known = protected_mounts.fold_mounts_into_folders(trees, tuple(dict.fromkeys((*pinned, *again))), masked)
             if len(self._over) >= 16:
                 self._over.clear()
             self._over[key] = known
         return known
 
-    def _remember_by_version(self, key: object, find: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    def _cache_by_tree_version(self, key: object, find: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         """Return the result of ``find``, computed once for each version of the tree."""
         known = self._known.get(key)
         if known is not None and known[0] == self.tree.version:
@@ -186,7 +194,7 @@ class PostRunCheck:
         self._vcs = vcs
         self._quarantine = QuarantineFolder(profile.quarantine or f"{profile.scratch.rstrip('/')}.quarantine")
         self._before: list[_FolderState] = []
-        self._mounted: list[dict[str, OriginalState]] = []
+        self._mounted: list[dict[str, OriginalPathState]] = []
         self._findings: list[str] = []
         self._unnamed_findings = 0
         self._reported = 0
@@ -199,7 +207,7 @@ class PostRunCheck:
         """Take the state at the last look as the baseline."""
         self._before = [self._take_state(place) for place in self._places]
 
-    def remember_mounted(self, paths: Iterable[str]) -> None:
+    def remember_mounted_paths(self, paths: Iterable[str]) -> None:
         """Remember the paths that are mounted over read-only, to compare them after the program has ended.
 
         A configuration that is compared by keys anyway is left out.
@@ -215,7 +223,7 @@ class PostRunCheck:
                     break
         for place, mine in zip(self._places, self._mounted, strict=True):
             if place.originals.count > max(_MOST_ORIGINALS, 2 * len(mine)):
-                place.originals.retain(set(mine))
+                place.originals.forget_all_except(set(mine))
 
     def retake_baseline(self) -> list[str]:
         """Take a new baseline for the next call, and return what was found since the last report.
@@ -228,30 +236,30 @@ class PostRunCheck:
         self._rules_could_allow, self._kept_paths = True, {}
         for place, before in zip(self._places, self._before, strict=True):
             place.refresh()
-            place.git_targets = vcs.find_git_targets(place.tree)
+            place.git_targets = vcs.find_paths_named_by_git(place.tree)
             now = place.tree.list_protected()
             fresh = [
                 path
                 for path, entry in now.items()
                 if path not in before.entries
                 and path not in running_programs.vouched
-                and not protected_paths.is_open(entry, self._denials)
+                and not protected_mounts.is_writable_by_programs(entry, self._denials)
             ]
             fresh += [
                 path
                 for path, target in before.links.items()
                 if (path in now or path not in before.entries) and _read_link(path) != target
             ]
-            found += [escape_controls(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
+            found += [escape_terminal_controls(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
         self.take_baseline()
-        self.remember_mounted([path for mine in self._mounted for path in mine])
+        self.remember_mounted_paths([path for mine in self._mounted for path in mine])
         return found
 
-    def list_changeable(self) -> frozenset[str]:
+    def list_compared_paths(self) -> frozenset[str]:
         """Return the paths that are not pinned because they are compared afterwards."""
         return frozenset(path for before in self._before for path in before.configs)
 
-    def find_violation(self) -> ProtectedPathViolation | None:
+    def get_violation_so_far(self) -> ProtectedPathViolation | None:
         """Return the error for everything found so far; None if nothing was found."""
         if not self._findings:
             return None
@@ -264,15 +272,15 @@ class PostRunCheck:
             "needed."
         )
 
-    def report_violation(self) -> ProtectedPathViolation | None:
+    def take_unreported_violation(self) -> ProtectedPathViolation | None:
         """Return the error as :meth:`veto` does, and mark its findings as reported.
 
         For a call of a long-running process.
         """
         self._reported = len(self._findings)
-        return self.find_violation()
+        return self.get_violation_so_far()
 
-    def describe_kept(self) -> tuple[str, ...]:
+    def describe_kept_code_files(self) -> tuple[str, ...]:
         """Return a note about files that the program made, that stay, and that a tool runs as code."""
         if not self._kept_paths:
             return ()
@@ -291,7 +299,7 @@ class PostRunCheck:
             self._open_closed_folders(place, before)
             told = len(self._findings)
             for path, original in mounted.items():
-                self._check_mounted(place, path, original, before)
+                self._restore_lost_mounted_file(place, path, original, before)
             if len(self._findings) > told:
                 place.refresh()
             tree = place.tree
@@ -300,9 +308,11 @@ class PostRunCheck:
                 self._undo_faults(place, before)
                 place.refresh()
                 if self._vcs:
-                    running_programs.vouch(path for path in tree.list_protected() if path not in before.entries)
+                    running_programs.remember_checked_paths(
+                        path for path in tree.list_protected() if path not in before.entries
+                    )
 
-    def check_while_running(self) -> None:
+    def quarantine_while_running(self) -> None:
         """Move away new files under protected names while the program runs, as of the last look."""
         if self._vcs:
             return  # its changes are evaluated once they are complete
@@ -326,20 +336,20 @@ class PostRunCheck:
     def _take_state(self, place: GuardedFolder) -> _FolderState:
         tree = place.tree
         entries = tree.list_protected()
-        links = protected_paths.find_fixed_links(tree, entries.values(), self._denials)
+        links = protected_mounts.find_fixed_links(tree, entries.values(), self._denials)
         return _FolderState(
             tree.version,
             entries,
             frozenset(folder.path for folder in tree.order),
             frozenset(tree.list_repositories()),
-            frozenset(tree.list_closed()),
+            frozenset(tree.list_unreadable_folders()),
             {path: _read_link(path) for path in self._find_fixed_links(place, entries, links)},
-            frozenset(() if self._denials is None else place.find_read_only(self._denials)),
-            () if self._denials is None else place.find_masked(self._denials),
+            frozenset(() if self._denials is None else place.find_rule_read_only_paths(self._denials)),
+            () if self._denials is None else place.find_paths_to_mask(self._denials),
             vcs.snapshot_configs(tree) if self._vcs else {},
-            vcs.find_rebase_commands(tree),
+            vcs.find_rebase_exec_steps(tree),
             tuple(path for path in place.git_targets.targets if not os.path.lexists(path)),
-            self._find_dangling(place, links),
+            self._find_missing_link_targets(place, links),
         )
 
     def _find_fixed_links(
@@ -352,16 +362,20 @@ class PostRunCheck:
         """
         yield from (path for path in links if path in entries)
         folders = (
-            entry for entry in entries.values() if entry.folder and not protected_paths.is_open(entry, self._denials)
+            entry
+            for entry in entries.values()
+            if entry.folder and not protected_mounts.is_writable_by_programs(entry, self._denials)
         )
         pinned = {*(entry.path for entry in folders), *place.git_targets.targets}
-        ways = (way for path in links for way in protected_paths.find_links_on_path(place.root, path))
+        ways = (way for path in links for way in protected_mounts.find_links_on_path(place.root, path))
         yield from (
-            path for path in (*ways, *place.git_targets.links) if not protected_paths.is_beneath_any(path, pinned)
+            path for path in (*ways, *place.git_targets.links) if not protected_mounts.is_beneath_any(path, pinned)
         )
 
     @staticmethod
-    def _find_dangling(place: GuardedFolder, links: Mapping[str, PathProtection]) -> dict[str, PathProtection]:
+    def _find_missing_link_targets(
+        place: GuardedFolder, links: Mapping[str, PathProtection]
+    ) -> dict[str, PathProtection]:
         """Return the missing targets of ``links`` below the root, with the protection of the link."""
         top = place.root.rstrip("/") + "/"
         ends = ((os.path.realpath(path), why) for path, why in links.items())
@@ -372,8 +386,8 @@ class PostRunCheck:
         """Look also into folders that the program has closed."""
         place.refresh()
         for _ in range(_MAX_OPENING_ROUNDS):
-            shut = [path for path in place.tree.list_closed() if path not in before.closed]
-            opened = [path for path in shut if make_readable(place.root, path)]
+            shut = [path for path in place.tree.list_unreadable_folders() if path not in before.closed]
+            opened = [path for path in shut if make_folder_readable(place.root, path)]
             if not opened:
                 return
             place.refresh()
@@ -392,7 +406,7 @@ class PostRunCheck:
             if _read_link(path) != target:
                 self._restore_link(tree.root, path, target)
         known = {step for steps in before.rebase_commands.values() for step in steps}
-        for path, steps in vcs.find_rebase_commands(tree).items():
+        for path, steps in vcs.find_rebase_exec_steps(tree).items():
             if planted := [step for step in steps if step not in known]:
                 self._remove_planted_commands(tree, path, planted, known)
 
@@ -403,10 +417,10 @@ class PostRunCheck:
         now = place.tree.list_protected()
         yield from self._find_faults_by_name(place, before, now)
         for path, kept in before.configs.items():
-            if path not in now and (problem := vcs.explain_lost_config(place.tree, path, kept)) is not None:
+            if path not in now and (problem := vcs.why_restore_lost_config(place.tree, path, kept)) is not None:
                 yield path, before.entries[path].why, problem
         yield from _find_faults_at_targets(place, before)
-        for path in () if meanwhile else place.tree.list_closed():
+        for path in () if meanwhile else place.tree.list_unreadable_folders():
             if path not in before.closed and os.path.lexists(path):
                 yield path, None, _UNREADABLE_REASON
         if self._denials is not None:
@@ -421,34 +435,36 @@ class PostRunCheck:
             path for path in tree.list_repositories() if path not in before.repositories and path not in before.folders
         ]
         moved = self._identify_mounted(place)
-        judged = self._vcs or running_programs.changes_configuration(tree.root)
-        cloned = self._find_cloned(fresh, before)
+        judged = self._vcs or running_programs.may_change_git_config(tree.root)
+        cloned = self._find_cloned_work_trees(fresh, before)
         for path, entry in now.items():
             is_new = path not in before.entries
-            if is_new and _has_moved(place, path, entry, moved):
+            if is_new and _has_moved_with_mount(place, path, entry, moved):
                 continue
-            if self._is_asked_for(path, entry, cloned):
+            if self._is_allowed_by_rule_or_clone(path, entry, cloned):
                 if is_new:
                     self._note_made(tree, path, entry, cloned)
                 continue
-            if _is_unchanged(path, entry, before):
+            if _is_name_unchanged(path, entry, before):
                 continue
             by_keys = judged or path in running_programs.vouched
-            problem = vcs.explain_fault(tree, entry, before.configs.get(path)) if by_keys else "it is new"
+            problem = vcs.explain_git_fault(tree, entry, before.configs.get(path)) if by_keys else "it is new"
             if problem is not None:
                 yield _find_path_to_move(path, entry, fresh, by_keys=by_keys), entry.why, problem
 
-    def _is_asked_for(self, path: str, entry: ProtectedEntry, cloned: Collection[str]) -> bool:
+    def _is_allowed_by_rule_or_clone(self, path: str, entry: ProtectedEntry, cloned: Collection[str]) -> bool:
         """Return whether a rule opens a protected name, or the file is in a cloned work tree."""
-        return protected_paths.is_open(entry, self._denials) or (
-            entry.why.requires_approval and protected_paths.is_beneath_any(path, cloned)
+        return protected_mounts.is_writable_by_programs(entry, self._denials) or (
+            entry.why.requires_approval and protected_mounts.is_beneath_any(path, cloned)
         )
 
     def _note_made(self, tree: FolderTree, path: str, entry: ProtectedEntry, cloned: Collection[str]) -> None:
-        if not entry.why.applies_to_programs and not protected_paths.is_beneath_any(path, cloned):
-            self._kept_paths[escape_controls(path[len(tree.root.rstrip("/")) + 1 :])] = None
+        if not entry.why.applies_to_programs and not protected_mounts.is_beneath_any(path, cloned):
+            self._kept_paths[escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])] = None
 
-    def _check_mounted(self, place: GuardedFolder, path: str, original: OriginalState, before: _FolderState) -> None:
+    def _restore_lost_mounted_file(
+        self, place: GuardedFolder, path: str, original: OriginalPathState, before: _FolderState
+    ) -> None:
         """Restore a file that was mounted over if the mount did not stay on it to the end.
 
         The same file with other content is the user's change, since the mount was on it all the time. A git
@@ -458,26 +474,26 @@ class PostRunCheck:
         tree = place.tree
         fate = place.originals.find_fate(path, original)
         entry = before.entries.get(path)
-        if _may_stay(tree, entry, original, fate):
+        if _may_mounted_content_stay(tree, entry, original, fate):
             return
-        shown = escape_controls(path[len(tree.root.rstrip("/")) + 1 :])
+        shown = escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])
         if original.snapshot is None and (fate == "gone" or entry is None):
             what = "is gone" if fate == "gone" else "was replaced"
             self._add_finding(f"{shown} {what} while the program ran, and cannot be put back")
             return
         try:
-            became = self._put_back(tree.root, path, original, fate)
+            became = self._restore_and_describe(tree.root, path, original, fate)
         except FileNotFoundError:
             return  # its folder is missing too
         except OSError as error:
-            raise_if_shortage(error, path)  # the next look retries
+            raise_if_resource_shortage(error, path)  # the next look retries
             became = f"could not be put back ({error.strerror}) and the user has to look at it"
         self._add_finding(
             f"{shown} {became}, because another process replaced it while the program ran, and the program "
             "could write it from then on"
         )
 
-    def _put_back(self, root: str, path: str, original: OriginalState, fate: FileFate) -> str:
+    def _restore_and_describe(self, root: str, path: str, original: OriginalPathState, fate: FileFate) -> str:
         """Restore a path and return the result as a message says it."""
         moved = ""
         if fate == "replaced" and (kept := self._quarantine.move_in(root, path)) is not None:
@@ -501,7 +517,7 @@ class PostRunCheck:
             if original.birth_ns is not None and (original.folder or original.links == 1)
         )
 
-    def _find_cloned(self, fresh: Sequence[str], before: _FolderState) -> frozenset[str]:
+    def _find_cloned_work_trees(self, fresh: Sequence[str], before: _FolderState) -> frozenset[str]:
         """Return the work trees that are new together with their repository: a clone includes their files."""
         if not self._vcs:
             return frozenset()
@@ -511,7 +527,7 @@ class PostRunCheck:
     def _quarantine_path(
         self, tree: FolderTree, path: str, why: PathProtection | None, what: str, before: _FolderState
     ) -> None:
-        shown = escape_controls(path[len(tree.root.rstrip("/")) + 1 :])
+        shown = escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])
         is_repository = path not in before.configs and path in tree.list_repositories()
         try:
             kept = self._quarantine.move_in(tree.root, path)
@@ -520,7 +536,7 @@ class PostRunCheck:
                 restore_file(tree.root, path, original)
                 became = "was restored"
         except OSError as error:
-            raise_if_shortage(error, path)  # the next look retries
+            raise_if_resource_shortage(error, path)  # the next look retries
             became = f"could not be moved away ({error.strerror}) and the user has to remove it"
         if why is None:
             self._add_finding(f"{shown} {became}, because {what}")
@@ -540,16 +556,16 @@ class PostRunCheck:
         self, tree: FolderTree, path: str, planted: Sequence[bytes], known: Collection[bytes]
     ) -> None:
         """Remove the steps that run a command from a rebase that has begun."""
-        shown = escape_controls(path[len(tree.root.rstrip("/")) + 1 :])
-        what = escape_controls(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
+        shown = escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])
+        what = escape_terminal_controls(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
         try:
-            rest = vcs.remove_rebase_commands(tree, path, known)
+            rest = vcs.remove_rebase_exec_steps(tree, path, known)
             if rest is None:
                 self._quarantine.move_in(tree.root, path)
             else:
                 restore_file(tree.root, path, rest)
         except OSError as error:
-            raise_if_shortage(error, path)  # the next look retries
+            raise_if_resource_shortage(error, path)  # the next look retries
             self._add_finding(
                 f"{shown} would run {what}, could not be changed ({error.strerror}), and the user has to look at it"
             )
@@ -560,7 +576,7 @@ class PostRunCheck:
 
     def _restore_link(self, root: str, path: str, target: str) -> None:
         """Restore a protected link that was changed or removed."""
-        shown = escape_controls(path[len(root.rstrip("/")) + 1 :])
+        shown = escape_terminal_controls(path[len(root.rstrip("/")) + 1 :])
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._quarantine.move_in(root, path)
@@ -572,18 +588,18 @@ class PostRunCheck:
             finally:
                 os.close(parent)
         except OSError as error:
-            raise_if_shortage(error, path)  # the next look retries
+            raise_if_resource_shortage(error, path)  # the next look retries
             self._add_finding(f"{shown} was a link and could not be put back ({error.strerror})")
         else:
             self._add_finding(f"{shown} is a protected link that was changed, and was restored")
 
 
-def _has_moved(place: GuardedFolder, path: str, entry: ProtectedEntry, mounted: Collection[object]) -> bool:
+def _has_moved_with_mount(place: GuardedFolder, path: str, entry: ProtectedEntry, mounted: Collection[object]) -> bool:
     """Return whether another process renamed a folder around a path, and the mount moved with it."""
     return not entry.link and bool(mounted) and place.originals.identify(path) in mounted
 
 
-def _is_unchanged(path: str, entry: ProtectedEntry, before: _FolderState) -> bool:
+def _is_name_unchanged(path: str, entry: ProtectedEntry, before: _FolderState) -> bool:
     """Return whether a protected name existed before and is unchanged, as far as the names show."""
     prior = before.entries.get(path)
     if prior is None or prior.link != entry.link:
@@ -604,7 +620,7 @@ def _find_faults_at_targets(
     place: GuardedFolder, before: _FolderState
 ) -> Iterator[tuple[str, PathProtection | None, str]]:
     """Yield the faults in new files that git's settings or a protected link lead to."""
-    pointed = vcs.find_git_targets(place.tree) if before.missing else vcs.GitTargets()
+    pointed = vcs.find_paths_named_by_git(place.tree) if before.missing else vcs.GitNamedPaths()
     for path in before.missing:
         made = _find_outermost_link(place, path)
         if os.path.lexists(path) and (made in pointed.targets or made in pointed.links):
@@ -621,18 +637,20 @@ def _find_faults_by_denials(
 
     :param hides: whether to check hidden paths too
     """
-    hidden = place.find_masked(denials) if hides else ()
-    if len(hidden) > protected_paths.MAX_MOUNTS:
+    hidden = place.find_paths_to_mask(denials) if hides else ()
+    if len(hidden) > protected_mounts.MAX_MOUNTS:
         prior_hidden = frozenset(before.hidden)
         for path in hidden:
             if path not in prior_hidden:
                 yield path, None, _TOO_MANY_HIDDEN_REASON
-    for path in place.find_read_only(denials):
-        if path not in before.fixed and not protected_paths.is_beneath_any(path, before.fixed):
+    for path in place.find_rule_read_only_paths(denials):
+        if path not in before.fixed and not protected_mounts.is_beneath_any(path, before.fixed):
             yield path, None, "a rule denies writing it"
 
 
-def _may_stay(tree: FolderTree, entry: ProtectedEntry | None, original: OriginalState, fate: FileFate) -> bool:
+def _may_mounted_content_stay(
+    tree: FolderTree, entry: ProtectedEntry | None, original: OriginalPathState, fate: FileFate
+) -> bool:
     """Return whether the current content of a mounted-over path may stay."""
     if fate in ("same", "edited"):
         return True
@@ -640,12 +658,12 @@ def _may_stay(tree: FolderTree, entry: ProtectedEntry | None, original: Original
         return original.folder  # a program cannot remove a mount, and a missing file is harmless
     if entry is None or entry.why.kind != "vcs" or original.folder:
         return False
-    return vcs.explain_fault(tree, entry, original.snapshot) is None
+    return vcs.explain_git_fault(tree, entry, original.snapshot) is None
 
 
 def _find_outermost_link(place: GuardedFolder, path: str) -> str:
     """Return the first link on the way to a path; the path itself if there is none."""
-    return next(iter(protected_paths.find_links_on_path(place.root, path)), path)
+    return next(iter(protected_mounts.find_links_on_path(place.root, path)), path)
 
 
 def _describe_reason(why: PathProtection, what: str) -> str:

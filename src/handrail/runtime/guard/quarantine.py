@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.neutralisation import escape_controls
-from handrail.runtime.files.roots import AT_FDCWD, BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
-from handrail.runtime.guard.git_config import MAX_CONFIG_BYTES
-from handrail.sandbox.view.folder_tree import FolderTree, raise_if_shortage
-from handrail.store.folders import remove_tree
+from handrail.runtime.files.session_roots import AT_FDCWD, BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
+from handrail.runtime.guard.git_config_reader import MAX_CONFIG_BYTES
+from handrail.sandbox.view.cached_folder_tree import FolderTree, raise_if_resource_shortage
+from handrail.store.state_folders import remove_tree
 
 MAX_COPIED_BYTES = 64 * 1024 * 1024
 """If the quarantine is on another file system, content beyond this limit is not kept."""
@@ -56,7 +56,7 @@ class QuarantineFolder:
             return None
         name = path.rpartition("/")[2]
         place = Path(self.folder, secrets.token_hex(4))
-        target = place / f"{escape_controls(name)[:100].replace('/', '_')}{_SUFFIX}"
+        target = place / f"{escape_terminal_controls(name)[:100].replace('/', '_')}{_SUFFIX}"
         try:
             Path(self.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             place.mkdir(mode=0o700)
@@ -76,7 +76,7 @@ class QuarantineFolder:
             return ""
         finally:
             os.close(parent)
-        _disarm(target)
+        _disarm_quarantined_folder(target)
         return str(target)
 
 
@@ -89,12 +89,12 @@ def open_parent(root: str, path: str) -> int | None:
     try:
         top = open_root(root)
     except OSError as error:
-        raise_if_shortage(error, path)
+        raise_if_resource_shortage(error, path)
         return None
     try:
         return openat2(top, relative or ".", FOLDER_FLAGS, _STRICT)
     except OSError as error:
-        raise_if_shortage(error, path)
+        raise_if_resource_shortage(error, path)
         if error.errno != errno.EACCES:
             return None
         return _open_after_chmod(top, relative)
@@ -102,7 +102,7 @@ def open_parent(root: str, path: str) -> int | None:
         os.close(top)
 
 
-def make_readable(root: str, path: str) -> bool:
+def make_folder_readable(root: str, path: str) -> bool:
     """Give the owner of a folder access to it, and return whether that worked."""
     try:
         top = open_root(root)
@@ -185,7 +185,7 @@ class _QuarantineCopy:
         try:
             here = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         except OSError as error:
-            raise_if_shortage(error, name)  # without a copy, the file would be lost
+            raise_if_resource_shortage(error, name)  # without a copy, the file would be lost
             return
         try:
             mode = os.fstat(here).st_mode
@@ -203,7 +203,7 @@ class _QuarantineCopy:
             os.close(here)
 
 
-def _disarm(place: Path) -> None:
+def _disarm_quarantined_folder(place: Path) -> None:
     """Make a quarantined folder harmless: git finds no repository in it, and nothing runs by its name."""
     if place.is_symlink() or not place.is_dir():
         return
@@ -213,14 +213,14 @@ def _disarm(place: Path) -> None:
     except ToolError:  # too few descriptors to look into it: close all of it
         place.chmod(0)
         return
-    for path in tree.list_closed():
+    for path in tree.list_unreadable_folders():
         with contextlib.suppress(OSError):
             Path(path).chmod(0)
     for folder in tree.order:
         for name in (*folder.files, *folder.links):
             if name.casefold() == "head":
                 with contextlib.suppress(OSError):
-                    Path(folder.child(name)[0]).rename(folder.child(f"{name}{_SUFFIX}")[0])
+                    Path(folder.child_paths(name)[0]).rename(folder.child_paths(f"{name}{_SUFFIX}")[0])
 
 
 # Originals: the state of files when a program started, to compare and restore them after its end.
@@ -250,7 +250,7 @@ class FileSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class OriginalState:
+class OriginalPathState:
     """The state of one path before a program ran.
 
     :param identity: values of :func:`os.lstat` that change with the file and its content
@@ -267,7 +267,7 @@ class OriginalState:
     snapshot: FileSnapshot | None
 
 
-class OriginalFiles:
+class OriginalPathStates:
     """The states of files in one folder, read again only after a change. For one thread at a time.
 
     :param root: the folder
@@ -275,10 +275,10 @@ class OriginalFiles:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._known: dict[str, OriginalState] = {}
+        self._known: dict[str, OriginalPathState] = {}
         self._bytes = 0
 
-    def remember(self, path: str) -> OriginalState | None:
+    def remember(self, path: str) -> OriginalPathState | None:
         """Return the current state of ``path``; None if nothing is there."""
         try:
             status = os.lstat(path)
@@ -291,8 +291,12 @@ class OriginalFiles:
             return known
         self._forget(path)
         folder = stat.S_ISDIR(status.st_mode)
-        kept = None if folder or self._bytes >= MAX_KEPT_BYTES else read_plain_file(self._root, path, any_links=True)
-        original = OriginalState(
+        kept = (
+            None
+            if folder or self._bytes >= MAX_KEPT_BYTES
+            else read_single_named_file(self._root, path, any_links=True)
+        )
+        original = OriginalPathState(
             identity,
             _read_birth_ns(path),
             folder,
@@ -304,7 +308,7 @@ class OriginalFiles:
         self._bytes += 0 if kept is None else len(kept.data)
         return original
 
-    def retain(self, paths: set[str]) -> None:
+    def forget_all_except(self, paths: set[str]) -> None:
         """Forget all paths except ``paths``."""
         for path in [path for path in self._known if path not in paths]:
             self._forget(path)
@@ -314,7 +318,7 @@ class OriginalFiles:
         """The number of remembered paths."""
         return len(self._known)
 
-    def find_fate(self, path: str, original: OriginalState) -> FileFate:
+    def find_fate(self, path: str, original: OriginalPathState) -> FileFate:
         """Return what happened to ``path`` since its state was taken.
 
         ``edited`` is the same file with other content. Nothing in the sandbox can have written it, since the mount
@@ -341,7 +345,7 @@ class OriginalFiles:
     def _has_content(self, path: str, status: os.stat_result, kept: FileSnapshot) -> bool:
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(kept.data):
             return False
-        now = read_plain_file(self._root, path, any_links=True)
+        now = read_single_named_file(self._root, path, any_links=True)
         return now is not None and now.data == kept.data
 
     def identify(self, path: str) -> tuple[tuple[int, ...], int | None] | None:
@@ -358,7 +362,7 @@ class OriginalFiles:
             self._bytes -= len(known.snapshot.data)
 
 
-def read_plain_file(root: str, path: str, *, any_links: bool = False) -> FileSnapshot | None:
+def read_single_named_file(root: str, path: str, *, any_links: bool = False) -> FileSnapshot | None:
     """Return the content of a short regular file with one name; None for everything else.
 
     It never waits for a FIFO.
@@ -369,13 +373,13 @@ def read_plain_file(root: str, path: str, *, any_links: bool = False) -> FileSna
     try:
         top = open_root(root)
     except OSError as error:
-        raise_if_shortage(error, path)
+        raise_if_resource_shortage(error, path)
         return None
     try:
         relative = path[len(root.rstrip("/")) + 1 :]
         descriptor = openat2(top, relative, READ_FLAGS | os.O_NOFOLLOW, _STRICT)
     except OSError as error:
-        raise_if_shortage(error, path)
+        raise_if_resource_shortage(error, path)
         return None
     finally:
         os.close(top)

@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxProfile
-from handrail.contract.text.neutralisation import escape_controls
-from handrail.runtime.files.roots import is_beneath
-from handrail.sandbox.view.protected_paths import is_beneath_any
+from handrail.contract.sandbox_protocol import SandboxProfile
+from handrail.contract.text.neutralisation import escape_terminal_controls
+from handrail.runtime.files.session_roots import is_beneath
+from handrail.sandbox.view.protected_mounts import is_beneath_any
 
 _MOST_VOUCHED = 100_000
 WAIT_S = 5.0
@@ -74,7 +74,7 @@ class RunningPrograms:
         with self._lock:
             if changeable and any(not one.mounted_paths.isdisjoint(changeable) for one in self._programs.values()):
                 return False  # that program has started since the profile was made
-            found = self._find_replacer(profile, paths, repositories)
+            found = self._find_possible_replacer(profile, paths, repositories)
             if found is None:
                 roots = () if changeable is None else (profile.workspace, *profile.writable)
                 self._programs[holder] = _RunningProgram(format_program(profile), paths, roots, profile.call)
@@ -82,7 +82,7 @@ class RunningPrograms:
             change = self._add_waiter()
         if not await self._wait_for_change(change, begun_s + WAIT_S - asyncio.get_running_loop().time()):
             name, path = found
-            shown = escape_controls(path.removeprefix(profile.workspace.rstrip("/") + "/"))
+            shown = escape_terminal_controls(path.removeprefix(profile.workspace.rstrip("/") + "/"))
             raise ToolError(
                 f"No program was started: {name} may replace `{shown}` while it runs, which would end a program "
                 "that starts now. Wait until it has ended, or stop it, then call again.",
@@ -103,24 +103,24 @@ class RunningPrograms:
             if self._programs.pop(holder, None) is not None:
                 self._wake_waiters()
 
-    def find_mounted(self, paths: Collection[str]) -> dict[str, str]:
+    def find_mounted_paths(self, paths: Collection[str]) -> dict[str, str]:
         """Return those of ``paths`` that a running program has mounted over, each with a program's name."""
         with self._lock:
             return {path: one.name for one in self._programs.values() for path in one.mounted_paths.intersection(paths)}
 
-    def changes_configuration(self, root: str) -> bool:
+    def may_change_git_config(self, root: str) -> bool:
         """Return whether a running program may change git configuration in this folder."""
         with self._lock:
             changed = [other for one in self._programs.values() for other in one.config_folders]
         return any(is_beneath(root, other) or is_beneath(other, root) for other in changed)
 
-    def vouch(self, paths: Iterable[str]) -> None:
+    def remember_checked_paths(self, paths: Iterable[str]) -> None:
         """Remember paths that such a program made, once they have passed the check."""
         if len(self.vouched) < _MOST_VOUCHED:
             self.vouched.update(paths)
 
     @asynccontextmanager
-    async def reserve_file(self, path: str, shown: str) -> AsyncGenerator[None]:
+    async def reserve_file_replacement(self, path: str, shown: str) -> AsyncGenerator[None]:
         """Reserve a file for a write that replaces it.
 
         :raises ToolError: ``conflict`` if a running program has it mounted over and does not end in time
@@ -153,7 +153,7 @@ class RunningPrograms:
                     kind="conflict",
                 )
 
-    def _find_replacer(
+    def _find_possible_replacer(
         self, profile: SandboxProfile, paths: Collection[str], repositories: Iterable[str]
     ) -> tuple[str, str] | None:
         """Return what may replace one of ``paths`` now, and the path; None if nothing may.

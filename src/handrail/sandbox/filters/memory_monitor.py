@@ -1,6 +1,6 @@
 """A monitor of a sandbox's total memory, with files in /tmp and pipes. It ends a sandbox that exceeds its limit.
 
-The kernel bounds the private memory of each process (:mod:`handrail.sandbox.filters.limits`). An ordinary user can bound
+The kernel bounds the private memory of each process (:mod:`handrail.sandbox.filters.resource_limits`). An ordinary user can bound
 shared memory, files in memory and the sum over all processes only by polling. So a program that runs for longer is polled,
 and its sandbox ended when it holds too much. While the whole machine uses less than one call may, a poll is one read of
 ``/proc/meminfo``.
@@ -12,7 +12,7 @@ those of the sandbox once it gets a short one.
 
 Polling has gaps: memory that is allocated between two polls, and memory that no process has in its descriptors or address
 space at that moment (on its way through a socket, or handed from one short-lived process to the next). If a control group
-can be made (:mod:`handrail.sandbox.filters.limits`), the kernel itself bounds those. Elsewhere a machine that runs out of
+can be made (:mod:`handrail.sandbox.filters.resource_limits`), the kernel itself bounds those. Elsewhere a machine that runs out of
 memory takes it from sandboxes first.
 """
 
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from handrail.contract.errors import ToolError
 
 if TYPE_CHECKING:
-    from handrail.sandbox.start.process import SandboxedProcess
+    from handrail.sandbox.start.sandboxed_process import SandboxedProcess
 
 POLL_INTERVAL_S = 0.25
 """The time between two polls, and before the first: a program that ends sooner costs no poll."""
@@ -63,21 +63,21 @@ class MemoryMonitor:
         self._files = files
         self._has_ended = False
         self._timer = process.loop.call_later(POLL_INTERVAL_S, self._poll)
-        process.add_gone_callback(self._stop)
+        process.add_sandbox_empty_callback(self._stop)
 
     def _stop(self) -> None:
         self._has_ended = True
         self._timer.cancel()
 
     def _poll(self) -> None:
-        first = self._process.inner_pid
-        if not first or not self._process.are_mounts_checked:  # until then its /tmp is the machine's
+        first = self._process.first_process_pid
+        if not first or not self._process.has_checked_mounts:  # until then its /tmp is the machine's
             self._schedule_poll()
-        elif (held := count_files(first)) > self._files:
-            self._process.end_for_limit(_too_many_files(held, self._files))
-        elif (short := pipes_are_short()) or (self._bound is not None and _may_exceed(self._bound)):
-            looking = _get_monitor_thread(os.getpid())
-            looked = self._process.loop.run_in_executor(looking, find_excess, first, self._bound, short)
+        elif (held := count_memory_files(first)) > self._files:
+            self._process.end_for_reached_limit(_too_many_files(held, self._files))
+        elif (short := are_new_pipes_short()) or (self._bound is not None and _may_exceed(self._bound)):
+            looking = _get_poll_thread(os.getpid())
+            looked = self._process.loop.run_in_executor(looking, explain_exceeded_limit, first, self._bound, short)
             looked.add_done_callback(self._handle_result)
         else:
             self._schedule_poll()
@@ -92,17 +92,17 @@ class MemoryMonitor:
         if found is None:
             self._schedule_poll()
         else:
-            self._process.end_for_limit(found)
+            self._process.end_for_reached_limit(found)
 
 
-def find_excess(first: int, bound: int | None, short: bool) -> ToolError | None:
+def explain_exceeded_limit(first: int, bound: int | None, short: bool) -> ToolError | None:
     """Return the error for a sandbox that exceeds a limit; None if it does not.
 
     :param first: its first process
     :param bound: the memory limit in bytes; None for no limit
     :param short: whether new pipes of its user are short
     """
-    if bound is not None and (held := measure_excess(first, bound)) is not None:
+    if bound is not None and (held := measure_memory_if_exceeding(first, bound)) is not None:
         return ToolError(
             f"The program was ended: its processes used {held // _MIB:,} MiB of memory together, with shared "
             f"memory and files in memory. One call may use {bound // _MIB:,} MiB (the operator sets it as "
@@ -110,7 +110,7 @@ def find_excess(first: int, bound: int | None, short: bool) -> ToolError | None:
             "time, or in fewer processes.",
             kind="limit",
         )
-    if short and (count := count_pipes(first)) > _MOST_PIPES:
+    if short and (count := count_open_pipes(first)) > _MOST_PIPES:
         return ToolError(
             f"The program was ended: its processes had {count:,} pipes open, and the pipes of this user have "
             f"become short. A call may have {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a "
@@ -133,7 +133,7 @@ def compute_max_files(size: int) -> int:
     return size // _FILE_BYTES
 
 
-def count_files(first: int) -> int:
+def count_memory_files(first: int) -> int:
     """Return how many files a sandbox has in memory; extended attributes count as in the kernel.
 
     :param first: its first process; the result is 0 if it has ended
@@ -149,7 +149,7 @@ def count_files(first: int) -> int:
 _short_pipes: tuple[float, bool] = (float("-inf"), False)
 
 
-def pipes_are_short() -> bool:
+def are_new_pipes_short() -> bool:
     """Return whether new pipes of this user are short, because the user reached the kernel's limit.
 
     The answer is shared by all sandboxes, and at most half a poll interval old. Root always gets full pipes.
@@ -173,7 +173,7 @@ def _new_pipe() -> int:
             os.close(end)
 
 
-def count_pipes(first: int) -> int:
+def count_open_pipes(first: int) -> int:
     """Return the number of pipes that the process ``first`` and its descendants have open."""
     found: set[str] = set()
     for pid in _find_members(first):
@@ -188,7 +188,7 @@ def count_pipes(first: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _get_monitor_thread(_pid: int) -> ThreadPoolExecutor:
+def _get_poll_thread(_pid: int) -> ThreadPoolExecutor:
     """Return the thread for memory polls.
 
     The common threads may all be busy with tools, which is when polling matters. A forked process gets another thread.
@@ -196,14 +196,14 @@ def _get_monitor_thread(_pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="handrail-memory")
 
 
-class MemoryUse(NamedTuple):
+class MachineMemoryUse(NamedTuple):
     """The memory use of the machine in bytes: everything that is not in files, and the shared part."""
 
     all: int
     shared: int
 
 
-def read_memory_use() -> MemoryUse:
+def read_memory_use() -> MachineMemoryUse:
     """Return the memory use of the machine."""
     figures: dict[str, int] = {}
     with Path("/proc/meminfo").open("rb") as file:
@@ -211,7 +211,7 @@ def read_memory_use() -> MemoryUse:
             name, _, rest = line.partition(b":")
             figures[name.decode()] = int(rest.split()[0]) * 1024
     shared = figures.get("Shmem", 0)
-    return MemoryUse(
+    return MachineMemoryUse(
         figures.get("AnonPages", 0) + shared + figures.get("SwapTotal", 0) - figures.get("SwapFree", 0), shared
     )
 
@@ -232,7 +232,7 @@ def prefer_for_oom_kill(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_bytes(_OOM_SCORE)
 
 
-def measure_excess(first: int, bound: int) -> int | None:
+def measure_memory_if_exceeding(first: int, bound: int) -> int | None:
     """Return the memory of the process ``first`` and its descendants, in bytes, if it exceeds ``bound``.
 
     Each figure is read only if a cheaper one, which is never smaller, exceeds the limit.
@@ -248,7 +248,7 @@ def measure_excess(first: int, bound: int) -> int | None:
     files, all_seen = _measure_memfds(members)
     if not all_seen:  # the sandbox prevents it, so unseen memory counts as its own
         return _exceeding_or_none(mapped + shared, bound)
-    whole = mapped + sum(files.values()) - sum(_measure_mapped(pid, files) for pid in members if files)
+    whole = mapped + sum(files.values()) - sum(_measure_mapped_memfds(pid, files) for pid in members if files)
     return _exceeding_or_none(whole, bound)
 
 
@@ -323,7 +323,7 @@ def _measure_memfds(members: tuple[int, ...]) -> tuple[dict[tuple[int, int], int
     return found, True
 
 
-def _measure_mapped(pid: int, files: dict[tuple[int, int], int]) -> int:
+def _measure_mapped_memfds(pid: int, files: dict[tuple[int, int], int]) -> int:
     """Return how many bytes of these files the process maps, which :func:`_part` has counted."""
     names = {b"%02x:%02x %d" % (os.major(device), os.minor(device), inode) for device, inode in files}
     counted, ours = 0, False

@@ -143,7 +143,7 @@ NETLINK_ROUTE = 0
 """The only permitted netlink protocol, which getifaddrs(3) uses."""
 
 
-def detect_machine() -> Machine | None:
+def detect_filter_architecture() -> Machine | None:
     """Return this machine's architecture if a filter for it exists; else None."""
     found = os.uname().machine
     return found if found in ("x86_64", "aarch64") else None
@@ -158,7 +158,7 @@ def build_filter(name: Machine | None = None, *, unix_sockets: bool = False) -> 
         folder they see
     :raises ValueError: if there is no filter for this machine
     """
-    chosen = name or detect_machine()
+    chosen = name or detect_filter_architecture()
     if chosen is None:
         raise ValueError(f"No system call filter exists for {os.uname().machine}. Use x86_64 or aarch64.")
     return _assemble(_build_steps(chosen, unix_sockets=unix_sockets))
@@ -223,7 +223,7 @@ def _build_steps(name: Machine, *, unix_sockets: bool) -> list[BpfInstruction]:
         BpfInstruction(_RETURN, KILL),
         _label("native"),
         BpfInstruction(_LOAD, _NUMBER_AT),
-        *_build_search(sorted(bounds.items())),
+        *_build_syscall_search(sorted(bounds.items())),
         *sections,
         _label("allow"),
         allowed,
@@ -236,7 +236,7 @@ def _build_steps(name: Machine, *, unix_sockets: bool) -> list[BpfInstruction]:
     ]
 
 
-def _build_search(bounds: Sequence[tuple[int, BpfInstruction]]) -> list[BpfInstruction]:
+def _build_syscall_search(bounds: Sequence[tuple[int, BpfInstruction]]) -> list[BpfInstruction]:
     """Return a binary search: the leaf of each bound applies to the numbers from it up to the next bound."""
     if len(bounds) == 1:
         return [bounds[0][1]]
@@ -244,9 +244,9 @@ def _build_search(bounds: Sequence[tuple[int, BpfInstruction]]) -> list[BpfInstr
     upper = f"from {bounds[middle][0]}"
     return [
         BpfInstruction(_AT_LEAST, bounds[middle][0], yes=upper),
-        *_build_search(bounds[:middle]),
+        *_build_syscall_search(bounds[:middle]),
         _label(upper),
-        *_build_search(bounds[middle:]),
+        *_build_syscall_search(bounds[middle:]),
     ]
 
 

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Protocol
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process, SandboxProfile
-from handrail.contract.text.hosts import Address, parse_host
+from handrail.contract.sandbox_protocol import Process, SandboxProfile
+from handrail.contract.text.host_names import Address, parse_host
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.programs import ProgramRefused, find_own_interpreter
-from handrail.sandbox.network.egress import EgressCheck, HostResolver
-from handrail.sandbox.network.proxy import EgressProxy, ProxyLimits
+from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
+from handrail.sandbox.network.egress_check import EgressCheck, HostResolver
+from handrail.sandbox.network.egress_proxy import EgressProxy, ProxyLimits
 from handrail.sandbox.start.spawn import ProcessWrapper, spawn
-from handrail.sandbox.view.folder_tree import SHORTAGE_ERRORS
+from handrail.sandbox.view.cached_folder_tree import SHORTAGE_ERRORS
 
 PROXY_PORT = 3128
 PERL = "/usr/bin/perl"
@@ -58,7 +58,7 @@ def build_proxy_environment(capabilities: CapabilitySet) -> dict[str, str]:
         read
         for layer in capabilities.layers
         for pattern in layer.hosts
-        if (read := _parse_loopback(pattern)) is not None
+        if (read := _parse_granted_loopback(pattern)) is not None
     ]
     direct = [name for name in _LOOPBACK if name == "localhost" or not granted]
     found: dict[str, str] = {}
@@ -92,16 +92,16 @@ class WaitingSandbox(Process, Protocol):
     """A sandbox that is ready and whose program has not begun."""
 
     @property
-    def inner_pid(self) -> int:
+    def first_process_pid(self) -> int:
         """The process id of its first process on this machine."""
         ...
 
-    async def wait_until_known(self) -> bool:
+    async def wait_until_pid_known(self) -> bool:
         """Wait until :attr:`inner_pid` is known; return False if the sandbox ended instead."""
         ...
 
 
-class PreboundListener:
+class EarlyProxyListener:
     """A listening socket for the proxy of a waiting sandbox, made while the sandbox waits.
 
     The caller of :meth:`taken` owns the socket. Otherwise :meth:`close` closes it.
@@ -111,7 +111,7 @@ class PreboundListener:
         self._listener = asyncio.ensure_future(_make_listener(process))
         self._taken = False
 
-    async def take(self) -> socket.socket:
+    async def take_socket(self) -> socket.socket:
         """Return the socket, which the caller then owns.
 
         :raises ToolError: ``backend`` if it could not be made
@@ -119,12 +119,12 @@ class PreboundListener:
         self._taken = True
         return await self._listener
 
-    async def wait_until_made(self) -> bool:
+    async def wait_until_socket_made(self) -> bool:
         """Wait for the socket; return False if it could not be made."""
         await asyncio.wait((self._listener,))
         return not self._listener.cancelled() and self._listener.exception() is None
 
-    def close(self) -> None:
+    def close_untaken_socket(self) -> None:
         """Close the socket unless it was taken."""
         if self._taken:
             return
@@ -140,12 +140,12 @@ def _close_made(made: asyncio.Future[socket.socket]) -> None:
         made.result().close()
 
 
-async def begin_with_proxy(
+async def begin_program_with_proxy(
     process: WaitingSandbox,
     begin: Callable[[], None],
     capabilities: CapabilitySet,
     profile: SandboxProfile,
-    ahead: PreboundListener | None = None,
+    ahead: EarlyProxyListener | None = None,
 ) -> ProxiedProcess:
     """Start a proxy for a waiting sandbox, then let its program begin. End the sandbox if that fails.
 
@@ -155,7 +155,7 @@ async def begin_with_proxy(
     """
     proxy: EgressProxy | None = None
     try:
-        listener = await (_make_listener(process) if ahead is None else ahead.take())
+        listener = await (_make_listener(process) if ahead is None else ahead.take_socket())
         proxy = await start_proxy(listener, capabilities, profile)
         begin()
         return ProxiedProcess(process, proxy)
@@ -167,10 +167,10 @@ async def begin_with_proxy(
 
 
 async def _make_listener(process: WaitingSandbox) -> socket.socket:
-    if not await process.wait_until_known():
+    if not await process.wait_until_pid_known():
         await process.wait()  # raises with the reason
         raise ToolError("The sandbox ended before its network was set up. Try again.", kind="backend")
-    return await open_listener(process.inner_pid, process.pid)
+    return await open_listener_in_namespace(process.first_process_pid, process.pid)
 
 
 async def start_proxy(
@@ -187,7 +187,7 @@ async def start_proxy(
     return proxy
 
 
-async def open_listener(child: int, parent: int) -> socket.socket:
+async def open_listener_in_namespace(child: int, parent: int) -> socket.socket:
     """Return a socket that listens on the proxy's port in a sandbox's network namespace.
 
     :param child: the process id of the sandbox's first process
@@ -198,13 +198,13 @@ async def open_listener(child: int, parent: int) -> socket.socket:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         here.setblocking(False)
-        user, network = _open_namespaces(child, parent, descriptors)
+        user, network = _open_sandbox_namespaces(child, parent, descriptors)
         command = _build_listener_argv()
         names = {"user": 3, "network": 4, "channel": 5}
         argv = [word.format(**names) for word in command]
         pid = spawn(argv[0], argv, {}, {0: there.fileno(), 3: user, 4: network, 5: there.fileno()})
         there.close()
-        return await _receive_listener(here, pid)
+        return await _receive_listening_socket(here, pid)
     except ProgramRefused as error:
         raise ToolError(
             f"The network of the sandbox could not be set up: {error}. Ask the user to run 'handrail doctor'.",
@@ -222,7 +222,7 @@ async def open_listener(child: int, parent: int) -> socket.socket:
             os.close(descriptor)
 
 
-def _open_namespaces(child: int, parent: int, opened: list[int]) -> tuple[int, int]:
+def _open_sandbox_namespaces(child: int, parent: int, opened: list[int]) -> tuple[int, int]:
     """Return the user and network namespace of ``child`` as descriptors, and add them to ``opened``.
 
     :raises OSError: if the process has ended, or is not the first one of a sandbox
@@ -263,7 +263,7 @@ def build_python_listener_argv() -> tuple[str, ...]:
     return (find_own_interpreter(), "-I", "-S", "-c", script, "{user}", "{network}", "{channel}", str(PROXY_PORT))
 
 
-async def _receive_listener(channel: socket.socket, pid: int) -> socket.socket:
+async def _receive_listening_socket(channel: socket.socket, pid: int) -> socket.socket:
     """Return the socket that the listener's process sends.
 
     :raises OSError: with the message of the process
@@ -295,7 +295,7 @@ async def _receive_listener(channel: socket.socket, pid: int) -> socket.socket:
             os.waitpid(pid, 0)  # noqa: ASYNC222 - it was just killed
 
 
-def _parse_loopback(pattern: str) -> Address | None:
+def _parse_granted_loopback(pattern: str) -> Address | None:
     """Return the loopback address that ``pattern`` names literally; else None."""
     try:
         address = parse_host(pattern.removesuffix(":*")).address

@@ -1,6 +1,6 @@
 """The first process of a sandbox on a machine without perl. It runs inside, so it imports nothing of Handrail.
 
-:mod:`handrail.sandbox.start.launcher` describes its input and answers; ``launcher.pl`` does the same, faster.
+:mod:`handrail.sandbox.start.launcher_messages` describes its input and answers; ``launcher.pl`` does the same, faster.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class MountWatch:
         self.folders: list[int] = []
         self.renamed = False
         """Whether the kernel has reported a rename in one of the folders."""
-        self.polled = not self.watch(folders)
+        self.polled = not self.watch_folder_renames(folders)
         self.first = self.read_table()
 
-    def watch(self, folders: list[bytes]) -> bool:
+    def watch_folder_renames(self, folders: list[bytes]) -> bool:
         """Ask the kernel for SIGIO on each rename in the folders; return whether it supports that.
 
         Unlike inotify, this does not use up a limit that the user's editors share.
@@ -103,12 +103,12 @@ class MountWatch:
             place += len(piece)
         return text
 
-    def describe(self, looked: list[bytes]) -> bytes:
+    def describe_mounts_for_holder(self, looked: list[bytes]) -> bytes:
         """Return the table, and device and inode of these paths, in the form that the holder reads."""
         message = b"".join(len(item).to_bytes(4, "big") + item for item in (self.first, *map(read_identity, looked)))
         return b"T" + len(message).to_bytes(4, "big") + message
 
-    def find_lost(self, told: bool) -> bytes | None:
+    def find_lost_mount(self, told: bool) -> bytes | None:
         """Return the mount point of a mount that has changed or ended; None if there is none.
 
         :param told: whether the kernel has reported a change of the table, which it does only once
@@ -116,16 +116,16 @@ class MountWatch:
         renamed, self.renamed = self.renamed, False
         if not (self.changed.poll(0) or told or renamed or self.polled):
             return None
-        was, now = self.parse_facts(self.first), self.parse_facts(self.read_table())
+        was, now = self.parse_fixed_mount_facts(self.first), self.parse_fixed_mount_facts(self.read_table())
         lost: list[bytes] = []
         for number, facts in was.items():
             if (there := now.pop(number, None)) != facts:
-                lost.append(self.find_moved(facts[0], there[0] if there is not None else b""))
+                lost.append(self.find_moved_folder(facts[0], there[0] if there is not None else b""))
         lost = lost or [facts[0] for facts in now.values()]
         return unescape_path(min(lost, key=len)) if lost else None
 
     @staticmethod
-    def find_moved(point: bytes, other: bytes) -> bytes:
+    def find_moved_folder(point: bytes, other: bytes) -> bytes:
         """Return the outermost moved folder that explains why a mount point is now at ``other``."""
         while other != point and point.count(b"/") > 1 and other.count(b"/") > 1:
             (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
@@ -135,7 +135,7 @@ class MountWatch:
         return point
 
     @staticmethod
-    def parse_facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
+    def parse_fixed_mount_facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
         """Return by mount id what must not change of each mount outside /proc."""
         lines = (line.split(b" ", 6) for line in text.rstrip(b"\n").split(b"\n"))
         return {
@@ -173,7 +173,7 @@ def watch_program(
     told = False
     while True:
         code = reap_children(program)
-        lost = mounts.find_lost(told) if mounts else None
+        lost = mounts.find_lost_mount(told) if mounts else None
         if lost is not None:
             end_sandbox(lifeline, 137, lost)
         if code is not None:
@@ -215,7 +215,7 @@ def end_sandbox(lifeline: int, code: int, lost: bytes) -> NoReturn:
     os._exit(code)
 
 
-def write_limits(counts: list[bytes]) -> str | None:
+def write_namespace_limits(counts: list[bytes]) -> str | None:
     """Write the settings of this user namespace, give up the capability for it, and return any problem.
 
     If a setting cannot be written, ``handrail doctor`` reports it.
@@ -231,7 +231,7 @@ def write_limits(counts: list[bytes]) -> str | None:
     return None
 
 
-def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
+def apply_landlock_ruleset(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
     """Apply the Landlock ruleset, by system calls with the same numbers on every architecture."""
     call = ctypes.CDLL(None, use_errno=True).syscall
 
@@ -259,7 +259,7 @@ def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
     checked("Landlock cannot be put into force", 446, put, 0)
 
 
-def run_program(argv: list[bytes], environment: list[bytes]) -> int:
+def become_program(argv: list[bytes], environment: list[bytes]) -> int:
     """Become the program as the C library finds and starts it; return an error number if that fails."""
     pairs = [name + b"=" + value for name, value in zip(environment[::2], environment[1::2], strict=True)]
     path = next((pair[5:] for pair in pairs if pair.startswith(b"PATH=")), None)
@@ -271,7 +271,7 @@ def run_program(argv: list[bytes], environment: list[bytes]) -> int:
     return ctypes.get_errno()
 
 
-def report_not_run(channel: int, name: bytes, number: int) -> NoReturn:
+def report_failed_start(channel: int, name: bytes, number: int) -> NoReturn:
     """Report why a program could not be run, and exit, both as a shell does.
 
     :param number: of the error
@@ -283,7 +283,7 @@ def report_not_run(channel: int, name: bytes, number: int) -> NoReturn:
     os._exit(127 if number == 2 else 126)
 
 
-def check_namespaces(namespaces: list[bytes], channel: int) -> None:
+def check_no_shared_namespace(namespaces: list[bytes], channel: int) -> None:
     """Check that this process shares no namespace with the machine.
 
     :param namespaces: those of the machine
@@ -294,7 +294,7 @@ def check_namespaces(namespaces: list[bytes], channel: int) -> None:
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
 
 
-def offer_memory_first() -> None:
+def prefer_sandboxes_for_oom_kill() -> None:
     """Let the kernel's out-of-memory killer choose sandboxes first."""
     with contextlib.suppress(OSError):
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -308,12 +308,12 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _signals = items[:8]
     del items[:8]
     counts, limits, rules, looked, folders = (take_counted(items) for _ in range(5))
-    check_namespaces(namespaces.split(), channel)
-    if (why := write_limits(counts)) is not None:
+    check_no_shared_namespace(namespaces.split(), channel)
+    if (why := write_namespace_limits(counts)) is not None:
         fail(channel, why)
     mounts = MountWatch(folders) if looked else None
     if mounts is not None:
-        os.write(channel, mounts.describe(looked))
+        os.write(channel, mounts.describe_mounts_for_holder(looked))
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -321,12 +321,12 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     if program:
         watch_program(program, lifeline, [channel, letter, *others], child_ended, mounts)
     os.close(lifeline)
-    offer_memory_first()
+    prefer_sandboxes_for_oom_kill()
     try:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         if ruleset:
-            restrict(ruleset, int.from_bytes(file_rights, sys.byteorder), rules)
+            apply_landlock_ruleset(ruleset, int.from_bytes(file_rights, sys.byteorder), rules)
         for number, bounds in zip(limits[::2], limits[1::2], strict=True):
             resource.setrlimit(int(number), struct.unpack("=qq", bounds))
         if terminal != b"0":
@@ -350,7 +350,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     except (OSError, ValueError) as error:
         fail(channel, error)
     os.write(channel, b"x")
-    report_not_run(channel, argv[0], run_program(argv, rest))
+    report_failed_start(channel, argv[0], become_program(argv, rest))
 
 
 if __name__ == "__main__":

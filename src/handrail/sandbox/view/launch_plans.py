@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import orjson
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, SandboxLimits, SandboxProfile, TerminalSize
+from handrail.contract.sandbox_protocol import ProgramSpec, SandboxLimits, SandboxProfile, TerminalSize
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.programs import find_enclosing_folder
+from handrail.origins.program_lookup import find_enclosing_folder
 from handrail.sandbox.filters import seccomp
 from handrail.sandbox.network import sandbox_network
-from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import LaunchMode
-from handrail.sandbox.view import mount_table, mounts, protected_paths, sandbox_user, toolchains
-from handrail.sandbox.view.mount_table import MountTable
+from handrail.sandbox.start import launcher_messages
+from handrail.sandbox.start.launcher_messages import LaunchMode
+from handrail.sandbox.view import mount_comparison, mount_options, protected_mounts, sandbox_user, toolchains
+from handrail.sandbox.view.mount_comparison import ExpectedMounts
 from handrail.sandbox.view.sandbox_user import LookupCache, SandboxUser
 
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
@@ -47,16 +47,16 @@ class SandboxSetup:
     """
 
     options: tuple[str, ...]
-    table: MountTable
+    table: ExpectedMounts
     start: str
     filter: bytes
     person: SandboxUser | None
     staged: tuple[str, ...]
-    folders: tuple[tuple[str, mounts.MountAccess], ...]
+    folders: tuple[tuple[str, mount_options.MountAccess], ...]
     tcp: bool
     connect: tuple[int, ...]
     limits: SandboxLimits
-    mounted_states: tuple[tuple[str, protected_paths.FileIdentity, int], ...]
+    mounted_states: tuple[tuple[str, protected_mounts.FileIdentity, int], ...]
 
     def __hash__(self) -> int:
         return hash(self.options)  # these are most of it; hashing the rest would cost more than it distinguishes
@@ -81,7 +81,7 @@ class LaunchPlan:
     terminal: TerminalSize | None = None
 
     @property
-    def key(self) -> object:
+    def ready_sandbox_key(self) -> object:
         """A key that is equal for plans that the same ready sandbox can carry out."""
         return self.made, self.mode, self.environment, self.secrets is not None, self.merge_stderr
 
@@ -121,7 +121,7 @@ class LaunchPlanner:
         """Return the plan for starting a program.
 
         :param ready_made: whether the sandbox starts before its call; then a waiting shell reads the shell text
-        :raises ToolError: as :meth:`handrail.contract.sandbox.Sandbox.start`
+        :raises ToolError: as :meth:`handrail.contract.sandbox_protocol.Sandbox.start`
         """
         argv = program.argv
         if not argv:
@@ -135,19 +135,23 @@ class LaunchPlanner:
         made = known.made
         environment = {**known.before, **profile.environment, **known.after}
         _check_no_nul((made.start, *argv, *environment, *environment.values()))
-        cwd = _find_cwd(profile, made)
+        cwd = _find_program_folder(profile, made)
         secrets = orjson.dumps(dict(profile.secrets)) if profile.secrets else None
         if secrets is not None:
-            environment[SECRETS_VARIABLE] = str(find_free_number(program.descriptors))
-            environment["PATH"] = remove_workspace_folders(profile.workspace, environment["PATH"])
-        text = None if program.descriptors or secrets else launcher.find_shell_text(argv, profile.environment)
-        if text is not None and (ready_made or len(os.fsencode(text)) > launcher.MAX_TEXT_BYTES):
-            call = launcher.encode_shell_call("" if cwd == made.start else cwd, text)
+            environment[SECRETS_VARIABLE] = str(find_free_descriptor_number(program.descriptors))
+            environment["PATH"] = remove_workspace_from_path(profile.workspace, environment["PATH"])
+        text = (
+            None
+            if program.descriptors or secrets
+            else launcher_messages.find_prestartable_shell_text(argv, profile.environment)
+        )
+        if text is not None and (ready_made or len(os.fsencode(text)) > launcher_messages.MAX_TEXT_BYTES):
+            call = launcher_messages.encode_shell_call("" if cwd == made.start else cwd, text)
             return LaunchPlan(
                 made, "shell", tuple(environment.items()), call, None, program.merge_stderr, program.terminal
             )
         _check_lengths(argv)
-        call = launcher.encode_program_call(cwd, argv, environment)
+        call = launcher_messages.encode_program_call(cwd, argv, environment)
         return LaunchPlan(made, "exec", (), call, secrets, program.merge_stderr, program.terminal)
 
     def _get_or_build(
@@ -183,21 +187,21 @@ class LaunchPlanner:
     ) -> _CachedPlan:
         look = LookupCache()
         found = toolchains.find_toolchains(profile.workspace, look)
-        folders = mounts.folder_access(capabilities, profile, found, look)
-        options: Sequence[str] = mounts.build_mount_options(folders, profile, look)
+        folders = mount_options.folder_access(capabilities, profile, found, look)
+        options: Sequence[str] = mount_options.build_mount_options(folders, profile, look)
         person = sandbox_user.find_sandbox_user(profile.workspace, look)
         staged: list[str] = []
         if person is not None:
-            sandbox_user.grant_access(profile, person, look)
-        table = mount_table.derive_table(options, look)  # once the scratch belongs to that user
+            sandbox_user.grant_user_folder_access(profile, person, look)
+        table = mount_comparison.derive_expected_mounts(options, look)  # once the scratch belongs to that user
         if person is not None:
-            options, staged = sandbox_user.stage_sources(options, person, look)
-        connected = capabilities.may_use("net.fetch")
+            options, staged = sandbox_user.make_sources_reachable(options, person, look)
+        connected = capabilities.may_allow_any_target("net.fetch")
         system_calls = self._system_calls
         made = SandboxSetup(
             tuple(options),
             table,
-            find_start_folder(folders, profile),
+            find_default_start_folder(folders, profile),
             seccomp.build_filter(unix_sockets=profile.unix_sockets) if system_calls is None else system_calls,
             person,
             tuple(staged),
@@ -205,9 +209,9 @@ class LaunchPlanner:
             profile.workspace_writable,
             (sandbox_network.PROXY_PORT,) if connected else (),
             profile.limits,
-            protected_paths.read_mounted_states(profile, look),
+            protected_mounts.read_mounted_path_states(profile, look),
         )
-        before = _build_environment(profile, found, git, look)
+        before = _build_permitted_environment(profile, found, git, look)
         return _CachedPlan(
             asked, look, made, before, sandbox_network.build_proxy_environment(capabilities) if connected else {}
         )
@@ -222,40 +226,40 @@ def _check_no_nul(words: Iterable[str]) -> None:
 
 
 def _check_lengths(argv: Iterable[str]) -> None:
-    if any(len(os.fsencode(word)) > launcher.MAX_ARGUMENT_BYTES for word in argv):
+    if any(len(os.fsencode(word)) > launcher_messages.MAX_ARGUMENT_BYTES for word in argv):
         raise ToolError(
             "The arguments are too long for the system. Put the data into a file, or pass it on stdin.", kind="limit"
         )
 
 
-def _find_cwd(profile: SandboxProfile, made: SandboxSetup) -> str:
+def _find_program_folder(profile: SandboxProfile, made: SandboxSetup) -> str:
     """Return the folder in which the program begins, which must be in its sandbox.
 
     :raises ToolError: ``denied`` if it is not
     """
     cwd = profile.cwd or made.start
-    if cwd != made.start and not any(mounts.is_beneath(cwd, folder) for folder, _ in made.folders):
+    if cwd != made.start and not any(mount_options.is_beneath(cwd, folder) for folder, _ in made.folders):
         raise ToolError(f"`{cwd}` is not in the sandbox of this call. Use a folder of the workspace.", kind="denied")
     return cwd
 
 
-def remove_workspace_folders(workspace: str, path: str) -> str:
+def remove_workspace_from_path(workspace: str, path: str) -> str:
     """Return PATH without folders of the workspace, for a program that gets secrets or trust."""
     return ":".join(one for one in path.split(":") if find_enclosing_folder(one, (workspace,)) is None)
 
 
-def find_start_folder(folders: Mapping[str, mounts.MountAccess], profile: SandboxProfile) -> str:
+def find_default_start_folder(folders: Mapping[str, mount_options.MountAccess], profile: SandboxProfile) -> str:
     """Return the folder in which a program begins by default."""
-    inside = any(mounts.is_beneath(profile.workspace, folder) for folder in folders)
+    inside = any(mount_options.is_beneath(profile.workspace, folder) for folder in folders)
     return profile.workspace if inside else profile.scratch
 
 
-def find_free_number(descriptors: Mapping[int, int] | None) -> int:
+def find_free_descriptor_number(descriptors: Mapping[int, int] | None) -> int:
     """Return the first number above the standard three and the given descriptors."""
     return max((2, *(descriptors or ()))) + 1
 
 
-def _build_environment(
+def _build_permitted_environment(
     profile: SandboxProfile, found: toolchains.ToolchainSet, git: Mapping[str, str], look: LookupCache
 ) -> dict[str, str]:
     """Return the environment without the call's own variables: a list of permitted variables."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxMechanism, SandboxProfile
+from handrail.contract.sandbox_protocol import SandboxMechanism, SandboxProfile
 
 # Lookups on the machine before a sandbox starts, recorded so that a plan can be reused while their answers stay the
 # same.
@@ -167,7 +167,7 @@ def find_sandbox_user(workspace: str, look: LookupCache | None = None) -> Sandbo
     return None if look(os.geteuid) != 0 else _find_owner(workspace, look)[0]
 
 
-def describe_user_change(workspace: str) -> SandboxMechanism:
+def user_change_mechanism(workspace: str) -> SandboxMechanism:
     """Return the same as a mechanism for the doctor."""
     uid = os.geteuid()
     if uid != 0:
@@ -188,20 +188,20 @@ def _find_owner(workspace: str, look: LookupCache) -> tuple[SandboxUser | None, 
         return None, f"the owner of {workspace} is unknown: the folder does not exist or cannot be reached", ""
     if found.uid == 0:
         return None, "the workspace belongs to root", USER_REMEDY
-    if (missing := look(find_missing_means)) is not None:
+    if (missing := look(explain_missing_user_tools)) is not None:
         return None, missing, "install perl"
     person = SandboxUser(found.uid, _find_group(found.uid, found.gid))
-    if (refused := look(try_user, person)) is not None:
+    if (refused := look(explain_user_failure, person)) is not None:
         return None, f"user {person.uid} cannot make a sandbox: {refused}", "allow user namespaces to ordinary users"
     return person, "", ""
 
 
 @lru_cache(maxsize=16)
-def try_user(person: SandboxUser) -> str | None:
+def explain_user_failure(person: SandboxUser) -> str | None:
     """Return why a sandbox of this user fails, found by making one; None if it works."""
-    from handrail.sandbox.start.spawn import find_binaries  # which imports this module
+    from handrail.sandbox.start.spawn import find_bubblewrap_programs  # which imports this module
 
-    binary = next(find_binaries(), None)
+    binary = next(find_bubblewrap_programs(), None)
     if binary is None:
         return "bubblewrap is not installed"
     program, argv = build_user_command(person, (), binary, ["bwrap", *_SMALLEST, "--", "/bin/true"])
@@ -214,7 +214,7 @@ def try_user(person: SandboxUser) -> str | None:
     return None if done.returncode == 0 else done.stderr.decode("utf-8", "replace").strip()[:300] or "no message"
 
 
-def find_missing_means() -> str | None:
+def explain_missing_user_tools() -> str | None:
     """Return what this machine lacks for becoming another user; None if nothing."""
     if platform.machine() not in _SYSTEM_CALLS:
         return f"Handrail cannot become another user on {platform.machine()}"
@@ -231,12 +231,14 @@ def _find_group(uid: int, otherwise: int) -> int:
         return otherwise
 
 
-def stage_sources(options: Sequence[str], person: SandboxUser, look: LookupCache) -> tuple[list[str], list[str]]:
+def make_sources_reachable(
+    options: Sequence[str], person: SandboxUser, look: LookupCache
+) -> tuple[list[str], list[str]]:
     """Return bubblewrap's options with reachable sources for the user, and the folders replaced."""
     found = list(options)
     sources: dict[str, str] = {}
     for at, option in enumerate(options):
-        if option in _BINDS and _out_of_reach(source := options[at + 1], person, look):
+        if option in _BINDS and _is_unreachable_for_user(source := options[at + 1], person, look):
             found[at + 1] = sources.setdefault(source, f"{STAGE_FOLDER}/{len(sources)}")
     return found, list(sources)
 
@@ -255,7 +257,7 @@ def _read_script() -> str:
     return Path(__file__).with_name("become.pl").read_text("utf-8")
 
 
-def grant_access(profile: SandboxProfile, person: SandboxUser, look: LookupCache) -> None:
+def grant_user_folder_access(profile: SandboxProfile, person: SandboxUser, look: LookupCache) -> None:
     """Give the user the scratch folder, and check that they can read the other folders of the call.
 
     :raises ToolError: ``unavailable`` for a folder of a tool that only root can read
@@ -276,10 +278,10 @@ def grant_access(profile: SandboxProfile, person: SandboxUser, look: LookupCache
 
 def _give_scratch(folder: str, person: SandboxUser) -> None:
     if Path(folder).stat().st_uid != person.uid:
-        _give(folder, person)
+        _chown_to_user(folder, person)
 
 
-def _give(folder: str, person: SandboxUser) -> None:
+def _chown_to_user(folder: str, person: SandboxUser) -> None:
     """Give the user root's files in a folder, following no link. Files with several names are left out."""
     for _, _, files, descriptor in os.fwalk(folder, topdown=False):
         for name in files:
@@ -290,7 +292,7 @@ def _give(folder: str, person: SandboxUser) -> None:
             os.fchown(descriptor, person.uid, person.gid)
 
 
-def _out_of_reach(path: str, person: SandboxUser, look: LookupCache) -> bool:
+def _is_unreachable_for_user(path: str, person: SandboxUser, look: LookupCache) -> bool:
     """Return whether a folder on the way keeps the user from a path, by its mode alone."""
     if path == STAGE_FOLDER or path.startswith(f"{STAGE_FOLDER}/"):
         return True

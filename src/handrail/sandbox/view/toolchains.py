@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from handrail.origins.programs import (
+from handrail.origins.program_lookup import (
     SYSTEM_FOLDERS,
     ProgramRefused,
     build_program_environment,
     find_program,
-    home_folders,
+    list_home_folders,
 )
-from handrail.sandbox.view.folder_tree import raise_if_shortage
+from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 from handrail.sandbox.view.sandbox_user import LookupCache
 
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -56,7 +56,9 @@ def find_toolchains(workspace: str, look: LookupCache | None = None) -> Toolchai
         look(_read_change_time, first) if look.identify(first) else None,
         look(_read_change_time, second) if look.identify(second) else None,
     )
-    return _find_once(workspace, look.read_variable("PATH") or "", look.read_variable("PYENV_VERSION") or "", chosen)
+    return _find_toolchains_cached(
+        workspace, look.read_variable("PATH") or "", look.read_variable("PYENV_VERSION") or "", chosen
+    )
 
 
 def _read_change_time(path: str) -> int | None:
@@ -67,8 +69,10 @@ def _read_change_time(path: str) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def _find_once(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | None, int | None]) -> ToolchainSet:
-    homes = home_folders()
+def _find_toolchains_cached(
+    workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | None, int | None]
+) -> ToolchainSet:
+    homes = list_home_folders()
     keep_out = (*homes, workspace)
     mounts: list[str] = []
     first: list[str] = []
@@ -86,9 +90,9 @@ def _find_once(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int
                 first += _resolve_shims(Path(real), workspace, pyenv_version)
                 environment |= _build_pyenv_environment(Path(real).parent)
             first.append(real)
-            mounts += _find_mounts(real, keep_out, environment)
+            mounts += _find_path_folder_mounts(real, keep_out, environment)
     if sys.prefix != sys.base_prefix:  # the environment Handrail itself runs in, for tools started by its interpreter
-        mounts.append(_find_root(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
+        mounts.append(_find_installation_root(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
     for name in (".venv", "venv"):
         mounts += _find_base_interpreter(Path(workspace) / name, keep_out)
     outside = [mount for mount in mounts if not _is_beneath(mount, workspace) and not _is_system(mount)]
@@ -124,7 +128,7 @@ def read_git_identity(workspace: str) -> Mapping[str, str]:
             check=False,
         ).stdout.decode("utf-8", "replace")
     except OSError as error:
-        raise_if_shortage(error, git)  # such an answer must not be cached
+        raise_if_resource_shortage(error, git)  # such an answer must not be cached
         return found
     except (ProgramRefused, subprocess.SubprocessError):
         return found
@@ -142,20 +146,20 @@ def find_installation(program: str, workspace: str) -> tuple[str, ...]:
 
     This is the installation around it and what that depends on; without an installation, the program's folder.
     """
-    keep_out = (*home_folders(), workspace)
+    keep_out = (*list_home_folders(), workspace)
     found: list[str] = []
     for path in (os.path.realpath(Path(program).parent), Path(os.path.realpath(program)).parent):
         folder = str(path)
         if not _is_system(folder) and not _holds_any(folder, keep_out):
-            found += [_find_root(folder, keep_out), *_find_base_interpreter(Path(folder).parent, keep_out)]
+            found += [_find_installation_root(folder, keep_out), *_find_base_interpreter(Path(folder).parent, keep_out)]
     return _keep_outermost(found)
 
 
-def _find_mounts(folder: str, keep_out: Iterable[str], environment: dict[str, str]) -> list[str]:
+def _find_path_folder_mounts(folder: str, keep_out: Iterable[str], environment: dict[str, str]) -> list[str]:
     """Return what to mount for a folder of programs on PATH, with what its programs depend on."""
     if any(_is_beneath(folder, system) for system in SYSTEM_FOLDERS):
         return []
-    found = [_find_root(folder, keep_out), *_find_base_interpreter(Path(folder).parent, keep_out)]
+    found = [_find_installation_root(folder, keep_out), *_find_base_interpreter(Path(folder).parent, keep_out)]
     if folder.endswith("/.cargo/bin"):
         found += _find_rust_mounts(Path(folder).parent.parent, environment)
     if folder.startswith("/nix/") or _is_folder("/nix/store"):
@@ -163,7 +167,7 @@ def _find_mounts(folder: str, keep_out: Iterable[str], environment: dict[str, st
     return found
 
 
-def _find_root(folder: str, keep_out: Iterable[str]) -> str:
+def _find_installation_root(folder: str, keep_out: Iterable[str]) -> str:
     """Return the installation around a folder of programs if there clearly is one; else the folder."""
     parent = Path(folder).parent
     if Path(folder).name in _SHIM_FOLDERS or (

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.services.channels import Trigger, TriggerClass
+from handrail.contract.services.channels_and_triggers import CustomTriggerTool, Trigger
 from handrail.contract.text.neutralisation import neutralise_text
-from handrail.contract.tool.triggers import TriggerContext, TriggerEvent
-from handrail.store.encoding import encode
+from handrail.contract.tool.trigger_tools import TriggerContext, TriggerEvent
+from handrail.store.json_fallback_encoding import encode_any_json
 
 logger = logging.getLogger("handrail.session")
 
@@ -59,7 +59,7 @@ class TriggerWaiters:
         self._tasks: dict[TriggerId, asyncio.Task[None]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
-    def start(self, id: TriggerId, of: TriggerClass, workdir: str) -> None:
+    def start(self, id: TriggerId, of: CustomTriggerTool, workdir: str) -> None:
         if id not in self._tasks or self._tasks[id].done():
             self._tasks[id] = asyncio.get_running_loop().create_task(
                 self._wait_repeatedly(id, of, workdir), name=f"trigger {id}"
@@ -81,11 +81,11 @@ class TriggerWaiters:
             for task in left:
                 logger.warning("%s ignores its cancellation", task.get_name())
 
-    async def _wait_repeatedly(self, id: TriggerId, of: TriggerClass, workdir: str) -> None:
+    async def _wait_repeatedly(self, id: TriggerId, of: CustomTriggerTool, workdir: str) -> None:
         faults = 0
         while (trigger := self._store.get(id)) is not None:
             try:
-                fired = _check_event(await of.wait(_make_context(trigger, workdir)))
+                fired = _check_event(await of.wait_until_firing(_make_context(trigger, workdir)))
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
@@ -117,13 +117,13 @@ class TriggerWaiters:
             pause = min(pause * 2, MAX_PAUSE_S)
 
 
-def class_firing_ns(of: TriggerClass, arguments: Mapping[str, Any], now_ns: int) -> int | None:
+def next_class_firing_ns(of: CustomTriggerTool, arguments: Mapping[str, Any], now_ns: int) -> int | None:
     """Return when a trigger of a class fires next, at least a second from now, or None for never.
 
     :raises ToolError: ``failed`` if the class fails or returns an invalid time
     """
     try:
-        found: Any = of.next_ns(arguments, now_ns)
+        found: Any = of.next_firing_time_ns(arguments, now_ns)
     except ToolError:
         raise
     except (Exception, SystemExit) as error:
@@ -149,6 +149,6 @@ def _check_event(given: Any) -> TriggerEvent:
     text: Any = given.text if isinstance(given, TriggerEvent) else None
     if not isinstance(given, TriggerEvent) or not isinstance(text, str):
         raise TypeError(f"wait() returned {type(given).__name__}. Expected a Fired with a text.")
-    if (size := len(encode(given.position, max_bytes=2**62))) > MAX_POSITION:
+    if (size := len(encode_any_json(given.position, max_bytes=2**62))) > MAX_POSITION:
         raise ValueError(f"wait() returned a position of {size:,} bytes. The maximum is {MAX_POSITION:,}.")
     return given

@@ -23,7 +23,7 @@ from pathlib import Path
 from time import monotonic
 
 from handrail.contract.errors import StartError
-from handrail.store.folders import StateFolders, unwritable_error
+from handrail.store.state_folders import StateFolders, unwritable_state_error
 
 CAPACITY_BYTES = 256 * 1024
 """Bytes of the file. Larger notes are written to the database at once."""
@@ -50,7 +50,7 @@ IS_SUPPORTED = hasattr(os, "pwrite")
 class Journal:
     """The journal file of one holder of the workspace, named by its fencing token. For one thread.
 
-    A new holder renames it first (:func:`orphan_journals`) and reads it afterwards. So a holder that was only paused either notices that
+    A new holder renames it first (:func:`orphan_current_journals`) and reads it afterwards. So a holder that was only paused either notices that
     it lost the lease, or its note is found.
 
     :raises OSError: if it cannot be created
@@ -78,7 +78,7 @@ class Journal:
                 os.close(beside)
             self._inode = os.fstat(self._descriptor).st_ino
         except BaseException:
-            self.remove()
+            self.close_and_delete()
             raise
 
     def write_note(self, content: bytes) -> bool:
@@ -103,7 +103,7 @@ class Journal:
         except FileNotFoundError:
             return False
 
-    def warm_up(self) -> None:
+    def wake_disk(self) -> None:
         """Wake the disk. After a millisecond of rest, a sync takes two to ten times as long.
 
         :raises OSError: if it cannot be written
@@ -119,7 +119,7 @@ class Journal:
             self._look_again = now + _LOOK_EVERY_S
         return self._nearly_full
 
-    def rewind(self) -> None:
+    def overwrite_from_start(self) -> None:
         """Overwrite the notes from now on, since the database contains all of them."""
         self._end = len(_FORMAT)
 
@@ -138,14 +138,14 @@ class Journal:
         with suppress(OSError):
             os.close(self._descriptor)
 
-    def remove(self) -> None:
+    def close_and_delete(self) -> None:
         """Close and delete the file."""
         self.close()
         with suppress(OSError):
             self.path.unlink()
 
 
-def orphan_journals(folder: Path) -> None:
+def orphan_current_journals(folder: Path) -> None:
     """Rename the journals of the present holder. Call it before a new token is counted.
 
     :raises OSError: if the folder cannot be read
@@ -217,7 +217,7 @@ def read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
         at, expected = begin + length, number + 1
 
 
-def read_unwritten(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> Iterator[tuple[Path, bytes]]:
+def skip_written_notes(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> Iterator[tuple[Path, bytes]]:
     """Yield the notes in ``kept`` that the database does not contain, in order.
 
     :param marked: the token and the number of the latest note that the database contains
@@ -258,11 +258,11 @@ LogHead = tuple[int, bytes]
 """The number of the last written record, and the hash of its group."""
 
 
-class HeadFile:
+class LogHeadFile:
     """The file with the position of one workspace's log. For one thread."""
 
     def __init__(self, folders: StateFolders) -> None:
-        self._path = folders.head_file
+        self._path = folders.log_head_file
         self._descriptor = -1
 
     def advance(self, sequence: int, digest: bytes) -> None:
@@ -279,7 +279,7 @@ class HeadFile:
                 return
             os.pwrite(self._descriptor, _pack_head(sequence, digest), 0)
 
-    def replace(self, sequence: int, digest: bytes) -> None:
+    def force_sequence(self, sequence: int, digest: bytes) -> None:
         """Store this number in any case, since a user acknowledged that the log ends earlier.
 
         :raises StartError: if it cannot be written
@@ -290,7 +290,7 @@ class HeadFile:
             os.pwrite(self._descriptor, _pack_head(sequence, digest), 0)
             os.fsync(self._descriptor)
         except OSError as error:
-            raise unwritable_error(self._path.parent, error) from None
+            raise unwritable_state_error(self._path.parent, error) from None
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -304,7 +304,7 @@ def read_log_head(folders: StateFolders) -> LogHead | None:
 
     :raises StartError: if the file is damaged
     """
-    path = folders.head_file
+    path = folders.log_head_file
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:

@@ -11,22 +11,22 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import StartError
 from handrail.store.database import journal
-from handrail.store.database.connection import (
+from handrail.store.database.group_writer import GroupWriter, QueuedWrite, SinkLost, SinkUnavailable
+from handrail.store.database.journal import Journal, LogHeadFile
+from handrail.store.database.sqlite_connection import (
     BUILT_IN_ENGINE,
-    explain_error,
+    explain_database_error,
     open_reader,
     open_writer,
     read_engine_name,
-    read_journal_position,
-    read_token,
+    read_fencing_token,
+    read_written_journal_note,
     roll_back,
     to_start_error,
 )
-from handrail.store.database.journal import HeadFile, Journal
-from handrail.store.database.writer import GroupWriter, QueuedWrite, SinkLost, SinkUnavailable
-from handrail.store.encoding import decode, encode
-from handrail.store.folders import StateFolders
+from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
 from handrail.store.lease import WorkspaceLease
+from handrail.store.state_folders import StateFolders
 
 SqlValue = str | int | float | bytes | bytearray | None
 Statement = tuple[str, Sequence[SqlValue]]
@@ -59,7 +59,7 @@ class DatabaseTable(Protocol):
     def build_statements(self, batch: Sequence[Any]) -> Iterable[Statement]:
         """Return the statements that make ``batch`` durable, in order.
 
-        ``batch`` holds payloads of :meth:`WorkspaceDatabase.append` and ``commit``. A single statement that begins with a
+        ``batch`` holds payloads of :meth:`WorkspaceDatabase.write_soon` and ``commit``. A single statement that begins with a
         :meth:`fenced <Database.fenced>` value is the cheapest: it needs no transaction. A ``PRAGMA`` runs after the
         transaction.
         """
@@ -198,34 +198,34 @@ class WorkspaceDatabase:
         """Allow the journal for a table. An attached table needs no call."""
         self._sink.journalled[table.journalled_as] = table
 
-    async def write_former_notes(self) -> None:
+    async def write_former_journal_notes(self) -> None:
         """Write the notes that a former holder did not write. Call it at start, after all tables are known.
 
         :raises LogUnavailable: if they cannot be written
         """
         if self._sink.former:
-            await self.commit_all([])
+            await self.write_works_atomically([])
 
     @property
-    def reader(self) -> sqlite3.Connection:
+    def read_connection(self) -> sqlite3.Connection:
         """A shared read-only connection for short reads, which sees durable rows."""
         if self._reading is None:
             self._reading = open_reader(self.path)
         return self._reading
 
-    def append(self, table: DatabaseTable, payload: Any) -> None:
-        """Write soon, without blocking (see :meth:`GroupWriter.append`)."""
-        self.writer.append((table, payload))
+    def write_soon(self, table: DatabaseTable, payload: Any) -> None:
+        """Write soon, without blocking (see :meth:`GroupWriter.queue_without_waiting`)."""
+        self.writer.queue_without_waiting((table, payload))
 
-    def enqueue(self, table: DatabaseTable, payload: Any) -> QueuedWrite:
-        """Write soon, or at once if the result is awaited (see :meth:`GroupWriter.enqueue`)."""
-        return self.writer.enqueue((table, payload))
+    def write_soon_awaitable(self, table: DatabaseTable, payload: Any) -> QueuedWrite:
+        """Write soon, or at once if the result is awaited (see :meth:`GroupWriter.queue_awaitable`)."""
+        return self.writer.queue_awaitable((table, payload))
 
-    async def commit(self, table: DatabaseTable, payload: Any) -> None:
+    async def write_now(self, table: DatabaseTable, payload: Any) -> None:
         """Write now, and return when it is durable (see :meth:`GroupWriter.commit`)."""
         await self.writer.commit((table, payload))
 
-    async def commit_all(self, works: Sequence[TableWork]) -> None:
+    async def write_works_atomically(self, works: Sequence[TableWork]) -> None:
         """Write works of several tables in one transaction.
 
         :raises LogUnavailable: if they could not be written, or a :class:`SingleRowStatement` among them found no row
@@ -245,20 +245,20 @@ class _DatabaseSink:
         self._path = folders.database_file
         self._name = str(folders.database_file)
         self._log_name, self._index_name = f"{self._name}-wal", f"{self._name}-shm"
-        self._folder = folders.workspace_state
+        self._folder = folders.workspace_state_folder
         self._connection: sqlite3.Connection | None = connection
         self._fence = fence
         self._fenced = _fence_expression(fence.token)
         self._lost: str | None = None
         self.tables: list[DatabaseTable] = []
         self.headed: ChainedTable | None = None
-        self.head = HeadFile(folders)
+        self.head = LogHeadFile(folders)
         self._files = self._stat_files()
         """The files that this process has open, as it left them."""
         self._judged: tuple[_FileStates | None, str | None] = None, None
         """The files as another process left them, and what is wrong with them."""
         self.journalled: dict[str, JournalledTable] = {}
-        self.former = journal.list_orphaned(folders.workspace_state)
+        self.former = journal.list_orphaned(folders.workspace_state_folder)
         """The journals of former holders that are not written yet, with their tokens."""
         self._journal: Journal | None = None
         self._marked = 0
@@ -285,7 +285,11 @@ class _DatabaseSink:
                 if self._asked == 1:  # many processes make only one such call, which is not worth a file
                     return False
                 self._journal = self._new_journal(connection)
-            return self._journal is not None and self._journal.write_note(content) and self._find_fault() is None
+            return (
+                self._journal is not None
+                and self._journal.write_note(content)
+                and self._explain_lost_visibility() is None
+            )
         except Exception:  # the database may still be writable
             self._notes = False
             return False
@@ -293,7 +297,7 @@ class _DatabaseSink:
     def warm_up(self) -> None:
         if self._journal is not None:
             with suppress(OSError):  # the next note reports it
-                self._journal.warm_up()
+                self._journal.wake_disk()
 
     def write(self, batch: Sequence[TableWork]) -> None:
         connection = self._connection
@@ -301,35 +305,35 @@ class _DatabaseSink:
             raise self._lost_lease_error() if self._lost else SinkUnavailable(f"The database {self._path} is closed.")
         if any(table is _TOGETHER for table, _ in batch):
             batch = _split_works(batch)
-        if (fault := self._find_fault()) is not None:
+        if (fault := self._explain_lost_visibility()) is not None:
             raise SinkUnavailable(fault)  # nothing was written yet; it is written when the files are back
         try:
             if self.former:
-                self._catch_up(connection)
+                self._write_former_notes(connection)
             statements = _build_statements(batch)
             if self._journal is not None and self._marked < (noted := self._journal.last):
-                statements.append(_mark_statement(self._fence.token, noted))
+                statements.append(_journal_position_statement(self._fence.token, noted))
             self._write(connection, statements)
             if (fault := self._find_fault_after(statements)) is not None:
                 raise SinkUnavailable(fault)
         except Exception as error:
-            if (unavailable := self._unavailable_for(connection, error)) is not None:
+            if (unavailable := self._roll_back_failed_write(connection, error)) is not None:
                 raise unavailable from error
             raise
         if self.headed is not None:
             self.head.advance(*self.headed.head())
         if self._journal is not None:
             self._marked = self._journal.last
-            self._journal.rewind()
+            self._journal.overwrite_from_start()
 
-    def _unavailable_for(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
+    def _roll_back_failed_write(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
         """Roll back a failed write. Return the error to raise unless one of the items is faulty."""
         unavailable = self._roll_back(connection, error)
         if unavailable is None and self.former:  # the former journal is faulty, not these items
             return SinkUnavailable(journal.unreadable_text(self.former[-1][1]))
         return unavailable
 
-    def _find_fault(self) -> str | None:
+    def _explain_lost_visibility(self) -> str | None:
         """Return why other processes would not see what is written here; None if they would."""
         found, was = self._stat_files(), self._files
         if found == was:
@@ -340,7 +344,7 @@ class _DatabaseSink:
                 "No call is run, since nothing can be logged. Put the files back, or restart this process."
             )
         if self._judged[0] != found:
-            damage = self._find_damage(found, was)
+            damage = self._explain_in_place_damage(found, was)
             if damage is None:
                 self._files = self._stat_files()
             self._judged = found, damage
@@ -350,13 +354,13 @@ class _DatabaseSink:
         """Return the result of :meth:`_fault` after a write of this process."""
         found, was = self._stat_files(), self._files
         if found is None or was is None or not found.is_same_files(was) or found.database.size < was.database.size:
-            return self._find_fault()
+            return self._explain_lost_visibility()
         if found.log.size < was.log.size and not any(sql.startswith("PRAGMA") for sql, _ in statements):
-            return self._find_fault()
+            return self._explain_lost_visibility()
         self._files = found
         return None
 
-    def _find_damage(self, found: _FileStates, was: _FileStates) -> str | None:
+    def _explain_in_place_damage(self, found: _FileStates, was: _FileStates) -> str | None:
         """Return what is wrong after another process changed the files in place; None if nothing is."""
         if (
             found.shared_memory is not None
@@ -371,7 +375,7 @@ class _DatabaseSink:
         try:
             connection = open_reader(self._path)
             try:
-                if read_token(connection) != self._fence.token:
+                if read_fencing_token(connection) != self._fence.token:
                     return None  # another process holds the workspace, which the write reports
                 (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
                 if problem == "ok" and self.headed is not None and not self.headed.is_head_in(connection):
@@ -413,16 +417,16 @@ class _DatabaseSink:
             connection.execute("BEGIN IMMEDIATE")
             # A statement that checks the token covers its whole transaction.
             fenced = any(self._fenced in statement[0] for statement in statements)
-            if not fenced and read_token(connection) != self._fence.token:
+            if not fenced and read_fencing_token(connection) != self._fence.token:
                 raise self._lost_lease_error()
             for statement in statements:
                 if statement not in afterwards:
                     _execute(connection, statement)
             connection.execute("COMMIT")
             if afterwards:
-                self._erase_traces(connection, afterwards)
+                self._erase_removed_content(connection, afterwards)
 
-    def _erase_traces(self, connection: sqlite3.Connection, statements: Iterable[Statement]) -> None:
+    def _erase_removed_content(self, connection: sqlite3.Connection, statements: Iterable[Statement]) -> None:
         """Erase traces of removed content. Never raises, since the content is already written.
 
         Traces that cannot be erased now are erased at closing.
@@ -434,21 +438,27 @@ class _DatabaseSink:
             try:
                 self._journal.erase()
             except OSError:
-                self._journal.remove()
+                self._journal.close_and_delete()
                 self._journal, self._notes = None, False
 
     def reopen(self) -> None:
-        if self._lost is None and self._connection is not None and (fault := self._find_fault()) is not None:
+        if (
+            self._lost is None
+            and self._connection is not None
+            and (fault := self._explain_lost_visibility()) is not None
+        ):
             raise SinkUnavailable(fault)  # the connection stays: the files may come back
         self._close_connection()
         if self._lost is not None:
             raise self._lost_lease_error()
         if not self._is_same_file():
-            raise SinkUnavailable(self._find_fault() or f"The database {self._path} was replaced. Try again.")
+            raise SinkUnavailable(
+                self._explain_lost_visibility() or f"The database {self._path} was replaced. Try again."
+            )
         try:
             connection = open_writer(self._path)
             self._connection = connection
-            if read_token(connection) != self._fence.token:
+            if read_fencing_token(connection) != self._fence.token:
                 raise self._lost_lease_error()
             for table in self.tables:
                 table.load(connection)
@@ -457,7 +467,7 @@ class _DatabaseSink:
             self._files = self._stat_files()
         except (sqlite3.Error, OSError) as error:
             self._close_connection()
-            raise SinkUnavailable(explain_error(self._path, error)) from error
+            raise SinkUnavailable(explain_database_error(self._path, error)) from error
         except StartError as error:
             self._close_connection()
             raise SinkUnavailable(str(error)) from error
@@ -478,23 +488,23 @@ class _DatabaseSink:
         self.head.close()
         if self._journal is not None:
             if self._marked == self._journal.last:
-                self._journal.remove()
+                self._journal.close_and_delete()
             else:
                 self._journal.close()
 
-    def _catch_up(self, connection: sqlite3.Connection) -> None:
+    def _write_former_notes(self, connection: sqlite3.Connection) -> None:
         """Write the journal notes that former holders did not write to the database."""
         works: list[TableWork] = []
         try:
-            for path, content in journal.read_unwritten(self.former, read_journal_position(connection)):
+            for path, content in journal.skip_written_notes(self.former, read_written_journal_note(connection)):
                 try:
-                    for name, noted in decode(content):
+                    for name, noted in decode_any_json(content):
                         works.append((self.journalled[name], self.journalled[name].unpack(noted)))
                 except (LookupError, TypeError, ValueError) as error:
                     raise SinkUnavailable(journal.unreadable_text(path)) from error
         except StartError as error:
             raise SinkUnavailable(str(error)) from None
-        self._write(connection, [*_build_statements(works), _mark_statement(self._fence.token, 0)])
+        self._write(connection, [*_build_statements(works), _journal_position_statement(self._fence.token, 0)])
         for _, path in self.former:
             path.unlink(missing_ok=True)
         self.former = []
@@ -510,7 +520,7 @@ class _DatabaseSink:
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                ours = read_token(connection) == self._fence.token
+                ours = read_fencing_token(connection) == self._fence.token
                 return Journal(self._folder, self._fence.token) if ours else None
             finally:
                 roll_back(connection)
@@ -521,19 +531,19 @@ class _DatabaseSink:
         """Roll back, and return the error to raise if the database failed; None if an item is faulty."""
         try:
             roll_back(connection)
-            if read_token(connection) != self._fence.token:
+            if read_fencing_token(connection) != self._fence.token:
                 self._close_connection()
                 return self._lost_lease_error()
             for table in self.tables:
                 table.load(connection)
         except (sqlite3.Error, SinkUnavailable) as second:
             self._close_connection()
-            return SinkUnavailable(explain_error(self._path, second))
+            return SinkUnavailable(explain_database_error(self._path, second))
         if isinstance(error, SinkUnavailable):
             return error
         item_faults = (sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
         if isinstance(error, (sqlite3.Error, OSError, MemoryError)) and not isinstance(error, item_faults):
-            return SinkUnavailable(explain_error(self._path, error))
+            return SinkUnavailable(explain_database_error(self._path, error))
         return None
 
     def _lost_lease_error(self) -> SinkLost:
@@ -544,7 +554,7 @@ class _DatabaseSink:
     def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            if self._judged[1] is not None and self._find_fault() is not None:
+            if self._judged[1] is not None and self._explain_lost_visibility() is not None:
                 # The last connection moves the -wal into the database, here a file that another process has put there.
                 # This connection is never closed, so it is not the last.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
@@ -581,13 +591,13 @@ def _encode_note(batch: Sequence[TableWork]) -> bytes | None:
         if name is None or (noted := cast("JournalledTable", table).pack(payload)) is None:
             return None
         packed.append((name, noted))
-    content = encode(packed, max_bytes=_UNBOUNDED)
+    content = encode_any_json(packed, max_bytes=_UNBOUNDED)
     return (
         content if content.lstrip(b" ").startswith(b"[") else None
     )  # else it is a substitute for an unencodable value
 
 
-def _mark_statement(token: int, number: int) -> Statement:
+def _journal_position_statement(token: int, number: int) -> Statement:
     """Return the statement that stores which note of which journal the database contains."""
     sql = (
         "INSERT INTO meta (key, value) VALUES ('journalled', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"

@@ -9,34 +9,34 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError, quote_excerpt
-from handrail.contract.services.runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_text
-from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import FsRequires, Requires
-from handrail.contract.tool.tool import Tool
-from handrail.tools.declarations import FILE, file_change_spec, file_read_spec, object_schema
-from handrail.tools.files.file_queries import read_bytes, read_lines
-from handrail.tools.files.text_edits import (
-    LineBlock,
-    TextSpan,
-    apply_spans,
-    blocks_between,
-    blocks_of_spans,
-    check_lines,
-    check_size,
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.files.lines_and_diffs import (
+    LineReplacement,
+    SpanReplacement,
+    apply_span_replacements,
+    check_line_count,
+    check_text_size,
+    compute_line_replacements,
     convert_line_ends,
     count_line_characters,
-    decode_bytes,
+    decode_bytes_losslessly,
     detect_line_end,
-    diff_texts,
-    encode_text,
-    explain_missing,
-    find_lines,
-    make_diff,
-    replace_everywhere,
+    encode_text_losslessly,
+    explain_missing_text,
+    find_lines_of_text,
+    find_replaced_lines,
+    make_diff_of_replacements,
+    make_diff_of_texts,
+    replace_all_occurrences,
     replace_invalid_bytes,
     split_lines,
 )
+from handrail.tools.files.reading_and_search import read_bytes, read_lines_or_image
+from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_spec, make_closed_object_schema
 
 # Line operations on a text: replace a range, insert at a line, append. Pure functions.
 
@@ -47,7 +47,7 @@ _FIELDS = {
 }
 
 
-def check_operations(operations: Sequence[dict[str, Any]]) -> None:
+def check_patch_operations(operations: Sequence[dict[str, Any]]) -> None:
     """Check what can be checked without the file.
 
     :raises ToolError: ``invalid_input`` for an invalid operation
@@ -68,7 +68,7 @@ def check_operations(operations: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def blocks_of_operations(text: str, operations: Sequence[dict[str, Any]]) -> list[LineBlock]:
+def convert_patch_operations(text: str, operations: Sequence[dict[str, Any]]) -> list[LineReplacement]:
     """Return the changes of checked ``operations``. All line numbers refer to ``text``.
 
     New lines get the line end that most lines have. A text without a final line end stays without one.
@@ -81,7 +81,7 @@ def blocks_of_operations(text: str, operations: Sequence[dict[str, Any]]) -> lis
         (_operation_block(number, operation, lines, end) for number, operation in enumerate(operations, 1)),
         key=lambda block: (block.first, block.last),
     )
-    joined: list[LineBlock] = []
+    joined: list[LineReplacement] = []
     for block in blocks:
         if joined and block.first < joined[-1].last:
             raise ToolError(
@@ -89,19 +89,19 @@ def blocks_of_operations(text: str, operations: Sequence[dict[str, Any]]) -> lis
                 kind="invalid_input",
             )
         if joined and block.first == joined[-1].last:
-            joined[-1] = LineBlock(joined[-1].first, block.last, joined[-1].new + block.new)
+            joined[-1] = LineReplacement(joined[-1].first, block.last, joined[-1].new + block.new)
         else:
             joined.append(block)
     if lines and not lines[-1].endswith("\n") and joined[-1].last == len(lines) and joined[-1].new:
         tail = joined[-1]
         if tail.first == len(lines):
-            tail = LineBlock(tail.first - 1, tail.last, (lines[-1] + end, *tail.new))
-        joined[-1] = LineBlock(tail.first, tail.last, (*tail.new[:-1], tail.new[-1].removesuffix(end)))
+            tail = LineReplacement(tail.first - 1, tail.last, (lines[-1] + end, *tail.new))
+        joined[-1] = LineReplacement(tail.first, tail.last, (*tail.new[:-1], tail.new[-1].removesuffix(end)))
     return joined
 
 
-def apply_blocks(text: str, blocks: Sequence[LineBlock]) -> str:
-    """Return ``text`` with ``blocks`` applied."""
+def apply_line_replacements(text: str, blocks: Sequence[LineReplacement]) -> str:
+    """Return ``text`` with ``split_into_block_starts`` applied."""
     lines = split_lines(text)
     out: list[str] = []
     line = at = 0
@@ -112,7 +112,7 @@ def apply_blocks(text: str, blocks: Sequence[LineBlock]) -> str:
     return "".join((*out, text[at:]))
 
 
-def _operation_block(number: int, operation: dict[str, Any], lines: Sequence[str], end: str) -> LineBlock:
+def _operation_block(number: int, operation: dict[str, Any], lines: Sequence[str], end: str) -> LineReplacement:
     op, content = operation["op"], operation["content"]
     total = len(lines)
     if OPEN in content:
@@ -127,7 +127,7 @@ def _operation_block(number: int, operation: dict[str, Any], lines: Sequence[str
                 kind="invalid_input",
             )
         _check_old_lines(number, operation, lines[first - 1 : last], f"lines {first} to {last}")
-        return LineBlock(first - 1, last, new)
+        return LineReplacement(first - 1, last, new)
     if op == "insert":
         line = operation["line"]
         if line > total + 1:
@@ -137,16 +137,16 @@ def _operation_block(number: int, operation: dict[str, Any], lines: Sequence[str
                 kind="invalid_input",
             )
         _check_old_lines(number, operation, lines[line - 1 : line], f"line {line}")
-        return LineBlock(line - 1, line - 1, new)
+        return LineReplacement(line - 1, line - 1, new)
     _check_old_lines(number, operation, lines[-1:], "the last line")
-    return LineBlock(total, total, new)
+    return LineReplacement(total, total, new)
 
 
 def _restore_hidden_characters(content: str, operation: dict[str, Any], lines: Sequence[str]) -> str:
     """Return ``content`` with the original characters that the model copied in spelled-out form."""
     first = operation.get("first_line") or operation.get("line") or len(lines)
     around = "".join(lines[max(0, first - 2) : operation.get("last_line", first) + 1])
-    return EscapedText(around).restore_edit(content, 0, len(around))
+    return EscapedText(around).restore_escapes_in_edit(content, 0, len(around))
 
 
 def _content_lines(content: str) -> list[str]:
@@ -188,7 +188,7 @@ class ReadTool(Tool):
             "numbers, up to 200 KB unless the operator set another limit; `next` is the offset to continue "
             "from, or null at the end. Lines are cut at 2,000 characters. To list a folder use glob."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "path": FILE,
                 "offset": {
@@ -217,7 +217,7 @@ class ReadTool(Tool):
         try:
             if args.get("unit") == "bytes":
                 return await read_bytes(runtime, path, offset or 0, args.get("limit"))
-            return await read_lines(runtime, path, offset or 1, args.get("limit"))
+            return await read_lines_or_image(runtime, path, offset or 1, args.get("limit"))
         except ToolError as error:
             raise await _explain_error(error, path, runtime) from None
 
@@ -229,7 +229,7 @@ class WriteTool(Tool):
             "Create a file, or overwrite one that you have read in this session. Send the complete content. "
             "Creates parent folders. To change part of a file use edit. Returns a unified diff."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {"path": FILE, "content": {"type": "string", "description": "Complete new content"}},
             ["path", "content"],
         ),
@@ -241,12 +241,14 @@ class WriteTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         content: str = args["content"]
-        written = await runtime.files.write(args["path"], encode_text(content))
+        written = await runtime.files.write(args["path"], encode_text_losslessly(content))
 
         before = written.previous_content or b""
         diff = await _run_in_thread_if_large(
             len(content) + len(before),
-            lambda: diff_texts(written.path, decode_bytes(before), content, created=written.previous_content is None),
+            lambda: make_diff_of_texts(
+                written.path, decode_bytes_losslessly(before), content, created=written.previous_content is None
+            ),
         )
         return {"path": written.path, "created": written.created, "size": written.size, **diff.to_data()}
 
@@ -258,7 +260,7 @@ class EditTool(Tool):
             "Replace exact text in a file that you have read in this session. `old` must occur exactly once: "
             "include surrounding lines to make it unique, or set replace_all. Returns a unified diff."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "path": FILE,
                 "old": {"type": "string", "minLength": 1, "description": "Exact text to replace, including whitespace"},
@@ -278,12 +280,16 @@ class EditTool(Tool):
         path = args["path"]
         before = await _read_file(path, runtime)
 
-        def change() -> tuple[bytes, list[LineBlock], int]:
-            text = decode_bytes(before)
-            done = replace_text(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
+        def change() -> tuple[bytes, list[LineReplacement], int]:
+            text = decode_bytes_losslessly(before)
+            done = replace_exact_text(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
             if done.spans is None:
-                return encode_text(done.text), blocks_between(split_lines(text), split_lines(done.text)), done.count
-            return encode_text(done.text), blocks_of_spans(text, done.spans), done.count
+                return (
+                    encode_text_losslessly(done.text),
+                    compute_line_replacements(split_lines(text), split_lines(done.text)),
+                    done.count,
+                )
+            return encode_text_losslessly(done.text), find_replaced_lines(text, done.spans), done.count
 
         after, blocks, count = await _run_in_thread_if_large(len(before) + len(args["old"]) + len(args["new"]), change)
         return {"replacements": count, **await _replace_file(path, before, after, blocks, runtime)}
@@ -296,14 +302,14 @@ class MultiEditTool(Tool):
             "Apply several edits (find and replace) to one file that you have read in this session, in "
             "order, in one call. Returns which failed and a unified diff."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "path": FILE,
                 "edits": {
                     "type": "array",
                     "minItems": 1,
                     "maxItems": 500,
-                    "items": object_schema(
+                    "items": make_closed_object_schema(
                         {name: EditTool.spec.parameters["properties"][name] for name in ("old", "new", "replace_all")},
                         ["old", "new"],
                     ),
@@ -326,8 +332,8 @@ class MultiEditTool(Tool):
         path, mode = args["path"], args.get("mode", "strict")
         before = await _read_file(path, runtime)
 
-        def change() -> tuple[bytes, list[LineBlock], list[dict[str, object]], int]:
-            text = first = decode_bytes(before)
+        def change() -> tuple[bytes, list[LineReplacement], list[dict[str, object]], int]:
+            text = first = decode_bytes_losslessly(before)
             failed: list[dict[str, object]] = []
             count = work = 0
             for number, edit in enumerate(args["edits"], 1):
@@ -337,7 +343,7 @@ class MultiEditTool(Tool):
                         f"The edits of {path} are too many for its size. Split them into several calls.", kind="limit"
                     )
                 try:
-                    done = replace_text(
+                    done = replace_exact_text(
                         path, text, edit["old"], edit["new"], replace_all=edit.get("replace_all", False)
                     )
                 except ToolError as error:
@@ -346,7 +352,12 @@ class MultiEditTool(Tool):
                         continue
                     break
                 text, count = done.text, count + done.count
-            return encode_text(text), blocks_between(split_lines(first), split_lines(text)), failed, count
+            return (
+                encode_text_losslessly(text),
+                compute_line_replacements(split_lines(first), split_lines(text)),
+                failed,
+                count,
+            )
 
         size = sum(len(edit["old"]) + len(edit["new"]) for edit in args["edits"])
         after, blocks, failed, count = await _run_in_thread_if_large(len(before) * len(args["edits"]) + size, change)
@@ -369,14 +380,14 @@ class FilePatchTool(Tool):
             "before a line, append. Line numbers refer to the file before this call. Applies all operations "
             "or none. Returns a unified diff."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "path": FILE,
                 "operations": {
                     "type": "array",
                     "minItems": 1,
                     "maxItems": 500,
-                    "items": object_schema(
+                    "items": make_closed_object_schema(
                         {
                             "op": {"enum": ["replace", "insert", "append"], "description": "Kind of operation"},
                             "first_line": {
@@ -416,16 +427,16 @@ class FilePatchTool(Tool):
     )
 
     def check(self, args: dict[str, Any]) -> None:
-        check_operations(args["operations"])
+        check_patch_operations(args["operations"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path = args["path"]
         before = await _read_file(path, runtime)
 
-        def change() -> tuple[bytes, list[LineBlock]]:
-            text = decode_bytes(before)
-            blocks = blocks_of_operations(text, args["operations"])
-            return encode_text(apply_blocks(text, blocks)), blocks
+        def change() -> tuple[bytes, list[LineReplacement]]:
+            text = decode_bytes_losslessly(before)
+            blocks = convert_patch_operations(text, args["operations"])
+            return encode_text_losslessly(apply_line_replacements(text, blocks)), blocks
 
         size = sum(len(operation["content"]) for operation in args["operations"])
         after, blocks = await _run_in_thread_if_large(len(before) + size, change)
@@ -438,7 +449,7 @@ def check_differs(old: str, new: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TextReplacement:
+class ReplacedText:
     """A text after a replacement.
 
     :param spans: the replaced places; None if they are too many
@@ -446,10 +457,10 @@ class TextReplacement:
 
     text: str
     count: int
-    spans: Sequence[TextSpan] | None
+    spans: Sequence[SpanReplacement] | None
 
 
-def replace_text(path: str, text: str, old: str, new: str, *, replace_all: bool) -> TextReplacement:
+def replace_exact_text(path: str, text: str, old: str, new: str, *, replace_all: bool) -> ReplacedText:
     r"""Replace ``old`` by ``new`` in ``text``.
 
     A text with ``\r\n`` is matched in the form that ``read`` shows, and keeps its line ends.
@@ -469,34 +480,34 @@ def replace_text(path: str, text: str, old: str, new: str, *, replace_all: bool)
     if at == -1 and (as_shown := _find_spans_as_shown(text, old, new, replace_all=replace_all)):
         return _replace_spans(text, as_shown)
     if at == -1:
-        raise ToolError(f"`old` was not found in {path}. {explain_missing(text, old)}", kind="invalid_input")
+        raise ToolError(f"`old` was not found in {path}. {explain_missing_text(text, old)}", kind="invalid_input")
     if not replace_all:
         if text.find(old, at + 1) != -1:
-            lines = find_lines(text, old, 11)
+            lines = find_lines_of_text(text, old, 11)
             shown = ", ".join(map(str, lines[:10])) + (" and more" if len(lines) > 10 else "")
             raise ToolError(
                 f"`old` occurs {_count_occurrences(text, old)} times in {path}, at lines {shown}. Include more of the surrounding "
                 "lines to make it unique, or set `replace_all`.",
                 kind="invalid_input",
             )
-        return _replace_spans(text, [TextSpan(at, at + len(old), new)])
+        return _replace_spans(text, [SpanReplacement(at, at + len(old), new)])
     count = text.count(old)
     if count > _MANY:
-        check_size(len(text) + count * (len(new) - len(old)))
-        return TextReplacement(replace_everywhere(text, old, new), count, None)
-    spans: list[TextSpan] = []
+        check_text_size(len(text) + count * (len(new) - len(old)))
+        return ReplacedText(replace_all_occurrences(text, old, new), count, None)
+    spans: list[SpanReplacement] = []
     while at != -1:
-        spans.append(TextSpan(at, at + len(old), new))
+        spans.append(SpanReplacement(at, at + len(old), new))
         at = text.find(old, at + len(old))
     return _replace_spans(text, spans)
 
 
-def _replace_spans(text: str, spans: Sequence[TextSpan]) -> TextReplacement:
-    check_size(len(text) + sum(len(span.new) - (span.end - span.start) for span in spans))
-    return TextReplacement(apply_spans(text, spans), len(spans), spans)
+def _replace_spans(text: str, spans: Sequence[SpanReplacement]) -> ReplacedText:
+    check_text_size(len(text) + sum(len(span.new) - (span.end - span.start) for span in spans))
+    return ReplacedText(apply_span_replacements(text, spans), len(spans), spans)
 
 
-def _find_spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) -> list[TextSpan]:
+def _find_spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) -> list[SpanReplacement]:
     """Find ``old`` in the form of ``text`` that the model saw, with invisible characters spelled out.
 
     Spelled-out characters in ``new`` become the original ones. The list is empty if ``old`` is missing or ambiguous.
@@ -506,11 +517,11 @@ def _find_spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) ->
     view = EscapedText(text)
     if not view.has_escapes or old == new:
         return []
-    spans: list[TextSpan] = []
+    spans: list[SpanReplacement] = []
     at = view.shown.find(old)
     while at != -1 and len(spans) <= _MANY:
         if (span := view.original_span(at, at + len(old))) is not None:
-            spans.append(TextSpan(*span, view.restore_edit(new, *span)))
+            spans.append(SpanReplacement(*span, view.restore_escapes_in_edit(new, *span)))
         at = view.shown.find(old, at + len(old))
     return spans if len(spans) == 1 or (replace_all and len(spans) <= _MANY) else []
 
@@ -518,7 +529,7 @@ def _find_spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) ->
 def _count_occurrences(text: str, part: str) -> int:
     """Return how often ``part`` occurs, including overlaps."""
     plain = text.count(part)
-    return plain if plain > 1 else len(find_lines(text, part))
+    return plain if plain > 1 else len(find_lines_of_text(text, part))
 
 
 async def _read_file(path: str, runtime: Runtime) -> bytes:
@@ -526,16 +537,17 @@ async def _read_file(path: str, runtime: Runtime) -> bytes:
         content = await runtime.files.read_for_edit(path)
     except ToolError as error:
         raise await _explain_error(error, path, runtime) from None
-    check_lines(path, content)
+    check_line_count(path, content)
     return content
 
 
 async def _replace_file(
-    path: str, before: bytes, after: bytes, blocks: list[LineBlock], runtime: Runtime
+    path: str, before: bytes, after: bytes, blocks: list[LineReplacement], runtime: Runtime
 ) -> dict[str, object]:
     written = await runtime.files.write(path, after, expected=before)
     diff = await _run_in_thread_if_large(
-        len(before) + len(after), lambda: make_diff(written.path, split_lines(decode_bytes(before)), blocks)
+        len(before) + len(after),
+        lambda: make_diff_of_replacements(written.path, split_lines(decode_bytes_losslessly(before)), blocks),
     )
     return {"path": written.path, "size": written.size, **diff.to_data()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git.change_tools import (
     GitAddTool,
     GitCheckoutTool,

@@ -10,11 +10,10 @@ from itertools import islice
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.tool.tool import Tool
-from handrail.tools.declarations import object_schema
-from handrail.tools.git import answers
-from handrail.tools.git.answers import (
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.git import git_output_parsers
+from handrail.tools.git.git_output_parsers import (
     FOLDER,
     MAX_OUTPUT,
     MOST_LISTED,
@@ -22,30 +21,31 @@ from handrail.tools.git.answers import (
     STATUS,
     TIMEOUT_MS,
     WRITES_CONFIG,
-    check_conflicts,
-    list_data,
+    make_limited_list,
+    read_state_without_conflicts,
 )
-from handrail.tools.git.query_tools import diff_data
-from handrail.tools.git.repository import (
+from handrail.tools.git.git_repository import (
     GitRepository,
-    check_commitish,
-    decode_output,
+    check_single_commit,
+    decode_git_output,
     open_repository,
-    parse_output,
+    parse_git_output,
     run_in_thread_if_many,
 )
+from handrail.tools.git.query_tools import make_diff_data
+from handrail.tools.tool_declarations import make_closed_object_schema
 
 _IN_THE_WAY = re.compile(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
 
 
 class GitAddTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.add",
         description=(
             "Stage changes for the next commit: the given files and folders (new, changed or deleted), or "
             "everything with `all`. Also marks a conflict in a given file as resolved."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": FOLDER,
                 "paths": {
@@ -79,9 +79,9 @@ async def stage_changes(repository: GitRepository, paths: Sequence[str], *, new:
     :param paths: the files and folders; empty for all
     :param new: whether to include untracked files
     """
-    about = repository.pathspecs(paths)
+    about = repository.make_pathspecs(paths)
     untracked = "--untracked-files=all" if new else "--untracked-files=no"
-    state = await repository.read_output(answers.parse_status, *STATUS, untracked, "--", *about)
+    state = await repository.parse_command_output(git_output_parsers.parse_status, *STATUS, untracked, "--", *about)
     count = len(state.changed) + len(state.untracked) + len(state.unmerged)
 
     def wanted_paths() -> tuple[list[bytes], set[bytes]]:
@@ -91,36 +91,38 @@ async def stage_changes(repository: GitRepository, paths: Sequence[str], *, new:
         return wanted, {one.path for one in state.changed if not one.is_file}
 
     wanted, links = await run_in_thread_if_many(count, wanted_paths)
-    hidden = await repository.find_hidden((path for path in wanted if path not in links), len(wanted))
+    hidden = await repository.find_rule_hidden_paths((path for path in wanted if path not in links), len(wanted))
     staged = await run_in_thread_if_many(count, lambda: [path for path in wanted if path not in hidden])
     if staged:
         names = await run_in_thread_if_many(count, lambda: b"".join(path + b"\0" for path in staged))
-        await repository.run(*("update-index", "--add", "--remove", "--replace", "-z", "--stdin"), stdin=names)
+        await repository.run_git_command(
+            *("update-index", "--add", "--remove", "--replace", "-z", "--stdin"), stdin=names
+        )
     return await run_in_thread_if_many(
-        count + len(paths), lambda: _stage_data(repository, state, paths, staged, hidden)
+        count + len(paths), lambda: _describe_staged_files(repository, state, paths, staged, hidden)
     )
 
 
-def _stage_data(
+def _describe_staged_files(
     repository: GitRepository,
-    state: answers.StatusOutput,
+    state: git_output_parsers.ParsedGitStatus,
     paths: Sequence[str],
     staged: Sequence[bytes],
     hidden: Iterable[bytes],
 ) -> dict[str, Any]:
     """Return the staged files, and the reason for each one that was left out."""
-    answer = list_data("staged", staged, repository.display_path)
+    answer = make_limited_list("staged", staged, repository.to_display_path)
     left: dict[str, Iterable[bytes]] = {
         "Rules deny reading this file.": hidden,
         "This folder is a separate repository.": [path for path in state.untracked if path.endswith(b"/")],
         "The file has a conflict. Resolve it and pass it in `paths`.": [] if paths else [p for p, _ in state.unmerged],
     }
     left_out = {
-        repository.display_path(path): why for why, found in left.items() for path in islice(found, MOST_LISTED)
+        repository.to_display_path(path): why for why, found in left.items() for path in islice(found, MOST_LISTED)
     }
     touched = sorted([*staged, *(path for found in left.values() for path in found)])
     for path in paths:
-        inner = repository.relative_path(path).encode("utf-8", "surrogateescape")
+        inner = repository.to_work_tree_path(path).encode("utf-8", "surrogateescape")
         if inner != b"." and not (_first_from(touched, inner) == inner or _is_within(touched, inner)):
             left_out[path] = "The path has no unstaged changes, is ignored, or does not exist."
     if left_out:
@@ -139,14 +141,14 @@ def _is_within(ordered: Sequence[bytes], folder: bytes) -> bool:
 
 
 class GitCommitTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.commit",
         description=(
             "Create a commit from the staged changes, with a message. `all` first stages all changes of "
             "tracked files (new files need git.add); `amend` replaces the last commit, e.g. to fix its "
             "message. Runs no hooks and signs nothing."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": FOLDER,
                 "message": {
@@ -175,13 +177,13 @@ class GitCommitTool(Tool):
         if args.get("all", False):
             await stage_changes(repository, (), new=False)
         then = "Resolve each, and pass it to git.add."
-        state = await check_conflicts(repository, "{} files have conflicts.", then)
+        state = await read_state_without_conflicts(repository, "{} files have conflicts.", then)
         if (
             not amend
             and not await run_in_thread_if_many(
                 len(state.changed), lambda: any(one.index != "." for one in state.changed)
             )
-            and not await repository.has_entry("MERGE_HEAD")
+            and not await repository.has_git_folder_entry("MERGE_HEAD")
         ):
             unstaged = await run_in_thread_if_many(
                 len(state.changed), lambda: sum(one.worktree != "." for one in state.changed)
@@ -206,11 +208,11 @@ class GitCommitTool(Tool):
         ]
         words += ["--amend", "--allow-empty"] if amend else []
         message = args["message"].encode("utf-8", "surrogateescape")
-        await repository.run(*words, "--file=-", stdin=message, variables=read_identity(repository))
+        await repository.run_git_command(*words, "--file=-", stdin=message, variables=read_author_variables(repository))
         return await describe_head(repository, changes=True)
 
 
-def read_identity(repository: GitRepository) -> dict[str, str]:
+def read_author_variables(repository: GitRepository) -> dict[str, str]:
     """Return the author's name and address from the repository's configuration, as variables.
 
     Those of the user's configuration are variables in the sandbox already. They would override these.
@@ -218,7 +220,7 @@ def read_identity(repository: GitRepository) -> dict[str, str]:
     found: dict[str, str] = {}
     for who in ("author", "committer"):
         for what in ("name", "email"):
-            values = repository.config_values(f"{who}.{what}") or repository.config_values(f"user.{what}")
+            values = repository.get_config_values(f"{who}.{what}") or repository.get_config_values(f"user.{what}")
             if values and values[-1]:
                 found[f"GIT_{who.upper()}_{what.upper()}"] = values[-1]
     return found
@@ -233,33 +235,33 @@ async def describe_head(repository: GitRepository, *, changes: bool = False) -> 
         "--no-color",
         "--no-show-signature",
         "--no-notes",
-        f"--format={answers.COMMIT}",
+        f"--format={git_output_parsers.COMMIT}",
     )
     listing = ("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--raw", "--find-renames", "--no-ext-diff", "HEAD")
-    reading = [repository.run("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))]
-    reading.append(repository.run(*words, "HEAD", "--", codes=(0, 128)))
+    reading = [repository.run_git_command("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))]
+    reading.append(repository.run_git_command(*words, "HEAD", "--", codes=(0, 128)))
     if changes:
-        reading.append(repository.run(*listing, "--"))
+        reading.append(repository.run_git_command(*listing, "--"))
     head, log, *rest = [done.output for done in await asyncio.gather(*reading)]
-    found: dict[str, Any] = {"branch": decode_output(head).strip() or None}
+    found: dict[str, Any] = {"branch": decode_git_output(head).strip() or None}
     if not head:
         found["detached"] = True
-    commits = await parse_output(log, answers.parse_commits)
+    commits = await parse_git_output(log, git_output_parsers.parse_commits)
     if commits:
         found |= {name: commits[0][name] for name in ("commit", "subject", "author")}
     for output in rest:
-        differing = await parse_output(output, answers.parse_diff)
-        found |= list_data(
-            "files", differing, lambda one: {"path": repository.display_path(one.path), "change": one.change}
+        differing = await parse_git_output(output, git_output_parsers.parse_raw_diff)
+        found |= make_limited_list(
+            "files", differing, lambda one: {"path": repository.to_display_path(one.path), "change": one.change}
         )
     return found
 
 
 class GitCreateBranchTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.create_branch",
         description="Create a new branch, without switching to it (see git.checkout).",
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": FOLDER,
                 "name": {"type": "string", "minLength": 1, "maxLength": 4096, "description": "Name of the new branch"},
@@ -285,13 +287,15 @@ class GitCreateBranchTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         name = check_branch_name(args["name"])
-        start = check_commitish(args.get("start", "HEAD"))
+        start = check_single_commit(args.get("start", "HEAD"))
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
         track = "--track" if args.get("track", False) else "--no-track"
-        await repository.run("branch", track, name, start)
+        await repository.run_git_command("branch", track, name, start)
         fields = "%(objectname)%00%(upstream:short)"
         commit, upstream = (
-            decode_output(await repository.output("for-each-ref", f"--format={fields}", f"refs/heads/{name}"))
+            decode_git_output(
+                await repository.read_git_output("for-each-ref", f"--format={fields}", f"refs/heads/{name}")
+            )
             .strip("\n")
             .split("\0")
         )
@@ -310,14 +314,14 @@ def check_branch_name(given: str) -> str:
 
 
 class GitCheckoutTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.checkout",
         description=(
             "Switch to a branch, tag or commit. With `paths`, instead restore these files as in `ref` (or as "
             "staged) and throw away (discard) their changes. `track` creates a local branch that tracks a "
             "remote one (origin/feature)."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": FOLDER,
                 "ref": {
@@ -351,18 +355,18 @@ class GitCheckoutTool(Tool):
         if track and "paths" in args:
             raise ToolError("`track` and `paths` exclude each other. Pass only one.", kind="invalid_input")
         if "ref" in args:
-            check_commitish(args["ref"])
+            check_single_commit(args["ref"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         paths, track = args.get("paths", []), args.get("track", False)
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
-        ref = [check_commitish(args["ref"])] if "ref" in args else []
-        await check_writing(repository, ref[0] if ref else None, paths)
+        ref = [check_single_commit(args["ref"])] if "ref" in args else []
+        await refuse_wrong_content(repository, ref[0] if ref else None, paths)
         if paths:
             names = b"".join(
-                repository.relative_path(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths
+                repository.to_work_tree_path(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths
             )
-            await repository.run(
+            await repository.run_git_command(
                 *(
                     "checkout",
                     "--quiet",
@@ -377,7 +381,7 @@ class GitCheckoutTool(Tool):
             return {**await describe_head(repository), "restored": paths}
         how = "--track" if track else "--no-guess"
         try:
-            await repository.run("checkout", "--quiet", "--no-recurse-submodules", how, *ref, "--")
+            await repository.run_git_command("checkout", "--quiet", "--no-recurse-submodules", how, *ref, "--")
         except ToolError as error:
             raise map_overwrite_error(error) from None
         return await describe_head(repository)
@@ -396,7 +400,7 @@ def map_overwrite_error(error: ToolError) -> ToolError:
     )
 
 
-async def check_writing(repository: GitRepository, ref: str | None, paths: Sequence[str] = ()) -> None:
+async def refuse_wrong_content(repository: GitRepository, ref: str | None, paths: Sequence[str] = ()) -> None:
     """Refuse to write files that would get the wrong content.
 
     These are files that rules hide, which the sandbox covers, and files that a filter changes, whose program is not run.
@@ -410,27 +414,27 @@ async def check_writing(repository: GitRepository, ref: str | None, paths: Seque
     else:
         words = ["diff-index", ref] if paths else ["diff", "--no-renames", "--no-ext-diff", "HEAD", ref]
     options = ("--name-only", "-z", "--ignore-submodules=dirty")
-    about = repository.pathspecs(paths)
-    done = await repository.run(words[0], *options, *words[1:], "--", *about, codes=(0, 128))
+    about = repository.make_pathspecs(paths)
+    done = await repository.run_git_command(words[0], *options, *words[1:], "--", *about, codes=(0, 128))
     if done.exit_code:
         return  # the commit does not exist; the command itself reports that
     names = [name for name in done.output.split(b"\0") if name]
-    await refuse_hidden(repository, await repository.find_hidden(names, len(names)))
-    if not repository.filters or not names:
+    await refuse_hidden_files(repository, await repository.find_rule_hidden_paths(names, len(names)))
+    if not repository.unrun_filters or not names:
         return
     listed = b"\0".join((*names, b""))
-    told = (await repository.output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(b"\0")
-    used = {decode_output(value) for value in set(told[2::3])} & repository.filters
+    told = (await repository.read_git_output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(b"\0")
+    used = {decode_git_output(value) for value in set(told[2::3])} & repository.unrun_filters
     if used or any(name == b".gitattributes" or name.endswith(b"/.gitattributes") for name in names):
-        raise ToolError(repository.filter_text(f"{len(names)} files"), kind="unavailable")
+        raise ToolError(repository.make_filter_error_text(f"{len(names)} files"), kind="unavailable")
 
 
-async def refuse_hidden(repository: GitRepository, hidden: Collection[bytes]) -> None:
+async def refuse_hidden_files(repository: GitRepository, hidden: Collection[bytes]) -> None:
     """Refuse to continue if there are hidden files.
 
     :raises ToolError: ``denied`` with the names
     """
-    names = await run_in_thread_if_many(len(hidden), lambda: sorted(map(repository.display_path, hidden)))
+    names = await run_in_thread_if_many(len(hidden), lambda: sorted(map(repository.to_display_path, hidden)))
     if names:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         raise ToolError(
@@ -446,13 +450,13 @@ _MOST_STASHES = 100
 
 
 class GitMergeTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.merge",
         description=(
             "Merge a branch, tag or commit into the current branch. On conflicts, returns the files: resolve "
             "them, git.add each, then git.commit, or call again with `abort`."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": FOLDER,
                 "ref": {
@@ -483,16 +487,16 @@ class GitMergeTool(Tool):
         if args.get("abort", False) == ("ref" in args):
             raise ToolError("Pass exactly one of `ref`, the branch to merge, and `abort: true`.", kind="invalid_input")
         if "ref" in args:
-            check_commitish(args["ref"])
+            check_single_commit(args["ref"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
         if args.get("abort", False):
-            await check_writing(repository, "HEAD", [repository.top])
-            await repository.run("merge", "--abort")
+            await refuse_wrong_content(repository, "HEAD", [repository.top])
+            await repository.run_git_command("merge", "--abort")
             return {"result": "aborted", **await describe_head(repository)}
-        ref = check_commitish(args["ref"])
-        await check_writing(repository, ref)
+        ref = check_single_commit(args["ref"])
+        await refuse_wrong_content(repository, ref)
         before = await describe_head(repository)
         how = {"auto": "--ff", "only": "--ff-only", "never": "--no-ff"}[args.get("fast_forward", "auto")]
         words = [
@@ -508,28 +512,30 @@ class GitMergeTool(Tool):
         words += ["--no-autostash", "--no-squash", "--commit", "--strategy=ort", "--cleanup=whitespace"]
         words += [f"--message={args['message']}"] if "message" in args else []
         try:
-            done = await repository.run(*words, ref, codes=(0, 1), variables=read_identity(repository))
+            done = await repository.run_git_command(
+                *words, ref, codes=(0, 1), variables=read_author_variables(repository)
+            )
         except ToolError as error:
             raise map_overwrite_error(error) from None
         if done.exit_code:
             then = "Resolve each, pass it to git.add, then call git.commit; or call git.merge with `abort`."
-            await check_conflicts(repository, "The merge left conflicts in {} files.", then)
-            raise map_overwrite_error(await repository.make_error((*words, ref), done))
+            await read_state_without_conflicts(repository, "The merge left conflicts in {} files.", then)
+            raise map_overwrite_error(await repository.make_error_with_hints((*words, ref), done))
         after = await describe_head(repository)
         if before.get("commit") == after.get("commit"):
             return {"result": "already up to date", **after}
-        parents = (await repository.output("rev-parse", "HEAD^@")).split()
+        parents = (await repository.read_git_output("rev-parse", "HEAD^@")).split()
         return {"result": "merged" if len(parents) > 1 else "fast-forwarded", **after}
 
 
 class GitStashTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.stash",
         description=(
             "Stash uncommitted changes (put them aside, shelve them) and restore them: push, list, show, "
             "apply (keeps the stash), pop (removes it), drop (discards it)."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": FOLDER,
                 "action": {
@@ -583,42 +589,42 @@ class GitStashTool(Tool):
             raise ToolError(f"Stash {index} does not exist. {there}", kind="invalid_input")
         chosen, stash = stashes[index], f"stash@{{{index}}}"
         if action == "show":
-            return {**chosen, **await diff_data(repository, [f"{stash}^1", stash], {})}
+            return {**chosen, **await make_diff_data(repository, [f"{stash}^1", stash], {})}
         if action != "drop":
-            await check_writing(repository, stash)
+            await refuse_wrong_content(repository, stash)
         try:
-            done = await repository.run("stash", action, "--quiet", stash, codes=(0, 1))
+            done = await repository.run_git_command("stash", action, "--quiet", stash, codes=(0, 1))
         except ToolError as error:
             raise map_overwrite_error(error) from None
         if done.exit_code:
             then = "The stash is kept. Resolve each, and pass it to git.add."
-            await check_conflicts(repository, "Restoring the stash left conflicts in {} files.", then)
-            raise map_overwrite_error(await repository.make_error(("stash", action), done))
+            await read_state_without_conflicts(repository, "Restoring the stash left conflicts in {} files.", then)
+            raise map_overwrite_error(await repository.make_error_with_hints(("stash", action), done))
         return {"done": action, **chosen}
 
 
 async def _push_stash(repository: GitRepository, args: dict[str, Any]) -> dict[str, Any]:
     # git stash looks into submodules, where their configuration applies instead of ours.
-    listing = await repository.output("ls-files", "--stage", "-z")
+    listing = await repository.read_git_output("ls-files", "--stage", "-z")
     if listing.startswith(b"160000 ") or b"\x00160000 " in listing:
         raise ToolError(
             "Stashing is not available in a repository with submodules. "
             "Commit to a separate branch instead (git.create_branch, git.checkout, git.commit).",
             kind="unavailable",
         )
-    state = await repository.read_output(answers.parse_status, *STATUS, "--untracked-files=no")
+    state = await repository.parse_command_output(git_output_parsers.parse_status, *STATUS, "--untracked-files=no")
     if state.headers.get("branch.oid") == "(initial)":
         raise ToolError(
             "The repository has no commits yet, which a stash needs. Create the first with git.commit.",
             kind="failed",
         )
     unstaged = (one.path for one in state.changed if one.worktree != ".")
-    await refuse_hidden(repository, await repository.find_hidden(unstaged, len(state.changed)))
+    await refuse_hidden_files(repository, await repository.find_rule_hidden_paths(unstaged, len(state.changed)))
     before = len(await _list_stashes(repository))
     words = ["stash", "push", "--quiet"]
     words += ["--include-untracked"] if args.get("untracked", False) else []
     words += [f"--message={args['message']}"] if "message" in args else []
-    await repository.run(*words, variables=read_identity(repository))
+    await repository.run_git_command(*words, variables=read_author_variables(repository))
     stashes = await _list_stashes(repository)
     if len(stashes) == before:
         raise ToolError("No changes were found to stash. Set `untracked` to include new files.", kind="failed")
@@ -626,12 +632,12 @@ async def _push_stash(repository: GitRepository, args: dict[str, Any]) -> dict[s
 
 
 async def _list_stashes(repository: GitRepository) -> list[dict[str, Any]]:
-    if not await repository.has_entry("refs/stash") and b"stash" not in await repository.output(
+    if not await repository.has_git_folder_entry("refs/stash") and b"stash" not in await repository.read_git_output(
         "for-each-ref", "--format=%(refname)", "refs/stash"
     ):
         return []
     form = "%H%x00%cI%x00%gs"
-    return await repository.read_output(
+    return await repository.parse_command_output(
         _parse_stashes,
         "log",
         "--walk-reflogs",
@@ -649,9 +655,9 @@ def _parse_stashes(output: bytes) -> list[dict[str, Any]]:
     return [
         {
             "index": at // 3,
-            "commit": decode_output(fields[at]),
-            "date": decode_output(fields[at + 1]),
-            "message": decode_output(fields[at + 2]),
+            "commit": decode_git_output(fields[at]),
+            "date": decode_git_output(fields[at + 1]),
+            "message": decode_git_output(fields[at + 2]),
         }
         for at in range(0, len(fields) - 2, 3)
     ]

@@ -8,30 +8,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.tool.tool import Tool
-from handrail.tools.declarations import object_schema
-from handrail.tools.git import answers
-from handrail.tools.git.answers import (
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.git import git_output_parsers
+from handrail.tools.git.git_output_parsers import (
     MOST_LISTED,
     PATHS,
     READ_FOLDER,
     STATUS,
-    conflict_data,
-    filters_data,
-    hidden_paths_data,
-    list_data,
+    describe_conflict,
+    describe_hidden_paths,
+    describe_skipped_filters,
+    make_limited_list,
 )
-from handrail.tools.git.repository import (
+from handrail.tools.git.git_repository import (
     GitRepository,
-    check_commitish,
     check_revision,
-    decode_output,
+    check_single_commit,
+    decode_git_output,
     open_repository,
-    parse_output,
+    parse_git_output,
     run_in_thread_if_many,
-    without_credentials,
+    strip_url_credentials,
 )
+from handrail.tools.tool_declarations import make_closed_object_schema
 
 _STATES = {
     "MERGE_HEAD": "merging",
@@ -44,14 +44,14 @@ _STATES = {
 
 
 class GitStatusTool(Tool):
-    spec = answers.git_read_spec(
+    spec = git_output_parsers.git_read_spec(
         id="git.status",
         description=(
             "Show the status of a git repository (working tree): the current branch, upstream with ahead and "
             "behind, staged, modified (not committed) and untracked files, conflicts, and a merge or rebase "
             "in progress."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": READ_FOLDER,
                 "untracked": {
@@ -68,37 +68,39 @@ class GitStatusTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."))
         untracked = "normal" if args.get("untracked", True) else "no"
-        state = await repository.read_output(
-            answers.parse_status, *STATUS, "--show-stash", f"--untracked-files={untracked}"
+        state = await repository.parse_command_output(
+            git_output_parsers.parse_status, *STATUS, "--show-stash", f"--untracked-files={untracked}"
         )
         count = len(state.changed)
         unstaged = (one for one in state.changed if one.worktree != ".")
-        kept = await repository.find_hidden((one.path for one in unstaged if one.is_file), count)
+        kept = await repository.find_rule_hidden_paths((one.path for one in unstaged if one.is_file), count)
         answer: dict[str, Any] = {"repository": repository.display_top, **_branch_data(state)}
         for name, word in _STATES.items():
-            if await repository.has_entry(name):
+            if await repository.has_git_folder_entry(name):
                 answer["state"] = word
                 break
         answer |= await run_in_thread_if_many(count, lambda: _status_lists(repository, state, kept))
         if "stash" in state.headers:
             answer["stashes"] = int(state.headers["stash"])
-        return answer | filters_data(repository)
+        return answer | describe_skipped_filters(repository)
 
 
-def _status_lists(repository: GitRepository, state: answers.StatusOutput, kept: set[bytes]) -> dict[str, Any]:
+def _status_lists(
+    repository: GitRepository, state: git_output_parsers.ParsedGitStatus, kept: set[bytes]
+) -> dict[str, Any]:
     staged = [one for one in state.changed if one.index != "."]
     seen = [one for one in state.changed if one.worktree != "." and one.path not in kept]
     return {
         "clean": not (staged or seen or state.untracked or state.unmerged),
-        **list_data("staged", staged, lambda one: _change_data(repository, one, one.index)),
-        **list_data("unstaged", seen, lambda one: _change_data(repository, one, one.worktree)),
-        **list_data("untracked", state.untracked, repository.display_path),
-        **list_data("conflicts", state.unmerged, lambda one: conflict_data(repository, one)),
-        **hidden_paths_data(repository, kept, "Their changes are unknown."),
+        **make_limited_list("staged", staged, lambda one: _change_data(repository, one, one.index)),
+        **make_limited_list("unstaged", seen, lambda one: _change_data(repository, one, one.worktree)),
+        **make_limited_list("untracked", state.untracked, repository.to_display_path),
+        **make_limited_list("conflicts", state.unmerged, lambda one: describe_conflict(repository, one)),
+        **describe_hidden_paths(repository, kept, "Their changes are unknown."),
     }
 
 
-def _branch_data(state: answers.StatusOutput) -> dict[str, Any]:
+def _branch_data(state: git_output_parsers.ParsedGitStatus) -> dict[str, Any]:
     headers = state.headers
     commit, head = headers.get("branch.oid"), headers.get("branch.head")
     found: dict[str, Any] = {
@@ -117,21 +119,21 @@ def _branch_data(state: answers.StatusOutput) -> dict[str, Any]:
     return found
 
 
-def _change_data(repository: GitRepository, one: answers.ChangedPath, letter: str) -> dict[str, str]:
-    found = {"path": repository.display_path(one.path), "change": answers.change_word(letter)}
+def _change_data(repository: GitRepository, one: git_output_parsers.ChangedGitPath, letter: str) -> dict[str, str]:
+    found = {"path": repository.to_display_path(one.path), "change": git_output_parsers.describe_status_letter(letter)}
     if one.before is not None and letter in "RC":
-        found["from"] = repository.display_path(one.before)
+        found["from"] = repository.to_display_path(one.before)
     return found
 
 
 class GitLogTool(Tool):
-    spec = answers.git_read_spec(
+    spec = git_output_parsers.git_read_spec(
         id="git.log",
         description=(
             "Show the commit history: commits, newest first, with author, date and message. `paths` limits "
             "it to certain files, `ref` sets a branch or a range such as main..feature, `skip` pages."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": READ_FOLDER,
                 "ref": {
@@ -160,12 +162,19 @@ class GitLogTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."))
         limit, skip = args.get("limit", 20), args.get("skip", 0)
-        words = ["log", "-z", f"--format={answers.COMMIT}", f"--max-count={limit + 1}", f"--skip={skip}", "--no-color"]
+        words = [
+            "log",
+            "-z",
+            f"--format={git_output_parsers.COMMIT}",
+            f"--max-count={limit + 1}",
+            f"--skip={skip}",
+            "--no-color",
+        ]
         words += ["--no-show-signature", "--no-ext-diff", "--no-textconv", "--no-notes", "--decorate=short"]
         words += [check_revision(args["ref"])] if "ref" in args else []
         try:
-            found = await repository.read_output(
-                answers.parse_commits, *words, "--", *repository.pathspecs(args.get("paths", ()))
+            found = await repository.parse_command_output(
+                git_output_parsers.parse_commits, *words, "--", *repository.make_pathspecs(args.get("paths", ()))
             )
         except ToolError as error:
             if "does not have any commits yet" not in error.text:
@@ -178,10 +187,10 @@ class GitLogTool(Tool):
 
 
 class GitBlameTool(Tool):
-    spec = answers.git_read_spec(
+    spec = git_output_parsers.git_read_spec(
         id="git.blame",
         description="Show who last changed each line of a file, when and in which commit.",
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "path": {
                     "type": "string",
@@ -216,9 +225,9 @@ class GitBlameTool(Tool):
         repository = await open_repository(runtime, folder or ("/" if path.startswith("/") else "."))
         first, count = args.get("first", 1), args.get("count", 300)
         words = ["blame", "--porcelain", "--no-textconv", "--no-progress", "-L", f"{first},+{count + 1}"]
-        words += [check_commitish(args["ref"])] if "ref" in args else []
+        words += [check_single_commit(args["ref"])] if "ref" in args else []
         try:
-            output = await repository.output(*words, "--", f"./{repository.relative_path(path)}")
+            output = await repository.read_git_output(*words, "--", f"./{repository.to_work_tree_path(path)}")
         except ToolError as error:
             if "has only" in error.text:  # fewer lines than the first
                 raise ToolError(
@@ -230,7 +239,7 @@ class GitBlameTool(Tool):
                     "The repository has no commits yet, so blame is not available.", kind="failed"
                 ) from None
             raise
-        found = await parse_output(output, answers.parse_blame)
+        found = await parse_git_output(output, git_output_parsers.parse_blame)
         made: dict[str, Any] = {}
         for number, _, about, _ in found[:count]:
             if number not in made:
@@ -260,13 +269,13 @@ def _author_data(number: str, about: dict[str, str]) -> dict[str, str]:
 
 
 class GitBranchesTool(Tool):
-    spec = answers.git_read_spec(
+    spec = git_output_parsers.git_read_spec(
         id="git.branches",
         description=(
             "List the branches of a repository with their upstream and last commit, and its remotes with "
             "their addresses."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": READ_FOLDER,
                 "remote": {
@@ -287,8 +296,8 @@ class GitBranchesTool(Tool):
         form = "%00".join(f"%({field})" for field in fields.split(" "))
         kinds = ["refs/heads", *(["refs/remotes"] if args.get("remote", True) else [])]
         words = ("for-each-ref", f"--format={form}", f"--count={2 * MOST_LISTED + 1}", "--sort=-committerdate")
-        output = await repository.output(*words, *kinds)
-        local, remote = await parse_output(output, _parse_branches)
+        output = await repository.read_git_output(*words, *kinds)
+        local, remote = await parse_git_output(output, _parse_branches)
         answer: dict[str, Any] = {"branches": local[:MOST_LISTED]}
         if args.get("remote", True):
             answer["remote_branches"] = remote[:MOST_LISTED]
@@ -301,7 +310,7 @@ def _parse_branches(output: bytes) -> tuple[list[dict[str, Any]], list[dict[str,
     local: list[dict[str, Any]] = []
     remote: list[dict[str, Any]] = []
     for row in output.split(b"\n"):
-        parts = decode_output(row).split("\0")
+        parts = decode_git_output(row).split("\0")
         if len(parts) != 8 or parts[7]:  # origin/HEAD only refers to another branch
             continue
         name, head, commit, upstream, track, date, subject, _ = parts
@@ -324,7 +333,7 @@ def _read_remotes(repository: GitRepository) -> dict[str, str]:
     for one in repository.entries:
         if one.key.startswith("remote.") and one.key.endswith(".url") and one.value:
             name = one.key[len("remote.") : -len(".url")].encode("utf-8", "surrogateescape")
-            found.setdefault(decode_output(name), without_credentials(one.value))
+            found.setdefault(decode_git_output(name), strip_url_credentials(one.value))
     return found
 
 
@@ -366,14 +375,14 @@ _COUNTS_ONLY = {
 
 
 class GitDiffTool(Tool):
-    spec = answers.git_read_spec(
+    spec = git_output_parsers.git_read_spec(
         id="git.diff",
         description=(
             "Show changes (a diff) as a patch with counts per file. By default uncommitted changes that are "
             "not staged; `staged`: those that are; `from`: compared with a commit, branch or tag; `from` and "
             "`to`: between two."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "from": {
                     "type": "string",
@@ -407,25 +416,25 @@ class GitDiffTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         staged, base, to = args.get("staged", False), args.get("from"), args.get("to")
         repository = await open_repository(runtime, args.get("repository", "."))
-        ends = [check_commitish(end) for end in (base, to) if end is not None]
-        found = await diff_data(
+        ends = [check_single_commit(end) for end in (base, to) if end is not None]
+        found = await make_diff_data(
             repository,
             ["--cached", *ends] if staged else ends,
             args,
             # What compares with files would read those that are hidden, and fail; their names are found without.
             names=None if staged or to is not None else (["diff-index", *ends] if ends else ["diff-files"]),
         )
-        return found | filters_data(repository)
+        return found | describe_skipped_filters(repository)
 
 
 class GitShowTool(Tool):
-    spec = answers.git_read_spec(
+    spec = git_output_parsers.git_read_spec(
         id="git.show",
         description=(
             "Show one commit: message, author, date, and its changes as a patch. With `file`, show the "
             "contents of that file at the commit (an old version) instead."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": READ_FOLDER,
                 "ref": {
@@ -451,36 +460,38 @@ class GitShowTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."))
-        ref = check_commitish(args.get("ref", "HEAD"))
+        ref = check_single_commit(args.get("ref", "HEAD"))
         if "file" in args:
             return await _file_data(repository, ref, args["file"])
         words = ("log", "-z", "--max-count=1", "--no-color", "--no-show-signature", "--no-notes", "--decorate=short")
-        found = await repository.read_output(answers.parse_commits, *words, f"--format={answers.COMMIT}", ref, "--")
+        found = await repository.parse_command_output(
+            git_output_parsers.parse_commits, *words, f"--format={git_output_parsers.COMMIT}", ref, "--"
+        )
         if not found:
             raise ToolError(f"`ref` is not a commit: {ref}. Pass a commit, branch or tag.", kind="invalid_input")
         commit = found[0]
         parent = commit["parents"][0] if commit["parents"] else _EMPTY_TREES[len(commit["commit"])]
-        changes = await diff_data(repository, [parent, commit["commit"]], args)
+        changes = await make_diff_data(repository, [parent, commit["commit"]], args)
         if len(commit["parents"]) > 1:
             commit["compared_to"] = parent
         return {**commit, **changes}
 
 
 async def _file_data(repository: GitRepository, ref: str, path: str) -> dict[str, Any]:
-    inner = repository.relative_path(path)
+    inner = repository.to_work_tree_path(path)
     at = f"{ref}:{'' if inner == '.' else inner}"
-    kind = decode_output(await repository.output("cat-file", "-t", at)).strip()
+    kind = decode_git_output(await repository.read_git_output("cat-file", "-t", at)).strip()
     if kind != "blob":
         what = "a folder" if kind == "tree" else f"a {kind}"
         raise ToolError(f"{path} is {what} in {ref}, not a file. Pass the path of a file.", kind="invalid_input")
-    content = await repository.output("cat-file", "blob", at)
+    content = await repository.read_git_output("cat-file", "blob", at)
     found: dict[str, Any] = {"path": path, "ref": ref, "bytes": len(content)}
     if b"\0" in content[:8_000]:
         return found | {"binary": True}
-    return found | {"content": await parse_output(content, decode_output)}
+    return found | {"content": await parse_git_output(content, decode_git_output)}
 
 
-async def diff_data(
+async def make_diff_data(
     repository: GitRepository, ends: Sequence[str], args: dict[str, Any], names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Return the files of a diff with their counts, and its patch.
@@ -490,43 +501,49 @@ async def diff_data(
     :param names: a command that lists differing names without reading files, unlike ``git diff``
     """
     paths = args.get("paths", ())
-    about = repository.pathspecs(paths)
+    about = repository.make_pathspecs(paths)
     listing = names or ["diff", *ends, "--no-renames", *_PLAIN]
     options = ("--raw", "-z", "--ignore-submodules=dirty")
-    changed = await repository.read_output(answers.parse_diff, listing[0], *options, *listing[1:], "--", *about)
-    kept = await repository.find_hidden((one.path for one in changed if one.is_file or names is None), len(changed))
-    about = repository.pathspecs(paths or [repository.top], kept)
+    changed = await repository.parse_command_output(
+        git_output_parsers.parse_raw_diff, listing[0], *options, *listing[1:], "--", *about
+    )
+    kept = await repository.find_rule_hidden_paths(
+        (one.path for one in changed if one.is_file or names is None), len(changed)
+    )
+    about = repository.make_pathspecs(paths or [repository.top], kept)
     words = ["diff", *ends, *_PLAIN, "--find-renames"]
     counted, patch = await asyncio.gather(
-        repository.read_output(answers.parse_diff, *words, "--raw", "--numstat", "-z", "--", *about),
+        repository.parse_command_output(
+            git_output_parsers.parse_raw_diff, *words, "--raw", "--numstat", "-z", "--", *about
+        ),
         _read_patch(repository, [*words, f"--unified={args.get('context', 3)}", "--", *about], args),
     )
 
     def lists() -> dict[str, Any]:
         lines = [(one.added, one.deleted) for one in counted if one.added is not None and one.deleted is not None]
         return {
-            **list_data("files", counted, lambda one: _diff_row(repository, one)),
+            **make_limited_list("files", counted, lambda one: _diff_row(repository, one)),
             "added": sum(added for added, _ in lines),
             "deleted": sum(deleted for _, deleted in lines),
-            **hidden_paths_data(repository, kept, "Their changes are omitted."),
+            **describe_hidden_paths(repository, kept, "Their changes are omitted."),
         }
 
     answer = await run_in_thread_if_many(len(counted) + len(kept), lists)
     if patch is not None:
-        answer["patch"] = await parse_output(patch, decode_output)
+        answer["patch"] = await parse_git_output(patch, decode_git_output)
     return answer
 
 
 async def _read_patch(repository: GitRepository, words: Sequence[str], args: dict[str, Any]) -> bytes | None:
     if args.get("counts_only", False):
         return None
-    return await repository.output(*words[:1], "--patch", "--src-prefix=a/", "--dst-prefix=b/", *words[1:])
+    return await repository.read_git_output(*words[:1], "--patch", "--src-prefix=a/", "--dst-prefix=b/", *words[1:])
 
 
-def _diff_row(repository: GitRepository, one: answers.DiffEntry) -> dict[str, Any]:
-    found: dict[str, Any] = {"path": repository.display_path(one.path), "change": one.change}
+def _diff_row(repository: GitRepository, one: git_output_parsers.DiffPathEntry) -> dict[str, Any]:
+    found: dict[str, Any] = {"path": repository.to_display_path(one.path), "change": one.change}
     if one.before is not None:
-        found["from"] = repository.display_path(one.before)
+        found["from"] = repository.to_display_path(one.before)
     if one.added is None or one.deleted is None:
         found["binary"] = True
     else:

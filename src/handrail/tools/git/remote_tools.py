@@ -6,29 +6,29 @@ import posixpath
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import server_option
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.tool.names import nearest_names
+from handrail.contract.protected.path_protection import git_server_command_option
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import NetRequires
-from handrail.contract.tool.tool import Tool
-from handrail.tools.declarations import object_schema
-from handrail.tools.git import answers
-from handrail.tools.git.answers import FOLDER, WRITES_CONFIG
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.git import git_output_parsers
 from handrail.tools.git.change_tools import check_branch_name
-from handrail.tools.git.repository import (
+from handrail.tools.git.git_output_parsers import FOLDER, WRITES_CONFIG
+from handrail.tools.git.git_repository import (
     GitRepository,
-    absolute_path,
-    decode_output,
-    git_error,
+    decode_git_output,
+    get_transport_kind,
     is_beneath,
-    is_same_address,
-    make_environment,
+    is_same_web_url,
+    make_git_environment,
+    make_git_error,
     open_repository,
     parse_web_url,
-    run_git,
-    url_kind,
-    without_credentials,
+    resolve_tool_path,
+    run_git_unchecked,
+    strip_url_credentials,
 )
+from handrail.tools.tool_declarations import make_closed_object_schema
 
 _TIMEOUT_MS = 600_000
 _WEB, _PATH = "http:https", "file"
@@ -38,10 +38,10 @@ _ONLINE = WRITES_CONFIG.model_copy(update={"net": NetRequires(hosts=("*",))})
 
 
 class GitInitTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.init",
         description="Create a new, empty git repository in a folder of the workspace.",
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "path": {
                     "type": "string",
@@ -75,20 +75,22 @@ class GitInitTool(Tool):
         else:
             raise ToolError(f"{path} has a .git already; it is a repository, or a part of one", kind="conflict")
         words = ("init", "--quiet", f"--initial-branch={branch}", "--", word)
-        done = await run_git(runtime, runtime.workdir, words, make_environment(runtime.workdir, writing=True))
+        done = await run_git_unchecked(
+            runtime, runtime.workdir, words, make_git_environment(runtime.workdir, writing=True)
+        )
         if done.exit_code:
-            raise git_error(words, done)
+            raise make_git_error(words, done)
         return {"repository": path, "branch": branch}
 
 
 class GitCloneTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.clone",
         description=(
             "Clone (download) a git repository into a new folder of the workspace, from an http(s) URL or, "
             "with `source`, from a folder of the workspace. Submodules are not fetched."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "url": {
                     "type": "string",
@@ -141,7 +143,7 @@ class GitCloneTool(Tool):
         if "url" in args:
             origin, protocols = str(parse_web_url(args["url"])), _WEB
         else:
-            origin, protocols = absolute_path(runtime, args["source"]), _PATH
+            origin, protocols = resolve_tool_path(runtime, args["source"]), _PATH
             if not is_beneath(origin, runtime.workdir):
                 raise ToolError(
                     f"`source` is outside the workspace: {args['source']}. Use a folder inside it.", kind="denied"
@@ -151,15 +153,15 @@ class GitCloneTool(Tool):
         words = ["clone", "--quiet", "--no-recurse-submodules", "--no-local", "--origin=origin"]
         words += [f"--branch={check_branch_name(args['branch'])}"] if "branch" in args else []
         words += [f"--depth={args['depth']}"] if "depth" in args else []
-        words += [server_option("upload-pack", by_path=protocols == _PATH), "--", origin, word]
-        around = make_environment(runtime.workdir, writing=True, protocols=protocols)
-        done = await run_git(runtime, runtime.workdir, words, around)
+        words += [git_server_command_option("upload-pack", by_path=protocols == _PATH), "--", origin, word]
+        around = make_git_environment(runtime.workdir, writing=True, protocols=protocols)
+        done = await run_git_unchecked(runtime, runtime.workdir, words, around)
         if done.exit_code:
-            raise _map_server_error(git_error(words, done), origin)
+            raise _map_server_error(make_git_error(words, done), origin)
         found = await open_repository(runtime, word)
         state = (
-            decode_output(
-                await found.output("log", "-1", "--format=%H%x00%D", "--decorate=short", "--no-show-signature")
+            decode_git_output(
+                await found.read_git_output("log", "-1", "--format=%H%x00%D", "--decorate=short", "--no-show-signature")
             ).strip("\n")
             if await _has_commits(found)
             else "\0"
@@ -170,24 +172,24 @@ class GitCloneTool(Tool):
         )
         return {
             "repository": found.display_top,
-            "from": without_credentials(origin),
+            "from": strip_url_credentials(origin),
             "branch": branch,
             "commit": commit or None,
         }
 
 
 async def _has_commits(repository: GitRepository) -> bool:
-    return (await repository.run("rev-parse", "--quiet", "--verify", "HEAD", codes=(0, 1))).exit_code == 0
+    return (await repository.run_git_command("rev-parse", "--quiet", "--verify", "HEAD", codes=(0, 1))).exit_code == 0
 
 
 class GitPushTool(Tool):
-    spec = answers.git_change_spec(
+    spec = git_output_parsers.git_change_spec(
         id="git.push",
         description=(
             "Push a branch: upload its commits to a remote. Never forces. For a remote on the web also pass "
             "its address as `url`, so that the user sees where commits go; git.branches lists addresses."
         ),
-        parameters=object_schema(
+        parameters=make_closed_object_schema(
             {
                 "repository": FOLDER,
                 "remote": {
@@ -232,31 +234,33 @@ class GitPushTool(Tool):
         protocols = _allowed_protocols(repository, remote, address, args.get("url"))
         branch = (
             args.get("branch")
-            or decode_output(
-                await repository.output("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))
+            or decode_git_output(
+                await repository.read_git_output("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))
             ).strip()
         )
         if not branch:
             raise ToolError("No branch is checked out. Pass the branch to push in `branch`.", kind="invalid_input")
         reference = f"refs/heads/{check_branch_name(branch)}"
-        if (await repository.run("rev-parse", "--quiet", "--verify", reference, codes=(0, 1))).exit_code:
-            known = decode_output(
-                await repository.output("for-each-ref", "--format=%(refname:short)", "refs/heads")
+        if (await repository.run_git_command("rev-parse", "--quiet", "--verify", reference, codes=(0, 1))).exit_code:
+            known = decode_git_output(
+                await repository.read_git_output("for-each-ref", "--format=%(refname:short)", "refs/heads")
             ).split()
             near = nearest_names(branch, known)
             hint = f"Did you mean {' or '.join(near)}?" if near else "List the branches with git.branches."
             raise ToolError(f"Branch {branch!r} does not exist or has no commit. {hint}", kind="invalid_input")
         words = ["push", "--porcelain", "--no-verify", "--no-signed", "--no-recurse-submodules", "--no-follow-tags"]
         words += ["--set-upstream"] if args.get("set_upstream", False) else []
-        words += [server_option("receive-pack", by_path=protocols == _PATH)]
+        words += [git_server_command_option("receive-pack", by_path=protocols == _PATH)]
         try:
-            done = await repository.run(*words, remote, f"{reference}:{reference}", codes=(0, 1), protocols=protocols)
+            done = await repository.run_git_command(
+                *words, remote, f"{reference}:{reference}", codes=(0, 1), protocols=protocols
+            )
         except ToolError as error:
             raise _map_server_error(error, address) from None
         return _parse_push(
             done.output,
-            git_error(words, done),
-            {"remote": remote, "url": without_credentials(address), "branch": branch},
+            make_git_error(words, done),
+            {"remote": remote, "url": strip_url_credentials(address), "branch": branch},
         )
 
 
@@ -288,7 +292,7 @@ async def _find_push_address(repository: GitRepository, remote: str) -> str:
             "Ask the user to remove that, or to push.",
             kind="denied",
         )
-    output = (await repository.output("remote", "get-url", "--push", "--all", remote)).decode(
+    output = (await repository.read_git_output("remote", "get-url", "--push", "--all", remote)).decode(
         "utf-8", "surrogateescape"
     )
     found = [line for line in output.split("\n") if line]
@@ -305,8 +309,8 @@ def _allowed_protocols(repository: GitRepository, remote: str, address: str, giv
 
     :raises ToolError: if the address differs, or these tools cannot reach it
     """
-    shown = without_credentials(address)
-    kind = url_kind(address)
+    shown = strip_url_credentials(address)
+    kind = get_transport_kind(address)
     if kind == "web":
         parse_web_url(shown)
         if given is None:
@@ -314,7 +318,7 @@ def _allowed_protocols(repository: GitRepository, remote: str, address: str, giv
                 f"`url` is missing. Call git.push again with `url: {shown}`, the address of {remote}.",
                 kind="invalid_input",
             )
-        if not is_same_address(given, address):
+        if not is_same_web_url(given, address):
             raise ToolError(f"`url` is not the address of {remote}: {given}. Pass {shown}.", kind="invalid_input")
         return _WEB
     if kind == "path":
@@ -332,7 +336,7 @@ def _allowed_protocols(repository: GitRepository, remote: str, address: str, giv
 
 def _parse_push(output: bytes, failed: ToolError, about: dict[str, Any]) -> dict[str, Any]:
     """Parse the output of ``git push --porcelain`` for the one reference."""
-    for row in decode_output(output).splitlines():
+    for row in decode_git_output(output).splitlines():
         flag, _, rest = row.partition("\t")
         names, _, summary = rest.partition("\t")
         if len(flag) != 1 or ":" not in names:
@@ -350,8 +354,8 @@ def _parse_push(output: bytes, failed: ToolError, about: dict[str, Any]) -> dict
 
 def _map_server_error(error: ToolError, address: str) -> ToolError:
     """Return a failure to reach a server, with what can be done about it."""
-    shown = without_credentials(address)
-    said = without_credentials(error.text)
+    shown = strip_url_credentials(address)
+    said = strip_url_credentials(error.text)
     if "terminal prompts disabled" in said or "Authentication failed" in said or "could not read Username" in said:
         return ToolError(
             f"{shown} requires a user name and password, which these tools do not support. "
@@ -370,7 +374,7 @@ def _folder_argument(runtime: Runtime, path: str) -> str:
 
     :raises ToolError: ``denied`` if the folder is outside the workspace
     """
-    absolute = absolute_path(runtime, path)
+    absolute = resolve_tool_path(runtime, path)
     if not is_beneath(absolute, runtime.workdir):
         raise ToolError(f"`path` is outside the workspace: {path}. Use a folder inside it.", kind="denied")
     return f"./{absolute[len(runtime.workdir.rstrip('/')) + 1 :]}"

@@ -21,23 +21,23 @@ from urllib.parse import urljoin
 import httpx2
 import orjson
 
-from handrail.contract.text.hosts import parse_url
+from handrail.contract.text.host_names import parse_url
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.network.egress import EgressCheck, HostGate
-from handrail.upstream.client import http_connect
-from handrail.upstream.client.client_session import (
+from handrail.sandbox.network.egress_check import EgressCheck, HostGate
+from handrail.upstream.client import checked_http_client
+from handrail.upstream.client.checked_http_client import describe_http_error, find_same_server_redirect
+from handrail.upstream.client.stdio_transport import parse_json_rpc_messages
+from handrail.upstream.client.upstream_session import (
     MAX_MESSAGE_BYTES,
     AnswerTooLong,
     McpTransport,
     Message,
     RpcError,
-    TransportHandler,
+    TransportCallbacks,
     UpstreamConnectionLost,
 )
-from handrail.upstream.client.http_connect import describe_http_error, same_origin_redirect
-from handrail.upstream.client.stdio_transport import parse_messages
-from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.oauth import SignInPrompt, SignInRequired, UpstreamSignIn
+from handrail.upstream.oauth_sign_in import SignInPrompt, SignInRequired, UpstreamSignIn
+from handrail.upstream.server_definition import ServerDefinition
 
 _SESSION, _VERSION, _EVENT = "mcp-session-id", "mcp-protocol-version", "last-event-id"
 _SAFE_VALUE = re.compile(r"[\x21-\x7E](?:[\x20-\x7E]*[\x21-\x7E])?\Z")
@@ -72,11 +72,11 @@ def make_http_transport(
     if not any(name.lower() == "authorization" for name in definition.headers):
         auth = UpstreamSignIn(definition, state, prompt, register_secret)
     if definition.transport == "sse":
-        return SseTransport(definition, lambda: http_connect.make_client(egress, auth))
-    return HttpTransport(definition, lambda: http_connect.make_client(egress, auth))
+        return LegacySseTransport(definition, lambda: checked_http_client.make_checked_http_client(egress, auth))
+    return StreamableHttpTransport(definition, lambda: checked_http_client.make_checked_http_client(egress, auth))
 
 
-class HttpTransport:
+class StreamableHttpTransport:
     """The streamable HTTP transport of one server."""
 
     def __init__(
@@ -91,14 +91,14 @@ class HttpTransport:
         self._fields = dict(definition.headers)
         self._make = client
         self._client: httpx2.AsyncClient | None = None
-        self._ears: TransportHandler | None = None
+        self._ears: TransportCallbacks | None = None
         self._posts: dict[int, asyncio.Task[None]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._session = ""
         self._protocol = ""
         self._modern = False
 
-    async def open(self, handler: TransportHandler) -> None:
+    async def open(self, handler: TransportCallbacks) -> None:
         self._client, self._ears = self._make(), handler
 
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
@@ -114,7 +114,7 @@ class HttpTransport:
             return
         await self._post_notification(message)
         if message.get("method") == "notifications/initialized" and self._session:
-            self._listener = asyncio.create_task(self._listen(), name="mcp: listens over HTTP")
+            self._listener = asyncio.create_task(self._listen_for_server_messages(), name="mcp: listens over HTTP")
 
     def abandon_request(self, request: int) -> bool:
         task = self._posts.get(request)
@@ -125,7 +125,7 @@ class HttpTransport:
             asyncio.get_running_loop().call_later(_ABANDON_S, task.cancel)
         return self._modern
 
-    def watch_call(self) -> AbstractAsyncContextManager[None]:
+    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()  # a remote server cannot write here
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
@@ -142,11 +142,11 @@ class HttpTransport:
         if self._session:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(1):
-                    await client.delete(self._url, headers=self._head())
+                    await client.delete(self._url, headers=self._make_request_headers())
         with contextlib.suppress(Exception):
             await client.aclose()
 
-    def _head(self, headers: Mapping[str, str] | None = None, accept: str = "") -> dict[str, str]:
+    def _make_request_headers(self, headers: Mapping[str, str] | None = None, accept: str = "") -> dict[str, str]:
         """Return the header fields of a request, without compression, which could grow without limit."""
         found = {
             **self._fields,
@@ -165,7 +165,7 @@ class HttpTransport:
         assert self._client is not None
         try:
             async with self._client.stream(
-                "POST", self._url, content=orjson.dumps(message), headers=self._head()
+                "POST", self._url, content=orjson.dumps(message), headers=self._make_request_headers()
             ) as response:
                 if response.status_code == 404 and self._session:
                     self._expire_session()
@@ -180,9 +180,9 @@ class HttpTransport:
             url = self._url
             for _ in range(3):
                 async with self._client.stream(
-                    "POST", url, content=orjson.dumps(message), headers=self._head(headers)
+                    "POST", url, content=orjson.dumps(message), headers=self._make_request_headers(headers)
                 ) as response:
-                    onward = same_origin_redirect(response)
+                    onward = find_same_server_redirect(response)
                     if onward is not None:
                         url = onward
                         continue
@@ -222,7 +222,7 @@ class HttpTransport:
         elif kind == "text/event-stream":
             await self._read_stream(number, response)
         elif kind == "application/json":
-            for message in parse_messages(await read_body(response, ears, number)):
+            for message in parse_json_rpc_messages(await read_limited_body(response, ears, number)):
                 if message is not None:
                     ears.on_message({**message, "id": number} if "method" not in message else message, number)
             ears.on_request_failed(
@@ -242,7 +242,7 @@ class HttpTransport:
         assert self._client is not None and self._ears is not None
         ears = self._ears
         place = _StreamPosition()
-        done = await self._events(response, place, number)
+        done = await self._deliver_events(response, place, number)
         fruitless = 0
         while not done:
             if not place.last or fruitless >= MAX_STREAM_RESUMES:
@@ -250,7 +250,7 @@ class HttpTransport:
                 return
             await self._sleep(place.pause_s)
             before = place.last
-            head = {**self._head(accept="text/event-stream"), _EVENT: place.last}
+            head = {**self._make_request_headers(accept="text/event-stream"), _EVENT: place.last}
             try:
                 async with self._client.stream("GET", self._url, headers=head) as again:
                     if again.status_code != 200:
@@ -261,12 +261,12 @@ class HttpTransport:
                             ),
                         )
                         return
-                    done = await self._events(again, place, number)
+                    done = await self._deliver_events(again, place, number)
             except httpx2.ConnectError:
                 pass
             fruitless = 0 if place.last != before else fruitless + 1
 
-    async def _events(self, response: httpx2.Response, place: _StreamPosition, number: int | None) -> bool:
+    async def _deliver_events(self, response: httpx2.Response, place: _StreamPosition, number: int | None) -> bool:
         """Deliver the events of a stream, and return whether the answer to ``number`` was among them."""
         assert self._ears is not None
         try:
@@ -274,7 +274,7 @@ class HttpTransport:
                 place.advance(event)
                 if event.event not in ("message", "") or not event.data:
                     continue
-                for message in parse_messages(event.data.encode("utf-8", "surrogatepass")):
+                for message in parse_json_rpc_messages(event.data.encode("utf-8", "surrogatepass")):
                     if message is None:
                         if number is not None:
                             self._ears.on_request_failed(
@@ -295,12 +295,12 @@ class HttpTransport:
             pass  # the stream broke off
         return False
 
-    async def _listen(self) -> None:
+    async def _listen_for_server_messages(self) -> None:
         """Deliver messages outside of any request, as long as the server offers the stream."""
         assert self._client is not None and self._ears is not None
         place, failures = _StreamPosition(), 0
         while True:
-            head = self._head(accept="text/event-stream")
+            head = self._make_request_headers(accept="text/event-stream")
             if place.last:
                 head[_EVENT] = place.last
             try:
@@ -311,7 +311,7 @@ class HttpTransport:
                     if response.status_code != 200:
                         return
                     failures = 0
-                    await self._events(response, place, None)
+                    await self._deliver_events(response, place, None)
             except SignInRequired:
                 return
             except httpx2.HTTPError as error:
@@ -336,7 +336,7 @@ class _StreamPosition:
             self.pause_s = min(max(event.retry / 1000, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
-async def read_body(response: httpx2.Response, handler: TransportHandler, number: int) -> bytes:
+async def read_limited_body(response: httpx2.Response, handler: TransportCallbacks, number: int) -> bytes:
     """Return the whole body; empty after reporting an error if it exceeds the limit."""
     kept = bytearray()
     async for piece in response.aiter_raw():
@@ -361,7 +361,7 @@ async def _response_error(response: httpx2.Response, kind: str) -> Exception:
         if len(said) > MAX_MESSAGE_BYTES:
             break
     if kind == "application/json":
-        for message in parse_messages(said):
+        for message in parse_json_rpc_messages(said):
             error: Any = message.get("error") if message is not None else None
             if isinstance(error, dict) and isinstance(error.get("code"), int):  # pyright: ignore[reportUnknownMemberType]
                 return RpcError(error["code"], str(error.get("message", ""))[:4000], error.get("data"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
@@ -385,7 +385,7 @@ def encode_header_value(value: str) -> str:
 # The first HTTP transport (2024-11-05): one stream of events from the server, and POSTs to an address that the stream names.
 
 
-class SseTransport:
+class LegacySseTransport:
     """The HTTP+SSE transport of one server."""
 
     def __init__(self, definition: ServerDefinition, client: Callable[[], httpx2.AsyncClient]) -> None:
@@ -396,9 +396,9 @@ class SseTransport:
         self._stream: asyncio.Task[None] | None = None
         self._posts: set[asyncio.Task[None]] = set()
         self._endpoint: asyncio.Future[str] | None = None
-        self._ears: TransportHandler | None = None
+        self._ears: TransportCallbacks | None = None
 
-    async def open(self, handler: TransportHandler) -> None:
+    async def open(self, handler: TransportCallbacks) -> None:
         self._client, self._ears = self._make(), handler
         self._endpoint = asyncio.get_running_loop().create_future()
         self._stream = asyncio.create_task(
@@ -416,7 +416,7 @@ class SseTransport:
     def abandon_request(self, request: int) -> bool:
         return False
 
-    def watch_call(self) -> AbstractAsyncContextManager[None]:
+    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()  # a remote server cannot write here
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
@@ -455,7 +455,7 @@ class SseTransport:
                 )
 
     async def _read_stream(
-        self, client: httpx2.AsyncClient, handler: TransportHandler, endpoint: asyncio.Future[str]
+        self, client: httpx2.AsyncClient, handler: TransportCallbacks, endpoint: asyncio.Future[str]
     ) -> None:
         why = UpstreamConnectionLost("the server's stream of events ended")
         try:
@@ -463,7 +463,7 @@ class SseTransport:
             for _ in range(3):
                 head = {**self._fields, "accept": "text/event-stream"}
                 async with client.stream("GET", url, headers=head) as response:
-                    onward = same_origin_redirect(response)
+                    onward = find_same_server_redirect(response)
                     if onward is not None:
                         url = onward
                         continue
@@ -472,7 +472,7 @@ class SseTransport:
                             f"the server answered {response.status_code} {response.reason_phrase}", unsent=True
                         )
                         break
-                    await self._events(response, url, handler, endpoint)
+                    await self._deliver_events(response, url, handler, endpoint)
                     break
         except httpx2.SSEError:
             why = UpstreamConnectionLost(
@@ -489,8 +489,8 @@ class SseTransport:
         handler.on_connection_lost(why)
 
     @staticmethod
-    async def _events(
-        response: httpx2.Response, url: str, ears: TransportHandler, endpoint: asyncio.Future[str]
+    async def _deliver_events(
+        response: httpx2.Response, url: str, ears: TransportCallbacks, endpoint: asyncio.Future[str]
     ) -> None:
         """Deliver the events of the stream.
 
@@ -504,7 +504,7 @@ class SseTransport:
                     raise ValueError(f"the server names an endpoint on {there.host}, which is another server")
                 endpoint.set_result(target)
             elif event.event in ("message", "") and event.data:
-                for message in parse_messages(event.data.encode("utf-8", "surrogatepass")):
+                for message in parse_json_rpc_messages(event.data.encode("utf-8", "surrogatepass")):
                     if message is None:
                         ears.on_request_failed(None, AnswerTooLong("it is not valid JSON"))
                     else:

@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from handrail.upstream.client.client_session import AnswerTooLong, RpcError, UpstreamConnectionLost
+from handrail.upstream.client.upstream_session import AnswerTooLong, RpcError, UpstreamConnectionLost
 
 if TYPE_CHECKING:
-    from handrail.upstream.client.client_session import UpstreamSession
+    from handrail.upstream.client.upstream_session import UpstreamSession
 
 MAX_SUBSCRIPTIONS = 1_000
 ACKNOWLEDGE_TIMEOUT_S = 5.0
@@ -25,7 +25,7 @@ _RETRY_DELAYS_S = (0.1, 1.0, 5.0, 30.0)
 _METHOD_NOT_FOUND = -32601
 
 
-class UpstreamSubscriptions:
+class ServerResourceSubscriptions:
     """The resource subscriptions at one server."""
 
     def __init__(self) -> None:
@@ -42,13 +42,17 @@ class UpstreamSubscriptions:
         self._deaf = False
         """Whether the server does not implement the stream."""
 
-    def attach(self, conversation: UpstreamSession, changed: asyncio.Event) -> None:
+    def subscribe_on_connection(self, conversation: UpstreamSession, changed: asyncio.Event) -> None:
         """Subscribe on a new connection. Called by its owner.
 
         :param changed: set after a gap in the stream, in which the lists may have changed
         """
         self._conversation, self._changed, self._deaf = conversation, changed, False
-        work = self._listen(conversation) if conversation.era == "modern" else self._resubscribe(conversation)
+        work = (
+            self._keep_subscription_stream(conversation)
+            if conversation.era == "modern"
+            else self._resubscribe(conversation)
+        )
         self._listener = asyncio.create_task(work, name=f"mcp {conversation.name}: subscriptions")
         self._listener.add_done_callback(lambda _: self._mark_covered(frozenset()))
 
@@ -58,14 +62,14 @@ class UpstreamSubscriptions:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
 
-    def on_resource_updated(self, uri: str) -> None:
+    def notify_subscribers(self, uri: str) -> None:
         """Notify the subscribers of a resource, or of a folder that has it."""
         for wanted, told in tuple(self._told.items()):
             if uri == wanted or uri.startswith(wanted.rstrip("/") + "/"):
                 for tell in tuple(told):
                     tell(uri)
 
-    async def add(self, uri: str, callback: Callable[[str], None]) -> None:
+    async def subscribe_resource(self, uri: str, callback: Callable[[str], None]) -> None:
         """Subscribe to a resource.
 
         :raises RpcError: if the server refuses
@@ -94,7 +98,7 @@ class UpstreamSubscriptions:
                 self._wanted.set()
                 raise
 
-    async def remove(self, uri: str, callback: Callable[[str], None]) -> None:
+    async def unsubscribe_resource(self, uri: str, callback: Callable[[str], None]) -> None:
         """Remove a subscription. Never raises."""
         if not self._remove_callback(uri, callback):
             return
@@ -136,7 +140,7 @@ class UpstreamSubscriptions:
         if self._deaf:
             raise RpcError(_METHOD_NOT_FOUND, "the server does not report changes of resources")
 
-    async def _listen(self, conversation: UpstreamSession) -> None:
+    async def _keep_subscription_stream(self, conversation: UpstreamSession) -> None:
         """Keep the newer era's stream for the wanted resources.
 
         A new stream is acknowledged before the old one ends.

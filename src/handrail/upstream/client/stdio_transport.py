@@ -16,14 +16,14 @@ from typing import Any, cast
 import orjson
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process
+from handrail.contract.sandbox_protocol import Process
 from handrail.registry.sources.executable_tools import cut_to_tail, describe_exit
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
-from handrail.upstream.client.client_session import (
+from handrail.upstream.client.upstream_session import (
     MAX_MESSAGE_BYTES,
     AnswerTooLong,
     Message,
-    TransportHandler,
+    TransportCallbacks,
     UpstreamConnectionLost,
 )
 
@@ -58,13 +58,13 @@ class StdioTransport:
         self._calls = 0
         self._beginning = asyncio.Lock()
 
-    async def open(self, handler: TransportHandler) -> None:
+    async def open(self, handler: TransportCallbacks) -> None:
         try:
             self._process = await self._start()
         except ToolError as error:
             raise UpstreamConnectionLost(error.text, unsent=True) from None
         self._reader = asyncio.create_task(
-            self._read_lines(self._process, handler), name="mcp: reads a server's stdout"
+            self._read_messages(self._process, handler), name="mcp: reads a server's stdout"
         )
 
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
@@ -79,7 +79,7 @@ class StdioTransport:
         return False
 
     @asynccontextmanager
-    async def watch_call(self) -> AsyncGenerator[None]:
+    async def guard_protected_names(self) -> AsyncGenerator[None]:
         guarded = self._process if isinstance(self._process, GuardedProcess) else None
         if guarded is None:
             yield
@@ -92,9 +92,9 @@ class StdioTransport:
             try:
                 yield
             except Exception:  # it may have changed something before it failed
-                await _raise_for_violations(guarded)
+                await _raise_for_changed_names(guarded)
                 raise
-            await _raise_for_violations(guarded)
+            await _raise_for_changed_names(guarded)
         finally:
             self._calls -= 1
 
@@ -117,7 +117,7 @@ class StdioTransport:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._reader
 
-    async def _read_lines(self, process: Process, handler: TransportHandler) -> None:
+    async def _read_messages(self, process: Process, handler: TransportCallbacks) -> None:
         """Read lines until the end of the program, keeping at most one message in memory."""
         kept = bytearray()
         skipping = False
@@ -156,13 +156,13 @@ class StdioTransport:
         except ToolError as error:
             handler.on_connection_lost(UpstreamConnectionLost(error.text))
 
-    def _line(self, ears: TransportHandler, line: bytes) -> None:
+    def _line(self, ears: TransportCallbacks, line: bytes) -> None:
         if len(line) > MAX_MESSAGE_BYTES:
             self._too_long(ears, line[:_EDGE_BYTES] + line[-_EDGE_BYTES:])
             return
         if not line.strip():
             return
-        for message in parse_messages(line):
+        for message in parse_json_rpc_messages(line):
             if message is None:
                 self._garbage += 1
                 if len(line) > 1 and line.lstrip()[:1] in (b"{", b"["):
@@ -171,7 +171,7 @@ class StdioTransport:
                 ears.on_message(message, None)
 
     @staticmethod
-    def _too_long(ears: TransportHandler, edges: bytes) -> None:
+    def _too_long(ears: TransportCallbacks, edges: bytes) -> None:
         found = _LEADING_ID.match(edges) or _TRAILING_ID.search(edges)
         ears.on_request_failed(
             int(found[1]) if found else None,
@@ -194,7 +194,7 @@ class StdioTransport:
         return f"{said}; stderr: {errors}{''.join(remedies)}" if errors else said
 
 
-async def _raise_for_violations(guarded: GuardedProcess) -> None:
+async def _raise_for_changed_names(guarded: GuardedProcess) -> None:
     """Check the protected names after a call.
 
     :raises ToolError: ``denied`` if the call changed a protected name
@@ -216,7 +216,7 @@ def _describe_violations(paths: Sequence[str]) -> str:
     )
 
 
-def parse_messages(text: bytes) -> list[Message | None]:
+def parse_json_rpc_messages(text: bytes) -> list[Message | None]:
     """Parse a line or an HTTP body into its message or list of messages; None for an invalid one."""
     try:
         message = orjson.loads(text)

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.options import CommandOptions, ModelOptions, call_options, model_options
-from handrail.frontends.cli.output import print_note
-from handrail.frontends.cli.runner import open_configured_kernel, run_async
-from handrail.origins.imports import is_installed
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, call_options, model_options
+from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
+from handrail.frontends.cli.terminal_output import print_note
+from handrail.origins.import_guard import can_import_module
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from handrail.agent.model import Model
-    from handrail.contract.agent import AgentManifest
-    from handrail.frontends.acp.session_setup import AcpFrontendSettings
-    from handrail.kernel.kernel import Kernel
-    from handrail.session.transcript import SessionReader
+    from handrail.agent.model_protocol import Model
+    from handrail.contract.agent_manifest import AgentManifest
+    from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
+    from handrail.kernel.kernel_interface import Kernel
+    from handrail.session.transcript_search import SessionReader
 
 
 @click.command("acp")
@@ -51,10 +51,10 @@ def command(
     allows require approval in the editor. Set the command `handrail acp --model MODEL` in the editor's settings. The protocol
     uses stdin and stdout.
     """
-    if not is_installed("acp"):
+    if not can_import_module("acp"):
         raise click.UsageError("The ACP agent requires the extra 'acp'. Install it: pip install 'handrail[acp]'")
     from handrail.agent.providers import MODEL_FORMS
-    from handrail.frontends.acp.session_setup import AcpFrontendSettings
+    from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
 
     def chosen(manifest: AgentManifest) -> Model:
         return asked.open_model_for(
@@ -80,29 +80,29 @@ def command(
 
     given = context.get_parameter_source("workspace") is ParameterSource.COMMANDLINE
     only = str(Path(setting.workspace).resolve()) if given else None
-    serving = AcpFrontendSettings(opening, kept, chosen, asked.budget, only, setting.headless, models, named)
+    serving = AcpFrontendSettings(opening, kept, chosen, asked.make_run_budget, only, setting.headless, models, named)
     if sys.stdin.isatty():
         print_note("handrail acp: waiting for an ACP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
-    return run_async(lambda _: _serve(serving))
+    return run_on_event_loop(lambda _: _serve(serving))
 
 
 @contextmanager
 def _session_reader(setting: CommandOptions) -> Generator[SessionReader]:
-    from handrail.frontends.cli.runner import open_readers
+    from handrail.frontends.cli.command_runner import open_sessions_and_log
 
-    with open_readers(setting) as (reader, _):
+    with open_sessions_and_log(setting) as (reader, _):
         yield reader
 
 
 async def _serve(serving: AcpFrontendSettings) -> int:
-    from handrail.frontends.acp.agent import serve_client
-    from handrail.frontends.acp.transport import PipeTransport
-    from handrail.frontends.mcp.stdio import open_stdio
+    from handrail.frontends.acp.acp_agent import serve_acp_client
+    from handrail.frontends.acp.acp_transport import JsonLinesTransport
+    from handrail.frontends.mcp.mcp_stdio_server import open_stdio
 
     async with open_stdio() as ends:
         if ends is None:
             raise click.UsageError(
                 "Unsupported stdin or stdout. Expected pipes or a terminal, as an editor provides them."
             )
-        await serve_client(PipeTransport(*ends), serving)
+        await serve_acp_client(JsonLinesTransport(*ends), serving)
     return OUTPUT

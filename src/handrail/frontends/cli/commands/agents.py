@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import align_columns, print_json, print_line, to_one_line
+from handrail.frontends.cli.terminal_output import align_columns, print_escaped_line, print_json, to_one_line
 
 if TYPE_CHECKING:
-    from handrail.kernel.agents import ValidatedAgent
+    from handrail.kernel.agent_loading import ValidatedAgent
 
 
 @click.command("agents")
@@ -23,20 +23,20 @@ def command(setting: CommandOptions) -> int:
     Lists each agent with its role and number of tools, and every fault of an agent that cannot be used here. A faulty agent
     does not affect other agents. Tools that a program registers in code are not included.
     """
-    from handrail.kernel.agents import validate_agents
-    from handrail.kernel.sandbox_factory import make_sandbox
-    from handrail.store.folders import locate_folders
+    from handrail.kernel.agent_loading import validate_agents
+    from handrail.kernel.sandbox_selection import make_limited_sandbox
+    from handrail.store.state_folders import locate_folders
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    found = list(validate_agents(config, folders, make_sandbox(config)))
+    found = list(validate_agents(config, folders, make_limited_sandbox(config)))
     if setting.json:
         print_json([_agent_data(agent) for agent in found])
         return OUTPUT
     for agent, line in zip(found, align_columns(_row(agent) for agent in found), strict=True):
-        print_line(line)
+        print_escaped_line(line)
         for fault in agent.faults:
-            print_line(f"  {to_one_line(str(fault))}")
+            print_escaped_line(f"  {to_one_line(str(fault))}")
     return OUTPUT
 
 

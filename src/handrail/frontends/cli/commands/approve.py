@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.options import CommandOptions, agent_options
-from handrail.frontends.cli.output import print_json, print_line, print_note, to_one_line
-from handrail.frontends.cli.runner import InterruptHandler, open_configured_kernel, print_startup_notes, run_async
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, agent_options
+from handrail.frontends.cli.command_runner import (
+    InterruptHandler,
+    open_configured_kernel,
+    print_startup_notes,
+    run_on_event_loop,
+)
 from handrail.frontends.cli.shell_completion import approval_ids
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, to_one_line
 
 if TYPE_CHECKING:
-    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalChoice, ApprovalService
+    from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalChoice, ApprovalService
     from handrail.kernel.approval_client import ApprovalClient
-    from handrail.store.tables.approvals import ApprovalReader
+    from handrail.store.tables.approval_tables import ApprovalReader
 
 ANSWERED_BY = "handrail approve"
 _POLL_INTERVAL_S = 0.2
@@ -72,14 +77,16 @@ def command(
     if given and request_id is None:
         raise click.UsageError("The ID of the request is missing. For example: handrail approve ID --once")
     if revoke is not None:
-        return run_async(lambda _: _revoke(setting, revoke))
+        return run_on_event_loop(lambda _: _revoke(setting, revoke))
     if rules_only:
         return _show_rules(setting)
     if given:
         assert request_id is not None
-        return run_async(lambda _: _decide(setting, request_id, choice, message, arguments, answers))
+        return run_on_event_loop(lambda _: _decide(setting, request_id, choice, message, arguments, answers))
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (only_list or setting.json or setting.headless)
-    return run_async(lambda interruption: _review_requests(setting, request_id, interruption, asks=asks, wait=wait))
+    return run_on_event_loop(
+        lambda interruption: _review_requests(setting, request_id, interruption, asks=asks, wait=wait)
+    )
 
 
 def _has_answer(choice: str | None, message: str, arguments: str | None, answers: Sequence[str]) -> bool:
@@ -106,16 +113,16 @@ async def _decide(
     arguments: str | None,
     answers: Sequence[str],
 ) -> int:
-    from handrail.contract.approvals import ApprovalAnswer
+    from handrail.contract.approval_requests import ApprovalAnswer
     from handrail.contract.errors import ToolError
 
     changed = None
     if arguments is not None:
-        from handrail.frontends.cli.commands.call import read_arguments
+        from handrail.frontends.cli.commands.call import read_json_argument
         from handrail.frontends.cli.terminal_approvals import parse_changed_arguments
 
         try:
-            changed = parse_changed_arguments(read_arguments(arguments))
+            changed = parse_changed_arguments(read_json_argument(arguments))
         except ValueError as error:
             raise click.UsageError(f"Invalid value for `--arguments`. {error}") from None
     desk = _answer_service(setting)
@@ -159,9 +166,9 @@ def _show_decided(setting: CommandOptions, decided: Approval) -> None:
         "reject-always": decided.request.suggested_deny,
     }
     stored = rule.get(decided.choice or "")
-    print_line(f"{decided.id}  {decided.choice if decided.kind == 'approval' else decided.state}")
+    print_escaped_line(f"{decided.id}  {decided.choice if decided.kind == 'approval' else decided.state}")
     if stored is not None:
-        print_line(f"stored rule  {to_one_line(stored)}")
+        print_escaped_line(f"stored rule  {to_one_line(stored)}")
 
 
 async def _review_requests(
@@ -193,7 +200,7 @@ async def _review_requests(
 def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
     """Return the requests to show, or None, with a note, if the named request cannot be answered."""
     if request_id is None:
-        return [] if reader is None else reader.pending(time.time_ns())
+        return [] if reader is None else reader.list_pending_requests(time.time_ns())
     row = None if reader is None else reader.get(request_id)
     if row is None:
         _report_unknown_request(request_id)
@@ -246,16 +253,16 @@ async def _ask_user(desk: ApprovalClient, terminal: Any, row: Approval) -> Appro
 
 
 async def _show(row: Approval, workspace: str) -> None:
-    from handrail.frontends.cli.terminal_approvals import preview_edit, question_lines, request_lines
+    from handrail.frontends.cli.terminal_approvals import format_question_lines, format_request_lines, preview_edit_diff
 
     request = row.request
     if row.kind == "question":
         lines = [f"{row.id}  {to_one_line(request.tool_id)} asks a question"]
         for question in row.questions:
-            lines += [f"  {line}" for line in question_lines(question)]
+            lines += [f"  {line}" for line in format_question_lines(question)]
         lines.append("  to answer: --answer TEXT" + (", once for each question" if len(row.questions) > 1 else ""))
     else:
-        lines = request_lines(request, await preview_edit(request, workspace))
+        lines = format_request_lines(request, await preview_edit_diff(request, workspace))
         if request.suggested_rule is not None:
             given = "--project stores" if request.is_shared else "--session and --project store"
             lines.append(f"  {given} the rule  {to_one_line(request.suggested_rule)}")
@@ -266,7 +273,7 @@ async def _show(row: Approval, workspace: str) -> None:
             lines.append(f"  --reject-always stores the rule  {to_one_line(request.suggested_deny)}")
     lines.append(f"  session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}")
     for line in [*lines, ""]:
-        print_line(line)
+        print_escaped_line(line)
 
 
 def _ages(row: Approval) -> str:
@@ -292,7 +299,7 @@ def _show_rules(setting: CommandOptions) -> int:
         print_note("No rules are stored for this workspace.")
     else:
         for rule in rules:
-            print_line(f"{rule.id}  {to_one_line(rule.text)}  (from request {rule.approval_id})")
+            print_escaped_line(f"{rule.id}  {to_one_line(rule.text)}  (from request {rule.approval_id})")
     return OUTPUT
 
 
@@ -308,7 +315,7 @@ async def _revoke(setting: CommandOptions, rule_id: str) -> int:
     except ToolError as error:
         print_note(f"{error.kind}: {error}")
         return ERROR
-    print_json(asdict(rule)) if setting.json else print_line(f"removed  {to_one_line(rule.text)}")
+    print_json(asdict(rule)) if setting.json else print_escaped_line(f"removed  {to_one_line(rule.text)}")
     return OUTPUT
 
 
@@ -323,7 +330,7 @@ async def _wait_for_state(setting: CommandOptions) -> None:
 
 async def _wait_for_request(reader: ApprovalReader | None, interruption: InterruptHandler) -> None:
     """Wait until a request is open. SQLite does not notify other processes of changes, so this polls."""
-    while reader is not None and not reader.pending(time.time_ns(), limit=1):
+    while reader is not None and not reader.list_pending_requests(time.time_ns(), limit=1):
         version = reader.data_version()
         while reader.data_version() == version:  # noqa: ASYNC110 - an event cannot cross processes
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -334,14 +341,14 @@ def _answer_service(setting: CommandOptions) -> ApprovalClient | None:
 
     The process that holds the workspace takes them, or else the database.
     """
-    from handrail.kernel.approval_client import ApprovalClient, WorkspaceOptions
+    from handrail.kernel.approval_client import ApprovalClient, ApprovalWorkspace
 
     with _open_approval_reader(setting) as (reader, _):
         if reader is None:
             return None
     given = setting.workspace, setting.state, setting.config, setting.settings, setting.allow_home
     return ApprovalClient(
-        WorkspaceOptions(*given, frontend="approve"), lambda: _open_kernel_approvals(setting), print_startup_notes
+        ApprovalWorkspace(*given, frontend="approve"), lambda: _open_kernel_approvals(setting), print_startup_notes
     )
 
 
@@ -358,8 +365,8 @@ def _open_approval_reader(setting: CommandOptions) -> Generator[tuple[ApprovalRe
     The reader is None if the workspace has no stored state.
     """
     from handrail.kernel.approval_client import open_approval_reader
-    from handrail.store.database.connection import DatabaseNotCreated
-    from handrail.store.folders import locate_folders
+    from handrail.store.database.sqlite_connection import DatabaseNotCreated
+    from handrail.store.state_folders import locate_folders
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     with ExitStack() as stack:

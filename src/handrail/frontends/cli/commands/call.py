@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import AWAITING_APPROVAL, DENIED, ERROR, OUTPUT
-from handrail.frontends.cli.options import CommandOptions, call_options
-from handrail.frontends.cli.output import print_json, print_line, print_note, print_result, to_one_line
-from handrail.frontends.cli.runner import (
+from handrail.frontends.cli.command_group import AWAITING_APPROVAL, DENIED, ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, call_options
+from handrail.frontends.cli.command_runner import (
     InterruptHandler,
     approval_handler_for,
     open_configured_kernel,
-    run_async,
-    with_caller_agent,
+    run_on_event_loop,
+    use_request_agent,
 )
 from handrail.frontends.cli.shell_completion import approval_ids, tool_ids
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, print_result, to_one_line
 
 if TYPE_CHECKING:
-    from handrail.contract.call import Event, Result
-    from handrail.contract.session import Session
-    from handrail.kernel.kernel import Kernel
+    from handrail.contract.calls_and_results import Event, Result
+    from handrail.contract.session_protocols import Session
+    from handrail.kernel.kernel_interface import Kernel
 
 
 @click.command("call")
@@ -51,26 +51,26 @@ def command(setting: CommandOptions, tool: str | None, arguments: str | None, wa
     if resume is not None:
         if tool is not None:
             raise click.UsageError("`--resume` cannot be combined with TOOL, because it resumes the call as proposed.")
-        return run_async(
-            lambda interruption: _resume(with_caller_agent(setting, resume), resume, interruption, wait=wait)
+        return run_on_event_loop(
+            lambda interruption: _resume(use_request_agent(setting, resume), resume, interruption, wait=wait)
         )
     if tool is None:
         raise click.UsageError("TOOL is missing: handrail call TOOL [JSON]. `handrail tools` lists the tools.")
-    text = read_arguments("{}" if arguments is None else arguments)
-    return run_async(lambda interruption: _call(setting, tool, text, interruption, wait=wait))
+    text = read_json_argument("{}" if arguments is None else arguments)
+    return run_on_event_loop(lambda interruption: _call(setting, tool, text, interruption, wait=wait))
 
 
 async def _call(
     setting: CommandOptions, tool: str, arguments: bytes, interruption: InterruptHandler, *, wait: bool
 ) -> int:
-    from handrail.contract.call import ProposedCall
+    from handrail.contract.calls_and_results import ProposedCall
 
     person = approval_handler_for(setting, waits=wait)
     async with open_configured_kernel(setting) as kernel:
         session = await kernel.session(approval_handler=person)
         if sys.stderr.isatty():
-            session.watch(_print_event)
-        interruption.stop = session.cancel
+            session.watch_events(_print_event)
+        interruption.stop = session.cancel_running_calls
         answers = await session.start_turn().call_all([ProposedCall(tool, arguments)])
         if (wanted := answers[0].result.metadata.get("documentation_required")) is not None:
             await _print_documentation(session, str(wanted))
@@ -105,8 +105,8 @@ async def _resume(setting: CommandOptions, approval_id: str, interruption: Inter
             return ERROR
         session = await kernel.session(request.session_id, approval_handler=approval_handler_for(setting, waits=wait))
         if sys.stderr.isatty():
-            session.watch(_print_event)
-        interruption.stop = session.cancel
+            session.watch_events(_print_event)
+        interruption.stop = session.cancel_running_calls
         result = (await session.recover_result(request.call_id)).result
         interruption.stop = None
         if kernel.approvals.list_pending(session.id):
@@ -121,12 +121,12 @@ async def _wait_for_job(kernel: Kernel, job_id: str, answered: Result, interrupt
 
     Otherwise the job continues in the other process. An interruption stops the job.
     """
-    from handrail.kernel.local import LocalKernel
+    from handrail.kernel.local_kernel import LocalKernel
 
     if not isinstance(kernel, LocalKernel):
         return answered
     print_note(f"{job_id} runs in this process, which waits for it. To see its output: handrail jobs read {job_id}")
-    interruption.stop = kernel.components.arbiter.jobs.stop_all
+    interruption.stop = kernel.components.arbiter.jobs.request_stop_of_jobs
     while (result := await kernel.jobs.wait(job_id, timeout_ms=60_000)) is None:
         pass
     interruption.stop = None
@@ -146,14 +146,14 @@ def _print_result(setting: CommandOptions, result: Result) -> int:
     if setting.json:
         print_json(result.to_dict())
     elif parked is not None:
-        print_line(str(parked))
+        print_escaped_line(str(parked))
         print_note(f"The call waits for approval. Run handrail approve {parked}, then handrail call --resume {parked}.")
     else:
         print_result(result)
-    return exit_code(result)
+    return get_exit_code(result)
 
 
-def exit_code(result: Result) -> int:
+def get_exit_code(result: Result) -> int:
     """Return the exit code: 0 for an output, 3 if denied, 4 if waiting for approval, 1 for other errors."""
     if result.ok:
         return OUTPUT
@@ -162,14 +162,14 @@ def exit_code(result: Result) -> int:
     return DENIED if result.error_kind == "denied" else ERROR
 
 
-def read_arguments(text: str) -> bytes:
+def read_json_argument(text: str) -> bytes:
     """Return the JSON text: the argument itself, stdin for ``-``, or the content of a file for ``@FILE``.
 
     At most one byte over the limit of a call is read, so that the call itself reports the limit.
 
     :raises UsageError: if the file cannot be read
     """
-    from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
+    from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES
 
     if text == "-":
         return sys.stdin.buffer.read(MAX_ARGUMENT_BYTES + 1)

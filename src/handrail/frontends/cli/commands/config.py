@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import (
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.terminal_output import (
     align_columns,
-    json_text,
-    print_block,
+    format_terminal_json,
+    print_escaped_line,
+    print_escaped_lines,
     print_json,
-    print_line,
     print_note,
     to_one_line,
 )
 
 if TYPE_CHECKING:
-    from handrail.config import Configuration, LayerValue
+    from handrail.config import LayerValue, MergedConfiguration
 
 
 @click.command("config")
@@ -34,24 +34,24 @@ def command(setting: CommandOptions, schema: bool) -> int:
     It starts nothing. If the configuration is faulty, it prints every fault and exits with 5.
     """
     if schema:
-        from handrail.config.template import build_schema as described
+        from handrail.config.template import build_config_json_schema as described
 
-        print_block(json_text(described(), indent=2))
+        print_escaped_lines(format_terminal_json(described(), indent=2))
         return OUTPUT
     config = read_configuration(setting)
     if setting.json:
         print_json(_config_data(config))
     else:
         _show(config)
-        note_lease_holder(setting)
+        note_outdated_lease_holder(setting)
     return OUTPUT
 
 
-def note_lease_holder(setting: CommandOptions) -> None:
+def note_outdated_lease_holder(setting: CommandOptions) -> None:
     """Print a note if a running process still uses an earlier configuration."""
     from handrail.contract.errors import StartError
-    from handrail.store.folders import locate_folders
     from handrail.store.lease import find_lease_holder
+    from handrail.store.state_folders import locate_folders
 
     with suppress(StartError):  # handrail doctor reports the problem
         if (
@@ -60,7 +60,7 @@ def note_lease_holder(setting: CommandOptions) -> None:
             print_note(f"{holder} holds this workspace, and still uses the settings from its start.")
 
 
-def read_configuration(setting: CommandOptions) -> Configuration:
+def read_configuration(setting: CommandOptions) -> MergedConfiguration:
     """Load the configuration that the options describe.
 
     :raises LoadError: with every fault, including invalid rules
@@ -68,9 +68,9 @@ def read_configuration(setting: CommandOptions) -> Configuration:
     """
     from handrail.config import load_configuration
     from handrail.contract.errors import Diagnostic, LoadError
-    from handrail.policy.rules.definitions import parse_rule
-    from handrail.policy.rules.validation import fault_in_examples
-    from handrail.store.folders import locate_folders
+    from handrail.policy.rules.rules_and_modes import parse_rule
+    from handrail.policy.rules.validation import find_failing_example
+    from handrail.store.state_folders import locate_folders
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     config = load_configuration(setting.config, folders=folders, flags=setting.settings)
@@ -78,7 +78,7 @@ def read_configuration(setting: CommandOptions) -> Configuration:
     for rule in (*config.rules, *config.inactive_rules):
         try:
             parsed = parse_rule(rule.text, scope=rule.scope, source=rule.source)
-            if problem := fault_in_examples(parsed, rule.match, rule.not_match, None):
+            if problem := find_failing_example(parsed, rule.match, rule.not_match, None):
                 raise ValueError(problem)
         except ValueError as error:
             faults.append(Diagnostic(rule.source, "", str(error)))
@@ -87,23 +87,23 @@ def read_configuration(setting: CommandOptions) -> Configuration:
     return config
 
 
-def to_json(value: object) -> str:
+def to_one_line_json(value: object) -> str:
     """Return a value as JSON on one line."""
-    return json_text(value)
+    return format_terminal_json(value)
 
 
-def _show(config: Configuration) -> None:
+def _show(config: MergedConfiguration) -> None:
     in_force = _rows(value for value in config.values if not value.inactive_reason)
     for line in align_columns([("KEY", "VALUE", "ORIGIN"), *in_force]):
-        print_line(line)
+        print_escaped_line(line)
     out_of_force = [value for value in config.values if value.inactive_reason]
     if out_of_force:
-        print_line()
-        print_line("without effect")
+        print_escaped_line()
+        print_escaped_line("without effect")
         for line in align_columns(
             (*row, value.inactive_reason) for row, value in zip(_rows(out_of_force), out_of_force, strict=True)
         ):
-            print_line(f"  {line}")
+            print_escaped_line(f"  {line}")
     print_note("")
     print_note(f"configuration: {config.file or f'none (searched in {config.folder})'}")
     if config.workspace is not None:
@@ -112,10 +112,10 @@ def _show(config: Configuration) -> None:
 
 
 def _rows(values: Iterable[LayerValue]) -> list[tuple[str, str, str]]:
-    return [(value.key, to_json(value.value), str(value.origin)) for value in values]
+    return [(value.key, to_one_line_json(value.value), str(value.origin)) for value in values]
 
 
-def _config_data(config: Configuration) -> dict[str, object]:
+def _config_data(config: MergedConfiguration) -> dict[str, object]:
     own = config.workspace
     return {
         "settings": config.settings.model_dump(mode="json"),

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import CANNOT_START, OUTPUT
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import MAX_NAME, print_block, print_json, print_line, print_styled, to_one_line
+from handrail.frontends.cli.command_group import CANNOT_START, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.shell_completion import agents
+from handrail.frontends.cli.terminal_output import (
+    MAX_NAME,
+    print_escaped_line,
+    print_escaped_lines,
+    print_json,
+    print_styled_line,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
     from handrail.kernel.doctor import DoctorCheck
@@ -40,9 +47,9 @@ def command(setting: CommandOptions, of_agent: str | None, self_check: bool) -> 
         return _check_agent(setting, of_agent)
     if self_check:
         return _self_check(setting)
-    from handrail.kernel.doctor import run_checks
+    from handrail.kernel.doctor import run_doctor_checks
 
-    checks = run_checks(
+    checks = run_doctor_checks(
         setting.workspace, setting.state, setting.config, flags=setting.settings, allow_home=setting.allow_home
     )
     if setting.json:
@@ -61,17 +68,17 @@ def _print_checks(checks: list[DoctorCheck]) -> None:
     for check, name in zip(checks, names, strict=True):
         mark, colour = MARKS[check.state]
         detail = check.detail.replace("\r\n", "\n").replace("\n", f"\n{margin}")
-        print_styled((f"{mark} ", colour), (name.ljust(width), "bold"), (f"  {detail}", ""))
+        print_styled_line((f"{mark} ", colour), (name.ljust(width), "bold"), (f"  {detail}", ""))
         if check.remedy:
-            print_block(f"{margin}→ {check.remedy}".replace("\n", f"\n{margin}  "))
+            print_escaped_lines(f"{margin}→ {check.remedy}".replace("\n", f"\n{margin}  "))
 
 
 def _check_agent(setting: CommandOptions, agent: str) -> int:
     from handrail.frontends.cli.commands.config import read_configuration
-    from handrail.kernel.doctor.workspace_checks import report_capabilities
-    from handrail.store.folders import locate_folders
+    from handrail.kernel.doctor.workspace_checks import report_agent_capabilities
+    from handrail.store.state_folders import locate_folders
 
-    found = report_capabilities(
+    found = report_agent_capabilities(
         read_configuration(setting),
         locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home),
         agent,
@@ -84,34 +91,34 @@ def _check_agent(setting: CommandOptions, agent: str) -> int:
 
 
 def _print_capabilities(found: CapabilityReport) -> None:
-    print_line(f"capabilities of agent {found.agent}")
+    print_escaped_line(f"capabilities of agent {found.agent}")
     for line in found.whole or ("nothing",):
-        print_line(f"  {line}{'  (its manifest)' if line in found.own else ''}")
+        print_escaped_line(f"  {line}{'  (its manifest)' if line in found.own else ''}")
     if found.ceiling is not None:
-        print_line("limited by this machine's ceiling")
+        print_escaped_line("limited by this machine's ceiling")
         for line in found.ceiling or ("nothing",):
-            print_line(f"  {line}")
-    print_line("tools (each call has only what its tool requires)")
+            print_escaped_line(f"  {line}")
+    print_escaped_line("tools (each call has only what its tool requires)")
     for tool in found.tools:
         withheld = f", unavailable: {tool.withheld}" if tool.withheld else ""
-        print_line(to_one_line(f"  {tool.id}, sandbox: {tool.confined_by}{withheld}"))
+        print_escaped_line(to_one_line(f"  {tool.id}, sandbox: {tool.confined_by}{withheld}"))
         for line in tool.has:
-            print_line(f"    {'adds' if line in tool.adds else 'has '}  {line}")
+            print_escaped_line(f"    {'adds' if line in tool.adds else 'has '}  {line}")
 
 
 def _self_check(setting: CommandOptions) -> int:
     from handrail.frontends.cli.commands.config import read_configuration
-    from handrail.kernel.sandbox_factory import choose_provider
-    from handrail.sandbox.selfcheck import count_states, self_check
+    from handrail.kernel.sandbox_selection import choose_unlimited_sandbox
+    from handrail.sandbox.selfcheck import count_check_states, self_check
 
-    sandbox = choose_provider(read_configuration(setting))
+    sandbox = choose_unlimited_sandbox(read_configuration(setting))
     outcomes = asyncio.run(self_check(sandbox))
-    counts = count_states(outcomes)
+    counts = count_check_states(outcomes)
     if setting.json:
         print_json({"sandbox": sandbox.tier.name, "counts": counts, "checks": [one.to_dict() for one in outcomes]})
     else:
         _print_outcomes(outcomes)
-        print_line(f"{sandbox.tier.name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+        print_escaped_line(f"{sandbox.tier.name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
     return CANNOT_START if counts["open"] else OUTPUT
 
 
@@ -120,7 +127,7 @@ def _print_outcomes(outcomes: list[CheckOutcome]) -> None:
     for one in outcomes:
         mark, colour = OUTCOMES[one.state]
         detail = f": {one.detail}" if one.detail else ""
-        print_styled(
+        print_styled_line(
             (f"{mark} ", colour),
             (one.group.ljust(groups), "bold"),
             (f"  {one.name.ljust(names)}  {one.state}{detail}", ""),

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.commands.call import read_arguments
-from handrail.frontends.cli.options import CommandOptions, call_options
-from handrail.frontends.cli.output import print_block, print_json, print_note
-from handrail.frontends.cli.runner import (
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, call_options
+from handrail.frontends.cli.command_runner import (
     InterruptHandler,
     approval_handler_for,
-    find_approval,
+    find_approval_request,
     open_configured_kernel,
-    run_async,
+    run_on_event_loop,
     warn_about_missing_records,
 )
+from handrail.frontends.cli.commands.call import read_json_argument
 from handrail.frontends.cli.shell_completion import tools_or_calls
+from handrail.frontends.cli.terminal_output import print_escaped_lines, print_json, print_note
 
 
 @click.command("explain")
@@ -31,21 +31,21 @@ def command(setting: CommandOptions, tool: str, arguments: str | None) -> int:
     made with, what decided it, which locks it waited for, and how it ended. That works while Handrail runs. Exits with 0 for
     every decision.
     """
-    if tool.startswith("apr_") and arguments is None and (row := find_approval(setting, tool)) is not None:
+    if tool.startswith("apr_") and arguments is None and (row := find_approval_request(setting, tool)) is not None:
         tool = row.request.call_id
     if "/" in tool:
         if arguments is not None:
             raise click.UsageError(f"{tool[:80]!r} is a call ID, which takes no arguments. Leave out the arguments.")
         return _print_account(setting, tool)
-    text = read_arguments(arguments if arguments is not None else "{}")
-    return run_async(lambda interruption: _explain(setting, tool, text, interruption))
+    text = read_json_argument(arguments if arguments is not None else "{}")
+    return run_on_event_loop(lambda interruption: _explain(setting, tool, text, interruption))
 
 
 def _print_account(setting: CommandOptions, call_id: str) -> int:
     """Print what became of a call, from the log."""
     from handrail.record.call_timeline import read_timeline
     from handrail.record.log_reader import LogReader
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     account = None
@@ -60,13 +60,13 @@ def _print_account(setting: CommandOptions, call_id: str) -> int:
     if setting.json:
         print_json(account.to_dict())
     else:
-        print_block(str(account))
+        print_escaped_lines(str(account))
     return OUTPUT
 
 
 async def _explain(setting: CommandOptions, tool: str, text: bytes, interruption: InterruptHandler) -> int:
     from handrail.contract.errors import ToolError
-    from handrail.contract.text.json_text import InvalidJsonText, parse_arguments
+    from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments
 
     try:
         arguments = parse_arguments(text)
@@ -82,5 +82,5 @@ async def _explain(setting: CommandOptions, tool: str, text: bytes, interruption
     if setting.json:
         print_json(explanation.to_dict())
     else:
-        print_block(str(explanation))
+        print_escaped_lines(str(explanation))
     return OUTPUT

@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.options import CommandOptions, DurationRange, agent_options
-from handrail.frontends.cli.output import MAX_NAME, align_columns, print_json, print_note, print_styled, to_one_line
-from handrail.frontends.cli.runner import InterruptHandler, open_configured_kernel, run_async
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
+from handrail.frontends.cli.terminal_output import (
+    MAX_NAME,
+    align_columns,
+    print_json,
+    print_note,
+    print_styled_line,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
-    from handrail.contract.services.jobs import ToolMatch
+    from handrail.contract.services.job_and_tool_services import ToolMatch
 
 
 @click.command("find")
@@ -35,7 +42,7 @@ def command(setting: CommandOptions, query: str, limit: int, keywords_only: bool
     the first match, and the reason. If no tool matches, the command says so and exits with 1. It searches the same tools as
     find_tools, and loads none of them for a model.
     """
-    return run_async(lambda interruption: _find(setting, query, limit, keywords_only, wait, interruption))
+    return run_on_event_loop(lambda interruption: _find(setting, query, limit, keywords_only, wait, interruption))
 
 
 async def _find(
@@ -81,4 +88,4 @@ def _show(hits: tuple[ToolMatch, ...]) -> None:
     )
     for hit, row in zip(hits, rows, strict=True):
         name, style = len(to_one_line(hit.tool_id, MAX_NAME)), "dim" * hit.is_weak
-        print_styled((row[:name], f"bold {style}"), (row[name:], style), cut=True)
+        print_styled_line((row[:name], f"bold {style}"), (row[name:], style), cut=True)

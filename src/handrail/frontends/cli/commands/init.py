@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import print_json, print_line, print_note
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note
 
 
 @click.command("init")
@@ -24,7 +24,7 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
     from handrail.config import FILE_NAME, default_config_folder
     from handrail.config.template import format_template
     from handrail.contract.errors import StartError
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
 
     if everywhere:
         path = Path(setting.config) if setting.config is not None else default_config_folder() / FILE_NAME
@@ -44,7 +44,7 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
     if setting.json:
         print_json({"written": str(path)})
     else:
-        print_line(f"wrote {path}")
+        print_escaped_line(f"wrote {path}")
     return OUTPUT
 
 

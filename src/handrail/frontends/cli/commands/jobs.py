@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.options import CommandOptions, DurationRange, agent_options
-from handrail.frontends.cli.output import (
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
+from handrail.frontends.cli.terminal_output import (
     align_columns,
     format_bytes,
+    print_escaped_line,
     print_json,
-    print_line,
     print_note,
-    print_payload,
+    print_requested_text,
     print_result,
 )
-from handrail.frontends.cli.runner import open_configured_kernel, run_async
 
 if TYPE_CHECKING:
-    from handrail.contract.services.jobs import Job, JobService
+    from handrail.contract.services.job_and_tool_services import Job, JobService
 
 ACTIONS = ("list", "read", "wait", "stop", "background")
 _READ_TIMEOUT_MS = 10_000
@@ -66,12 +66,12 @@ def command(
     if action == "list":
         if job_id is not None:
             raise click.UsageError("`list` takes no ID. To see the output of a job: handrail jobs read ID")
-        return run_async(lambda _: _list(setting, session_id, running=running))
+        return run_on_event_loop(lambda _: _list(setting, session_id, running=running))
     if action == "background":
-        return run_async(lambda _: _move_to_background(setting, job_id))
+        return run_on_event_loop(lambda _: _move_to_background(setting, job_id))
     if job_id is None:
         raise click.UsageError(f"The job ID is missing: handrail jobs {action} ID. `handrail jobs` lists the jobs.")
-    return run_async(lambda _: _run_action(setting, action, job_id, lines, timeout, follow=follow))
+    return run_on_event_loop(lambda _: _run_action(setting, action, job_id, lines, timeout, follow=follow))
 
 
 async def _list(setting: CommandOptions, session_id: str | None, *, running: bool) -> int:
@@ -86,7 +86,7 @@ async def _list(setting: CommandOptions, session_id: str | None, *, running: boo
             print_json(asdict(job))
     elif found:
         for line in align_columns([("JOB", "STATE", "OUTPUT", "DESCRIPTION"), *(_row(job) for job in found)]):
-            print_line(line)
+            print_escaped_line(line)
     else:
         print_note("No jobs. A call runs as a job if its tool supports it, for example bash with background: true.")
     return OUTPUT
@@ -109,7 +109,7 @@ async def _move_to_background(setting: CommandOptions, call_id: str | None) -> i
             elif found:
                 rows = [(call.call_id, call.tool_id, f"{call.elapsed_ms / 1000:.0f} s", call.summary) for call in found]
                 for line in align_columns([("CALL", "TOOL", "RUNNING", "DESCRIPTION"), *rows]):
-                    print_line(line)
+                    print_escaped_line(line)
             else:
                 print_note("No running call can be moved to the background. Tools such as bash and task support it.")
             return OUTPUT
@@ -121,7 +121,7 @@ async def _move_to_background(setting: CommandOptions, call_id: str | None) -> i
     if setting.json:
         print_json(asdict(job))
     else:
-        print_line(f"{job.id}: {job.state}")
+        print_escaped_line(f"{job.id}: {job.state}")
     return OUTPUT
 
 
@@ -144,12 +144,14 @@ async def _run_action(
 
 async def _read(setting: CommandOptions, jobs: JobService, job_id: str, lines: int | None, *, follow: bool) -> int:
     found = await (
-        jobs.read(job_id, max_bytes=_PIECE) if lines is None else jobs.lines(job_id, offset=-lines, count=lines)
+        jobs.read_output_bytes(job_id, max_bytes=_PIECE)
+        if lines is None
+        else jobs.read_line_range(job_id, offset=-lines, count=lines)
     )
     _print_output(setting, found.text, found.cursor)
     while found.has_more:
         job = await jobs.get(job_id)
-        found = await jobs.read(job_id, cursor=found.cursor, max_bytes=_PIECE)
+        found = await jobs.read_output_bytes(job_id, cursor=found.cursor, max_bytes=_PIECE)
         if found.text:
             _print_output(setting, found.text, found.cursor)
         elif job.has_ended or job.is_suspended or not follow:
@@ -163,12 +165,12 @@ def _print_output(setting: CommandOptions, text: str, cursor: int) -> None:
     if setting.json:
         print_json({"text": text, "cursor": cursor})
     elif text:
-        print_payload(text.removesuffix("\n"))
+        print_requested_text(text.removesuffix("\n"))
     sys.stdout.flush()
 
 
 async def _wait(setting: CommandOptions, jobs: JobService, job_id: str, timeout: float | None) -> int:
-    from handrail.frontends.cli.commands.call import exit_code
+    from handrail.frontends.cli.commands.call import get_exit_code
 
     left_ms = None if timeout is None else round(timeout * 1000)
     while True:
@@ -185,7 +187,7 @@ async def _wait(setting: CommandOptions, jobs: JobService, job_id: str, timeout:
         print_json(result.to_dict())
     else:
         print_result(result)
-    return exit_code(result)
+    return get_exit_code(result)
 
 
 async def _stop(setting: CommandOptions, jobs: JobService, job_id: str) -> int:
@@ -194,7 +196,7 @@ async def _stop(setting: CommandOptions, jobs: JobService, job_id: str) -> int:
     if setting.json:
         print_json(asdict(job))
     else:
-        print_line(f"{job.id}: {job.state}")
+        print_escaped_line(f"{job.id}: {job.state}")
         if before.has_ended:
             print_note(f"{job.id} had already ended.")
     return OUTPUT if job.has_ended else ERROR

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import print_json, print_line, print_note, to_one_line
-from handrail.frontends.cli.shell_completion import files
+from handrail.frontends.cli.shell_completion import complete_files
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, to_one_line
 
 if TYPE_CHECKING:
-    from handrail.authoring.linter import LintFinding
-    from handrail.config import Configuration
+    from handrail.authoring.tool_linter import LintFinding
+    from handrail.config import MergedConfiguration
     from handrail.contract.errors import Diagnostic
-    from handrail.contract.sandbox import Sandbox
-    from handrail.kernel.agents import ValidatedAgent
+    from handrail.contract.sandbox_protocol import Sandbox
+    from handrail.kernel.agent_loading import ValidatedAgent
 
 
 @click.command("lint")
-@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=files)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=complete_files)
 @click.option("--strict", is_flag=True, help="Fail on warnings too.")
 @configuration_options
 def command(setting: CommandOptions, paths: tuple[str, ...], strict: bool) -> int:
@@ -36,15 +36,15 @@ def command(setting: CommandOptions, paths: tuple[str, ...], strict: bool) -> in
 
     A named Python file with @tool functions or tool classes is imported, which runs its code. No other code runs.
     """
-    from handrail.authoring.linter import lint
-    from handrail.kernel.sandbox_factory import make_sandbox
+    from handrail.authoring.tool_linter import lint_tools
+    from handrail.kernel.sandbox_selection import make_limited_sandbox
 
     config = read_configuration(setting)
-    sandbox = make_sandbox(config)
+    sandbox = make_limited_sandbox(config)
     tools: list[str] = []
     findings: list[LintFinding] = []
     for path in [Path(path) for path in paths] or list(_folders(config)):
-        seen, found = lint(path, sandbox)
+        seen, found = lint_tools(path, sandbox)
         tools += seen
         findings += found
     if not paths:
@@ -54,7 +54,7 @@ def command(setting: CommandOptions, paths: tuple[str, ...], strict: bool) -> in
         print_json({"tools": tools, "findings": [_finding_data(finding) for finding in findings]})
     else:
         for finding in findings:
-            print_line(f"{finding.severity}: {to_one_line(str(finding))}")
+            print_escaped_line(f"{finding.severity}: {to_one_line(str(finding))}")
         counted = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
         print_note(
             f"{counted}: {errors} error{'' if errors == 1 else 's'}, "
@@ -66,10 +66,10 @@ def command(setting: CommandOptions, paths: tuple[str, ...], strict: bool) -> in
 
 
 def _other_findings(
-    setting: CommandOptions, config: Configuration, sandbox: Sandbox, found: Sequence[LintFinding]
+    setting: CommandOptions, config: MergedConfiguration, sandbox: Sandbox, found: Sequence[LintFinding]
 ) -> Iterator[LintFinding]:
     """Yield the findings about agents, rules and configuration that are not in ``found`` already."""
-    from handrail.authoring.linter import LintFinding
+    from handrail.authoring.tool_linter import LintFinding
 
     known = {(finding.source, finding.path, finding.text) for finding in found}
     agents = _validate_agents(setting, config, sandbox)
@@ -79,9 +79,9 @@ def _other_findings(
     yield from dict.fromkeys(_setup_findings(config, agents))
 
 
-def _folders(config: Configuration) -> Iterator[Path]:
+def _folders(config: MergedConfiguration) -> Iterator[Path]:
     """Yield the configured tool folders that contain tools."""
-    from handrail.registry.agents import find_agents
+    from handrail.registry.agent_folders import find_agents
 
     seen: set[Path] = set()
     for agent in find_agents(config.folder):
@@ -91,10 +91,10 @@ def _folders(config: Configuration) -> Iterator[Path]:
                 yield folder
 
 
-def _validate_agents(setting: CommandOptions, config: Configuration, sandbox: Sandbox) -> list[ValidatedAgent]:
+def _validate_agents(setting: CommandOptions, config: MergedConfiguration, sandbox: Sandbox) -> list[ValidatedAgent]:
     """Return every agent with its tools, validated."""
-    from handrail.kernel.agents import validate_agents
-    from handrail.store.folders import locate_folders
+    from handrail.kernel.agent_loading import validate_agents
+    from handrail.store.state_folders import locate_folders
 
     return list(
         validate_agents(
@@ -103,19 +103,19 @@ def _validate_agents(setting: CommandOptions, config: Configuration, sandbox: Sa
     )
 
 
-def _agent_faults(config: Configuration, agents: Iterable[ValidatedAgent]) -> Iterator[Diagnostic]:
+def _agent_faults(config: MergedConfiguration, agents: Iterable[ValidatedAgent]) -> Iterator[Diagnostic]:
     """Yield the faults of each agent, and the faults of the configured rules for its tools."""
-    from handrail.kernel.doctor.workspace_checks import find_rule_faults
+    from handrail.kernel.doctor.workspace_checks import find_config_rule_faults
 
     for agent in agents:
         yield from agent.faults
-        yield from find_rule_faults(config, agent.generation)
+        yield from find_config_rule_faults(config, agent.generation)
 
 
-def _setup_findings(config: Configuration, agents: Sequence[ValidatedAgent]) -> Iterator[LintFinding]:
+def _setup_findings(config: MergedConfiguration, agents: Sequence[ValidatedAgent]) -> Iterator[LintFinding]:
     """Yield findings about unavailable tools, unanswered locked IDs, and settings of unknown tools."""
-    from handrail.authoring.linter import LintFinding
-    from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
+    from handrail.authoring.tool_linter import LintFinding
+    from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 
     known: set[str] = set()
     for agent in agents:
@@ -126,7 +126,7 @@ def _setup_findings(config: Configuration, agents: Sequence[ValidatedAgent]) -> 
                     "warning", entry.source, "", f"{entry.id} is unavailable: {entry.unavailable_reason}", entry.id
                 )
     if all(agent.generation is not None for agent in agents):
-        for layer in config.tool_settings:
+        for layer in config.tool_setting_layers:
             for tool in layer.tools.keys() - known:
                 yield LintFinding(
                     "warning", layer.source, layer.make_fault(tool, "").location, f"Tool {tool!r} does not exist."

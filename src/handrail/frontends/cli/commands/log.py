@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.options import CommandOptions, workspace_options
-from handrail.frontends.cli.output import (
-    confirm,
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, workspace_options
+from handrail.frontends.cli.command_runner import warn_about_missing_records
+from handrail.frontends.cli.shell_completion import call_ids, session_ids
+from handrail.frontends.cli.terminal_output import (
+    ask_yes_or_no,
     format_bytes,
+    print_escaped_line,
     print_json,
-    print_line,
     print_note,
     print_rows,
     to_one_line,
 )
-from handrail.frontends.cli.runner import warn_about_missing_records
-from handrail.frontends.cli.shell_completion import call_ids, session_ids
 
 if TYPE_CHECKING:
-    from handrail.record.log_reader import CallRow, LoggedRecord, LogReader
-    from handrail.record.retention import PurgePlan, PurgeResult, PurgeSelection
+    from handrail.record.log_reader import LoggedCallSummary, LoggedRecord, LogReader
+    from handrail.record.record_purge import PurgePlan, PurgeResult, PurgeSelection
     from handrail.record.verification import LogVerification
-    from handrail.store.folders import StateFolders
+    from handrail.store.state_folders import StateFolders
 
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -83,7 +83,7 @@ def command(
     referenced: --before 30, --session ID. Afterwards the log still verifies, and shows how many records were redacted.
     """
     from handrail.record.log_reader import LogReader
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
 
     if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
         raise click.UsageError(
@@ -93,9 +93,9 @@ def command(
     if action == "purge":
         if call is not None or records:
             raise click.UsageError("`purge` accepts `--before` and `--session`, but not `--call` or `--records`.")
-        return purge(setting, before, session, dry_run=dry_run, yes=yes)
+        return run_log_purge(setting, before, session, dry_run=dry_run, yes=yes)
     if action == "acknowledge":
-        return acknowledge(setting, yes=yes)
+        return run_log_acknowledge(setting, yes=yes)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     if not folders.database_file.exists():
         return _report_missing_log(setting, folders, action, head)
@@ -149,7 +149,7 @@ def _show_log(
 
 def _report_missing_log(setting: CommandOptions, folders: StateFolders, action: str | None, head: str | None) -> int:
     """Report a missing log. It is an error only if records are known to have been written."""
-    from handrail.record.chain import GENESIS
+    from handrail.record.hash_chain import GENESIS
     from handrail.record.verification import LogVerification
     from handrail.store.database.journal import read_log_head
 
@@ -176,14 +176,14 @@ def _verify(setting: CommandOptions, reader: LogReader, folders: StateFolders, h
     if setting.json:
         print_json(asdict(found))
     elif found.ok:
-        print_line(str(found))
+        print_escaped_line(str(found))
     else:
         sys.stdout.flush()
         print_note(f"handrail log: {found}")
     return OUTPUT if found.ok else ERROR
 
 
-def _show_calls(setting: CommandOptions, rows: list[CallRow], beside: list[LoggedRecord]) -> None:
+def _show_calls(setting: CommandOptions, rows: list[LoggedCallSummary], beside: list[LoggedRecord]) -> None:
     """Print the calls, and the other records among them.
 
     :param beside: records that are not calls
@@ -199,10 +199,10 @@ def _show_calls(setting: CommandOptions, rows: list[CallRow], beside: list[Logge
     print_rows([("TIME", "CALL", "TOOL", "STATE", "RESULT"), *(_call_row(row) for _, row in whole)])
 
 
-def _call_row(row: CallRow | LoggedRecord) -> tuple[str, ...]:
-    from handrail.record.log_reader import CallRow
+def _call_row(row: LoggedCallSummary | LoggedRecord) -> tuple[str, ...]:
+    from handrail.record.log_reader import LoggedCallSummary
 
-    if isinstance(row, CallRow):
+    if isinstance(row, LoggedCallSummary):
         return _format_time(row.proposed_ns), row.call_id, row.tool or "?", row.state, _call_summary(row)
     body = row.body or {}
     if row.kind == "instructions-read":
@@ -236,10 +236,10 @@ def _reading_hint(file: dict[str, Any]) -> str:
     return f"{file.get('path')} ({how})"
 
 
-def _call_data(row: CallRow | LoggedRecord) -> dict[str, Any]:
-    from handrail.record.log_reader import CallRow
+def _call_data(row: LoggedCallSummary | LoggedRecord) -> dict[str, Any]:
+    from handrail.record.log_reader import LoggedCallSummary
 
-    if isinstance(row, CallRow):
+    if isinstance(row, LoggedCallSummary):
         return asdict(row)
     about = {
         "call_id": "",
@@ -251,7 +251,7 @@ def _call_data(row: CallRow | LoggedRecord) -> dict[str, Any]:
     return {**(row.body or {}), **about}
 
 
-def _call_summary(row: CallRow) -> str:
+def _call_summary(row: LoggedCallSummary) -> str:
     if row.error_kind is not None:
         ended = f"{row.error_kind}: {row.error_text or ''}"
     else:
@@ -273,7 +273,7 @@ def _show_records(setting: CommandOptions, records: list[LoggedRecord], *, whole
         body = "redacted" if record.body is None else json.dumps(record.body, ensure_ascii=False, default=str)
         shown = body if whole or len(body) <= 120 else body[:119] + "…"
         about = to_one_line(f"{record.kind}  {record.call_id or record.session_id}  {shown}")
-        print_line(f"{record.sequence}  {_format_time(record.at_ns)}  {about}")
+        print_escaped_line(f"{record.sequence}  {_format_time(record.at_ns)}  {about}")
 
 
 def _format_time(at_ns: int) -> str:
@@ -287,16 +287,16 @@ def _format_time(at_ns: int) -> str:
 # ``handrail log purge``: permanent removal of recorded data, after the user has seen it and agreed.
 
 
-def purge(setting: CommandOptions, before: str | None, session: str | None, *, dry_run: bool, yes: bool) -> int:
+def run_log_purge(setting: CommandOptions, before: str | None, session: str | None, *, dry_run: bool, yes: bool) -> int:
     """Run ``handrail log purge``, and return its exit code.
 
     :raises UsageError: for an invalid time or an empty selection, and without a terminal or ``--yes``
     :raises StartError: if another process holds the workspace, or the log cannot be written
     """
-    from handrail.record.log import read_journal_records
+    from handrail.record.commit_log import read_unwritten_records
     from handrail.record.log_reader import LogReader
-    from handrail.record.retention import plan_purge
-    from handrail.store.folders import locate_folders
+    from handrail.record.record_purge import plan_purge
+    from handrail.store.state_folders import locate_folders
 
     selection = _selection(before, session)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
@@ -304,7 +304,7 @@ def purge(setting: CommandOptions, before: str | None, session: str | None, *, d
         return _report_nothing(setting)
     with LogReader.open_database(folders.database_file) as reader:
         found = plan_purge(reader, folders, selection)
-        missing = read_journal_records(reader.connection, folders.workspace_state)
+        missing = read_unwritten_records(reader.connection, folders.workspace_state_folder)
     if found.is_empty and not missing:
         return _report_nothing(setting)
     if missing:
@@ -314,18 +314,18 @@ def purge(setting: CommandOptions, before: str | None, session: str | None, *, d
     if dry_run:
         print_json({"dry_run": True, **_purge_counts(found)}) if setting.json else _print_plan(found, selection)
         return OUTPUT
-    check_not_held(folders, "a purge")
+    check_workspace_not_held(folders, "a purge")
     if not setting.json or not yes:
         _print_plan(found, selection)
-    require_agreement(yes, "Remove this permanently?")
+    require_confirmation(yes, "Remove this permanently?")
     done, verified = asyncio.run(_purge(setting, folders, selection))
     _print_purge_result(setting, done, verified)
     return OUTPUT if verified.ok and not done.problems else ERROR
 
 
 def _selection(before: str | None, session: str | None) -> PurgeSelection:
-    from handrail.record.retention import PurgeSelection
-    from handrail.store.folders import check_session_id
+    from handrail.record.record_purge import PurgeSelection
+    from handrail.store.state_folders import check_session_id
 
     if before is None and session is None:
         raise click.UsageError(
@@ -333,22 +333,22 @@ def _selection(before: str | None, session: str | None) -> PurgeSelection:
         )
     if session is not None:
         check_session_id(session)
-    return PurgeSelection(None if before is None else parse_time(before, datetime.now().astimezone()), session)
+    return PurgeSelection(None if before is None else parse_time_or_age(before, datetime.now().astimezone()), session)
 
 
 def _print_purge_result(setting: CommandOptions, done: PurgeResult, verified: LogVerification) -> None:
     if setting.json:
         print_json({"dry_run": False, **asdict(done), "verification": asdict(verified)})
         return
-    print_line(
+    print_escaped_line(
         f"removed the content of {done.records:,} records, {done.sessions:,} sessions, {done.files:,} files and folders"
     )
     for problem in done.problems:
         print_note(f"handrail log purge: {problem}")
-    print_line(str(verified)) if verified.ok else print_note(f"handrail log purge: {verified}")
+    print_escaped_line(str(verified)) if verified.ok else print_note(f"handrail log purge: {verified}")
 
 
-def check_not_held(folders: StateFolders, what: str) -> None:
+def check_workspace_not_held(folders: StateFolders, what: str) -> None:
     """Check that no other process holds the workspace.
 
     :param what: the action that needs exclusive access
@@ -366,7 +366,7 @@ def check_not_held(folders: StateFolders, what: str) -> None:
         )
 
 
-def require_agreement(yes: bool, question: str, done: str = "removed") -> None:
+def require_confirmation(yes: bool, question: str, done: str = "removed") -> None:
     """Ask the user to confirm, unless ``yes`` is set.
 
     :raises UsageError: without a terminal
@@ -379,11 +379,11 @@ def require_agreement(yes: bool, question: str, done: str = "removed") -> None:
             f"Nothing was {done}, because there is no terminal to ask for confirmation. Pass `--yes` to agree"
             + (", or `--dry-run` to see the selection." if done == "removed" else ".")
         )
-    if not confirm(question, err=True):
+    if not ask_yes_or_no(question, err=True):
         raise click.Abort
 
 
-def parse_time(text: str, now: datetime) -> int:
+def parse_time_or_age(text: str, now: datetime) -> int:
     """Parse a time: ``30`` or ``30d`` for days ago, or a date or time in ISO form.
 
     :return: wall-clock nanoseconds
@@ -414,18 +414,18 @@ async def _purge(
 ) -> tuple[PurgeResult, LogVerification]:
     from dataclasses import replace
 
-    from handrail.record.log import CommitLog
+    from handrail.record.commit_log import CommitLog
     from handrail.record.log_reader import LogReader
-    from handrail.record.retention import purge
+    from handrail.record.record_purge import purge_records
     from handrail.record.verification import verify_log
-    from handrail.store.database.connection import compact
+    from handrail.store.database.sqlite_connection import compact
     from handrail.store.workspace_store import WorkspaceStore
 
     store = WorkspaceStore.open(setting.workspace, setting.state, frontend="log purge", allow_home=setting.allow_home)
     try:
         log = CommitLog(store.database)
-        await log.recover()
-        done = await purge(log, store.database, folders, selection, reason=f"handrail log purge: {selection}")
+        await log.record_interrupted_calls()
+        done = await purge_records(log, store.database, folders, selection, reason=f"handrail log purge: {selection}")
         await asyncio.to_thread(store.database.close)
         compaction = await asyncio.to_thread(compact, folders.database_file)
     finally:
@@ -445,19 +445,21 @@ def _report_nothing(setting: CommandOptions) -> int:
 
 
 def _print_plan(found: PurgePlan, selection: PurgeSelection) -> None:
-    print_line(f"{selection}:")
+    print_escaped_line(f"{selection}:")
     span = ""
     if found.oldest_ns is not None and found.newest_ns is not None:
         begin, end = (datetime.fromtimestamp(at / 1e9).astimezone() for at in (found.oldest_ns, found.newest_ns))
         span = f", from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}"
-    print_line(f"  records   {found.records:,}, of {found.calls:,} calls, {format_bytes(found.bytes)}{span}")
-    print_line(f"  sessions  {len(found.sessions):,}, with the state of their tools")
+    print_escaped_line(f"  records   {found.records:,}, of {found.calls:,} calls, {format_bytes(found.bytes)}{span}")
+    print_escaped_line(f"  sessions  {len(found.sessions):,}, with the state of their tools")
     for session in found.sessions[:20]:
-        print_line(f"            {session}")
+        print_escaped_line(f"            {session}")
     if len(found.sessions) > 20:
-        print_line(f"            and {len(found.sessions) - 20:,} more")
+        print_escaped_line(f"            and {len(found.sessions) - 20:,} more")
     left_over = found.orphans
-    print_line(f"  files     {len(left_over.paths):,} that are no longer referenced, {format_bytes(left_over.bytes)}")
+    print_escaped_line(
+        f"  files     {len(left_over.paths):,} that are no longer referenced, {format_bytes(left_over.bytes)}"
+    )
 
 
 def _purge_counts(found: PurgePlan) -> dict[str, object]:
@@ -476,38 +478,38 @@ def _purge_counts(found: PurgePlan) -> dict[str, object]:
 # ``handrail log acknowledge``: continue with a log that misses its last records, if the user agrees.
 
 
-def acknowledge(setting: CommandOptions, *, yes: bool) -> int:
+def run_log_acknowledge(setting: CommandOptions, *, yes: bool) -> int:
     """Run ``handrail log acknowledge``, and return its exit code.
 
     :raises UsageError: without a terminal or ``--yes``
     :raises StartError: if another process holds the workspace, or the log cannot be written
     """
     from handrail.contract.errors import StartError
-    from handrail.record.log import CommitLog
+    from handrail.record.commit_log import CommitLog
     from handrail.record.log_reader import LogReader
     from handrail.store.database.journal import read_log_head
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
     from handrail.store.workspace_store import WorkspaceStore
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    check_not_held(folders, "acknowledging its log")
+    check_workspace_not_held(folders, "acknowledging its log")
     store = WorkspaceStore.open(
         setting.workspace, setting.state, frontend="log acknowledge", allow_home=setting.allow_home
     )
     try:
         log = CommitLog(store.database, acknowledged=True)
-        reader = LogReader(store.database.reader)
+        reader = LogReader(store.database.read_connection)
         try:
             known = read_log_head(folders)
-            missing = reader.find_missing(known)
+            missing = reader.describe_missing_records(known)
         except StartError as error:  # the file with the last written record is damaged
             known, missing = None, str(error)
         if missing is None:
             print_note("The log contains all records that are known to have been written. Nothing to acknowledge.")
             return OUTPUT
         if not setting.json:
-            print_line(f"the log {folders.database_file}: {missing}")
-        require_agreement(yes, "Continue with this log?", "acknowledged")
+            print_escaped_line(f"the log {folders.database_file}: {missing}")
+        require_confirmation(yes, "Continue with this log?", "acknowledged")
         count = max(0, (0 if known is None else known[0]) - reader.head().sequence)
         asyncio.run(_record_acknowledgement(log, store, count, missing))
     finally:
@@ -515,7 +517,7 @@ def acknowledge(setting: CommandOptions, *, yes: bool) -> int:
     if setting.json:
         print_json({"acknowledged": missing, "records": count})
     else:
-        print_line(
+        print_escaped_line(
             f"acknowledged: the log records that {count:,} records are missing. `handrail log verify` counts them as lost."
         )
     return OUTPUT
@@ -523,17 +525,17 @@ def acknowledge(setting: CommandOptions, *, yes: bool) -> int:
 
 async def _record_acknowledgement(log: object, store: object, count: int, missing: str) -> None:
     """Record the acknowledgement, and set the known end of the log to its current head."""
-    from handrail.record.log import CommitLog, Record
-    from handrail.store.database.journal import HeadFile
+    from handrail.record.commit_log import CommitLog, Record
+    from handrail.store.database.journal import LogHeadFile
     from handrail.store.workspace_store import WorkspaceStore
 
     assert isinstance(log, CommitLog)
     assert isinstance(store, WorkspaceStore)
-    await log.recover()
+    await log.record_interrupted_calls()
     await log.commit([Record("records-dropped", "", "", {"records": count, "acknowledged": missing})])
     head = log.reader.head()
-    file = HeadFile(store.folders)
+    file = LogHeadFile(store.folders)
     try:
-        file.replace(head.sequence, bytes.fromhex(head.hash))
+        file.force_sequence(head.sequence, bytes.fromhex(head.hash))
     finally:
         file.close()

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 from click.core import ParameterSource
 
-from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, DurationRange, call_options, configuration_options
+from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
 from handrail.frontends.cli.commands.config import read_configuration
 from handrail.frontends.cli.commands.mcp_servers import import_command, install_command, list_command
-from handrail.frontends.cli.options import CommandOptions, DurationRange, call_options, configuration_options
-from handrail.frontends.cli.output import print_json, print_line, print_note
-from handrail.frontends.cli.runner import open_configured_kernel, run_async
-from handrail.frontends.cli.shell_completion import files
-from handrail.origins.imports import is_installed
-from handrail.origins.programs import ProgramRefused, build_program_environment, find_program
+from handrail.frontends.cli.shell_completion import complete_files
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note
+from handrail.origins.import_guard import can_import_module
+from handrail.origins.program_lookup import ProgramRefused, build_program_environment, find_program
 
 if TYPE_CHECKING:
-    from handrail.frontends.mcp.tools import McpFrontendSettings
+    from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 
 
 # ``handrail mcp login``: the sign-in at a server that requires it.
@@ -67,14 +67,14 @@ def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
     The command prints an address to visit. After you agree there, Handrail connects to the server without you. The credentials
     are stored in the state folder, which only you can read, and are never shown.
     """
-    from handrail.kernel.mcp_servers import sign_in, sign_out
-    from handrail.store.folders import locate_folders
+    from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_at_server
+    from handrail.store.state_folders import locate_folders
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     if is_sign_out:
-        gone = sign_out(config, folders, name)
-        print_json({"name": name, "signed_out": gone}) if setting.json else print_line(
+        gone = delete_server_tokens(config, folders, name)
+        print_json({"name": name, "signed_out": gone}) if setting.json else print_escaped_line(
             f"{name} is signed out" if gone else f"{name} was not signed in"
         )
         return OUTPUT
@@ -86,11 +86,11 @@ def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
         print_note(address)
         open_browser(address)
 
-    tools = asyncio.run(sign_in(config, folders, name, show))
+    tools = asyncio.run(sign_in_at_server(config, folders, name, show))
     if setting.json:
         print_json({"name": name, "tools": tools})
     else:
-        print_line(f"{name} is signed in and has {tools} tools. To review them: handrail sources review {name}")
+        print_escaped_line(f"{name} is signed in and has {tools} tools. To review them: handrail sources review {name}")
     return OUTPUT
 
 
@@ -122,7 +122,7 @@ def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
 @click.option(
     "--token-file",
     metavar="FILE",
-    shell_complete=files,
+    shell_complete=complete_files,
     help="File with accepted bearer tokens: TOKEN or NAME TOKEN per line. Other users must not be able to read it.",
 )
 @click.option(
@@ -162,22 +162,22 @@ def command(
         if given:
             raise click.UsageError(f"Options must follow the command: handrail mcp {further} …")
         return OUTPUT
-    if not is_installed("mcp"):
+    if not can_import_module("mcp"):
         raise click.UsageError("The MCP server requires the extra 'mcp'. Install it: pip install 'handrail[mcp]'")
     if address is None and (token_file or auth_server or public_url or scopes or origins):
         raise click.UsageError(
             "`--token-file`, `--auth-server`, `--public-url`, `--scope` and `--allow-origin` require `--http`."
         )
     with defer_garbage_collection() as started:
-        from handrail.frontends.mcp.tools import McpFrontendSettings
+        from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 
         serving = McpFrontendSettings(discovery=discovery, wait_s=wait_s, headless=setting.headless)
         if address is None:
             if sys.stdin.isatty():
                 print_note("handrail mcp: waiting for an MCP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
-            return run_async(lambda _: _serve(setting, serving, started))
+            return run_on_event_loop(lambda _: _serve(setting, serving, started))
         given = _HttpOptions(address, token_file, auth_server, public_url, scopes, origins)
-        return run_async(lambda _: _serve_http(setting, serving, given, started))
+        return run_on_event_loop(lambda _: _serve_http(setting, serving, given, started))
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def defer_garbage_collection() -> Generator[Callable[[], None]]:
 
 
 async def _serve(setting: CommandOptions, serving: McpFrontendSettings, started: Callable[[], None]) -> int:
-    from handrail.frontends.mcp.stdio import serve_stdio
+    from handrail.frontends.mcp.mcp_stdio_server import serve_stdio
 
     async with open_configured_kernel(setting, frontend="mcp") as kernel:
         await serve_stdio(kernel, serving, started)

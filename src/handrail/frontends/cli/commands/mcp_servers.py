@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import confirm, print_json, print_line, print_note, print_rows, to_one_line
-from handrail.frontends.cli.shell_completion import files
+from handrail.frontends.cli.shell_completion import complete_files
+from handrail.frontends.cli.terminal_output import (
+    ask_yes_or_no,
+    print_escaped_line,
+    print_json,
+    print_note,
+    print_rows,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
-    from handrail.authoring.server_import import ImportedServer
-    from handrail.upstream.definition import ServerDefinition
-    from handrail.upstream.package_installer import InstalledServer, ServerPackage
+    from handrail.authoring.mcp_server_import import ImportedMcpServer
+    from handrail.upstream.server_definition import ServerDefinition
+    from handrail.upstream.server_programs import InstalledServer, ServerPackage
 
 
 _SECRETS = "secrets"
@@ -26,7 +33,7 @@ _SECRETS = "secrets"
 
 
 @click.command("import")
-@click.argument("file", required=False, type=click.Path(path_type=Path), shell_complete=files)
+@click.argument("file", required=False, type=click.Path(path_type=Path), shell_complete=complete_files)
 @click.option("--name", "names", multiple=True, metavar="NAME", help="Server to import. Can be repeated. Default: all.")
 @click.option("--yes", is_flag=True, help="Import and install without asking.")
 @click.option("--no-install", is_flag=True, help="Do not install; see handrail mcp install NAME.")
@@ -43,18 +50,18 @@ def import_command(
     If a server would be downloaded by npx, uvx or a similar program, you can install it now. From then on it starts from
     there, without network access. A server has access only to the hosts and files in its configuration.
     """
-    from handrail.authoring.server_import import import_servers, list_known_files
-    from handrail.store.folders import locate_folders
+    from handrail.authoring.mcp_server_import import import_mcp_servers, list_foreign_server_files
+    from handrail.store.state_folders import locate_folders
 
     workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
     if file is None:
         return _print_candidate_files(
-            setting, [(who, path) for who, path in list_known_files(workspace) if path.is_file()]
+            setting, [(who, path) for who, path in list_foreign_server_files(workspace) if path.is_file()]
         )
-    found = import_servers(file, workspace, _used_secret_names(setting))
+    found = import_mcp_servers(file, workspace, _used_secret_names(setting))
     if names:
         found = _select_servers(file, found, names)
-    _mark_existing(setting, found)
+    _mark_existing_names(setting, found)
     good = [one for one in found if not one.problem]
     if not setting.json:
         _show_imports(found)
@@ -69,7 +76,7 @@ def import_command(
     return OUTPUT
 
 
-def _select_servers(file: Path, found: Iterable[ImportedServer], names: tuple[str, ...]) -> list[ImportedServer]:
+def _select_servers(file: Path, found: Iterable[ImportedMcpServer], names: tuple[str, ...]) -> list[ImportedMcpServer]:
     """Return the servers with these names.
 
     :raises UsageError: for an unknown name
@@ -80,16 +87,16 @@ def _select_servers(file: Path, found: Iterable[ImportedServer], names: tuple[st
     return named
 
 
-def _report_nothing_written(setting: CommandOptions, found: Iterable[ImportedServer]) -> int:
+def _report_nothing_written(setting: CommandOptions, found: Iterable[ImportedMcpServer]) -> int:
     if setting.json:
         print_json(_import_report(found, [], {}))
     print_note("handrail mcp import: No server was imported.")
     return ERROR
 
 
-def _mark_existing(setting: CommandOptions, found: Iterable[ImportedServer]) -> None:
+def _mark_existing_names(setting: CommandOptions, found: Iterable[ImportedMcpServer]) -> None:
     """Set the problem of each server whose name is already in use."""
-    from handrail.authoring.server_import import names_collide
+    from handrail.authoring.mcp_server_import import do_server_names_collide
 
     seen = {definition.name for definition in _definitions(setting)} | read_configuration(
         setting
@@ -97,7 +104,7 @@ def _mark_existing(setting: CommandOptions, found: Iterable[ImportedServer]) -> 
     for one in found:
         if one.problem:
             continue
-        if meeting := next((name for name in seen if names_collide(name, one.name)), None):
+        if meeting := next((name for name in seen if do_server_names_collide(name, one.name)), None):
             one.problem = f"its name is already in use, or too similar to one in use: {meeting}. Rename one of them"
         seen.add(one.name)
 
@@ -106,21 +113,21 @@ def _install_servers(setting: CommandOptions, names: Collection[str], yes: bool)
     """Offer to install the servers with these names, and return the installed packages by server name."""
     installed: dict[str, str] = {}
     for definition in _definitions(setting):
-        if definition.name in names and (text := _offer_install(setting, definition, yes)) is not None:
+        if definition.name in names and (text := _offer_server_install(setting, definition, yes)) is not None:
             installed[definition.name] = text
     return installed
 
 
 def _print_candidate_files(setting: CommandOptions, found: list[tuple[str, Path]]) -> int:
-    from handrail.authoring.server_import import import_servers
+    from handrail.authoring.mcp_server_import import import_mcp_servers
     from handrail.contract.errors import UsageError
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
 
     workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
     rows: list[dict[str, object]] = []
     for who, path in found:
         try:
-            names = [one.name for one in import_servers(path, workspace)]
+            names = [one.name for one in import_mcp_servers(path, workspace)]
         except UsageError:
             continue
         rows.append({"program": who, "file": str(path), "servers": names})
@@ -128,31 +135,33 @@ def _print_candidate_files(setting: CommandOptions, found: list[tuple[str, Path]
         print_json(rows)
         return OUTPUT
     for row in rows:
-        print_line(f"{row['program']}: handrail mcp import {to_one_line(str(row['file']))}")
-        print_line(f"  {to_one_line(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
+        print_escaped_line(f"{row['program']}: handrail mcp import {to_one_line(str(row['file']))}")
+        print_escaped_line(f"  {to_one_line(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
     if not rows:
-        print_line("No MCP servers of other programs were found. Pass a file: handrail mcp import FILE")
+        print_escaped_line("No MCP servers of other programs were found. Pass a file: handrail mcp import FILE")
     return OUTPUT
 
 
-def _show_imports(found: Iterable[ImportedServer]) -> None:
+def _show_imports(found: Iterable[ImportedMcpServer]) -> None:
     for one in found:
         if one.problem:
-            print_line(f"{to_one_line(one.name)}: not imported: {to_one_line(one.problem)}")
+            print_escaped_line(f"{to_one_line(one.name)}: not imported: {to_one_line(one.problem)}")
             continue
         how = one.table.get("url") or " ".join((one.table["command"], *one.table.get("args", ())))
-        print_line(f"{to_one_line(one.name)}: {to_one_line(str(how))}")
+        print_escaped_line(f"{to_one_line(one.name)}: {to_one_line(str(how))}")
         if one.secrets:
-            print_line(f"  secrets: {to_one_line(', '.join(one.secrets))}")
+            print_escaped_line(f"  secrets: {to_one_line(', '.join(one.secrets))}")
         if one.variables:
-            print_line(
+            print_escaped_line(
                 f"  required environment variables: {to_one_line(', '.join(dict.fromkeys(one.variables.values())))}"
             )
         for left in one.ignored_keys:
-            print_line(f"  not imported: {to_one_line(left)}")
+            print_escaped_line(f"  not imported: {to_one_line(left)}")
 
 
-def _import_report(found: Iterable[ImportedServer], written: list[str], installed: dict[str, str]) -> dict[str, object]:
+def _import_report(
+    found: Iterable[ImportedMcpServer], written: list[str], installed: dict[str, str]
+) -> dict[str, object]:
     return {
         "written": written,
         "installed": installed,
@@ -169,24 +178,24 @@ def _import_report(found: Iterable[ImportedServer], written: list[str], installe
     }
 
 
-def _write_servers(setting: CommandOptions, servers: list[ImportedServer]) -> Path:
+def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) -> Path:
     """Add the servers to the operator's configuration, with each secret in a separate file next to it.
 
     :raises UsageError: if the configuration would be invalid; then nothing is written
     """
     import tomllib
 
-    from handrail.authoring.server_import import format_toml
-    from handrail.config.settings import Settings
+    from handrail.authoring.mcp_server_import import format_server_tables
+    from handrail.config.operator_settings import Settings
     from handrail.contract.errors import UsageError
-    from handrail.store import decisions
+    from handrail.store import operator_decisions
 
     path = _configuration_file(setting)
     folder = path.parent / _SECRETS
     places = {name: folder / name for one in servers for name in one.secrets}
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
-        text = before.rstrip("\n") + "\n" * bool(before.strip()) + format_toml(servers, places)
+        text = before.rstrip("\n") + "\n" * bool(before.strip()) + format_server_tables(servers, places)
         text.encode("utf-8")
         Settings.model_validate(tomllib.loads(text))
     except (ValueError, OSError) as error:
@@ -199,11 +208,11 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedServer]) -> Pa
         for name, value in ((name, value) for one in servers for name, value in one.secrets.items()):
             if (
                 places[name].is_symlink()
-                or decisions.create_private_file(places[name], content := value.encode()) != content
+                or operator_decisions.create_private_file(places[name], content := value.encode()) != content
             ):
                 raise UsageError(f"Nothing was written, because {places[name]} already exists. Run the import again.")
             made.append(places[name])
-        decisions.write_private_file(path.resolve(), text.lstrip("\n").encode())
+        operator_decisions.write_private_file(path.resolve(), text.lstrip("\n").encode())
     except BaseException:
         for place in made:
             place.unlink(missing_ok=True)
@@ -269,7 +278,7 @@ def install_command(setting: CommandOptions, name: str, yes: bool, further: tupl
             {"name": name, "package": done.package.name, "version": done.version, "versions": dict(done.versions)}
         )
     else:
-        print_line(
+        print_escaped_line(
             f"installed {done.package.name} {done.version} for {name} ({done.files:,} files). It starts from there now."
         )
     return OUTPUT
@@ -285,19 +294,23 @@ def list_command(setting: CommandOptions) -> int:
         return OUTPUT
     print_rows((str(row["name"]), str(row["where"]), str(row["state"])) for row in rows)
     if not rows:
-        print_line("No MCP servers are configured. To import those of other programs: handrail mcp import")
+        print_escaped_line("No MCP servers are configured. To import those of other programs: handrail mcp import")
     return OUTPUT
 
 
 def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, object]:
     from handrail.contract.errors import UsageError
-    from handrail.registry.pins import StoredPins, find_pending_reviews
-    from handrail.store.folders import locate_folders
-    from handrail.upstream.package_installer import find_installed, find_package
-    from handrail.upstream.source import McpSource
+    from handrail.registry.definition_pins import StoredPins, find_unapproved_definitions
+    from handrail.store.state_folders import locate_folders
+    from handrail.upstream.mcp_source import McpSource
+    from handrail.upstream.server_programs import find_installed, find_package
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    row: dict[str, object] = {"name": definition.name, "where": definition.address, "transport": definition.transport}
+    row: dict[str, object] = {
+        "name": definition.name,
+        "where": definition.url_or_command,
+        "transport": definition.transport,
+    }
     try:
         package = find_package(definition)
     except UsageError as problem:
@@ -309,14 +322,14 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
     if definition.missing_reason:
         return row | {"state": definition.missing_reason}
     source = McpSource(definition, folders.state, str(folders.workspace))
-    if fault := source.configuration_problem():
+    if fault := source.explain_misconfiguration():
         return row | {"state": fault}
-    if source.listing is None:
+    if source.last_listing is None:
         return row | {"state": f"never connected. To connect and see its tools: handrail sources review {source.name}"}
     loaded = source.load()
     tools, pins = [found.tool.spec for found in loaded.tools], StoredPins(folders.state)
     state = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
-    if waiting := len(find_pending_reviews(source.name, tools, pins)):
+    if waiting := len(find_unapproved_definitions(source.name, tools, pins)):
         state += f", {waiting} to review: handrail sources review {source.name}"
     if loaded.faults:
         state += f"; {len(loaded.faults)} invalid"
@@ -325,14 +338,14 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
 
 def _definitions(setting: CommandOptions) -> list[ServerDefinition]:
     from handrail.runtime.secret_store import SecretStore
-    from handrail.upstream.server_config import load_server_definitions as servers
+    from handrail.upstream.server_config_loader import load_enabled_servers as servers
 
     config = read_configuration(setting)
     return servers(config, SecretStore(dict.fromkeys(config.settings.secrets, "")))
 
 
 def _definition(setting: CommandOptions, name: str) -> ServerDefinition:
-    from handrail.contract.tool.names import nearest_names
+    from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
     known = {definition.name: definition for definition in _definitions(setting)}
     if name not in known:
@@ -343,7 +356,7 @@ def _definition(setting: CommandOptions, name: str) -> ServerDefinition:
 
 
 def _package(definition: ServerDefinition) -> ServerPackage | None:
-    from handrail.upstream.package_installer import find_package
+    from handrail.upstream.server_programs import find_package
 
     return find_package(definition)
 
@@ -359,22 +372,22 @@ def _add_packages(package: ServerPackage, further: tuple[str, ...]) -> ServerPac
 def _install_package(
     setting: CommandOptions, definition: ServerDefinition, package: ServerPackage, *, scripts: bool
 ) -> InstalledServer:
-    from handrail.store.folders import locate_folders
-    from handrail.upstream.package_installer import install_server
+    from handrail.store.state_folders import locate_folders
+    from handrail.upstream.server_programs import install_server
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     print_note(f"handrail mcp: installing {package} for {definition.name}")
     return install_server(definition, package, folders.state, str(folders.workspace), scripts=scripts)
 
 
-def _offer_install(setting: CommandOptions, definition: ServerDefinition, yes: bool) -> str | None:
+def _offer_server_install(setting: CommandOptions, definition: ServerDefinition, yes: bool) -> str | None:
     """Install one imported server if it requires it and the user agrees, and return its package, or None."""
     from handrail.contract.errors import UsageError
 
     try:
         if (package := _package(definition)) is None:
             return None
-        if not yes and not confirm(f"Install {package} for {definition.name}?", err=True):
+        if not yes and not ask_yes_or_no(f"Install {package} for {definition.name}?", err=True):
             print_note(f"To install it later: handrail mcp install {definition.name}")
             return None
         done = _install_package(setting, definition, package, scripts=False)
@@ -394,6 +407,6 @@ def _require_agreement(setting: CommandOptions, yes: bool, question: str) -> Non
         return
     if setting.headless or setting.json or not sys.stdin.isatty():
         raise click.UsageError("Confirmation is required, and there is no terminal to ask. Pass `--yes` to agree.")
-    if not confirm(question):
+    if not ask_yes_or_no(question):
         print_note("Nothing was done.")
         raise SystemExit(ERROR)

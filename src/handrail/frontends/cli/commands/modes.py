@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import print_json, print_line
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json
 
 
 @click.command("modes")
@@ -18,7 +18,7 @@ def command(setting: CommandOptions) -> int:
     The rules of a mode have a separate scope, and `handrail explain` names them like other rules. The command starts nothing.
     """
     from handrail.frontends.cli.commands.config import read_configuration
-    from handrail.policy.rules.definitions import MODE_DESCRIPTIONS, MODE_RULE_TEXTS, MODES, format_mode_rules
+    from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS, MODE_RULE_TEXTS, MODES, format_mode_rules
 
     chosen = read_configuration(setting).settings.mode
     if setting.json:
@@ -36,8 +36,8 @@ def command(setting: CommandOptions) -> int:
         return OUTPUT
     for number, mode in enumerate(MODES):
         if number:
-            print_line()
-        print_line(f"{mode}{' (configured)' if mode == chosen else ''}: {MODE_DESCRIPTIONS[mode]}")
+            print_escaped_line()
+        print_escaped_line(f"{mode}{' (configured)' if mode == chosen else ''}: {MODE_DESCRIPTIONS[mode]}")
         for text in format_mode_rules(mode):
-            print_line(f"  {text}")
+            print_escaped_line(f"  {text}")
     return OUTPUT

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.output import print_json, print_line
-from handrail.frontends.cli.shell_completion import folders
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.shell_completion import complete_folders
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json
 
 
 @click.group("new")
@@ -30,7 +30,7 @@ def command() -> None:
     "folder",
     default=".",
     metavar="DIR",
-    shell_complete=folders,
+    shell_complete=complete_folders,
     help="Folder. Default: the current folder.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -48,18 +48,18 @@ def tool(tool_id: str, kind: str, folder: str, as_json: bool) -> int:
     To install a program or module, put it into the folder tools/ of the configuration. `handrail doctor` shows that folder.
     Existing files are never overwritten.
     """
-    from handrail.authoring.templates import make_tool_files, write_files
+    from handrail.authoring.tool_templates import make_tool_files, write_tool_files
     from handrail.contract.errors import StartError
 
     try:
-        written = write_files(Path(folder), make_tool_files(kind, tool_id))  # type: ignore[arg-type]
+        written = write_tool_files(Path(folder), make_tool_files(kind, tool_id))  # type: ignore[arg-type]
     except OSError as error:
         raise StartError(f"Could not write {folder}: {error.strerror or error}.") from None
     if as_json:
         print_json({"written": [str(path) for path in written]})
         return OUTPUT
     for path in written:
-        print_line(f"wrote {path}")
-    print_line(f"to test it:  python -m pytest {written[-1]}")
-    print_line(f"to check it: handrail lint {written[0]}")
+        print_escaped_line(f"wrote {path}")
+    print_escaped_line(f"to test it:  python -m pytest {written[-1]}")
+    print_escaped_line(f"to check it: handrail lint {written[0]}")
     return OUTPUT

@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from handrail.frontends.cli.app import AWAITING_APPROVAL, ERROR, OUTPUT
-from handrail.frontends.cli.options import CommandOptions, ModelOptions, call_options, model_options
-from handrail.frontends.cli.output import print_json, print_note, print_payload, print_styled, to_one_line
-from handrail.frontends.cli.runner import (
+from handrail.frontends.cli.command_group import AWAITING_APPROVAL, ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, call_options, model_options
+from handrail.frontends.cli.command_runner import (
     InterruptHandler,
     approval_handler_for,
     find_resumable_session,
     open_configured_kernel,
-    run_async,
-    with_session_agent,
+    run_on_event_loop,
+    use_session_agent,
 )
 from handrail.frontends.cli.shell_completion import forkable_ids, resumable_ids
+from handrail.frontends.cli.terminal_output import (
+    print_json,
+    print_note,
+    print_requested_text,
+    print_styled_line,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
-    from handrail.agent.events import (
+    from handrail.agent.run_events import (
         AgentEvent,
         ConversationCompacted,
         ProviderToolUnavailable,
@@ -34,9 +40,9 @@ if TYPE_CHECKING:
         RetryDelayed,
         RunOutcome,
     )
-    from handrail.contract.call import Result
-    from handrail.contract.session import Session
-    from handrail.kernel.kernel import Kernel
+    from handrail.contract.calls_and_results import Result
+    from handrail.contract.session_protocols import Session
+    from handrail.kernel.kernel_interface import Kernel
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_SHOWN_CHARACTERS = 160
@@ -90,10 +96,10 @@ def command(
     if resume is not None:
         resume = find_resumable_session(setting, resume).id
     if before := resume or fork:
-        setting = with_session_agent(setting, before)
+        setting = use_session_agent(setting, before)
     begin = RunStart(task, resume, fork, compact)
 
-    return run_async(lambda interruption: _run(setting, begin, asked, interruption))
+    return run_on_event_loop(lambda interruption: _run(setting, begin, asked, interruption))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,38 +133,38 @@ async def _run(
     asked: ModelOptions,
     interruption: InterruptHandler,
 ) -> int:
-    from handrail.agent.events import RunFinished
-    from handrail.agent.loop import Agent
+    from handrail.agent.agent_loop import Agent
     from handrail.agent.providers import MODEL_FORMS
+    from handrail.agent.run_events import RunFinished
 
     outcome: RunOutcome | None = None
     async with AsyncExitStack() as at_the_end, open_configured_kernel(setting) as kernel:
-        manifest = kernel.agent
+        manifest = kernel.default_agent
         model = asked.open_model_for(
             manifest,
             f"No model is set. Pass --model {MODEL_FORMS}, or set HANDRAIL_MODEL or the agent's model.",
         )
         at_the_end.push_async_callback(model.aclose)  # sub-agents use the model until the kernel ends
         session = await _open_session(setting, kernel, begin)
-        view = JsonView() if setting.json else LiveView(asked.repeat_options)
+        view = JsonEventView() if setting.json else TerminalRunView(asked.resume_options)
         view.show_session(session.id)
         agent = Agent(
             session,
             model,
             workspace=session.workdir,
             instructions=manifest.prompt,
-            budget=asked.budget(manifest),
+            budget=asked.make_run_budget(manifest),
         )
         interruption.stop = agent.cancel
         if begin.compact:
-            view.show(await agent.compact())
+            view.print_event(await agent.compact())
             if begin.task is None:
                 interruption.stop = None
                 await session.suspend()
                 return OUTPUT
         async with aclosing(agent.run(begin.task, until="idle")) as events:
             async for event in events:
-                view.show(event)
+                view.print_event(event)
                 if isinstance(event, RunFinished):
                     outcome = event.outcome
         interruption.stop = None
@@ -168,14 +174,14 @@ async def _run(
     return OUTPUT if outcome is not None and outcome.ok else ERROR
 
 
-class JsonView:
+class JsonEventView:
     """A view that prints one JSON object per line on stdout."""
 
     def show_session(self, session_id: str) -> None:
         print_json({"event": "session", "id": session_id}, lines=True)
         sys.stdout.flush()
 
-    def show(self, event: AgentEvent) -> None:
+    def print_event(self, event: AgentEvent) -> None:
         line = event_data(event)
         if line is not None:
             print_json(line, lines=True)
@@ -196,7 +202,7 @@ def event_data(event: AgentEvent) -> dict[str, Any] | None:
     """Return an event as JSON data, with its kind in ``event``."""
     from dataclasses import asdict
 
-    from handrail.agent import events as kinds
+    from handrail.agent import run_events as kinds
 
     match event:
         case kinds.TurnStarted(number):
@@ -227,7 +233,7 @@ def event_data(event: AgentEvent) -> dict[str, Any] | None:
             return {"event": "delayed", "attempt": attempt, "of": attempts, "delay_s": delay_s, "reason": reason}
 
 
-class LiveView:
+class TerminalRunView:
     """A view for the user: the model's text as it arrives, one line per call, and one per result.
 
     :param again: the model options for the command that resumes the session
@@ -241,16 +247,16 @@ class LiveView:
     def show_session(self, session_id: str) -> None:
         self._session_id = session_id
 
-    def show(self, event: AgentEvent) -> None:
-        from handrail.agent import events as kinds
+    def print_event(self, event: AgentEvent) -> None:
+        from handrail.agent import run_events as kinds
 
         match event:
             case kinds.TextDelta(text):
-                print_payload(text, end="")
+                print_requested_text(text, end="")
                 sys.stdout.flush()
                 self._in_text = not text.endswith("\n")
             case kinds.CallProposed(_, call):
-                self._print_row("→ ", call.name, shorten(_text_of(call.arguments)), "cyan")
+                self._print_row("→ ", call.name, shorten_to_line(_text_of(call.arguments)), "cyan")
             case kinds.CallAnswered(_, call, answer):
                 self._print_answer(answer.tool_id or call.name, answer.result)
             case kinds.ProviderToolUsed():
@@ -264,7 +270,7 @@ class LiveView:
                 self._print_row("! ", *_warning_text(event), "yellow")
             case kinds.NotificationsDelivered(notices):
                 for notice in notices:
-                    self._print_row("• ", f"{notice.kind} {notice.source}", shorten(notice.text), "blue")
+                    self._print_row("• ", f"{notice.kind} {notice.source}", shorten_to_line(notice.text), "blue")
             case kinds.AgentIdle():
                 self._end_text()
                 print_note("Waiting for background work. Press Ctrl-C to stop.")
@@ -276,12 +282,12 @@ class LiveView:
     def _print_answer(self, name: str, result: Result) -> None:
         if result.ok:
             took = f"{result.metadata.get('duration_ms', 0):.0f} ms"
-            self._print_row("✓ ", name, f"{took}  {shorten(_text_of(result.data))}", "green")
+            self._print_row("✓ ", name, f"{took}  {shorten_to_line(_text_of(result.data))}", "green")
         else:
             self._print_row("✗ ", name, f"{result.error_kind}: {result.error_text}", "red")
 
     def _print_provider_tool(self, event: ProviderToolUsed) -> None:
-        asked = shorten(_text_of(dict(event.arguments))) if event.arguments else ""
+        asked = shorten_to_line(_text_of(dict(event.arguments))) if event.arguments else ""
         kept = (event.problem and f"not saved: {event.problem}") or ", ".join(event.artifacts)
         mark, colour = ("✗ ", "red") if event.failed or event.problem else ("✓ ", "green")
         self._print_row(mark, event.name, f"by the provider  {asked}  {kept}", colour)
@@ -302,11 +308,11 @@ class LiveView:
         self._end_text()
         further = about.replace("\r\n", "\n").replace("\n", "\n    ")
         with suppress(OSError):
-            print_styled((mark, colour), (to_one_line(name), "bold"), (f"  {further}", ""), stream=sys.stderr)
+            print_styled_line((mark, colour), (to_one_line(name), "bold"), (f"  {further}", ""), stream=sys.stderr)
 
     def _end_text(self) -> None:
         if self._in_text:
-            print_payload("")
+            print_requested_text("")
             sys.stdout.flush()
             self._in_text = False
 
@@ -315,7 +321,7 @@ def _warning_text(
     event: ProviderToolUnavailable | ReplyInterrupted | RetryDelayed | ConversationCompacted,
 ) -> tuple[str, str]:
     """Return the subject and the text of a warning."""
-    from handrail.agent import events as kinds
+    from handrail.agent import run_events as kinds
 
     match event:
         case kinds.ProviderToolUnavailable(tool_id, reason):
@@ -334,7 +340,7 @@ def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def shorten(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
+def shorten_to_line(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
     """Return text as one line of at most ``most`` characters, with the number of left-out ones."""
     line = text.replace("\n", "\\n")
     return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more)"

@@ -10,21 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.options import CommandOptions, DurationRange, agent_options
-from handrail.frontends.cli.output import print_block, print_json, print_line, print_note, print_rows, to_one_line
-from handrail.frontends.cli.runner import (
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.command_runner import (
     InterruptHandler,
     open_configured_kernel,
-    open_readers,
-    run_async,
+    open_sessions_and_log,
+    run_on_event_loop,
     unknown_session_error,
-    with_session_agent,
+    use_session_agent,
 )
 from handrail.frontends.cli.shell_completion import session_ids
+from handrail.frontends.cli.terminal_output import (
+    print_escaped_line,
+    print_escaped_lines,
+    print_json,
+    print_note,
+    print_rows,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
-    from handrail.session.transcript import SessionFacts
+    from handrail.session.transcript_search import StoredSessionFacts
 
 _DAY_NS = 86_400 * 10**9
 _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
@@ -58,11 +65,11 @@ def command(
     if action == "close" and not ids and unused_for is None:
         raise click.UsageError("The sessions to close are missing. Pass their IDs, or `--unused-for DAYS`.")
     named = _single_id(action, ids) if action in ("show", "fork") else ""
-    from handrail.store.database.connection import DatabaseNotCreated
+    from handrail.store.database.sqlite_connection import DatabaseNotCreated
 
     try:
         if action is None:
-            with open_readers(setting) as (reader, _):
+            with open_sessions_and_log(setting) as (reader, _):
                 none = (
                     "No sessions." if closed else "No session is open or can be resumed. `--all` lists closed ones too."
                 )
@@ -70,9 +77,9 @@ def command(
         elif action == "show":
             _show(setting, named)
         elif action == "fork":
-            return run_async(lambda _: _fork(with_session_agent(setting, named), named))
+            return run_on_event_loop(lambda _: _fork(use_session_agent(setting, named), named))
         else:
-            return run_async(lambda interruption: _close(setting, ids, unused_for, interruption))
+            return run_on_event_loop(lambda interruption: _close(setting, ids, unused_for, interruption))
     except DatabaseNotCreated:
         if ids:
             raise click.UsageError(
@@ -88,7 +95,7 @@ def _single_id(action: str, ids: Sequence[str]) -> str:
     return ids[0]
 
 
-def _list(setting: CommandOptions, found: Sequence[SessionFacts], none: str = "No sessions.") -> None:
+def _list(setting: CommandOptions, found: Sequence[StoredSessionFacts], none: str = "No sessions.") -> None:
     if setting.json:
         for facts in found:
             print_json(asdict(facts), lines=True)
@@ -113,7 +120,7 @@ def _list(setting: CommandOptions, found: Sequence[SessionFacts], none: str = "N
     print_rows(rows)
 
 
-def _session_summary(facts: SessionFacts) -> str:
+def _session_summary(facts: StoredSessionFacts) -> str:
     told = [facts.topic or facts.task or ""]
     if facts.parent_session:
         told.insert(0, f"[sub-agent of {facts.parent_session}]")
@@ -134,7 +141,7 @@ def format_age(at_ns: int) -> str:
 
 
 def _show(setting: CommandOptions, session_id: str) -> None:
-    with open_readers(setting) as (reader, log):
+    with open_sessions_and_log(setting) as (reader, log):
         facts = reader.get(session_id)
         if facts is None:
             raise unknown_session_error(reader, session_id)
@@ -151,18 +158,24 @@ def _show(setting: CommandOptions, session_id: str) -> None:
     }
     for name, value in told.items():
         if value not in (None, (), ""):
-            print_line(
+            print_escaped_line(
                 f"{name.removesuffix('_ns')}: {format_age(value) if name.endswith('_ns') else to_one_line(str(value))}"
             )
     for line in _conversation_lines(messages):
-        print_block(line)
+        print_escaped_lines(line)
 
 
 def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
     """Yield the conversation as readable lines. Results are shortened; the log has them in full."""
     from handrail.agent.conversation import restore_conversation
-    from handrail.agent.model import AssistantMessage, CallPart, ResultsMessage, TextPart, UserMessage
-    from handrail.frontends.cli.commands.run import shorten
+    from handrail.agent.model_protocol import (
+        AssistantMessage,
+        CallResultsMessage,
+        HistoryCallPart,
+        TextPart,
+        UserMessage,
+    )
+    from handrail.frontends.cli.commands.run import shorten_to_line
 
     found = restore_conversation(enumerate(kept))
     for message in (*found.messages, *([found.open.message] if found.open is not None else [])):
@@ -173,11 +186,11 @@ def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
                 for part in parts:
                     if isinstance(part, TextPart):
                         yield "  " + part.text.replace("\n", "\n  ")
-                    elif isinstance(part, CallPart):
-                        yield f"→ {to_one_line(part.name)}  {to_one_line(shorten(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
-            case ResultsMessage(results):
+                    elif isinstance(part, HistoryCallPart):
+                        yield f"→ {to_one_line(part.name)}  {to_one_line(shorten_to_line(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
+            case CallResultsMessage(results):
                 for result in results:
-                    yield f"{'✗' if result.is_error else '✓'} {to_one_line(shorten(result.text))}"
+                    yield f"{'✗' if result.is_error else '✓'} {to_one_line(shorten_to_line(result.text))}"
     if found.open is not None:
         yield f"({len(found.open.missing_calls)} calls without a result yet)"
 
@@ -188,14 +201,14 @@ async def _fork(setting: CommandOptions, parent: str) -> int:
     if setting.json:
         print_json({"session": forked, "parent": parent}, lines=True)
     else:
-        print_line(forked)
+        print_escaped_line(forked)
     return OUTPUT
 
 
 async def _close(
     setting: CommandOptions, ids: Sequence[str], unused_for: float | None, interruption: InterruptHandler
 ) -> int:
-    with open_readers(setting) as (reader, _):
+    with open_sessions_and_log(setting) as (reader, _):
         chosen = list(ids)
         if unused_for is not None:
             before = time.time_ns() - int(unused_for * _DAY_NS)

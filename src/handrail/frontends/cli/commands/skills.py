@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import align_columns, print_json, print_line, print_payload, to_one_line
+from handrail.frontends.cli.terminal_output import (
+    align_columns,
+    print_escaped_line,
+    print_json,
+    print_requested_text,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
-    from handrail.contract.services.memory import SkillInfo
-    from handrail.session.skills import FoundSkill
+    from handrail.contract.services.history_and_skill_services import SkillInfo
+    from handrail.session.session_skills import FoundSkill
 
 
 @click.command("skills")
@@ -28,8 +34,8 @@ def command(setting: CommandOptions, name: str | None) -> int:
     root of its repository, then in skills/ of the configuration, then among the built-in ones. Of several skills with one
     name, the nearest applies, and the nearest are listed first. A skill grants no permissions. It is text for the model.
     """
-    from handrail.session.skills import find_skills
-    from handrail.store.folders import locate_folders
+    from handrail.session.session_skills import find_skills
+    from handrail.store.state_folders import locate_folders
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
@@ -41,10 +47,10 @@ def command(setting: CommandOptions, name: str | None) -> int:
             print_json(asdict(one.skill), lines=True)
         return OUTPUT
     for one, line in zip(found, align_columns(_row(one.skill) for one in found), strict=True):
-        print_line(line)
+        print_escaped_line(line)
         for note in (f"fault: {one.skill.problem}" if one.skill.problem else "", *one.skill.notes):
             if note:
-                print_line(f"  {to_one_line(note)}")
+                print_escaped_line(f"  {to_one_line(note)}")
     return OUTPUT
 
 
@@ -54,8 +60,8 @@ def _row(skill: SkillInfo) -> tuple[str, str, str]:
 
 
 def _print_skill(setting: CommandOptions, name: str, found: list[FoundSkill]) -> int:
-    from handrail.contract.tool.names import nearest_names
-    from handrail.session.skills import read_skill
+    from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+    from handrail.session.session_skills import read_skill
 
     usable = {one.skill.name: one for one in found if one.skill.is_usable}
     if name not in usable:
@@ -70,5 +76,5 @@ def _print_skill(setting: CommandOptions, name: str, found: list[FoundSkill]) ->
         whole = {**asdict(usable[name].skill), "body": body, "files": list(files)}
         print_json(whole, lines=True)
         return OUTPUT
-    print_payload(body)
+    print_requested_text(body)
     return OUTPUT

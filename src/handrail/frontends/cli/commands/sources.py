@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import (
-    confirm,
+from handrail.frontends.cli.terminal_output import (
+    ask_yes_or_no,
     escape_invisible,
+    print_escaped_line,
     print_json,
-    print_line,
     print_note,
     print_rows,
     to_one_line,
@@ -23,8 +23,8 @@ from handrail.frontends.cli.output import (
 
 if TYPE_CHECKING:
     from handrail.contract.errors import Diagnostic
-    from handrail.contract.generation import Generation, ToolEntry
-    from handrail.registry.pins import DefinitionReview, StoredPins
+    from handrail.contract.tool_generation import Generation, ToolEntry
+    from handrail.registry.definition_pins import DefinitionReview, StoredPins
 
 _NOTHING = "No tool of {} requires approval."
 
@@ -74,16 +74,16 @@ def _list(setting: CommandOptions) -> int:
         return OUTPUT
     print_rows((str(row["name"]), f"{row['ready']} ready", f"{row['waiting']} to review") for row in rows)
     for fault in generation.quarantined:
-        print_line(_fault_text(fault))
+        print_escaped_line(_fault_text(fault))
     if not rows and not generation.quarantined:
-        print_line("No third-party sources. Packages can add them by the entry point group handrail.sources.")
+        print_escaped_line("No third-party sources. Packages can add them by the entry point group handrail.sources.")
     return OUTPUT
 
 
 def _review(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int:
     waiting, _, faults = _pending_reviews(setting, source, tools)
     for fault in faults:
-        (print_note if setting.json else print_line)(_fault_text(fault))
+        (print_note if setting.json else print_escaped_line)(_fault_text(fault))
     if setting.json:
         print_json(_review_data(source, waiting))
         return OUTPUT
@@ -93,13 +93,13 @@ def _review(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int
 
 
 def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known: str | None) -> int:
-    from handrail.registry.pins import compute_review_hash
+    from handrail.registry.definition_pins import hash_definitions_to_review
 
     waiting, pins, faults = _pending_reviews(setting, source, tools)
     for fault in faults:
         print_note(_fault_text(fault))
     if not waiting:
-        print_line(_NOTHING.format(source))
+        print_escaped_line(_NOTHING.format(source))
         return OUTPUT
     if not setting.json:
         _show(waiting)
@@ -108,10 +108,10 @@ def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known
             raise click.UsageError(
                 f"Approval requires a terminal, or a hash. Run handrail sources review {source}, and pass its `--hash`."
             )
-        if not confirm(f"Approve {to_one_line(', '.join(waiting))} of {source} as shown?"):
+        if not ask_yes_or_no(f"Approve {to_one_line(', '.join(waiting))} of {source} as shown?"):
             print_note("No tool was approved.")
             return ERROR
-    elif known.strip().lower() != compute_review_hash(source, waiting):
+    elif known.strip().lower() != hash_definitions_to_review(source, waiting):
         if setting.json:
             print_json(_review_data(source, waiting))
         print_note(
@@ -123,30 +123,30 @@ def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known
     if setting.json:
         print_json({"source": source, "approved": {tool_id: one.current.hash for tool_id, one in waiting.items()}})
     else:
-        print_line(f"approved {len(waiting)} of {source}: {to_one_line(', '.join(waiting))}")
+        print_escaped_line(f"approved {len(waiting)} of {source}: {to_one_line(', '.join(waiting))}")
     return OUTPUT
 
 
 def _approve_hint(source: str, tools: Sequence[str], waiting: Mapping[str, DefinitionReview]) -> str:
     """Return the command that approves the shown definitions."""
-    from handrail.registry.pins import compute_review_hash
+    from handrail.registry.definition_pins import hash_definitions_to_review
 
-    return " ".join(("handrail sources approve", source, *tools, "--hash", compute_review_hash(source, waiting)))
+    return " ".join(("handrail sources approve", source, *tools, "--hash", hash_definitions_to_review(source, waiting)))
 
 
 def _review_data(source: str, waiting: Mapping[str, DefinitionReview]) -> dict[str, object]:
-    from handrail.registry.pins import compute_review_hash
+    from handrail.registry.definition_pins import hash_definitions_to_review
 
     return {
         "source": source,
-        "hash": compute_review_hash(source, waiting) if waiting else None,
+        "hash": hash_definitions_to_review(source, waiting) if waiting else None,
         "tools": [_tool_data(tool_id, one) for tool_id, one in waiting.items()],
     }
 
 
 def _revoke(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int:
-    from handrail.registry.pins import StoredPins
-    from handrail.store.folders import locate_folders
+    from handrail.registry.definition_pins import StoredPins
+    from handrail.store.state_folders import locate_folders
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     count = StoredPins(folders.state).revoke(source, tools or None)
@@ -158,44 +158,46 @@ def _revoke(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int
             "`handrail sources` lists the sources."
         )
     else:
-        print_line(f"revoked the approval of {count} tool{'' if count == 1 else 's'} of {source}")
+        print_escaped_line(f"revoked the approval of {count} tool{'' if count == 1 else 's'} of {source}")
     return OUTPUT if count else ERROR
 
 
 def _load_sources(setting: CommandOptions) -> tuple[Generation, StoredPins]:
     """Load all tools, without running any, and the stored approvals."""
-    from handrail.authoring.linter import refuse_to_start
-    from handrail.contract.agent import AgentManifest, CheckedAgent
-    from handrail.kernel.agents import make_placeholder_secrets, make_tool_sources
-    from handrail.kernel.sandbox_factory import make_sandbox
-    from handrail.registry.pins import StoredPins
+    from handrail.authoring.tool_linter import refuse_program_start
+    from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
+    from handrail.kernel.agent_loading import make_placeholder_secrets, make_tool_sources
+    from handrail.kernel.sandbox_selection import make_limited_sandbox
+    from handrail.registry.definition_pins import StoredPins
     from handrail.registry.sources.executable_tools import ToolConfinement
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    confinement = ToolConfinement(make_sandbox(config), refuse_to_start, refuse_to_start)
-    whole = CheckedAgent(AgentManifest(id=config.settings.agent))
-    generation = make_tool_sources(config, whole, folders, confinement, make_placeholder_secrets(config)).load(1)
+    confinement = ToolConfinement(make_limited_sandbox(config), refuse_program_start, refuse_program_start)
+    whole = CheckedAgentManifest(AgentManifest(id=config.settings.agent))
+    generation = make_tool_sources(
+        config, whole, folders, confinement, make_placeholder_secrets(config)
+    ).load_generation_of_agent(1)
     return generation, StoredPins(folders.state)
 
 
-def _connect_unknown(setting: CommandOptions, source: str) -> None:
+def _connect_for_listing(setting: CommandOptions, source: str) -> None:
     """Connect to an MCP server once, if it has never been connected, to list its tools."""
     import asyncio
 
-    from handrail.kernel.agents import make_placeholder_secrets
-    from handrail.kernel.mcp_servers import probe_server
-    from handrail.store.folders import locate_folders
-    from handrail.upstream.definition import read_listing as listed
-    from handrail.upstream.server_config import load_server_definitions as servers_in
+    from handrail.kernel.agent_loading import make_placeholder_secrets
+    from handrail.kernel.upstream_mcp_servers import store_server_listing
+    from handrail.store.state_folders import locate_folders
+    from handrail.upstream.server_config_loader import load_enabled_servers as servers_in
+    from handrail.upstream.server_definition import read_cached_listing as listed
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     for server in servers_in(config, make_placeholder_secrets(config)):
         if server.name == source and listed(folders.state, source, server.definition_hash) is None:
             print_note(f"handrail sources: connecting to {source} to list its tools")
-            asyncio.run(probe_server(config, folders, source))
+            asyncio.run(store_server_listing(config, folders, source))
 
 
 def _pending_reviews(
@@ -205,9 +207,9 @@ def _pending_reviews(
 
     :param tools: the tool IDs to include; empty for all
     """
-    from handrail.registry.pins import find_pending_reviews
+    from handrail.registry.definition_pins import find_unapproved_definitions
 
-    _connect_unknown(setting, source)
+    _connect_for_listing(setting, source)
     generation, pins = _load_sources(setting)
     by_source = _by_source(generation)
     faults = [fault for fault in generation.quarantined if fault.third_party == source]
@@ -216,8 +218,8 @@ def _pending_reviews(
             source, dict.fromkeys((*by_source, *(fault.third_party for fault in generation.quarantined)))
         )
     entries = by_source.get(source, {})
-    _check_has(source, tools, dict.fromkeys((*entries, *(fault.tool for fault in faults if fault.tool))))
-    waiting = find_pending_reviews(source, (entry.spec for entry in entries.values()), pins)
+    _check_source_has_tools(source, tools, dict.fromkeys((*entries, *(fault.tool for fault in faults if fault.tool))))
+    waiting = find_unapproved_definitions(source, (entry.spec for entry in entries.values()), pins)
     if tools:
         waiting = {tool_id: one for tool_id, one in waiting.items() if tool_id in tools}
         faults = [fault for fault in faults if fault.tool in tools]
@@ -225,14 +227,14 @@ def _pending_reviews(
 
 
 def _unknown_source_error(source: str, known: Collection[str]) -> click.UsageError:
-    from handrail.contract.tool.names import nearest_names
+    from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
     close = nearest_names(source, known, 1)
     hint = f"Did you mean {close[0]!r}?" if close else f"The third-party sources are: {', '.join(known) or 'none'}."
     return click.UsageError(f"Third-party source {source!r} does not exist. {hint}")
 
 
-def _check_has(source: str, tools: Sequence[str], ids: Collection[str]) -> None:
+def _check_source_has_tools(source: str, tools: Sequence[str], ids: Collection[str]) -> None:
     if unknown := [tool_id for tool_id in tools if tool_id not in ids]:
         raise click.UsageError(f"{source} has no tool {unknown[0]!r}. Its tools are: {', '.join(ids) or 'none'}.")
 
@@ -246,9 +248,9 @@ def _by_source(generation: Generation) -> dict[str, dict[str, ToolEntry]]:
 
 
 def _summary(name: str, entries: Mapping[str, ToolEntry], pins: StoredPins) -> dict[str, object]:
-    from handrail.registry.pins import find_pending_reviews
+    from handrail.registry.definition_pins import find_unapproved_definitions
 
-    waiting = find_pending_reviews(name, (entry.spec for entry in entries.values()), pins)
+    waiting = find_unapproved_definitions(name, (entry.spec for entry in entries.values()), pins)
     ready = sum(entry.unavailable_reason is None for entry in entries.values())
     tools = {
         tool_id: {"status": entry.status, "reason": entry.unavailable_reason} for tool_id, entry in entries.items()
@@ -258,9 +260,9 @@ def _summary(name: str, entries: Mapping[str, ToolEntry], pins: StoredPins) -> d
 
 def _show(waiting: Mapping[str, DefinitionReview]) -> None:
     for tool_id, one in waiting.items():
-        print_line(f"{to_one_line(tool_id)}: {to_one_line(one.reason)}")
+        print_escaped_line(f"{to_one_line(tool_id)}: {to_one_line(one.disabled_reason)}")
         for line in one.diff_lines():
-            print_line(f"  {to_one_line(line)}")
+            print_escaped_line(f"  {to_one_line(line)}")
 
 
 def _fault_text(fault: Diagnostic) -> str:
@@ -275,7 +277,7 @@ def _fault_data(fault: Diagnostic) -> dict[str, str]:
 def _tool_data(tool_id: str, one: DefinitionReview) -> dict[str, object]:
     return {
         "id": tool_id,
-        "reason": one.reason,
+        "reason": one.disabled_reason,
         "hash": one.current.hash,
         "now": one.current.to_dict(),
         "before": None if one.approved is None else one.approved.to_dict(),

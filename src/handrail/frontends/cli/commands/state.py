@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.commands.log import require_agreement
-from handrail.frontends.cli.options import CommandOptions, workspace_options
-from handrail.frontends.cli.output import format_bytes, print_json, print_line, print_note, print_rows
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, workspace_options
+from handrail.frontends.cli.commands.log import require_confirmation
 from handrail.frontends.cli.shell_completion import state_keys
+from handrail.frontends.cli.terminal_output import format_bytes, print_escaped_line, print_json, print_note, print_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from handrail.store.inventory import StoredState
+    from handrail.store.state_inventory import StateInventoryEntry
 
 
 @click.command("state")
@@ -43,8 +43,8 @@ def command(
     remove deletes the state (log, sessions, outputs) of this workspace, or of the workspaces with the listed KEYs, or of
     --orphans or --all. It shows the state with its size, and asks for confirmation. State in use cannot be removed.
     """
-    from handrail.store.folders import find_state_root
-    from handrail.store.inventory import list_stored_state
+    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_inventory import list_stored_state
 
     if action is None:
         if everything or orphans or dry_run or yes:
@@ -65,12 +65,14 @@ def command(
     return _remove(setting, chosen, dry_run=dry_run, yes=yes)
 
 
-def _select_states(setting: CommandOptions, kept: Sequence[StoredState], keys: tuple[str, ...]) -> list[StoredState]:
+def _select_states(
+    setting: CommandOptions, kept: Sequence[StateInventoryEntry], keys: tuple[str, ...]
+) -> list[StateInventoryEntry]:
     """Return the state with these keys, or that of this workspace if there are no keys.
 
     :raises UsageError: for an unknown key
     """
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
 
     wanted = keys or (locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).key,)
     chosen = [one for one in kept if one.key in wanted]
@@ -82,9 +84,9 @@ def _select_states(setting: CommandOptions, kept: Sequence[StoredState], keys: t
     return chosen
 
 
-def _remove(setting: CommandOptions, chosen: list[StoredState], *, dry_run: bool, yes: bool) -> int:
-    from handrail.store.folders import find_state_root
-    from handrail.store.inventory import finish_removals
+def _remove(setting: CommandOptions, chosen: list[StateInventoryEntry], *, dry_run: bool, yes: bool) -> int:
+    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_inventory import finish_interrupted_removals
 
     root = find_state_root(setting.state)
     if not chosen:
@@ -99,41 +101,46 @@ def _remove(setting: CommandOptions, chosen: list[StoredState], *, dry_run: bool
         if setting.json:
             print_json({"dry_run": True, "removed": [_state_data(one) for one in chosen], "problems": []})
         return OUTPUT
-    require_agreement(yes, f"Remove this permanently ({format_bytes(sum(one.size_bytes for one in chosen))})?")
-    problems = finish_removals(root)
+    require_confirmation(yes, f"Remove this permanently ({format_bytes(sum(one.size_bytes for one in chosen))})?")
+    problems = finish_interrupted_removals(root)
     removed = [one for one in chosen if _remove_state(root, one, problems)]
     _show_removed(setting, chosen, removed, problems)
     return ERROR if problems else OUTPUT
 
 
 def _show_removed(
-    setting: CommandOptions, chosen: Sequence[StoredState], removed: Sequence[StoredState], problems: Sequence[str]
+    setting: CommandOptions,
+    chosen: Sequence[StateInventoryEntry],
+    removed: Sequence[StateInventoryEntry],
+    problems: Sequence[str],
 ) -> None:
     if setting.json:
         print_json({"dry_run": False, "removed": [_state_data(one) for one in removed], "problems": problems})
     else:
-        print_line(f"removed {len(removed)} of {len(chosen)}, {format_bytes(sum(one.size_bytes for one in removed))}")
+        print_escaped_line(
+            f"removed {len(removed)} of {len(chosen)}, {format_bytes(sum(one.size_bytes for one in removed))}"
+        )
         for problem in problems:
             print_note(f"handrail state: {problem}")
 
 
-def _remove_state(root: Path, one: StoredState, problems: list[str]) -> bool:
+def _remove_state(root: Path, one: StateInventoryEntry, problems: list[str]) -> bool:
     """Remove the state of one workspace, and return whether all of it was removed.
 
     :param problems: the list to which failures are added
     """
     from handrail.contract.errors import StartError
-    from handrail.store.inventory import remove_stored_state
+    from handrail.store.state_inventory import remove_workspace_state
 
     try:
-        failed = remove_stored_state(root, one.key)
+        failed = remove_workspace_state(root, one.key)
     except StartError as error:
         failed = [str(error)]
     problems += failed
     return not failed
 
 
-def _print_states(setting: CommandOptions, kept: Sequence[StoredState]) -> None:
+def _print_states(setting: CommandOptions, kept: Sequence[StateInventoryEntry]) -> None:
     if setting.json:
         print_json([_state_data(one) for one in kept])
         return
@@ -144,8 +151,8 @@ def _print_states(setting: CommandOptions, kept: Sequence[StoredState]) -> None:
     print_rows([("KEY", "SIZE", "LAST USED", "WORKSPACE"), *rows])
 
 
-def _about(one: StoredState) -> str:
-    from handrail.store.inventory import USER_DATA
+def _about(one: StateInventoryEntry) -> str:
+    from handrail.store.state_inventory import USER_DATA
 
     if one.key == USER_DATA:
         return "data that tools store for you, in all workspaces"
@@ -155,11 +162,11 @@ def _about(one: StoredState) -> str:
     return where if one.holder is None else f"{where}  (in use by {one.holder})"
 
 
-def _last_used(one: StoredState) -> str:
+def _last_used(one: StateInventoryEntry) -> str:
     if one.used_ns is None:
         return "never used"
     return f"{datetime.fromtimestamp(one.used_ns / 1e9).astimezone():%Y-%m-%d %H:%M}"
 
 
-def _state_data(one: StoredState) -> dict[str, object]:
+def _state_data(one: StateInventoryEntry) -> dict[str, object]:
     return {**asdict(one), "workspace": None if one.workspace is None else str(one.workspace)}

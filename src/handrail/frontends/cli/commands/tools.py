@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.options import CommandOptions, agent_options
-from handrail.frontends.cli.output import (
+from handrail.frontends.cli.command_group import OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, agent_options
+from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
+from handrail.frontends.cli.terminal_output import (
     MAX_NAME,
     align_columns,
+    print_escaped_line,
     print_json,
-    print_line,
     print_note,
-    print_styled,
+    print_styled_line,
     to_one_line,
 )
-from handrail.frontends.cli.runner import InterruptHandler, open_configured_kernel, run_async
 
 if TYPE_CHECKING:
-    from handrail.catalog.prompt import CatalogCosts, CostShare, ToolCost
+    from handrail.catalog.tool_prompt import CatalogTokenCosts, GroupTokenCost, ToolTokenCost
     from handrail.catalog.view import CatalogView
-    from handrail.contract.generation import ToolEntry, ToolStatus
+    from handrail.contract.tool_generation import ToolEntry, ToolStatus
 
 
 @click.command("tools")
@@ -41,14 +41,14 @@ def command(setting: CommandOptions, cost: bool, category: str | None) -> int:
     With --json, prints both views of each tool: the model's view and the kernel's. With --cost, prints the approximate
     number of tokens of each tool, category and source, and how many are loaded at the start of a turn.
     """
-    return run_async(lambda interruption: _costs(setting) if cost else _tools(setting, category, interruption))
+    return run_on_event_loop(lambda interruption: _costs(setting) if cost else _tools(setting, category, interruption))
 
 
 async def _costs(setting: CommandOptions) -> int:
-    from handrail.kernel.doctor.machine_checks import compute_agent_costs
+    from handrail.kernel.doctor.machine_checks import compute_agent_token_costs
 
     async with open_configured_kernel(setting) as kernel:
-        costs = compute_agent_costs(kernel.generation, kernel.config, kernel.agent)
+        costs = compute_agent_token_costs(kernel.generation, kernel.config, kernel.default_agent)
     if setting.json:
         print_json(costs.to_dict())
     else:
@@ -58,12 +58,12 @@ async def _costs(setting: CommandOptions) -> int:
 
 async def _tools(setting: CommandOptions, category: str | None, interruption: InterruptHandler) -> int:
     from handrail.catalog.view import get_view
-    from handrail.policy.rules.definitions import MODE_DESCRIPTIONS, parse_mode
+    from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS, parse_mode
 
     async with open_configured_kernel(setting) as kernel:
-        view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.agent.core))
+        view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core))
         entries = list(kernel.generation.entries.values())
-        number, mode = kernel.generation.number, parse_mode(kernel.rules.mode)
+        number, mode = kernel.generation.number, parse_mode(kernel.initial_rules.mode)
         told = await kernel.tool_statuses()
     empty = view.empty_categories
     statuses = _statuses(entries, told)
@@ -86,7 +86,7 @@ async def _tools(setting: CommandOptions, category: str | None, interruption: In
 
 def _show_others(others: Iterable[ToolStatus]) -> None:
     for line in align_columns((one.tool or "-", one.status, one.source, one.reason) for one in others):
-        print_styled((line, "dim"), cut=False)
+        print_styled_line((line, "dim"), cut=False)
 
 
 def _statuses(entries: Iterable[ToolEntry], told: Sequence[ToolStatus]) -> dict[str, ToolStatus]:
@@ -99,7 +99,7 @@ def _show_tools(entries: Sequence[ToolEntry], view: CatalogView, statuses: Mappi
     head = ("TOOL", "STATUS", "CATEGORY", "LOADING", "EFFECT", "SOURCE", "DESCRIPTION")
     rows = [
         (
-            *(entry.spec.id, statuses[entry.id].status, view.category_of(entry), view.status_of(entry)),
+            *(entry.spec.id, statuses[entry.id].status, view.category_of_any_tool(entry), view.status_of(entry)),
             *(entry.spec.side_effect, entry.source, _about(entry, statuses[entry.id])),
         )
         for entry in entries
@@ -107,14 +107,14 @@ def _show_tools(entries: Sequence[ToolEntry], view: CatalogView, statuses: Mappi
     if not rows:
         return
     title, *lines = align_columns([head, *rows])
-    print_styled((title, "bold"), cut=True)
+    print_styled_line((title, "bold"), cut=True)
     for entry, line in zip(entries, lines, strict=True):
         name, style = len(to_one_line(entry.spec.id, MAX_NAME)), "dim" * (entry.unavailable_reason is not None)
-        print_styled((line[:name], f"bold {style}"), (line[name:], style), cut=not statuses[entry.id].reason)
+        print_styled_line((line[:name], f"bold {style}"), (line[name:], style), cut=not statuses[entry.id].reason)
 
 
 def _status(entry: ToolEntry) -> ToolStatus:
-    from handrail.contract.generation import ToolStatus
+    from handrail.contract.tool_generation import ToolStatus
 
     return ToolStatus(entry.id, entry.status, entry.unavailable_reason or "", entry.source)
 
@@ -132,10 +132,10 @@ def _entries_in_category(name: str, entries: list[ToolEntry], view: CatalogView)
     """
     from handrail.contract.errors import UsageError
 
-    there = sorted({*(view.category_of(entry) for entry in entries), *view.empty_categories})
+    there = sorted({*(view.category_of_any_tool(entry) for entry in entries), *view.empty_categories})
     if name not in there:
         raise UsageError(f"Category {name!r} does not exist. The categories are: {', '.join(there)}.")
-    return [entry for entry in entries if view.category_of(entry) == name]
+    return [entry for entry in entries if view.category_of_any_tool(entry) == name]
 
 
 def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[str, object]:
@@ -145,7 +145,7 @@ def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[
         "status": status.status,
         "reason": status.reason or None,
         "answered_by": None if behind is None else behind.id,
-        "category": view.category_of(entry),
+        "category": view.category_of_any_tool(entry),
         "view": view.status_of(entry),
         "source": entry.source,
         "unavailable": entry.unavailable_reason,
@@ -172,32 +172,32 @@ _BAR = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def print_costs(costs: CatalogCosts) -> None:
+def print_costs(costs: CatalogTokenCosts) -> None:
     """Print the token costs as tables."""
     rate = f" ({_percent(costs.active_tokens, costs.total_tokens)})" if costs.total_tokens else ""
-    print_line(
+    print_escaped_line(
         f"about {costs.active_tokens:,} tokens loaded at the start of a turn, of {costs.total_tokens:,} with every tool loaded{rate}"
     )
-    print_line(
+    print_escaped_line(
         f"  {len(costs.active_tools)} of {len(costs.tools)} tools, and an index of the others with {costs.index_tokens:,} tokens"
     )
-    print_line(f"  in the form for {costs.dialect}, the longest of all providers")
-    for title, shares in (("CATEGORY", costs.categories), ("SOURCE", costs.sources)):
-        print_line()
+    print_escaped_line(f"  in the form for {costs.dialect}, the longest of all providers")
+    for title, shares in (("CATEGORY", costs.costs_by_category), ("SOURCE", costs.costs_by_source)):
+        print_escaped_line()
         _print_columns(
             (title, "TOOLS", "LOADED", "TOKENS", "SHARE"), (_share_row(one, costs.total_tokens) for one in shares)
         )
-    print_line()
+    print_escaped_line()
     _print_columns(
         ("TOOL", "CATEGORY", "AT START", "TOKENS", "SHARE"), (_tool_row(one, costs.total_tokens) for one in costs.tools)
     )
 
 
-def _share_row(one: CostShare, whole: int) -> tuple[str, ...]:
+def _share_row(one: GroupTokenCost, whole: int) -> tuple[str, ...]:
     return one.name, f"{one.tools:,}", f"{one.in_view:,}", f"{one.tokens:,}", _bar(one.tokens, whole)
 
 
-def _tool_row(one: ToolCost, whole: int) -> tuple[str, ...]:
+def _tool_row(one: ToolTokenCost, whole: int) -> tuple[str, ...]:
     return one.id, one.category, one.standing, f"{one.tokens:,}", _bar(one.tokens, whole)
 
 
@@ -218,4 +218,4 @@ def _print_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> No
     widths = [max(len(row[at]) for row in (head, *table)) for at in range(len(head))]
     for row in (head, *table):
         cells = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
-        print_line("  ".join(cells).rstrip())
+        print_escaped_line("  ".join(cells).rstrip())

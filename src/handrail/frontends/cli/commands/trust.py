@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.commands.config import note_lease_holder, read_configuration, to_json
-from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import (
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.commands.config import note_outdated_lease_holder, read_configuration, to_one_line_json
+from handrail.frontends.cli.terminal_output import (
     align_columns,
     escape_invisible,
+    print_escaped_line,
     print_json,
-    print_line,
     print_note,
     print_prompt,
     to_one_line,
@@ -29,8 +29,8 @@ from handrail.frontends.cli.output import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from handrail.config import Configuration, WorkspaceFile
-    from handrail.store.folders import StateFolders
+    from handrail.config import MergedConfiguration, WorkspaceFile
+    from handrail.store.state_folders import StateFolders
 
 
 @click.command("trust")
@@ -49,7 +49,7 @@ def command(setting: CommandOptions, known: str | None, revoke: bool, listed: bo
     Rules that deny or ask always apply. Rules that allow, and all other settings, apply only if you trust exactly this
     content. Any change of the file ends the trust. Your decision applies to kernels that start from now on.
     """
-    from handrail.store.folders import locate_folders
+    from handrail.store.state_folders import locate_folders
 
     if sum((known is not None, revoke, listed)) > 1:
         raise click.UsageError("`--hash`, `--revoke` and `--list` exclude each other. Pass only one of them.")
@@ -75,7 +75,7 @@ def _trust_by_hash(setting: CommandOptions, file: WorkspaceFile, known: str) -> 
     return _grant_trust(setting, file)
 
 
-def _ask_trust(setting: CommandOptions, config: Configuration, file: WorkspaceFile) -> int:
+def _ask_trust(setting: CommandOptions, config: MergedConfiguration, file: WorkspaceFile) -> int:
     """Show the full file, and the changes if it is trusted, then ask the user at the terminal."""
     if not file.trusted and not config.untrusted_values:
         print_note(f"{file.path} has only rules that deny or ask. They apply without trust. Nothing to decide.")
@@ -96,59 +96,61 @@ def _ask_trust(setting: CommandOptions, config: Configuration, file: WorkspaceFi
     return _grant_trust(setting, file)
 
 
-def _show(config: Configuration, file: WorkspaceFile) -> None:
+def _show(config: MergedConfiguration, file: WorkspaceFile) -> None:
     text = file.content.decode("utf-8-sig").removesuffix("\n")
-    print_line(to_one_line(str(file.path)))
+    print_escaped_line(to_one_line(str(file.path)))
     for line in text.replace("\r\n", "\n").split("\n"):
         for number, part in enumerate(
             _wrap_line(escape_invisible(line))
         ):  # marked, so that no line looks like Handrail's
-            print_line(f"  {'┆' if number else '│'} {part}")
-    print_line(f"sha256 {file.sha256}")
+            print_escaped_line(f"  {'┆' if number else '│'} {part}")
+    print_escaped_line(f"sha256 {file.sha256}")
     if held := config.untrusted_values:
-        print_line()
-        print_line("If trusted, these settings apply:")
+        print_escaped_line()
+        print_escaped_line("If trusted, these settings apply:")
         for value in held:
             if value.key == "rules":
-                print_line(f"  {to_one_line(str(value.value))}")
+                print_escaped_line(f"  {to_one_line(str(value.value))}")
             else:
                 now = [v for v in config.values if v.key == value.key and not v.inactive_reason]
-                before = f", now {to_json(now[0].value)} ({to_one_line(str(now[0].origin))})" if now else ""
-                print_line(f"  set {value.key} to {to_json(value.value)}{before}")
+                before = f", now {to_one_line_json(now[0].value)} ({to_one_line(str(now[0].origin))})" if now else ""
+                print_escaped_line(f"  set {value.key} to {to_one_line_json(value.value)}{before}")
 
 
 def _grant_trust(setting: CommandOptions, file: WorkspaceFile) -> int:
     """Trust the content that was read and shown, also if the file has changed since."""
-    from handrail.store import decisions
-    from handrail.store.folders import prepare_folders
+    from handrail.store import operator_decisions
+    from handrail.store.state_folders import prepare_folders
 
     folders = prepare_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    decisions.grant_trust(folders, file.sha256, clock=time.time_ns)
+    operator_decisions.trust_workspace_content(folders, file.sha256, clock=time.time_ns)
     if setting.json:
         print_json({"file": str(file.path), "sha256": file.sha256, "trusted": True})
     else:
-        print_line(f"trusted {to_one_line(str(file.path))}")
-    note_lease_holder(setting)
+        print_escaped_line(f"trusted {to_one_line(str(file.path))}")
+    note_outdated_lease_holder(setting)
     return OUTPUT
 
 
 def _revoke(setting: CommandOptions, folders: StateFolders) -> int:
-    from handrail.store import decisions
+    from handrail.store import operator_decisions
 
-    was = decisions.revoke_trust(folders)
+    was = operator_decisions.revoke_workspace_trust(folders)
     if setting.json:
         print_json({"revoked": was})
     else:
-        print_line(f"{'revoked the trust' if was else 'no file was trusted'} in {to_one_line(str(folders.workspace))}")
+        print_escaped_line(
+            f"{'revoked the trust' if was else 'no file was trusted'} in {to_one_line(str(folders.workspace))}"
+        )
     if was:
-        note_lease_holder(setting)
+        note_outdated_lease_holder(setting)
     return OUTPUT
 
 
 def _list(setting: CommandOptions, state: Path) -> int:
-    from handrail.store import decisions
+    from handrail.store import operator_decisions
 
-    records = decisions.list_trust(state)
+    records = operator_decisions.list_trusted_workspaces(state)
     if setting.json:
         print_json([{"workspace": one.workspace, "sha256": one.sha256, "at_ns": one.at_ns} for one in records])
         return OUTPUT
@@ -161,13 +163,13 @@ def _list(setting: CommandOptions, state: Path) -> int:
         for one in records
     ]
     for line in align_columns(rows):
-        print_line(line)
+        print_escaped_line(line)
     if not rows:
         print_note("No file is trusted.")
     return OUTPUT
 
 
-def _decision_data(file: WorkspaceFile, config: Configuration) -> dict[str, object]:
+def _decision_data(file: WorkspaceFile, config: MergedConfiguration) -> dict[str, object]:
     return {
         "file": str(file.path),
         "sha256": file.sha256,

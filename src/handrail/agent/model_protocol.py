@@ -1,0 +1,379 @@
+"""The Protocol of a model: a request in, a stream of block events out, and the errors of a provider.
+
+A provider adapter translates in two directions and decides nothing: it turns a :class:`ModelRequest` into its API's
+form, and the API's stream into :data:`BlockEvent` values. It never collects a whole reply, never parses a
+call's arguments, and never retries.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from handrail.contract.calls_and_results import Blob
+from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.services.history_and_skill_services import ConversationHistory
+
+if TYPE_CHECKING:
+    from handrail.catalog.provider_dialects import ProviderSchemaDialect
+
+
+# Block events: the parts of a reply, in the order in which they arrive.
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of the reply's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBlockOpened:
+    """The start of a structured call.
+
+    :param index: the adapter's number of this block, unique within the reply
+    :param provider_id: the provider's id, or None if it sent none
+    :param name: the wire name; ``""`` if the provider sent none
+    """
+
+    index: int
+    provider_id: str | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArgumentsDelta:
+    """The next piece of a call's arguments, as JSON text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBlockClosed:
+    """The provider's statement that a call is complete. No adapter infers it from the JSON."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderBlock:
+    """A provider's block, such as signed reasoning, that goes back unchanged with the history.
+
+    :param said: whether the block is content of the reply, as text is: the provider used one of its own tools
+    :param artifacts: references to its stored output
+    """
+
+    provider: str
+    block: Mapping[str, Any]
+    said: bool = False
+    artifacts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderToolResult:
+    """The output of a tool that the provider ran.
+
+    :param name: the provider's name of the tool
+    :param provider_id: the provider's id of this use, or ``""``
+    :param arguments: the model's arguments, if the provider reports them
+    :param content: the output, as the provider's JSON
+    :param failed: whether the provider reports a failure
+    :param block: the block that goes back with the history, if the provider wants one
+    """
+
+    name: str
+    provider_id: str
+    arguments: Mapping[str, Any]
+    content: Any
+    failed: bool = False
+    block: ProviderBlock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """The tokens of one request and its reply. These are totals: the last one counts."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+FinishReason = Literal[
+    "end",  # the reply is complete
+    "calls",  # the model waits for results
+    "length",  # the output limit or the context cut the reply
+    "paused",  # the provider needs another request to continue with one of its own tools
+    "refused",  # a filter of the provider, or the model, declined
+    "other",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFinished:
+    """The provider's end of the reply. Blocks that are still open stay incomplete."""
+
+    reason: FinishReason
+
+
+BlockEvent = (
+    TextDelta
+    | CallBlockOpened
+    | CallArgumentsDelta
+    | CallBlockClosed
+    | ProviderBlock
+    | ProviderToolResult
+    | TokenUsage
+    | ReplyFinished
+)
+
+
+# The conversation, independent of any provider.
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryCallPart:
+    """A call in the history, in a form that every provider accepts.
+
+    :param wire_id: unique within the conversation; see :class:`handrail.agent.reply_assembly.HistoryCallIds`
+    :param name: matches ``[A-Za-z0-9_-]{1,64}``, whatever the model wrote
+    :param arguments: always an object, whatever the model wrote
+    """
+
+    wire_id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class UserPicture:
+    """A picture that a user shows.
+
+    :param ref: the artifact that stores it
+    :param media_type: one that every provider accepts
+    :param data: empty if only ``ref`` is known
+    """
+
+    ref: str
+    media_type: str
+    data: bytes = field(default=b"", repr=False)
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.data).decode()
+
+    @property
+    def url(self) -> str:
+        """The picture as a ``data:`` URL."""
+        return f"data:{self.media_type};base64,{self.base64}"
+
+
+@dataclass(frozen=True, slots=True)
+class UserMessage:
+    """A message of the user.
+
+    :param pictures: the text names them ``[image 1]`` and so on, for models that take no pictures
+    """
+
+    text: str
+    pictures: tuple[UserPicture, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    """A reply of the model, with its parts in order."""
+
+    parts: tuple[TextPart | HistoryCallPart | ProviderBlock, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def calls(self) -> tuple[HistoryCallPart, ...]:
+        return tuple(part for part in self.parts if isinstance(part, HistoryCallPart))
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """The answer to a call as the model reads it: compact JSON text."""
+
+    wire_id: str
+    text: str
+    is_error: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallResultsMessage:
+    """The answers to the calls of the previous message: one each, in call order."""
+
+    results: tuple[CallResult, ...]
+
+
+Message = UserMessage | AssistantMessage | CallResultsMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """The request of one turn.
+
+    :param tools: the LLM views of tools: ``name``, ``description`` and ``parameters``
+    :param max_output_tokens: None for the provider's default
+    :param native: definitions of the tools that the provider runs, in its format
+    """
+
+    system: str
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    max_output_tokens: int | None = None
+    native: Sequence[Mapping[str, Any]] = ()
+
+
+class Model(Protocol):
+    """A connection to one model."""
+
+    @property
+    def name(self) -> str:
+        """``provider:model``, as an operator writes it."""
+        ...
+
+    @property
+    def dialect(self) -> ProviderSchemaDialect:
+        """The schema features of its provider. Arguments come back in the tool's form."""
+        ...
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[BlockEvent]:
+        """Send one request and yield the reply as it arrives.
+
+        :raises ProviderError: one of its subclasses; :class:`ReplyStreamCut` if the stream ends without the provider's end marker
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections. The model cannot be used afterwards."""
+        ...
+
+
+# Errors of a provider: read by the operator, never by a model.
+
+
+class ProviderError(HandrailError):
+    """The provider returned no complete reply. The text has the cause and the operator's next step."""
+
+
+class ProviderBusy(ProviderError):
+    """A rate limit, an overload, a fault of the provider, or no connection. A later request may succeed.
+
+    :param retry_after_s: the seconds that the provider asks to wait, if any
+    """
+
+    def __init__(self, text: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class ProviderDenied(ProviderError):
+    """A key that is missing, wrong, or not allowed to use this model, or an account without credit."""
+
+
+class RequestRejected(ProviderError):
+    """A request that the provider will never accept."""
+
+
+class ReplyStreamCut(ProviderError):
+    """A reply that was interrupted after its start."""
+
+
+# Pictures in a user's message: checked, stored by their content, and loaded again when a conversation continues.
+#
+# A stored message names each picture by its hash; the bytes are an artifact.
+
+MAX_PICTURE_BYTES = 5 * 1024 * 1024
+"""The largest picture that every provider accepts, in bytes."""
+MAX_PICTURES = 16
+"""The most pictures in one message."""
+PICTURE_NOT_STORED = "[the picture here is no longer stored]"
+PICTURE_NOT_ANSWERED = "[the picture here got no answer and is not shown again]"
+
+
+def takes_pictures(model: Model) -> bool:
+    """Return whether pictures can be sent to ``model``. The model itself may still not understand them."""
+    return getattr(model, "takes_pictures", False) is True
+
+
+def detect_picture_type(data: bytes) -> str | None:
+    """Return the media type of a picture by its first bytes, or None if providers do not accept it."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return None
+
+
+def detect_picture_types(pictures: Sequence[bytes]) -> list[Blob]:
+    """Return the pictures with their media types.
+
+    :raises UsageError: if a file is not a picture, or the pictures are too many or too large
+    """
+    if len(pictures) > MAX_PICTURES:
+        raise UsageError(f"The message has {len(pictures)} images. The maximum is {MAX_PICTURES}. Send fewer.")
+    found: list[Blob] = []
+    for number, data in enumerate(pictures, 1):
+        kind = detect_picture_type(data)
+        if kind is None:
+            raise UsageError(f"Image {number} is not a PNG, JPEG, GIF or WebP file. Convert it to one of these.")
+        if len(data) > MAX_PICTURE_BYTES:
+            raise UsageError(
+                f"Image {number} has {len(data):,} bytes. The maximum is {MAX_PICTURE_BYTES:,}. Make it smaller."
+            )
+        found.append(Blob(data, kind))
+    return found
+
+
+async def make_user_message(text: str, pictures: Sequence[Blob], history: ConversationHistory | None) -> UserMessage:
+    """Store the pictures and return the user's message, which an agent takes as its task.
+
+    :param pictures: see :func:`checked`
+    :param history: the history of the agent's session; None stores nothing
+    :raises HandrailError: if a picture cannot be stored
+    """
+    kept: list[UserPicture] = []
+    for one in pictures:
+        ref = "" if history is None else await history.store_attachment(one.data, one.media_type)
+        kept.append(UserPicture(ref, one.media_type, one.data))
+    return UserMessage(text, tuple(kept))
+
+
+async def load_stored_pictures(messages: Sequence[Message], history: ConversationHistory) -> list[Message]:
+    """Return the messages with the content of each picture. A note replaces a picture that is not stored.
+
+    :raises HandrailError: if the stored pictures cannot be read now
+    """
+    return [
+        await _load_message_pictures(message, history)
+        if isinstance(message, UserMessage) and message.pictures
+        else message
+        for message in messages
+    ]
+
+
+async def _load_message_pictures(message: UserMessage, history: ConversationHistory) -> UserMessage:
+    found: list[UserPicture] = []
+    text = message.text
+    for picture in message.pictures:
+        try:
+            found.append(replace(picture, data=await history.load_attachment(picture.ref)))
+        except ToolError:
+            text += f"\n{PICTURE_NOT_STORED}"
+    return UserMessage(text, tuple(found))

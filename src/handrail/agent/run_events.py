@@ -1,0 +1,192 @@
+"""The events of a run, in order, and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from handrail.agent.model_protocol import TextDelta
+from handrail.agent.reply_stream import RetryDelayed
+from handrail.agent.run_budget import BudgetKind
+from handrail.contract.calls_and_results import CallAnswer, ProposedCall
+from handrail.contract.services.channels_and_triggers import Notification
+
+RunStatus = Literal[
+    "answered",  # the model ended with text and no calls
+    "budget",  # turns, tokens, time or calls ran out
+    "cancelled",  # the user or the program stopped the run
+    "awaiting_approval",  # calls await approval; a later run of the same session continues with the decisions
+    "length",  # the last reply reached the model's output limit
+    "refused",  # the provider or the model declined
+    "failed",  # the provider returned no complete reply; the text is for the operator
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    """A request is sent to the model. ``number`` counts from 1 within the run."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallProposed:
+    """A call is proposed to the kernel. ``position`` counts from 0 within the reply."""
+
+    position: int
+    call: ProposedCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswered:
+    """A call got its answer."""
+
+    position: int
+    call: ProposedCall
+    answer: CallAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderToolUnavailable:
+    """A provider tool is not available to this model in this run."""
+
+    tool_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderToolUsed:
+    """The provider ran one of its own tools.
+
+    :param name: the provider's name of the tool
+    :param tool_id: the registry's id; ``""`` for a tool that was not offered
+    :param arguments: the model's arguments, if the provider reports them
+    :param artifacts: references to the stored output: the provider's JSON first, then its binary parts
+    :param failed: whether the provider reports a failure
+    :param problem: why the output is not stored, or ``""``
+    """
+
+    name: str
+    tool_id: str
+    arguments: Mapping[str, Any]
+    artifacts: tuple[str, ...] = ()
+    failed: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyInterrupted:
+    """The reply was interrupted.
+
+    With ``again`` the request is sent once more, and the text so far does not count.
+    """
+
+    reason: str
+    will_retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotificationsDelivered:
+    """Notifications were added to the conversation. The model reads them in its next turn."""
+
+    notifications: tuple[Notification, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationCompacted:
+    """Older messages were replaced by an outline or a summary, because of their length or on request.
+
+    :param removed_messages: the number of replaced messages; 0 if compaction was requested and nothing could be left out
+    :param tokens_before: the approximate tokens of all messages before
+    :param is_summarised: whether a model wrote a summary
+    :param problem: why there is an outline instead of a requested summary, or ``""``
+    :param kept_messages: the number of messages that stay
+    :param was_requested: whether compaction was requested
+    """
+
+    removed_messages: int
+    tokens_before: int
+    tokens_after: int
+    is_summarised: bool = False
+    problem: str = ""
+    kept_messages: int = 0
+    was_requested: bool = False
+
+    def __str__(self) -> str:
+        """Describe the compaction in one sentence."""
+        if not self.removed_messages:
+            return f"Nothing to compact: all {self.kept_messages:,} messages of about {self.tokens_before:,} tokens are kept."
+        how = (
+            "summarised"
+            if self.is_summarised
+            else f"left out, without a summary ({self.problem.rstrip('.')})"
+            if self.problem
+            else "left out"
+        )
+        tokens = f"about {self.tokens_before:,} tokens become {self.tokens_after:,}"
+        return f"{self.removed_messages:,} older messages are {how} and {self.kept_messages:,} are kept: {tokens}."
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdle:
+    """The model has answered, and the agent waits for jobs, notifications or messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetExhausted:
+    """A limit of the budget was reached. The run ends when every proposed call is answered."""
+
+    kind: BudgetKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The outcome of a run.
+
+    :param text: the text of the last reply; the answer if :attr:`ok`
+    :param detail: why the run ended, for the user; ``""`` if it was answered
+    :param seconds: wall time of the run
+    :param pending_approvals: the ids of the approval requests that calls await
+    """
+
+    status: RunStatus
+    text: str
+    detail: str
+    turns: int
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    tokens_estimated: bool
+    seconds: float
+    budget: BudgetKind | None = None
+    pending_approvals: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "answered"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """A run has ended: the last event of a run, and of each piece of work of an agent that serves."""
+
+    outcome: RunOutcome
+
+
+AgentEvent = (
+    TurnStarted
+    | TextDelta
+    | RetryDelayed
+    | CallProposed
+    | CallAnswered
+    | ProviderToolUnavailable
+    | ProviderToolUsed
+    | ReplyInterrupted
+    | NotificationsDelivered
+    | ConversationCompacted
+    | AgentIdle
+    | BudgetExhausted
+    | RunFinished
+)

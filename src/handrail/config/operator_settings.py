@@ -1,0 +1,600 @@
+"""All settings, with their meaning and their defaults: the one list behind files, variables and flags."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from handrail.catalog.view import CatalogOptions
+from handrail.config.mcp_settings import SERVER_NAME_PATTERN as SERVER_NAME
+from handrail.config.mcp_settings import McpServeSettings, UpstreamServerSettings
+from handrail.contract.permission_modes import DEFAULT_MODE, Mode
+from handrail.contract.protected.path_protection import WORKSPACE_FILE
+from handrail.contract.rule_forms import RuleInput
+from handrail.contract.sandbox_protocol import SandboxLimits
+from handrail.contract.tool.operator_tool_settings import ToolSettings
+from handrail.contract.tool.requires import Requires
+from handrail.store.database.sqlite_connection import BUILT_IN_ENGINE as OWN_STORE
+
+FILE_NAME = WORKSPACE_FILE
+_HOUR_MS = 3_600_000
+_WEEK_MS = 7 * 24 * _HOUR_MS
+MACHINE_SANDBOX = "machine"
+"""``[sandbox] provider`` for the confinement of the operating system."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""A part of a key that TOML accepts without quotes."""
+_MIB = 1024 * 1024
+_MAX_COUNT = 2**31 - 1
+
+
+SHIPPED_WATCHDOGS: tuple[Literal["exfiltration", "secrets", "repeats"], ...] = ("exfiltration", "secrets", "repeats")
+"""The built-in watchdogs, which are on by default."""
+
+
+class _SettingsTable(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class LimitSettings(_SettingsTable):
+    """``[limits]``: limits of every call."""
+
+    lock_wait_ms: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_WEEK_MS,
+            description=(
+                "Maximum wait for the locks of a call, in milliseconds. Default 60000 (1 minute), from 1 to 604800000."
+            ),
+        ),
+    ] = 60_000
+    grace_ms: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_HOUR_MS,
+            description=(
+                "Time for a stopped call to end by itself, in milliseconds; then it is killed. Default 5000, "
+                "from 1 to 3600000."
+            ),
+        ),
+    ] = 5_000
+    tool_session_idle_ms: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_WEEK_MS,
+            description=(
+                "Time after which an unused session of a stateful tool is closed, in milliseconds. Default "
+                "900000 (15 minutes), from 1 to 604800000."
+            ),
+        ),
+    ] = 900_000
+    open_tool_sessions: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=1_000,
+            description=(
+                "Maximum number of open sessions of stateful tools in one session. Default 32, from 1 to 1000."
+            ),
+        ),
+    ] = 32
+    job_output_mib: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_MAX_COUNT,
+            description=(
+                "Maximum disk space for the outputs of all jobs of a workspace, in MiB. Beyond it, the "
+                "outputs of the jobs that ended first are deleted. Default 1024, at least 1."
+            ),
+        ),
+    ] = 1024
+    output_files_mib: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_MAX_COUNT,
+            description=(
+                "Maximum disk space for the full texts of truncated outputs, in MiB. Beyond it, the oldest "
+                "files of sessions that are not in use are deleted. Default 1024, at least 1."
+            ),
+        ),
+    ] = 1024
+
+
+class ApprovalSettings(_SettingsTable):
+    """``[approvals]``: the validity of approval requests and approvals."""
+
+    request_days: Annotated[
+        int, Field(gt=0, le=3650, description="Validity of an approval request, in days. Default 7, from 1 to 3650.")
+    ] = 7
+    grant_hours: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=87600,
+            description="Validity of an approval that was not used, in hours. Default 24, from 1 to 87600.",
+        ),
+    ] = 24
+
+
+class SandboxSettings(_SettingsTable):
+    """``[sandbox]``: resource limits for the programs of a call, and exceptions from their confinement."""
+
+    provider: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description=(
+                "Sandbox provider: machine for that of the operating system, or the name of one in an "
+                "installed package. Default machine."
+            ),
+        ),
+    ] = MACHINE_SANDBOX
+    cpu_s: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=_MAX_COUNT,
+            description="Maximum CPU time of each process, in seconds; 0 for no limit. Default 3600.",
+        ),
+    ] = 3600
+    memory_mib: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=_MAX_COUNT,
+            description="Maximum private memory of each process, in MiB; 0 for no limit. Default 8192.",
+        ),
+    ] = 8192
+    call_memory_mib: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=_MAX_COUNT,
+            description=(
+                "Maximum memory of all processes of one call together, including shared memory, in MiB; 0 "
+                "for no limit. Never more than three quarters of the machine's memory. Default 16384."
+            ),
+        ),
+    ] = 16384
+    processes: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=_MAX_COUNT,
+            description="Maximum number of processes and threads of one call together; 0 for no limit. Default 2048.",
+        ),
+    ] = 2048
+    file_mib: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=_MAX_COUNT,
+            description="Maximum size of a file that a program writes, in MiB; 0 for no limit. Default 16384.",
+        ),
+    ] = 16384
+    open_files: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=_MAX_COUNT,
+            description="Maximum number of open files of a process; 0 for the limit of the system. Default 4096.",
+        ),
+    ] = 4096
+    tmp_mib: Annotated[
+        int,
+        Field(
+            gt=0, le=_MAX_COUNT, description="Size of the private /tmp of each call, in MiB. Default 256, at least 1."
+        ),
+    ] = 256
+    shm_mib: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_MAX_COUNT,
+            description="Size of the private /dev/shm of each call, in MiB. Default 64, at least 1.",
+        ),
+    ] = 64
+    unix_sockets: Annotated[
+        bool,
+        Field(
+            description=(
+                "Permission for programs to create Unix sockets, through which they can reach every server "
+                "that listens in the workspace. Default false."
+            )
+        ),
+    ] = False
+    without: Annotated[
+        tuple[Literal["landlock", "seccomp"], ...],
+        Field(
+            description=(
+                "Sandbox layers that may be missing on this machine: landlock, seccomp. Programs then run "
+                "without them, and every result reports it; an available layer is always used. Default none."
+            )
+        ),
+    ] = ()
+    unconfined: Annotated[
+        tuple[str, ...],
+        Field(
+            description=(
+                "IDs of tools whose programs run without any sandbox, with all of your permissions. Every "
+                "result and log record of these tools reports it. Default none."
+            )
+        ),
+    ] = ()
+
+    @property
+    def limits(self) -> SandboxLimits:
+        """The limits in the form for a sandbox."""
+        return SandboxLimits(
+            cpu_s=self.cpu_s or None,
+            memory_bytes=self.memory_mib * _MIB or None,
+            call_memory_bytes=self.call_memory_mib * _MIB or None,
+            processes=self.processes or None,
+            file_bytes=self.file_mib * _MIB or None,
+            open_files=self.open_files or None,
+            tmp_bytes=self.tmp_mib * _MIB,
+            shm_bytes=self.shm_mib * _MIB,
+        )
+
+
+class StateSettings(_SettingsTable):
+    """``[state]``: the kind of database. ``--state`` and ``HANDRAIL_STATE`` set its folder."""
+
+    store: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            description=(
+                "Database for workspaces without one: sqlite, or the name of a store in an installed "
+                "package. Default sqlite."
+            ),
+        ),
+    ] = OWN_STORE
+
+
+class SearchSettings(_SettingsTable):
+    """``[search]``: semantic search for tools."""
+
+    embedder: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description=(
+                "Embedder that encodes texts for semantic search: local (a small model on this machine), "
+                "endpoint, fastembed, the name of an embedder in an installed package, or none. Default "
+                "local."
+            ),
+        ),
+    ] = "local"
+    url: Annotated[
+        str,
+        Field(
+            pattern=r"^(https?://[^\s@]+)?$",
+            description=(
+                "Only for endpoint: base URL of a server with OpenAI's POST /embeddings, without "
+                "/embeddings. Handrail sends it descriptions of tools and search queries. Required for "
+                "endpoint."
+            ),
+        ),
+    ] = ""
+    model: Annotated[str, Field(description="Only for endpoint and fastembed: name of the model.")] = ""
+    secret: Annotated[
+        str, Field(description="Only for endpoint: name of the secret with the API key. Default none.")
+    ] = ""
+
+
+class CatalogSettings(_SettingsTable):
+    """``[catalog]``: the tools and texts that a model gets."""
+
+    index_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description=(
+                "Approximate maximum number of tokens for the names of deferred tools in the system prompt; "
+                "0 to leave them out. Default 1000, at most 1000000."
+            ),
+        ),
+    ] = 1_000
+    preload: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=50,
+            description=(
+                "Maximum number of tools that are loaded by a search for the user's message before the "
+                "model's turn; 0 for none. Default 0, at most 50."
+            ),
+        ),
+    ] = 0
+    preload_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description=(
+                "Approximate maximum number of tokens for these tools together. Default 2000, at most 1000000."
+            ),
+        ),
+    ] = 2_000
+    categories: Annotated[
+        dict[str, str],
+        Field(
+            description=(
+                "Descriptions of tool categories for models, by category name: your own categories and those "
+                "of third-party sources. The descriptions of built-in categories are fixed."
+            )
+        ),
+    ] = {}
+
+    def to_options(self, core: tuple[str, ...]) -> CatalogOptions:
+        """Return the options in the form for a catalog.
+
+        :param core: the core tools of an agent's manifest
+        """
+        texts = tuple(self.categories.items())
+        return CatalogOptions(core, texts, self.index_tokens, self.preload, self.preload_tokens)
+
+
+class WatchdogSettings(_SettingsTable):
+    """``[[watchdogs]]``: a hook that sees each call before it runs and can only restrict it."""
+
+    use: Annotated[
+        Literal["exfiltration", "secrets", "repeats"] | None,
+        Field(
+            description=(
+                "Built-in watchdog to configure: exfiltration, secrets or repeats. All three are on by "
+                "default. Either use or command is required."
+            )
+        ),
+    ] = None
+    action: Annotated[
+        Literal["ask", "deny", "off"],
+        Field(
+            description=(
+                "Decision of a built-in watchdog for a call that it detects: ask, deny, or off to disable "
+                "the watchdog. Default ask."
+            )
+        ),
+    ] = "ask"
+    failures: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=1000,
+            description="Only for repeats: number of failures in a row of the same call. Default 5, from 1 to 1000.",
+        ),
+    ] = 5
+    command: Annotated[
+        tuple[str, ...] | None,
+        Field(
+            min_length=1,
+            description="Program of your own and its arguments, as a watchdog. Either use or command is required.",
+        ),
+    ] = None
+    timeout_ms: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_HOUR_MS,
+            description=(
+                "Maximum time for a decision of the command, in milliseconds; then the call is denied. "
+                "Default 5000, from 1 to 3600000."
+            ),
+        ),
+    ] = 5_000
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> WatchdogSettings:
+        if (self.use is None) == (self.command is None):
+            raise ValueError("expected either use, with the name of a built-in watchdog, or command")
+        given = self.model_fields_set
+        if self.command is not None and (more := sorted(given & {"action", "failures"})):
+            raise ValueError(
+                f"{' and '.join(more)} are only for built-in watchdogs; a command returns its decision itself"
+            )
+        if "failures" in given and self.use != "repeats":
+            raise ValueError("failures is only for use = 'repeats'")
+        return self
+
+
+class McpSettings(_SettingsTable):
+    """``[mcp]``: upstream MCP servers, and access to Handrail's own MCP server."""
+
+    files: Annotated[
+        tuple[str, ...],
+        Field(
+            description=(
+                "Paths of files with an mcpServers object, as other programs write them. Set the permissions "
+                "of their servers under servers, by the same name. Default none."
+            )
+        ),
+    ] = ()
+    servers: Annotated[
+        dict[Annotated[str, Field(pattern=SERVER_NAME)], UpstreamServerSettings],
+        Field(description="Upstream servers, by name: [mcp.servers.NAME] with command or url, and permissions."),
+    ] = {}
+    serve: Annotated[
+        McpServeSettings,
+        Field(
+            description=(
+                "Access to handrail mcp --http, by tokens or an authorization server. Command-line options override it."
+            )
+        ),
+    ] = McpServeSettings()
+
+
+class SecretReference(_SettingsTable):
+    """The location of a secret's value: exactly one of these."""
+
+    env: Annotated[str | None, Field(description="Environment variable with the value.")] = None
+    file: Annotated[str | None, Field(description="File with the value, absolute or with ~, of mode 0600.")] = None
+    command: Annotated[
+        tuple[str, ...] | None, Field(description="Program that prints the value, and its arguments.")
+    ] = None
+
+
+class Settings(_SettingsTable):
+    """All settings of a Handrail configuration."""
+
+    agent: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$",
+            description=(
+                "Agent of sessions that name none: a folder agents/NAME next to the configuration file. "
+                "Default default."
+            ),
+        ),
+    ] = "default"
+    mode: Annotated[
+        Mode,
+        Field(
+            description=(
+                "Mode, a set of rules that decides which calls run without approval: plan (read only), ask, "
+                "accept-edits or auto; handrail modes lists the rules. An untrusted workspace file can only "
+                "set a stricter mode. Default ask."
+            )
+        ),
+    ] = DEFAULT_MODE
+    rules: Annotated[
+        tuple[RuleInput, ...],
+        Field(
+            description=(
+                "Permission rules, as 'ACTION PERMISSION [PATTERN]', or as tables with examples that are "
+                "checked. The rules of all layers apply together. Default none."
+            )
+        ),
+    ] = ()
+    ceiling: Annotated[
+        Requires | None,
+        Field(
+            description=(
+                "Permission limit that no agent on this machine may exceed. Default: the declarations of its tools."
+            )
+        ),
+    ] = None
+    secrets: Annotated[
+        dict[str, SecretReference],
+        Field(
+            description=(
+                "Secrets that tools may receive, by name, each with the location of its value; never write "
+                "the value itself here. Not allowed in a workspace file."
+            )
+        ),
+    ] = {}
+    tools: Annotated[
+        dict[str, ToolSettings],
+        Field(
+            description=(
+                "Settings of single tools, by tool ID: enabled (whether agents have the tool), config "
+                "(values of the tool's own settings), timeout_ms (timeout in milliseconds), max_output "
+                "(bytes of output for a model) and max_entries (entries of a list for a model). For "
+                "web_search and web_fetch also answered_by (the tool that answers). A stronger layer "
+                "overrides each setting of each tool separately. Not allowed in a workspace file."
+            )
+        ),
+    ] = {}
+    limits: Annotated[LimitSettings, Field(description="Limits of every call.")] = LimitSettings()
+    approvals: Annotated[ApprovalSettings, Field(description="Validity of approval requests and approvals.")] = (
+        ApprovalSettings()
+    )
+    sandbox: Annotated[
+        SandboxSettings,
+        Field(
+            description=(
+                "Resource limits for the programs of a call, and exceptions from their confinement. Not "
+                "allowed in a workspace file."
+            )
+        ),
+    ] = SandboxSettings()
+    state: Annotated[StateSettings, Field(description="Database of the state. Not allowed in a workspace file.")] = (
+        StateSettings()
+    )
+    catalog: Annotated[CatalogSettings, Field(description="Tools and texts that a model gets.")] = CatalogSettings()
+    search: Annotated[
+        SearchSettings, Field(description="Semantic search for tools. Not allowed in a workspace file.")
+    ] = SearchSettings()
+    mcp: Annotated[
+        McpSettings,
+        Field(
+            description=(
+                "Upstream MCP servers, whose tools obey the same rules, and access to Handrail's own MCP "
+                "server. Not allowed in a workspace file, which could start programs with your secrets."
+            )
+        ),
+    ] = McpSettings()
+    watchdogs: Annotated[
+        tuple[WatchdogSettings, ...],
+        Field(
+            description=(
+                "Hooks that see each call before it runs and can only restrict it: three built-in ones, and "
+                "commands of your own. Not allowed in a workspace file, since commands run without a sandbox."
+            )
+        ),
+    ] = ()
+
+
+LIST_KEYS = ("rules", "watchdogs")
+"""Keys of lists whose items are merged over all layers."""
+
+
+OPERATOR_ONLY = {
+    "watchdogs": "cannot name watchdogs, since they run outside the sandbox",
+    "secrets": "cannot name secrets, since its author would choose which of your files and programs are read",
+    "tools": "cannot set up tools, since its author would choose which of your secrets they get",
+    "search": "cannot set up search, since its author would choose where texts of tools and requests are sent",
+    "mcp": "cannot name MCP servers, since its author would choose which programs start with which of your secrets",
+    "state": "cannot set up the state, since its author would choose what stores the log",
+    "sandbox": "cannot change the sandbox, since its author would choose the confinement of their own programs",
+}
+"""Keys that a workspace file cannot have, trusted or not, with the reasons."""
+
+
+def list_setting_tables() -> dict[str, type[BaseModel]]:
+    """Return the keys that are tables of settings, each of which is overridden separately."""
+    found: dict[str, type[BaseModel]] = {}
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, _SettingsTable):
+            found[name] = field.annotation
+    return found
+
+
+def split_setting_key(key: str) -> tuple[str, ...]:
+    """Return the parts of a setting's key: ``tools."mail.send".timeout_ms`` has three.
+
+    :raises ValueError: if it is not a TOML key
+    """
+    if '"' not in key and "'" not in key:
+        return tuple(key.split("."))
+    node: Any = tomllib.loads(f"{key} = 0")
+    parts: list[str] = []
+    while isinstance(node, dict):
+        ((part, node),) = cast("dict[str, Any]", node).items()
+        parts.append(part)
+    return tuple(parts)
+
+
+def join_setting_key(path: Iterable[str]) -> str:
+    """Return the key for its parts, the inverse of :func:`split_setting_key`."""
+    return ".".join(part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
+
+
+def list_setting_keys() -> Iterator[str]:
+    """Yield every setting as ``key`` or ``table.key``, in the order of the models."""
+    inner = list_setting_tables()
+    for name in Settings.model_fields:
+        if name in inner:
+            yield from (f"{name}.{key}" for key in inner[name].model_fields)
+        else:
+            yield name

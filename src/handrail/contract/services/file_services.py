@@ -1,0 +1,199 @@
+"""The file and search services of a runtime, and a path once it is resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+FileKind = Literal["file", "directory", "symlink", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """One entry of a file system. Sizes are bytes, times are wall-clock nanoseconds."""
+
+    path: str
+    kind: FileKind
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileByteRange:
+    """A range of a file: ``data`` is ``[start, start + len(data))`` of ``size`` bytes."""
+
+    path: str
+    data: bytes
+    start: int
+    size: int
+
+    @property
+    def end_offset(self) -> int:
+        """The position after the last byte of ``data``."""
+        return self.start + len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class FileLineRange:
+    """Whole lines ``first … last`` of a file, 1-based and without line ends.
+
+    :param next: the line to continue at, or None at the end
+    :param total: the number of lines, or None if the end was not reached
+    :param truncated_lines: the numbers of lines that were longer than the limit and were shortened
+    """
+
+    path: str
+    lines: tuple[str, ...]
+    first: int
+    next: int | None
+    total: int | None
+    size: int
+    truncated_lines: tuple[int, ...] = ()
+
+    @property
+    def last_line_number(self) -> int:
+        """The number of the last line."""
+        return self.first + len(self.lines) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """The result of :meth:`FileService.write`."""
+
+    path: str
+    created: bool
+    size: int
+    sha256: str
+    previous_content: bytes | None
+    """The replaced content, for a diff; None if the file is new."""
+
+
+class FileService(Protocol):
+    """Files below the roots of the session.
+
+    The operating system resolves paths, so no link or race leaves a root. Reading a file, whole or in part, records
+    the hash of its content for the session. Writing over an existing file requires that its content still has this
+    hash. A changed or never read file is a ``conflict``.
+
+    Every method raises :class:`~handrail.contract.errors.ToolError`: ``denied`` for a path outside the roots or one
+    that a rule denies, ``failed`` for a missing file.
+    """
+
+    async def stat(self, path: str) -> FileStat:
+        """Return the kind, size and time of one entry."""
+        ...
+
+    async def read_bytes(self, path: str, *, start: int = 0, max_bytes: int | None = None) -> FileByteRange:
+        """``start`` below 0 counts from the end."""
+        ...
+
+    async def read_lines(
+        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000, max_line: int = 2_000
+    ) -> FileLineRange:
+        """Read whole lines of a text file. Invalid UTF-8 becomes U+FFFD.
+
+        :param first: the first line; below 0 it counts from the end (-1 is the last line)
+        """
+        ...
+
+    async def list(self, path: str) -> Sequence[FileStat]:
+        """Return the entries of a folder."""
+        ...
+
+    async def read_for_edit(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
+        """Read the whole content and check it against what this session has read.
+
+        :raises ToolError: ``conflict`` if the file was never read or has changed since; ``limit`` if it is larger
+        """
+        ...
+
+    async def write(self, path: str, data: bytes, *, expected: bytes | Literal["new", "seen"] = "seen") -> WriteResult:
+        """Replace a file atomically and create its parent folders.
+
+        :param expected: what must be there now: these exact bytes, ``"new"`` (nothing), or ``"seen"`` (nothing, or what
+            this session has read)
+        :raises ToolError: ``conflict`` if something else is there
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LineMatch:
+    """A line that a search found. ``line`` counts from 1."""
+
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileSearchResult:
+    """The results of a search, at most as many as requested. ``more`` is true if the search stopped there."""
+
+    matches: tuple[LineMatch, ...] = ()
+    paths: tuple[str, ...] = ()
+    is_truncated: bool = False
+    denied_count: int = 0
+    """How many paths a rule denied. Denied matches are not counted: their number, for different patterns, would
+    reveal the content of a file."""
+
+
+class SearchService(Protocol):
+    """ripgrep below the roots: it respects ignore files, follows no links and is bounded for any pattern."""
+
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        ignore_case: bool = False,
+        literal: bool = False,
+        max_matches: int = 10_000,
+    ) -> FileSearchResult:
+        """Search file contents with a regular expression."""
+        ...
+
+    async def glob(
+        self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000
+    ) -> FileSearchResult:
+        """Find files by a path pattern."""
+        ...
+
+
+# Resolved paths, for every room that reads, evaluates or locks files. Pure.
+
+
+class ResolvedPath(NamedTuple):
+    """One resolved path.
+
+    :param absolute: canonical: no ``..`` and no link in the existing part; a tail that does not exist yet stays as
+        written
+    :param display_path: relative inside the workspace, absolute elsewhere; control characters and invalid UTF-8 are escaped
+    :param is_inside: whether the path is below any root
+    :param root: that root, or None
+    :param is_writable: whether that root may be written at all
+    :param relative_path: the path relative to the root, by which it is opened; ``.`` for the root itself
+    """
+
+    absolute: str
+    display_path: str
+    is_inside: bool
+    root: str | None = None
+    is_writable: bool = False
+    relative_path: str = ""
+
+
+class PathResolver(Protocol):
+    """The resolver of a session's paths: :class:`~handrail.runtime.files.session_roots.SessionRoots`, for lower rooms."""
+
+    workspace: str
+    """Absolute and canonical."""
+
+    def resolve_path(self, path: str, /) -> ResolvedPath:
+        """Resolve ``path`` as it is now.
+
+        :raises ToolError: for a text that cannot name a file
+        """
+        ...

@@ -1,0 +1,395 @@
+"""The typed runtime that a tool receives: its only way from ``execute`` to the world.
+
+Every service here is a Protocol; the implementations live in the ``runtime`` room and above. Access to a service that the
+tool did not require raises :class:`~handrail.contract.errors.ToolError` of kind ``denied``, with the line to add to
+``requires``. A tool passes paths as the model wrote them, workspace-relative or absolute. Returned paths have the form to
+show, relative inside the workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from handrail.contract.calls_and_results import Result
+from handrail.contract.sandbox_protocol import CompletedProcess
+from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
+from handrail.contract.services.client_services import ClientService, LogLevel
+from handrail.contract.services.file_services import FileService, SearchService
+from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
+from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
+from handrail.contract.services.resource_services import ResourceService
+from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.spec import ToolSession
+
+
+class ShellService(Protocol):
+    """Programs in the sandbox of the call's capability set. All of them end with the call."""
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        separate_stderr: bool = False,
+        trusted_program: bool = False,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> CompletedProcess:
+        """Run a shell text, or an argv without a shell.
+
+        The call's time-out ends the program, and so does a cancellation.
+
+        :param environment: further variables, for an argv only: rules evaluate the words of a shell text, so the text
+            must set its own variables. The tool chooses the names, never the model. Variables for program and library
+            paths, HOME and the network stay unchanged
+        :param separate_stderr: keep stderr out of ``output``, for output that is parsed
+        :param trusted_program: take the program of an argv, and the programs that it starts by name, from outside the
+            workspace, for output that is relied on
+        :param on_output: called with each kept piece of output, so that a stopped run leaves its partial output; if
+            output is dropped, the last call says so
+        """
+        ...
+
+    async def list_hidden_paths(self, paths: Sequence[str]) -> Sequence[str]:
+        """Return those of ``paths`` that programs of this call cannot see because a rule denies reading.
+
+        The check is by name, so the files need not exist.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """The response of a server, with any status.
+
+    :param url: of the last hop, in canonical form
+    :param headers: in order, with lower-case names
+    :param body: decoded (gzip, deflate), up to the requested number of bytes
+    :param is_truncated: whether the body was longer
+    :param redirects: the URLs of the hops before the last
+    """
+
+    url: str
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    is_truncated: bool = False
+    redirects: tuple[str, ...] = ()
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header, by its name in any case."""
+        return next((value for key, value in self.headers if key == name.lower()), None)
+
+
+class NetworkService(Protocol):
+    """HTTP and HTTPS requests to the hosts that the call may reach.
+
+    The call's capability set and the rules evaluate every hop, where ask counts as deny, and every address that its
+    host resolves to. A private address needs a literal grant.
+    """
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        max_bytes: int = 16 * 1024 * 1024,
+        timeout_ms: int = 30_000,
+        max_redirects: int = 5,
+        on_body: Callable[[bytes], None] | None = None,
+    ) -> HttpResponse:
+        """Fetch one URL.
+
+        Each redirect is followed as a new request. To another origin only basic headers go along and no body. A
+        redirect that would send a body there is returned as the response.
+
+        :param max_bytes: of the decoded body; the rest is not read
+        :param timeout_ms: for all hops together
+        :param on_body: called with each kept piece of the last hop's body
+        :raises ToolError: ``denied`` for a host that may not be reached; ``invalid_input`` for an invalid URL or
+            header; ``timeout``; ``limit`` for too many redirects; ``backend`` if a server cannot be reached or
+            understood
+        """
+        ...
+
+
+class ToolStateService(Protocol):
+    """The values that a tool keeps in the session, JSON-able and persistent."""
+
+    async def get(self, key: str) -> Any:
+        """Return a value, or None."""
+        ...
+
+    async def put(self, key: str, value: Any) -> None:
+        """Store a value."""
+        ...
+
+
+class SecretService(Protocol):
+    """The secrets that the tool declared, by name. Their values are redacted from the tool's output."""
+
+    def get(self, name: str) -> str:
+        """Return the value of a secret.
+
+        :raises ToolError: ``denied`` if the tool did not declare the secret, ``unavailable`` if it has no value
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionOption:
+    """A choice of a question."""
+
+    label: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UserQuestion:
+    """A question to the user."""
+
+    question: str
+    header: str = ""
+    options: tuple[QuestionOption, ...] = ()
+    multi_select: bool = False
+
+
+class UserService(Protocol):
+    """The user of the session."""
+
+    async def ask(self, questions: Sequence[UserQuestion]) -> list[list[str]]:
+        """Ask the user questions and return one list of answers for each.
+
+        :raises ToolError: ``unavailable`` if the session has no user to ask
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UserContext:
+    """What the frontend knows about the user's surroundings. Every field may be unknown."""
+
+    time: str | None = None
+    location: str | None = None
+    locale: str | None = None
+    device: str | None = None
+
+
+class CancellationToken(Protocol):
+    """The cancellation state of a call, for code that runs in a thread."""
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the call is to end."""
+        ...
+
+    def raise_if_requested(self) -> None:
+        """Raise if the call is to end.
+
+        :raises ToolError: ``cancelled`` or ``timeout``
+        """
+        ...
+
+
+class Runtime(Protocol):
+    """The runtime of one call, which ``execute`` receives.
+
+    It has the identity of the call and every service that the tool may use. A service that costs something is made on
+    first use.
+    """
+
+    @property
+    def tool_id(self) -> str:
+        """The id of the tool."""
+        ...
+
+    @property
+    def call_id(self) -> str:
+        """The id of the call."""
+        ...
+
+    @property
+    def session_id(self) -> str:
+        """The id of the session."""
+        ...
+
+    @property
+    def agent(self) -> str:
+        """The id of the agent that made the call."""
+        ...
+
+    @property
+    def topic(self) -> str | None:
+        """The topic of the session, or None."""
+        ...
+
+    @property
+    def user_context(self) -> UserContext | None:
+        """What the frontend knows about the user's surroundings, or None."""
+        ...
+
+    @property
+    def workdir(self) -> str:
+        """The absolute, canonical path of the workspace."""
+        ...
+
+    @property
+    def capabilities(self) -> CapabilitySet:
+        """What this call may touch: what the tool requires, within its agent's set and the host's ceiling."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """The values of the tool's declared settings, by key.
+
+        They are the operator's values or the defaults. Secret settings are not among them.
+        """
+        ...
+
+    @property
+    def max_output_bytes(self) -> int:
+        """How many bytes of the result a model reads, as set by the operator or declared by the tool.
+
+        The rest is cut and stored in a file, so a tool that supports paging should return less.
+        """
+        ...
+
+    @property
+    def files(self) -> FileService:
+        """File access below the roots."""
+        ...
+
+    @property
+    def search(self) -> SearchService:
+        """Search for files and text below the roots."""
+        ...
+
+    @property
+    def shell(self) -> ShellService:
+        """Programs in the sandbox."""
+        ...
+
+    @property
+    def net(self) -> NetworkService:
+        """HTTP and HTTPS requests."""
+        ...
+
+    @property
+    def secrets(self) -> SecretService:
+        """The secrets that the tool declared."""
+        ...
+
+    @property
+    def state(self) -> ToolStateService:
+        """The values that the tool keeps in the session."""
+        ...
+
+    @property
+    def user(self) -> UserService:
+        """Questions to the user."""
+        ...
+
+    @property
+    def channels(self) -> ChannelService:
+        """Messages between agents."""
+        ...
+
+    @property
+    def triggers(self) -> TriggerService:
+        """The timers, schedules and watched channels of the session."""
+        ...
+
+    @property
+    def transcript(self) -> TranscriptService:
+        """The conversation and calls of the session so far."""
+        ...
+
+    @property
+    def catalog(self) -> CatalogService:
+        """The active tools of the model, and those that can be loaded."""
+        ...
+
+    @property
+    def jobs(self) -> JobService:
+        """The background jobs of the session."""
+        ...
+
+    @property
+    def subagents(self) -> SubagentService:
+        """Sub-agents, to which the tool can delegate."""
+        ...
+
+    @property
+    def skills(self) -> SkillService:
+        """The skills of the session."""
+        ...
+
+    @property
+    def cancellation(self) -> CancellationToken:
+        """The cancellation state of the call, for code that runs in a thread."""
+        ...
+
+    @property
+    def client(self) -> ClientService:
+        """The client of the session, if it can do more than call tools. Each kind of request needs a capability."""
+        ...
+
+    @property
+    def terminals(self) -> TerminalService:
+        """The terminals of the session: programs that receive typed input."""
+        ...
+
+    @property
+    def resources(self) -> ResourceService:
+        """The resources and prompts of all sources."""
+        ...
+
+    @property
+    def tool_session(self) -> ToolSession:
+        """The tool session that this call steps or closes. For built-in tools only."""
+        ...
+
+    def report_progress(
+        self,
+        message: str = "",
+        *,
+        fraction: float | None = None,
+        done: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        """Report progress to the frontend. Safe from any thread, never blocks.
+
+        :param fraction: from 0 to 1
+        :param done: of ``total``, instead of ``fraction``
+        """
+        ...
+
+    def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
+        """Send a log message, any JSON-able data, to the listeners of the call. Safe from any thread, never blocks.
+
+        :param logger: the part of the tool that sends it
+        :raises ToolError: ``invalid_input`` for an unknown level
+        """
+        ...
+
+    def write_output(self, piece: str | bytes) -> None:
+        """Show a piece of output while the call runs, to the listeners of the call or the readers of its job.
+
+        Bytes are decoded as UTF-8, also if a piece ends within a character. The result of the call is still the
+        return value of ``execute``. Safe from any thread, never blocks.
+        """
+        ...
+
+    def set_partial_result(self, data: Any) -> None:
+        """Set the data of the result if the call is stopped before it returns. The last value counts."""
+        ...
+
+    async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        """Call another tool through the arbiter, under the locks that this call holds."""
+        ...

@@ -1,0 +1,284 @@
+"""Strict, bounded JSON parsing of arguments, in the text that a model or a shell sends."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import operator
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+import orjson
+
+from handrail.contract.errors import quote_excerpt
+
+MAX_ARGUMENT_BYTES = 512 * 1024
+MAX_ARGUMENT_VALUES = 20_000
+"""JSON values in the arguments of a call, keys not counted. Each step of a call visits all of them."""
+MAX_ARGUMENT_DEPTH = 64
+_STRING = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+"""Possessive, and a string may end with the text: so every position is read once, for any text."""
+_STRING_OR_NEXT = re.compile(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class InvalidJsonText(ValueError):
+    """A text that is not acceptable JSON. ``str()`` says what was wrong and what was expected."""
+
+
+class ParsedArguments(str):
+    """The text of arguments with its parsed value.
+
+    :func:`parse_arguments`, :func:`parse_model_json_fast` and :func:`parse_arguments_fast` return a copy of the value instead of parsing
+        again. Each caller gets its own copy: a tool may change it, and the history keeps the arguments of the model.
+    """
+
+    __slots__ = ("_compact", "_value")
+
+    _compact: bytes | None
+    _value: dict[str, Any]
+
+    @staticmethod
+    def parse(text: str) -> ParsedArguments:
+        """Parse ``text``.
+
+        :raises InvalidJsonText: if :func:`parse_arguments` rejects it
+        """
+        made = ParsedArguments(text)
+        quick = parse_model_json_fast(text)
+        made._value, made._compact = (parse_arguments(text), None) if quick is None else quick
+        return made
+
+    @property
+    def compact_json(self) -> bytes | None:
+        """The compact JSON of the value; None if only the strict parser could read the text."""
+        return self._compact
+
+    def copy_value(self) -> dict[str, Any]:
+        """Return a copy of the value."""
+        value = self._value
+        if not any(type(member) is dict or type(member) is list for member in value.values()):
+            return value.copy()  # the usual case
+        return copy.deepcopy(value) if self._compact is None else orjson.loads(self._compact)
+
+
+def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> dict[str, Any]:
+    """Parse a JSON object; see :func:`parse_object` for what is rejected.
+
+    Empty text is an empty object: several providers send it for a tool without parameters.
+
+    :raises InvalidJsonText: if the text is rejected
+    """
+    if type(text) is ParsedArguments:
+        return text.copy_value()
+    if not text.strip():
+        return {}
+    return parse_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES)
+
+
+def parse_object(
+    text: str | bytes,
+    *,
+    what: str = "the arguments",
+    max_bytes: int = MAX_ARGUMENT_BYTES,
+    max_depth: int = MAX_ARGUMENT_DEPTH,
+    max_values: int | None = None,
+) -> dict[str, Any]:
+    """Parse one JSON object.
+
+    Rejected, each with its own message: more than ``max_bytes`` or ``max_values``, nesting deeper than ``max_depth``,
+    duplicate keys, NaN and infinities, invalid UTF-8, half surrogate pairs, and anything that is not one object.
+
+    :param what: the subject of the messages, in the plural
+    :raises InvalidJsonText: if the text is rejected
+    """
+    if len(text) > max_bytes:
+        raise InvalidJsonText(
+            f"{what} have {len(text):,} bytes; the maximum is {max_bytes:,}. Pass the path of a file instead"
+        )
+    try:
+        decoded = text.decode() if isinstance(text, bytes) else text
+        if not decoded.isascii():
+            decoded.encode()
+        check_nesting_depth(decoded, max_depth)
+        if max_values is not None:
+            _check_number(decoded, max_values)
+        value: Any = _DECODER.decode(decoded)
+        if isinstance(value, dict) and ("\\ud" in decoded or "\\uD" in decoded):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise InvalidJsonText(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise InvalidJsonText(
+            f"{what} are not JSON: {error.msg} at line {error.lineno}, column {error.colno}; send one JSON object"
+        ) from None
+    except InvalidJsonText as error:
+        raise InvalidJsonText(f"{what} {error}") from None
+    except UnicodeEncodeError:
+        raise InvalidJsonText(_LONE_SURROGATE.format(what=what)) from None
+    except ValueError as error:  # an integer with more digits than Python converts
+        raise InvalidJsonText(f"{what} contain a number that cannot be read: {error}; send a shorter number") from None
+    if not isinstance(value, dict):
+        raise InvalidJsonText(f'{what} are a JSON {json_type_name(value)}; expected an object such as {{"path": "…"}}')
+    return value  # pyright: ignore[reportUnknownVariableType] - a cast is a call, and this is the way of each one
+
+
+def _check_number(text: str, max_values: int) -> None:
+    if value_count_upper_bound(text, max_values) > max_values:
+        raise InvalidJsonText(
+            f"contain more than {max_values:,} values; split the call into several, or pass the path of a file"
+        )
+
+
+def json_type_name(value: object) -> str:
+    """Return JSON's name for the type of ``value``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, (list, tuple)):
+        return "array"
+    return "object" if isinstance(value, dict) else type(value).__name__
+
+
+def check_nesting_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
+    """Check the depth of nesting before a recursive parser sees the text.
+
+    :raises InvalidJsonText: if the text nests deeper than ``limit``
+    """
+    if text.count("[") + text.count("{") <= limit:
+        return
+    brackets = _STRING.sub("", text).encode("utf-8", "replace").translate(_AS_SQUARE, _NO_BRACKET)
+    opened = itertools.accumulate(map(len, brackets.split(b"]")))  # before each closing bracket, and before the end
+    if (
+        max(map(operator.sub, opened, itertools.count())) > limit
+    ):  # unclosed brackets count too: a parser would recurse into them
+        raise InvalidJsonText(f"are nested deeper than {limit} levels; flatten them")
+
+
+def value_count_upper_bound(text: str, enough: int) -> int:
+    """Return an upper bound of the number of values in a JSON text.
+
+    The count stops just past ``enough``. It is exact only if a rough count exceeds ``enough``.
+    """
+    rough = text.count(",") + text.count("[") + text.count("{") + 1
+    if rough <= enough:
+        return rough
+    count = 1
+    for token in _STRING_OR_NEXT.finditer(text):
+        if text[token.start()] != '"':
+            count += 1
+            if count > enough:
+                break
+    return count
+
+
+def fault_in_arguments_size(arguments: Mapping[str, Any]) -> str | None:
+    """Return why a program's arguments exceed the limits of a call, or None.
+
+    The check does not write them as JSON.
+    """
+    values = characters = 0
+    rest: list[Any] = [arguments]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, Mapping):
+            keyed = cast("Mapping[Any, Any]", one)
+            members: Collection[Any] = keyed.values()
+            for key in keyed if len(keyed) <= MAX_ARGUMENT_VALUES else ():
+                characters += len(key) if isinstance(key, str) else 0
+        else:
+            members = cast("Collection[Any]", one)
+        values += len(members)
+        if values > MAX_ARGUMENT_VALUES:
+            return f"the arguments contain more than {MAX_ARGUMENT_VALUES:,} values; split the call into several, or pass the path of a file"
+        for member in members:
+            if isinstance(member, str):
+                characters += len(member)
+            elif isinstance(member, (dict, list, tuple)):
+                rest.append(member)
+        if characters > MAX_ARGUMENT_BYTES:
+            return (
+                f"the arguments have more than {characters:,} characters; the maximum is {MAX_ARGUMENT_BYTES:,} bytes. "
+                "Pass the path of a file instead"
+            )
+    return None
+
+
+_LONE_SURROGATE = "{what} contain half of a surrogate pair (\\udXXX), which is not a character; send whole characters"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
+        raise InvalidJsonText(
+            f"contain duplicate keys in one object: {', '.join(quote_excerpt(k, 80) for k in twice[:5])}; use each key once"
+        )
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
+    raise InvalidJsonText(f"contain {shown}, which is too large for a number; send a smaller one")
+
+
+def _no_constant(name: str) -> Any:
+    raise InvalidJsonText(f"contain {name}, which is not JSON; use a number or null")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+"""Made once: ``json.loads`` with hooks makes a decoder for every text."""
+
+
+def parse_model_json_fast(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
+    """Parse text in the usual form of models quickly, and return the object with its compact JSON.
+
+    The compact JSON must equal the text, except for one space after the colon of a name and before a name. So nothing
+    was dropped or changed: no name is there twice, and every number is exact.
+
+    :return: None if only :func:`~handrail.contract.text.strict_json.parse_arguments` can decide; it returns an equal object
+        for every text that is accepted here
+    """
+    if type(text) is ParsedArguments:
+        return None if text.compact_json is None else (text.copy_value(), text.compact_json)
+    if len(text) > MAX_ARGUMENT_BYTES:
+        return None
+    try:
+        value = orjson.loads(text)
+        compact = orjson.dumps(value)
+    except (ValueError, TypeError):
+        return None
+    given = text.encode() if isinstance(text, str) else text
+    if compact != given and compact != given.replace(b'": ', b'":').replace(b', "', b',"'):
+        return None
+    if type(value) is not dict:
+        return None
+    if len(compact) > 2 * MAX_ARGUMENT_VALUES and fault_in_arguments_size(cast("dict[str, Any]", value)):
+        return None
+    if len(compact) > MAX_ARGUMENT_DEPTH and compact.count(b"[") + compact.count(b"{") > MAX_ARGUMENT_DEPTH:
+        return None
+    return value, compact  # pyright: ignore[reportUnknownVariableType]
+
+
+def parse_arguments_fast(text: str | bytes) -> dict[str, Any]:
+    """Return the value of :func:`~handrail.contract.text.strict_json.parse_arguments`, the quick way if possible.
+
+    :raises InvalidJsonText: if the text is rejected
+    """
+    quick = parse_model_json_fast(text)
+    return parse_arguments(text) if quick is None else quick[0]

@@ -1,0 +1,185 @@
+"""The commands by name, loaded on first use, with an exit code and one clear line for every failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMMANDS = {
+    "call": "Call a tool and print the result.",
+    "tools": "List tools and why some are unavailable.",
+    "find": "Search tools by description.",
+    "agents": "List and validate agents.",
+    "skills": "List skills, or print the text of one.",
+    "run": "Run a task with a model.",
+    "sessions": "List, show, fork or close sessions.",
+    "jobs": "List, read, wait for or stop background jobs.",
+    "approve": "List and answer approval requests.",
+    "explain": "Explain how a call is decided, or what became of it.",
+    "sources": "Review and approve third-party tools.",
+    "modes": "List the permission modes and their rules.",
+    "log": "Show, verify or purge the log of a workspace.",
+    "acp": "Serve an editor over the Agent Client Protocol.",
+    "mcp": "Serve tools to MCP clients, and manage MCP servers.",
+    "config": "Show each setting and its origin.",
+    "init": "Write a commented handrail.toml.",
+    "trust": "Review and trust the workspace's handrail.toml.",
+    "new": "Create a tool from a template.",
+    "lint": "Check tools, agents and rules for problems.",
+    "build": "Freeze an agent and its tools into a portable folder.",
+    "doctor": "Check the sandbox, configuration and state.",
+    "state": "List or remove the stored state of workspaces.",
+    "completion": "Print the completion script of a shell.",
+}
+"""Each command is in ``frontends/cli/commands/<name>.py`` as ``command``."""
+
+OUTPUT, ERROR, USAGE, DENIED, AWAITING_APPROVAL, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a file or disk that takes no more output. The store reports errors of the state files itself."""
+
+EPILOG = (
+    "Exit codes: 0 success, 1 error result, 2 usage error, 3 denied, 4 waiting for approval, 5 cannot start "
+    "(configuration, state, sandbox), 130 interrupted."
+)
+
+
+class LazyCommandGroup(click.Group):
+    """A group that knows its commands' names and summaries without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"handrail.frontends.cli.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [CompletionItem(name, help=about) for name, about in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)  # click.Group's method loads all commands
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"The commands are: {', '.join(COMMANDS)}."
+            ctx.fail(f"Unknown command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=LazyCommandGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="handrail", message="%(prog)s %(version)s")
+def handrail() -> None:
+    """Run tool calls of LLM agents safely: validated, authorised, locked, sandboxed and logged."""
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run one command line, and return the exit code. Failures are written to stderr."""
+    _make_output_writable()
+    try:
+        return _run_command(arguments)
+    finally:
+        _discard_output(sys.stderr)
+
+
+def _run_command(arguments: Sequence[str]) -> int:
+    try:
+        code = handrail.main(list(arguments), prog_name="handrail", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OUTPUT
+    except click.UsageError as error:
+        context = error.ctx
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()
+            return USAGE
+        where = f"{context.command_path}: " if context is not None else "handrail: "
+        _print_error(f"{where}{error.format_message()}")
+        if context is not None:
+            _print_error(f"Try: {context.command_path} --help")
+        return USAGE
+    except click.ClickException as error:
+        _print_error(f"handrail: {error.format_message()}")
+        return USAGE
+    except (click.Abort, KeyboardInterrupt):
+        _print_error("handrail: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output(sys.stdout)  # the reader of the output has ended
+        return ERROR
+    except Exception as error:
+        if os.environ.get("HANDRAIL_DEBUG") == "1":
+            from traceback import format_exception
+
+            _print_error("".join(format_exception(error)))
+            return ERROR
+        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None:
+            return _report_write_error(error)
+        return _report_failure(error)
+
+
+def _make_output_writable() -> None:
+    """Make stdout and stderr writable for any text, also if the parent process closed them."""
+    for name in ("stdout", "stderr"):
+        stream: TextIO | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - open until the process ends
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _report_write_error(error: OSError) -> int:
+    """Report output that could not be written, for example to a full disk."""
+    _discard_output(sys.stdout)
+    _print_error(f"handrail: Could not write the output: {error.strerror}.")
+    return ERROR
+
+
+def _discard_output(stream: TextIO) -> None:
+    """Discard the rest of a stream that takes no more output.
+
+    Otherwise Python tries again at exit, and changes the exit code.
+    """
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _report_failure(error: Exception) -> int:
+    from handrail.contract.errors import HandrailError, LoadError, LogUnavailable, StartError, UsageError
+
+    if not isinstance(error, HandrailError):
+        _print_error(f"handrail: internal error: {type(error).__name__}: {error}")
+        _print_error("This is a bug. Set HANDRAIL_DEBUG=1 to see the traceback, and report it.")
+        return ERROR
+    _print_error(f"handrail: {error}")
+    if isinstance(error, UsageError):
+        return USAGE
+    return CANNOT_START if isinstance(error, (LoadError, StartError, LogUnavailable)) else ERROR
+
+
+def _print_error(text: str) -> None:
+    from handrail.frontends.cli.terminal_output import print_note
+
+    print_note(text)

@@ -1,0 +1,267 @@
+"""All output of the command line: it makes text harmless for a terminal, and keeps every JSON value exact.
+
+Names, paths, titles, errors and outputs come from models, servers, files and programs. Each function that writes escapes
+control characters first, also for a pipe, because a pager or log viewer may show it on a terminal later. Two outputs are exact
+in a pipe or a file, since programs read them: JSON, which escapes such characters, and a payload (:func:`print_requested_text`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO, cast
+from unicodedata import category
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from handrail.contract.calls_and_results import Result
+
+# Control characters except newline and tab, and invisible or reordering ones: soft hyphen, zero-width, bidi, tags.
+_HIDDEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"
+)
+# Letters, marks and symbols that look empty or like a blank, although they are printable.
+_BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc\U000e0100-\U000e01ef"
+_INERT = re.compile(f"[{_HIDDEN}]")
+_LOOKS_EMPTY = re.compile(f"[{_BLANK}]")
+_JSON_ESCAPED = re.compile(f"[{_HIDDEN}{_BLANK}]")
+_MAX_MARKS = 8
+"""Maximum number of combining marks on one letter. Hundreds would cover the lines above and below."""
+_MARK_PILE = re.compile(rf"[^\x00-\x7f\w\s]{{{_MAX_MARKS + 1},}}")
+"""Text that may be a pile of combining marks: neither letters nor blanks."""
+NAMES = {"\x1b": "\\e", "\r": "\\r", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
+MAX_NAME = 200
+"""Maximum characters of a cell that other cells are aligned to."""
+MAX_CELL = 8_000
+"""Maximum characters of the last cell of a row."""
+
+
+def escape_controls(text: str) -> str:
+    """Return ``text`` with control and invisible characters escaped, so that it cannot control a terminal."""
+    shown = _INERT.sub(_escape_match, text.replace("\r\n", "\n"))
+    return shown if shown.isascii() else _MARK_PILE.sub(partial(_escape_excess_marks, _escape_character), shown)
+
+
+def escape_invisible(text: str) -> str:
+    """Return ``text`` like :func:`escape_controls`, with characters that look empty escaped too.
+
+    Use it for text by which the user makes a decision.
+    """
+    if all(line.isprintable() for line in text.split("\n")) and _LOOKS_EMPTY.search(text) is None:
+        return escape_controls(text)
+    return escape_controls(
+        "".join(
+            c if c in "\n\t" or (c.isprintable() and _LOOKS_EMPTY.match(c) is None) else _escape_character(c)
+            for c in text
+        )
+    )
+
+
+def to_one_line(text: str, most: int | None = None) -> str:
+    """Return untrusted text as one line, escaped like :func:`escape_invisible`.
+
+    :param most: maximum characters; the number of the others follows
+    """
+    left = 0 if most is None else len(text) - most
+    shown = escape_invisible(text[:most] if left > 0 else text).replace("\n", "\\n").replace("\t", "\\t")
+    return f"{shown}… ({left:,} more)" if left > 0 else shown
+
+
+def _escape_to_one_line(text: str) -> str:
+    return escape_controls(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def format_terminal_json(value: Any, indent: int | None = None) -> str:
+    """Return ``value`` as JSON, with ``\\u`` escapes for characters that could control a terminal."""
+    text = _JSON_ESCAPED.sub(
+        lambda match: _json_escape(match.group()), json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    )
+    return text if text.isascii() else _MARK_PILE.sub(partial(_escape_excess_marks, _json_escape), text)
+
+
+def _json_escape(character: str) -> str:
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
+
+
+def _escape_excess_marks(escape: Callable[[str], str], match: re.Match[str]) -> str:
+    """Return a run of characters with the excess marks on one letter escaped."""
+    marks, pieces = 0, list[str]()
+    for character in match.group():
+        marks = marks + 1 if category(character) in ("Mn", "Me") else 0
+        pieces.append(character if marks <= _MAX_MARKS else escape(character))
+    return "".join(pieces)
+
+
+def _escape_match(match: re.Match[str]) -> str:
+    return _escape_character(match.group())
+
+
+def _escape_character(character: str) -> str:
+    code = ord(character)
+    return NAMES.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{{{code:x}}}")
+
+
+def print_escaped_line(text: str = "") -> None:
+    """Write exactly one line, escaped. Text in it cannot begin another line."""
+    sys.stdout.write(_escape_to_one_line(text) + "\n")
+
+
+def print_escaped_lines(text: str) -> None:
+    """Write lines, escaped."""
+    sys.stdout.write(escape_controls(text) + "\n")
+
+
+def print_requested_text(text: str, end: str = "\n") -> None:
+    """Write requested text, such as a file's: escaped on a terminal, exact in a pipe or a file."""
+    sys.stdout.write((escape_controls(text) if sys.stdout.isatty() else text) + end)
+
+
+def print_note(text: str) -> None:
+    """Write a note to stderr. Its further lines are indented, so that none looks like another note.
+
+    If stderr takes no output (a full disk, a closed pipe), the note is lost without an error.
+    """
+    first, *further = escape_controls(text).replace("\t", "\\t").split("\n")
+    print_note_block(
+        "\n".join([first, *(line if not line or line.startswith("  ") else f"  {line}" for line in further)])
+    )
+
+
+def print_note_block(text: str) -> None:
+    """Write lines to stderr, escaped, with the error handling of :func:`note`."""
+    with suppress(OSError):
+        sys.stderr.write(escape_controls(text) + "\n")
+        sys.stderr.flush()
+
+
+def print_prompt(text: str) -> None:
+    """Write a prompt for the user's input."""
+    sys.stderr.write(escape_controls(text))
+    sys.stderr.flush()
+
+
+def ask_yes_or_no(question: str, *, err: bool = False) -> bool:
+    """Ask the user a yes-or-no question, and return the answer.
+
+    :raises Abort: if the input ends
+    """
+    import click
+
+    return click.confirm(escape_controls(question), default=False, err=err)
+
+
+def print_json(value: Any, *, lines: bool = False) -> None:
+    """Write one JSON value: indented on a terminal, one line otherwise.
+
+    :param lines: write one line also on a terminal
+    """
+    indent = 2 if not lines and sys.stdout.isatty() else None
+    sys.stdout.write(format_terminal_json(value, indent) + "\n")
+
+
+def print_styled_line(*parts: tuple[str, str], stream: TextIO | None = None, cut: bool = False) -> None:
+    """Write one line of styled texts. Colors are used only on a terminal that supports them.
+
+    :param parts: each text with its style
+    :param cut: cut the line at the terminal's width
+    """
+    from rich.text import Text
+
+    to = sys.stdout if stream is None else stream
+    line = Text()
+    for text, style in parts:
+        line.append(escape_controls(text), style=style)
+    terminal = make_console(to)
+    if cut and to.isatty():
+        line.truncate(terminal.width, overflow="ellipsis")
+    terminal.print(line)
+
+
+def make_console(stream: TextIO | None = None) -> Console:
+    """Return a rich console without markup, highlighting or unwanted colors. The caller escapes the text."""
+    from rich.console import Console
+
+    return Console(
+        file=sys.stdout if stream is None else stream, highlight=False, markup=False, emoji=False, soft_wrap=True
+    )
+
+
+def print_rows(rows: Iterable[Sequence[str]]) -> None:
+    """Write rows in columns, each line cut at the terminal's width."""
+    import shutil
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in align_columns(rows):
+        print_escaped_line(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
+
+
+def print_result(result: Result) -> None:
+    """Print a result for the user: its data on stdout, its error and notes on stderr."""
+    if result.data is not None:
+        # Write all at once, also if Python does not buffer, so that a reader which stops early has got all of it.
+        print_requested_text("\n".join(format_data_as_lines(result.data)))
+    sys.stdout.flush()
+    if not result.ok:
+        print_note(f"{result.error_kind}: {result.error_text}")
+    if result.metadata.get("truncated"):
+        whole = result.metadata.get("output_path")
+        print_note(f"The output is truncated.{f' The full output is in {whole}.' if whole else ''}")
+    if "log_error" in result.metadata:
+        print_note(f"warning: The outcome could not be recorded: {result.metadata['log_error']}")
+
+
+def format_data_as_lines(data: Any) -> list[str]:
+    """Return JSON data as readable lines. A string is not changed."""
+    if isinstance(data, str):
+        return [data.removesuffix("\n")]
+    if isinstance(data, Mapping):
+        lines: list[str] = []
+        for key, value in cast("Mapping[str, Any]", data).items():
+            inner = format_data_as_lines(value)
+            if len(inner) == 1 and "\n" not in inner[0]:
+                lines.append(f"{key}: {inner[0]}")
+            else:
+                lines.append(f"{key}:")
+                lines += [f"  {part}" for block in inner for part in block.split("\n")]
+        return lines or ["{}"]
+    if isinstance(data, Sequence):
+        items = cast("Sequence[Any]", data)
+        return ["[]"] if not items else [_compact(item) for item in items]
+    return [_compact(data)]
+
+
+def _compact(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes in a readable unit."""
+    if count < 1024:
+        return f"{count} bytes"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 1024 or unit == "TiB":
+            break
+    return f"{size:.1f} {unit}"
+
+
+def align_columns(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return rows as lines, with every column except the last padded to its widest cell.
+
+    Cells are escaped, so that no cell can begin a line or look like another one.
+    """
+    table = [[*(to_one_line(cell, MAX_NAME) for cell in row[:-1]), to_one_line(row[-1], MAX_CELL)] for row in rows]
+    if not table:
+        return []
+    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in table
+    ]

@@ -1,0 +1,484 @@
+"""The stdio transport of the MCP server on the event loop, and early answers while the SDK loads.
+
+The SDK's own transport reads stdin in a thread that cannot be interrupted, so a signal would not end the server before its
+client disconnects. It also accepts lines of any length. Parsing and framing remain the SDK's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import stat
+import sys
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import orjson
+
+from handrail.contract.text.strict_json import (
+    MAX_ARGUMENT_BYTES,
+    MAX_ARGUMENT_VALUES,
+    InvalidJsonText,
+    check_nesting_depth,
+    value_count_upper_bound,
+)
+from handrail.frontends.mcp.tool_listing import (
+    CALL_TOOL,
+    CALL_TOOL_ENTRY,
+    EXTENSIONS,
+    McpFrontendSettings,
+    get_page_at_index,
+    list_client_tools,
+    make_server_info,
+    to_mcp_tool,
+)
+
+if TYPE_CHECKING:
+    from handrail.kernel.kernel_interface import Kernel
+
+
+MAX_MESSAGE_BYTES = 2 * MAX_ARGUMENT_BYTES
+"""Maximum bytes of a message. A longer one is discarded while it arrives, and a request is answered with an error."""
+_INVALID_PARAMS = -32602
+MAX_MESSAGE_DEPTH = 150
+"""Maximum nesting depth of a message. The SDK does not parse deeper ones, and would leave a request without an answer."""
+MAX_MESSAGE_VALUES = 2 * MAX_ARGUMENT_VALUES
+"""Maximum number of JSON values in a message. The SDK processes all of them several times, and blocks the event loop."""
+_KEPT_END_BYTES = 4096
+"""Bytes at each end of a discarded message that are searched for its ID."""
+_ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\\x00-\x1f]{1,200}")'
+_OTHERS = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{1,200}"'
+# Match only an ID that is certainly in the outermost object. An ID inside the params could belong to another request.
+_ID_AT_THE_BEGINNING = re.compile(rb"\s*\{\s*(?:" + _OTHERS + rb"\s*,\s*)*" + _ID + rb"\s*[,}]")
+_ID_AT_THE_END = re.compile(rb"[\]}\",]\s*,?\s*" + _ID + rb"\s*(?:,\s*" + _OTHERS + rb"\s*)*\}\s*\Z")
+
+
+@asynccontextmanager
+async def open_stdio() -> AsyncGenerator[tuple[LimitedLineReader, PipeWriter] | None]:
+    """Yield the client's lines on stdin, and the output to it on stdout.
+
+    Yield None if the event loop cannot watch stdin and stdout. Until the block ends, stdin is empty for other code, and stdout goes to stderr.
+    """
+    if sys.platform == "win32" or not (_is_watchable(0) and _is_watchable(1)):
+        yield None
+        return
+    loop = asyncio.get_running_loop()
+    sys.stdout.flush()
+    wire_in, wire_out = os.dup(0), os.dup(1)
+    blocking_in, blocking_out = os.get_blocking(wire_in), os.get_blocking(wire_out)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    transports: list[asyncio.BaseTransport] = []
+    try:
+        reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        incoming, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(os.dup(wire_in), "rb", buffering=0))
+        transports.append(incoming)
+        flow = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+        outgoing, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(os.dup(wire_out), "wb", buffering=0))
+        transports.append(outgoing)
+        writer = asyncio.StreamWriter(outgoing, flow, None, loop)
+        output = PipeWriter(writer)
+        yield LimitedLineReader(reader, writer.write, output.limit_flush_time), output
+    finally:
+        for transport in transports:
+            transport.close()
+        # A shell that continues after this process may share the open file descriptions.
+        os.set_blocking(wire_in, blocking_in)
+        os.set_blocking(wire_out, blocking_out)
+        os.dup2(wire_in, 0)
+        os.dup2(wire_out, 1)
+        os.close(wire_in)
+        os.close(wire_out)
+
+
+def _is_watchable(descriptor: int) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+
+
+def check_message_shape(text: str) -> None:
+    """Check the nesting depth and the number of values of a message, before it is parsed.
+
+    :raises InvalidJsonText: for a message over :data:`MAX_MESSAGE_DEPTH` or :data:`MAX_MESSAGE_VALUES`. Its text continues
+        the subject "The parameters".
+    """
+    if value_count_upper_bound(text, MAX_MESSAGE_VALUES) > MAX_MESSAGE_VALUES:
+        raise InvalidJsonText(
+            f"contain more than {MAX_MESSAGE_VALUES:,} values. Send less in one message, or a path to a file."
+        )
+    check_nesting_depth(text, MAX_MESSAGE_DEPTH)
+
+
+class LimitedLineReader:
+    """An iterator over the lines of a stream as text, within limits of length, depth and number of values.
+
+    :param reply: called with the answer to a request that is not passed on
+    :param ended: called at the end of the stream
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, reply: Callable[[bytes], None], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._reader = reader
+        self._reply = reply
+        self._ended = ended
+        self._skipped: _SkippedMessage | None = None
+
+    def __aiter__(self) -> LimitedLineReader:
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            try:
+                line = await self._reader.readuntil(b"\n")
+            except asyncio.IncompleteReadError as ended:
+                line = ended.partial
+                if not line or self._skipped is not None:
+                    self._ended()
+                    raise StopAsyncIteration from None
+            except asyncio.LimitOverrunError as over:
+                piece = await self._reader.readexactly(over.consumed)
+                self._skipped = self._skipped or _SkippedMessage(piece[:_KEPT_END_BYTES])
+                self._skipped.add(piece)
+                continue
+            if self._skipped is not None:
+                skipped, self._skipped = self._skipped, None
+                skipped.add(line)
+                limit = f"The limit is {MAX_MESSAGE_BYTES:,}. Pass a path to a file instead."
+                self._refuse(skipped.head, skipped.tail, f"The message is {skipped.size:,} bytes long. {limit}")
+            elif (text := self._check_line(line)) is not None:
+                return text
+
+    def _check_line(self, request: bytes) -> str | None:
+        text = request.decode(errors="replace")
+        try:
+            check_message_shape(text)
+        except InvalidJsonText as error:
+            self._refuse(request[:_KEPT_END_BYTES], request[-_KEPT_END_BYTES:], f"The parameters {error}")
+            return None
+        return text
+
+    def _refuse(self, head: bytes, tail: bytes, text: str) -> None:
+        """Answer a request that was not read, if its ID can be found."""
+        found = _ID_AT_THE_BEGINNING.match(head) or _ID_AT_THE_END.search(tail)
+        if found is not None:
+            error = {"code": _INVALID_PARAMS, "message": text}
+            answer = {"jsonrpc": "2.0", "id": orjson.Fragment(found.group(1)), "error": error}
+            with contextlib.suppress(orjson.JSONEncodeError):
+                self._reply(orjson.dumps(answer) + b"\n")
+
+
+class _SkippedMessage:
+    """The ends and the length of a message that is discarded while it arrives."""
+
+    def __init__(self, head: bytes) -> None:
+        self.head = head
+        self.tail = b""
+        self.size = 0
+
+    def add(self, piece: bytes) -> None:
+        self.size += len(piece)
+        self.tail = (self.tail + piece[-_KEPT_END_BYTES:])[-_KEPT_END_BYTES:]
+
+
+class PipeWriter:
+    """A writer of text to a pipe, at the speed of its reader.
+
+    :param patience_s: seconds that a client which has closed its side may leave the pipe full
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, patience_s: float = 5.0) -> None:
+        self._writer = writer
+        self._patience_s = patience_s
+        self._bound: float | None = None
+        self._flushing: set[asyncio.Timeout] = set()
+
+    async def write(self, text: str) -> None:
+        self._writer.write(text.encode(errors="backslashreplace"))
+
+    async def flush(self) -> None:
+        """Wait until the reader has taken the text.
+
+        :raises OSError: if the client no longer reads
+        """
+        try:
+            async with asyncio.timeout(self._bound) as bound:
+                self._flushing.add(bound)
+                try:
+                    await self._writer.drain()
+                finally:
+                    self._flushing.discard(bound)
+        except TimeoutError:
+            raise BrokenPipeError("The client has disconnected and no longer reads.") from None
+
+    def limit_flush_time(self) -> None:
+        """Limit the time of writes from now on, because the client closed its side and may no longer read."""
+        self._bound = self._patience_s
+        for bound in self._flushing:
+            bound.reschedule(asyncio.get_running_loop().time() + self._patience_s)
+
+
+# Early answers to a client on stdin and stdout, before the SDK is loaded.
+#
+# The import of the SDK takes longer than opening a kernel. Meanwhile this code answers the first messages of nearly every
+# client, its handshake and its request for the tools, if they have the simplest form. Then the server receives the same
+# messages, and its answers to them are dropped. So the server knows the client as if it had answered itself. If the server
+# would have listed other tools, the client gets a notification that the list has changed.
+
+HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+STATELESS_VERSION = "2026-07-28"
+"""The protocol versions whose first requests are answered here: the handshake versions and the stateless one."""
+MAX_EARLY_MESSAGES = 8
+"""Maximum number of messages that are answered here."""
+LOAD_DELAY_S = 0.5
+"""Seconds after the handshake until the server is loaded, also if no further message comes."""
+_ENVELOPE = "io.modelcontextprotocol/"
+_CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
+_CHANGED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+_Json = dict[str, Any]
+
+
+class ClientLineWriter(Protocol):
+    """A writer of lines to a client."""
+
+    async def write(self, text: str) -> None: ...
+
+    async def flush(self) -> None: ...
+
+
+async def serve_stdio(
+    kernel: Kernel, serving: McpFrontendSettings | None = None, started: Callable[[], object] = lambda: None
+) -> None:
+    """Serve one client on stdin and stdout of this process until it disconnects.
+
+    No other code may use stdout meanwhile.
+
+    :param started: called when the server is loaded
+    """
+    serving = serving or McpFrontendSettings()
+    async with open_stdio() as ends:
+        if ends is None:
+            server = import_module("handrail.frontends.mcp.mcp_server")
+            started()
+            await server.serve_on(kernel, serving, None)
+            return
+        lines, output = ends
+        reception = StartupResponder(kernel, serving, output)
+        if await reception.answer_until_server_needed(lines):
+            server = await reception.load_server_module()
+            started()
+            try:
+                await server.serve_on(
+                    kernel, serving, (reception.replay_client_lines(lines), reception.make_answer_filter())
+                )
+            except* ConnectionError:
+                pass  # the client has disconnected
+
+
+class StartupResponder:
+    """A responder that answers the first requests of a client while the server is loaded.
+
+    :param output: the writer for the answers
+    """
+
+    def __init__(self, kernel: Kernel, serving: McpFrontendSettings, output: ClientLineWriter) -> None:
+        self._kernel = kernel
+        self._serving = serving
+        self._output = output
+        self._received: list[str] = []
+        """All lines of the client so far."""
+        self._answered: dict[object, _Json] = {}
+        """The answers by request ID."""
+        self._client_info: _Json | None = None
+        """The client's description: the handshake, or the ``_meta`` of each stateless request."""
+        self._loading: asyncio.Task[Any] | None = None
+
+    async def answer_until_server_needed(self, lines: AsyncIterator[str]) -> bool:
+        """Answer messages up to the first one that needs the server.
+
+        :return: whether the client is still connected
+        """
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+        try:
+            async for line in lines:
+                self._received.append(line)
+                message = _parse_message(line)
+                if message is None or len(self._received) > MAX_EARLY_MESSAGES:
+                    return True
+                answer = self._early_answer(message)
+                if answer is None and message.get("method") != "notifications/initialized":
+                    return True
+                if answer is not None:
+                    self._answered[message["id"]] = answer
+                    await self._send({"jsonrpc": "2.0", "id": message["id"], "result": answer})
+                    if "tools" in answer:
+                        return True
+                    timer = timer or loop.call_later(LOAD_DELAY_S, self._load)
+        except ConnectionError:
+            pass  # the client has disconnected
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return False
+
+    async def load_server_module(self) -> Any:
+        """Return the module of the server. It is loaded in a thread."""
+        return await self._load()
+
+    async def replay_client_lines(self, lines: AsyncIterable[str]) -> AsyncIterator[str]:
+        """Yield all lines of the client, from the beginning."""
+        for line in self._received:
+            yield line
+        async for line in lines:
+            yield line
+
+    def make_answer_filter(self) -> EarlyAnswerFilter:
+        """Return the writer for the server's answers, which drops repeated ones."""
+        tells = self._client_info is not None and "protocolVersion" in self._client_info
+        return EarlyAnswerFilter(self._output, self._answered, tells=tells)
+
+    def _load(self) -> asyncio.Task[Any]:
+        if self._loading is None:
+            loaded = asyncio.to_thread(import_module, "handrail.frontends.mcp.mcp_server")
+            self._loading = asyncio.create_task(loaded, name="mcp server: loading")
+        return self._loading
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        await self._output.write(orjson.dumps(message).decode() + "\n")
+        await self._output.flush()
+
+    # ── early answers ────────────────────────────────────────────────────────────────────────────
+
+    def _early_answer(self, message: _Json) -> _Json | None:
+        """Return the result of a request as the server would give it, or None to leave it to the server."""
+        method, params = message.get("method"), message.get("params", {})
+        if not _is_id(message.get("id")) or message["id"] in self._answered or not isinstance(params, dict):
+            return None
+        given = cast("_Json", params)
+        try:
+            if method == "initialize":
+                return self._initialize(given)
+            if method == "server/discover":
+                return self._discover(given)
+            return self._list(given) if method == "tools/list" else None
+        except (orjson.JSONEncodeError, RecursionError):
+            return None
+
+    def _initialize(self, params: _Json) -> _Json | None:
+        if self._client_info is not None or params.keys() != {"protocolVersion", "capabilities", "clientInfo"}:
+            return None
+        wanted = params["protocolVersion"]
+        if wanted not in HANDSHAKE_VERSIONS or not _is_plain_client(params["clientInfo"], params["capabilities"]):
+            return None
+        self._client_info = params
+        return {"protocolVersion": wanted, **make_server_info(self._kernel, self._serving.discovery)}
+
+    def _discover(self, params: _Json) -> _Json | None:
+        if params.keys() != {"_meta"} or not self._is_same_client(params["_meta"]):
+            return None
+        said = make_server_info(self._kernel, self._serving.discovery)
+        capabilities = {**said["capabilities"], "extensions": EXTENSIONS}
+        about = {"capabilities": capabilities, "instructions": said["instructions"]}
+        return self._complete_result({"supportedVersions": [STATELESS_VERSION], **about}, said["serverInfo"])
+
+    def _list(self, params: _Json) -> _Json | None:
+        newer = self._client_info is None or "protocolVersion" not in self._client_info
+        if newer and (params.keys() != {"_meta"} or not self._is_same_client(params["_meta"])):
+            return None
+        if not newer and (params.keys() - {"_meta"} or not _is_plain_meta(params.get("_meta", {}))):
+            return None
+        discovery, kernel = self._serving.discovery, self._kernel
+        tools = [to_mcp_tool(kernel, discovery, spec) for spec in list_client_tools(kernel, discovery, None)]
+        if newer and discovery == "core" and kernel.generation.resolve_tool_name(CALL_TOOL) is None:
+            tools.append(dict(CALL_TOOL_ENTRY))
+        page = get_page_at_index("tools", tools, 0)
+        return self._complete_result(page, make_server_info(kernel, discovery)["serverInfo"]) if newer else page
+
+    @staticmethod
+    def _complete_result(result: _Json, about: Mapping[str, str]) -> _Json:
+        """Return a result with the members that every stateless result has."""
+        stamp = {f"{_ENVELOPE}serverInfo": about}
+        return {"cacheScope": "private", "resultType": "complete", "ttlMs": 0, **result, "_meta": stamp}
+
+    def _is_same_client(self, envelope: object) -> bool:
+        """Return whether a stateless request comes from the known client, which the first request sets."""
+        if not isinstance(envelope, dict) or (self._client_info is not None and envelope != self._client_info):
+            return False
+        said = cast("_Json", envelope)
+        if said.keys() != {f"{_ENVELOPE}{key}" for key in ("protocolVersion", "clientInfo", "clientCapabilities")}:
+            return False
+        client, capabilities = said[f"{_ENVELOPE}clientInfo"], said[f"{_ENVELOPE}clientCapabilities"]
+        if said[f"{_ENVELOPE}protocolVersion"] != STATELESS_VERSION or not _is_plain_client(client, capabilities):
+            return False
+        self._client_info = said
+        return True
+
+
+class EarlyAnswerFilter:
+    """A writer that passes on the server's messages, except answers to requests that were answered early.
+
+    :param given: the early answers by request ID
+    :param tells: whether the client gets change notifications without a subscription
+    """
+
+    def __init__(self, output: ClientLineWriter, given: Mapping[object, _Json], *, tells: bool) -> None:
+        self._output = output
+        self._given = dict(given)
+        self._tells = tells
+
+    async def write(self, text: str) -> None:
+        if self._given and (message := _parse_message(text)) is not None and "method" not in message:
+            given = self._given.pop(message.get("id"), None)
+            if given is not None:
+                if not self._tells or "tools" not in given or message.get("result") == given:
+                    return
+                text = orjson.dumps(_CHANGED).decode() + "\n"
+        await self._output.write(text)
+
+    async def flush(self) -> None:
+        await self._output.flush()
+
+
+def _parse_message(request: str) -> _Json | None:
+    """Return the line as a JSON-RPC message, or None."""
+    with contextlib.suppress(orjson.JSONDecodeError):
+        message: object = orjson.loads(request)
+        if isinstance(message, dict):
+            found = cast("_Json", message)
+            known = found.keys() <= {"jsonrpc", "id", "method", "params", "result", "error"}
+            return found if known and found.get("jsonrpc") == "2.0" else None
+    return None
+
+
+def _is_id(given: object) -> bool:
+    return isinstance(given, (int, str)) and not isinstance(given, bool)
+
+
+def _is_plain_client(about: object, capabilities: object) -> bool:
+    """Return whether a client describes itself in the simplest form, which all versions accept."""
+    if not isinstance(about, dict) or not isinstance(capabilities, dict):
+        return False
+    texts, can = cast("_Json", about), cast("_Json", capabilities)
+    if not {"name", "version"} <= texts.keys() or not all(isinstance(one, str) for one in texts.values()):
+        return False
+    return can.keys() <= _CAPABILITIES and all(map(_is_plain_object, can.values()))
+
+
+def _is_plain_object(value: object) -> bool:
+    """Return whether a value is an object of such objects, apart from boolean ``listChanged`` members."""
+    if not isinstance(value, dict):
+        return False
+    items = cast("_Json", value).items()
+    return all(isinstance(one, bool) if key == "listChanged" else _is_plain_object(one) for key, one in items)
+
+
+def _is_plain_meta(meta: object) -> bool:
+    return isinstance(meta, dict) and meta.keys() <= {"progressToken"} and all(map(_is_id, meta.values()))  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]

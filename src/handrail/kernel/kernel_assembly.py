@@ -1,0 +1,461 @@
+"""The assembly of all rooms, from the bottom up, in the lease holder."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from handrail.arbiter.arbiter import Arbiter, ArbiterLimits
+from handrail.arbiter.lock_table import LockResolver, LockTable
+from handrail.arbiter.output.secret_redaction import SecretRedactor
+from handrail.catalog.embedders.embedder_selection import ENDPOINT, NONE, EmbedderChoice, make_encoder_factory
+from handrail.catalog.search.search_indexes import AHEAD_S, GenerationSearchIndexes
+from handrail.config import MergedConfiguration, SearchSettings, Settings, WatchdogSettings
+from handrail.config.operator_settings import SHIPPED_WATCHDOGS
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.rule_forms import RuleWithExamples, to_rule_with_examples
+from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, make_settings_layer
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
+from handrail.contract.tool.resource_provider import ResourceProvider
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import Generation, ToolSource
+from handrail.kernel.agent_loading import LoadedAgent, load_agent, load_tools_and_rules, make_tool_sources
+from handrail.kernel.approval_client import (
+    load_and_redact_secrets,
+    make_approval_lifetimes,
+    make_result_shaper,
+    redact_config_value,
+)
+from handrail.kernel.sandbox_selection import make_limited_sandbox
+from handrail.policy.call_authorizer import CallAuthorizer
+from handrail.policy.call_authorizer import path_denials_of_rules as hides
+from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling_layer
+from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_rules, parse_rule, with_mode
+from handrail.policy.rules.validation import check_rule, find_contradictions, specs_of
+from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
+from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
+from handrail.record.commit_log import CommitLog, InterruptedCall, Record
+from handrail.registry.generation_lifecycle import GenerationLifecycle, SharedToolUses
+from handrail.registry.sources.executable_tools import ToolConfinement
+from handrail.registry.sources.tool_sources import AgentToolSources
+from handrail.runtime.call_runtime import CallRuntime
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
+from handrail.runtime.secret_store import SecretStore
+from handrail.sandbox.configured_sandbox import ConfiguredSandbox
+from handrail.session.session_context import AgentContext, AgentGenerations, ClientProcessRegistrations
+from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.workspace_store import WorkspaceStore
+from handrail.upstream.server_config_loader import load_enabled_servers
+from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
+
+_CodeSources = tuple[tuple[Tool, ...], tuple[ResourceProvider, ...]]
+
+MAX_RULES = 2_000
+"""The maximum number of rules of an agent, a project and a process together. Each call is matched against them."""
+
+
+@dataclass(slots=True)
+class KernelComponents:
+    """The components of one workspace in the lease holder. They create the contexts of sessions."""
+
+    store: WorkspaceStore
+    config: MergedConfiguration
+    log: CommitLog
+    sandbox: Sandbox
+    arbiter: Arbiter
+    interrupted_calls: tuple[InterruptedCall, ...]
+    variables: PathVariables
+    ceiling: CapabilityLayer | None
+    secrets: SecretStore
+    """The secrets of the operator, which tools of every process may receive."""
+    watchdogs: tuple[Watchdog, ...]
+    """The watchdogs of the operator, which check the calls of every process."""
+    program_sandbox: ConfiguredSandbox
+    """The sandbox below ``sandbox``, with the sandboxes that are ready for the next calls."""
+    finder: GenerationSearchIndexes
+    """The search over the tools of all generations."""
+    upstreams: UpstreamRegistry
+    """The MCP servers whose tools every agent may have."""
+    shared_shelves: dict[str, tuple[LoadedAgent, AgentGenerations]] = field(
+        default_factory=dict[str, tuple[LoadedAgent, AgentGenerations]]
+    )
+    """The shared shelves by agent, each with the agent that it was created for."""
+    all_shelves: weakref.WeakSet[AgentGenerations] = field(default_factory=weakref.WeakSet[AgentGenerations])
+    """All shelves, including those of single processes."""
+    outdated_shelves: list[AgentGenerations] = field(default_factory=list[AgentGenerations])
+    """The shelves whose manifest has changed; sessions may still use them."""
+    open_tools: SharedToolUses = field(default_factory=SharedToolUses)
+    generation_numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _context_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Locked while a thread creates a context, so that the contexts of one agent share a shelf."""
+
+    def make_agent_context(
+        self,
+        agent: str,
+        registrations: ClientProcessRegistrations | None = None,
+    ) -> AgentContext:
+        """Return the context of an agent for the sessions of one process.
+
+        :param registrations: the registrations of the process. Without tools, offerings, secrets and tool settings, the process
+            shares the generations of the agent with others
+        :raises LoadError: with all faults of the agent's manifest, tools and rules
+        :raises UsageError: if the agent does not exist
+        """
+        with self._context_lock:
+            return self._make_context(agent, registrations or ClientProcessRegistrations())
+
+    def _make_context(self, agent: str, brought: ClientProcessRegistrations) -> AgentContext:
+        given = (brought.tools, brought.offerings)
+        texts = collect_process_rules(self.config, brought.rules)
+        values = (
+            ToolSettingsLayer(_STARTUP_SOURCE, brought.tool_settings, known=True),
+            make_settings_layer("open_kernel", brought.tool_config, known=True),
+        )
+        shared = given == ((), ()) and not brought.secrets and not any(layer.tools for layer in values)
+        store = self.secrets.with_values(brought.secrets or {})
+        appointed = load_agent(self.config, agent, self.store.folders)
+        before, shelf = self.shared_shelves.get(agent, (None, None)) if shared else (None, None)
+        if shelf is not None and before == appointed:
+            current = shelf.succession.current
+            parsed = _combine_with_rule_texts(
+                *appointed.parse_manifest_rules(current.entries, current.other_tool_ids, current), texts, current
+            )
+        else:
+            fresh, parsed = self._make_shelf(appointed, given, texts, store, values)
+            if shelf is not None:
+                self.outdated_shelves.append(shelf)
+            if shared:
+                self.shared_shelves[agent] = (appointed, fresh)
+            shelf = fresh
+        authority = CallAuthorizer(
+            appointed.get_requirement_variables(self.variables),
+            self._make_requirement_layer(appointed, shelf.succession.generations_in_use),
+            (*brought.watchdogs, *self.watchdogs),
+            ceiling=self.ceiling,
+            agent=appointed.manifest.to_data(),
+        )
+        chosen = brought.mode or appointed.manifest.mode or brought.configured_mode or self.config.settings.mode
+        book = with_mode(RuleBook(appointed.make_default_rules()).with_rules(*parsed), chosen)
+        return AgentContext(
+            appointed.manifest,
+            shelf,
+            authority,
+            book,
+            appointed.further_roots,
+            shared=shared,
+            secrets=store,
+            catalog=(brought.catalog or self.config.settings.catalog).to_options(appointed.manifest.core),
+        )
+
+    async def publish_source_tools(self, source: ToolSource) -> None:
+        """Publish the current tools of a source to all agents. Faults of one agent do not affect the others."""
+        shelves = [shelf for shelf in self.all_shelves if not shelf.succession.closed]
+        await asyncio.gather(*(shelf.reload_changed_sources([source]) for shelf in shelves), return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """End all persistent tools and prepared sandboxes, even if some of them fail."""
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self.program_sandbox.aclose)  # the last
+            ends.push_async_callback(self.upstreams.aclose)
+            ends.push_async_callback(self.finder.aclose)
+            for shelf in (*self.outdated_shelves, *(shelf for _, shelf in self.shared_shelves.values())):
+                ends.push_async_callback(shelf.succession.aclose)
+
+    def _make_shelf(
+        self,
+        appointed: LoadedAgent,
+        given: _CodeSources,
+        texts: Sequence[RuleText],
+        secrets: SecretStore,
+        values: Sequence[ToolSettingsLayer],
+    ) -> tuple[AgentGenerations, list[Rule]]:
+        workspace, further = str(self.store.folders.workspace), appointed.further_roots
+        variables = appointed.get_requirement_variables(self.variables)
+        shelf: AgentGenerations
+
+        def own(spec: ToolSpec) -> tuple[CapabilitySet, SandboxProfile]:
+            """Return the capabilities and folders of a persistent tool, which do not depend on the caller."""
+            scratch = self.store.folders.prepare_tool_home(spec.id)
+            hidden = (str(self.store.folders.state),)
+            profile = SandboxProfile(
+                workspace,
+                scratch,
+                spec.side_effect != "read",
+                writable=further.writable,
+                read_only_roots=further.readable,
+                hidden=hidden,
+                secrets=secrets.secrets_for_tool(spec),
+                denials=hides(RuleBook(appointed.make_default_rules()).with_rules(*parsed), workspace),
+            )
+            layer = self._make_requirement_layer(appointed, shelf.succession.generations_in_use)
+            return call_capabilities(spec, variables, layer, self.ceiling), profile
+
+        confinement = ToolConfinement(self.sandbox, _get_session_folders, own)
+        upstreams = self.upstreams
+        sources = make_tool_sources(
+            self.config,
+            appointed.checked_agent,
+            self.store.folders,
+            confinement,
+            secrets,
+            *given,
+            lambda: upstreams.sources,
+            values,
+        )
+        generation, parsed = _load_first_generation(sources, next(self.generation_numbers), appointed, texts)
+        shelf = AgentGenerations(
+            sources,
+            GenerationLifecycle(generation, self.open_tools, self._loop),
+            lambda living: self._make_requirement_layer(appointed, living),
+            lambda: next(self.generation_numbers),
+            self._record_generation,
+        )
+        self.all_shelves.add(shelf)
+        return shelf, parsed
+
+    def _make_requirement_layer(self, appointed: LoadedAgent, generations: Iterable[Generation]) -> CapabilityLayer:
+        """Return the requirements of the agent and its tools, including generations that turns still use."""
+        specs = (entry.spec for generation in generations for entry in generation.entries.values())
+        manifest = appointed.manifest
+        return agent_layer(manifest.id, manifest.requires, specs, appointed.get_requirement_variables(self.variables))
+
+    def _record_generation(self, told: Mapping[str, Any]) -> None:
+        self.log.record_soon([Record("generation", "", "", told)])
+
+
+async def assemble_components(
+    store: WorkspaceStore, config: MergedConfiguration, secrets: Mapping[str, str]
+) -> KernelComponents:
+    """Assemble the components for an open store, without contexts.
+
+    :raises LogUnavailable: if the log cannot take records
+    :raises UsageError: if a secret cannot be redacted
+    """
+    log = CommitLog(store.database)
+    interrupted = tuple(await log.record_interrupted_calls())
+    settings, folders = config.settings, store.folders
+    variables = folders.requires_variables
+    redactor, known = await load_and_redact_secrets(config, secrets)
+    limits = ArbiterLimits(**settings.limits.model_dump(), approval_lifetimes=make_approval_lifetimes(config))
+    shaper = make_result_shaper(config, folders, redactor)
+    arbiter = Arbiter(log, store.lease, LockTable(), LockResolver(), shaper, limits)
+    arbiter.jobs.tree = store.sessions
+    programs = make_limited_sandbox(config)
+    ceiling = ceiling_layer(settings.ceiling, variables)
+    learned = partial(redact_config_value, redactor)
+    upstreams = UpstreamRegistry(
+        UpstreamDeps(
+            folders,
+            GuardedSandbox(programs),
+            variables,
+            ceiling,
+            await asyncio.to_thread(_make_rules_without_call, config),
+            learned,
+        ),
+        load_enabled_servers(config, known, learned),
+        version=version("handrail"),
+    )
+    rooms = KernelComponents(
+        store,
+        config,
+        log,
+        GuardedSandbox(programs),
+        arbiter,
+        interrupted,
+        variables,
+        ceiling,
+        known,
+        tuple(_make_watchdogs(settings, redactor)),
+        programs,
+        GenerationSearchIndexes(
+            folders.search_cache,
+            make_encoder_factory(_choose_search_embedder(settings.search, known)),
+            ahead_s=None
+            if settings.search.embedder == ENDPOINT
+            else AHEAD_S,  # send nothing to an endpoint before a search
+        ),
+        upstreams,
+    )
+    upstreams.on_listing_changed = rooms.publish_source_tools
+    upstreams.connect_unlisted_servers()
+    return rooms
+
+
+def _make_rules_without_call(config: MergedConfiguration) -> RuleBook:
+    """Return the rules for programs without a call: the default rules and the project's rules."""
+    texts = [one for one in collect_process_rules(config, ()) if not one.is_ignored]
+    try:
+        own = parse_rule_texts(texts, None)
+    except LoadError:
+        own = []  # the faults are reported with those of the agent
+    return RuleBook(default_rules()).with_rules(*own)
+
+
+def _choose_search_embedder(settings: SearchSettings, known: SecretStore) -> EmbedderChoice:
+    """Choose the embedder for the search by meaning."""
+    if settings.embedder != ENDPOINT:
+        return EmbedderChoice(settings.embedder, model=settings.model)
+    if not settings.url or not settings.model:
+        return EmbedderChoice(NONE, why_none="`embedder` is `endpoint`, but `url` or `model` is missing under [search]")
+    if not settings.secret:
+        return EmbedderChoice(ENDPOINT, settings.url, settings.model)
+    if (why := known.explain_missing(settings.secret)) is not None:
+        return EmbedderChoice(NONE, why_none=f"the key of the endpoint is not available: {why}")
+    return EmbedderChoice(ENDPOINT, settings.url, settings.model, known.select([settings.secret])[settings.secret])
+
+
+def _make_watchdogs(settings: Settings, redactor: SecretRedactor) -> Iterator[Watchdog]:
+    """Yield the built-in watchdogs with their last settings, and then the operator's commands."""
+    chosen: dict[str | None, WatchdogSettings] = {use: WatchdogSettings(use=use) for use in SHIPPED_WATCHDOGS}
+    chosen |= {one.use: one for one in settings.watchdogs if one.use is not None}
+    for use, one in chosen.items():
+        if one.action == "off":
+            continue
+        if use == "exfiltration":
+            yield ExfiltrationWatchdog(one.action)
+        elif use == "secrets":
+            yield OutgoingSecretsWatchdog(
+                partial(encode_any_json, max_bytes=2**62),
+                lambda encoded: redactor.active and redactor.contains_secret(encoded),
+                one.action,
+            )
+        else:
+            yield RepeatedFailuresWatchdog(one.failures, one.action)
+    for one in settings.watchdogs:
+        if one.command is not None:
+            watchdog = ExternalWatchdog(one.command, timeout_ms=one.timeout_ms)
+            watchdog.resolve_program()
+            yield watchdog
+
+
+_STARTUP_SOURCE = "given at the start"
+
+
+class RuleText(NamedTuple):
+    """A rule as text, with its source.
+
+    :param narrows: whether it may only restrict, because its file is not trusted
+    :param is_ignored: whether it is checked but not used
+    """
+
+    scope: Scope
+    source: str
+    text: str
+    narrows: bool = False
+    is_ignored: bool = False
+    match: tuple[Any, ...] = ()
+    not_match: tuple[Any, ...] = ()
+
+
+def parse_rule_texts(texts: Iterable[RuleText], generation: Generation | None) -> list[Rule]:
+    """Parse rule texts, and return the rules without those that are left out.
+
+    :param generation: the tools that they may name, including those of other agents; None if the tools are unknown
+    :raises LoadError: with all invalid texts, or if there are more than :data:`MAX_RULES`
+    """
+    texts = tuple(texts)
+    if len(texts) > MAX_RULES:
+        raise LoadError([_too_many_rules(len(texts), texts[-1].source)])
+    known = None if generation is None else {*generation.entries, *generation.other_tool_ids}
+    specs = None if generation is None else specs_of(generation.entries)
+    found: list[Rule] = []
+    faults: list[Diagnostic] = []
+    for given in texts:
+        try:
+            rule = parse_rule(given.text, scope=given.scope, source=given.source, known=known)
+            check_rule(rule, given.match, given.not_match, specs)
+        except ValueError as error:
+            faults.append(Diagnostic(given.source, "", str(error)))  # which names the rule
+            continue
+        if not given.is_ignored:
+            found.append(replace(rule, narrows=given.narrows))
+    for together in _group_rules_by_file(found):
+        faults += [Diagnostic(together[at].source, "", problem) for at, problem in find_contradictions(together)]
+    if faults:
+        raise LoadError(faults)
+    return found
+
+
+def _too_many_rules(count: int, source: str) -> Diagnostic:
+    problem = f"Too many rules: {count:,}. The maximum is {MAX_RULES:,}. Use one rule with a pattern for many (allow bash git log *)."
+    return Diagnostic(source, "", problem)
+
+
+def _group_rules_by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
+    """Group rules by their place, because rules in one place must not contradict each other.
+
+    The rules from the start of a process are left out: they come from variables, flags and the files of a client process.
+    """
+    places: dict[tuple[str, str], list[Rule]] = {}
+    for rule in (one for one in rules if one.source != _STARTUP_SOURCE):
+        file, colon, line = rule.source.rpartition(":")
+        places.setdefault((rule.scope, file if colon and line.isdigit() else rule.source), []).append(rule)
+    return places.values()
+
+
+def _load_first_generation(
+    tools: AgentToolSources, number: int, appointed: LoadedAgent, texts: Sequence[RuleText]
+) -> tuple[Generation, list[Rule]]:
+    """Load the first generation of a shelf, and the rules that refer to its tools.
+
+    :raises LoadError: with all faults of both
+    """
+    generation, rules, faults = load_tools_and_rules(tools, number, appointed)
+    parsed = _combine_with_rule_texts(rules, faults, texts, generation)
+    assert generation is not None, "without faults there is one"
+    return generation, parsed
+
+
+def _combine_with_rule_texts(
+    rules: list[Rule], faults: list[Diagnostic], texts: Sequence[RuleText], generation: Generation | None
+) -> list[Rule]:
+    """Combine ``rules`` with the rules in ``texts``.
+
+    :raises LoadError: with ``faults`` and all invalid texts
+    """
+    try:
+        rules = rules + parse_rule_texts(texts, generation)
+    except LoadError as error:
+        faults = [*faults, *error.diagnostics]
+    if len(rules) > MAX_RULES:
+        faults = [*faults, _too_many_rules(len(rules), rules[0].source)]
+    if faults:
+        raise LoadError(faults)
+    return rules
+
+
+def _get_session_folders(runtime: Runtime) -> SandboxProfile:
+    """Return the folders of the session that ``runtime`` belongs to."""
+    assert isinstance(runtime, CallRuntime)
+    return runtime.profile
+
+
+def collect_process_rules(config: MergedConfiguration, rules: Iterable[str | RuleWithExamples]) -> list[RuleText]:
+    """Return the project's rules and those of one process."""
+    found = [
+        RuleText("project", rule.source, rule.text, rule.is_narrowing, match=rule.match, not_match=rule.not_match)
+        for rule in config.project_rules
+    ]
+    found += [
+        RuleText("project", rule.source, rule.text, is_ignored=True, match=rule.match, not_match=rule.not_match)
+        for rule in config.inactive_rules
+    ]
+    return found + make_session_rule_texts(rules, _STARTUP_SOURCE)
+
+
+def make_session_rule_texts(rules: Iterable[str | RuleWithExamples], source: str) -> list[RuleText]:
+    """Return the rules of a program as texts in the session scope."""
+    entries = map(to_rule_with_examples, rules)
+    return [RuleText("session", source, entry.rule, match=entry.match, not_match=entry.not_match) for entry in entries]

@@ -1,0 +1,640 @@
+"""The decision about one call: capability check, rules, then watchdogs. Each step only narrows the previous one."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from handrail.contract.agent_manifest import AgentManifest
+from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
+from handrail.contract.services.file_services import PathResolver, ResolvedPath
+from handrail.contract.text.glob_patterns import compile_text_glob, escape_as_pattern
+from handrail.contract.text.neutralisation import escape_terminal_controls
+from handrail.contract.tool.provider_tools import ProviderToolOffer
+from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet, PathVariables
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.call_evaluation import (
+    PolicyFinding,
+    PolicyVerdict,
+    ToolPolicy,
+    format_reason,
+)
+from handrail.policy.call_targets import (
+    CallTarget,
+    call_capabilities,
+    delegated_capabilities,
+    explain_mandatory_refusal,
+    explain_write_protection,
+    find_redirection_targets,
+    format_capability_refusal,
+    format_command,
+    make_argv_script,
+    make_path_subject,
+)
+from handrail.policy.rule_suggestions import exact_target_pattern
+from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
+from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule, RuleBook, is_capability_glob
+from handrail.policy.shell.parser import ShellCommand, parse_script
+from handrail.policy.shell.program_risks import find_hidden_program_risk
+
+if TYPE_CHECKING:
+    from handrail.policy.watchdogs.api import Watchdog
+
+
+_MAX_PREPARED = 4096
+_target_key: Callable[[CallTarget], tuple[str, str]] = itemgetter(0, 1)
+"""A target's capability and value."""
+
+
+class CallAuthorizer:
+    """Decides the calls of one agent.
+
+    It holds no state of a session: the rule book and the roots come with each call.
+
+    :param variables: the values of ``{workspace}`` and other variables
+    :param agent_layer: see :func:`handrail.policy.call_targets.agent_layer`
+    :param watchdogs: asked in this order, each only to narrow the decision
+    :param ceiling: the host's limit, if the operator set one
+    :param agent: the agent's manifest as data, for the watchdogs
+    :param delegated: for a sub-agent, the capabilities that its parent delegates: the limit of each of its calls
+    """
+
+    base_authorizer: CallAuthorizer | None = None
+    """If this is the authority of one sub-agent session: the authority of the agent itself. See :meth:`within`."""
+
+    def __init__(
+        self,
+        variables: PathVariables,
+        agent_layer: CapabilityLayer,
+        watchdogs: Iterable[Watchdog] = (),
+        *,
+        ceiling: CapabilityLayer | None = None,
+        agent: Mapping[str, Any] | None = None,
+        delegated: CapabilitySet | None = None,
+    ) -> None:
+        self.variables = variables
+        self.agent_layer = agent_layer
+        self.watchdogs = tuple(watchdogs)
+        self._watching: dict[int, tuple[ToolSpec, tuple[Watchdog, ...], tuple[Watchdog, ...]]] = {}
+        self.ceiling = ceiling
+        self.agent: Mapping[str, Any] = agent if agent is not None else {"id": "default"}
+        self.delegated = delegated
+        self._narrower: weakref.WeakSet[CallAuthorizer] = weakref.WeakSet()
+        # Keyed by identity for speed. The value keeps the objects of the key alive, so no id is used twice.
+        self._prepared: dict[tuple[int, int, int, str | None], tuple[ToolPolicy, CapabilitySet | None]] = {}
+
+    @property
+    def own_capability_layer(self) -> CapabilityLayer:
+        """The current capability layer of the agent. :meth:`renew` replaces it."""
+        return self.agent_layer if self.base_authorizer is None else self.base_authorizer.agent_layer
+
+    def requires_folder(self, folder: str) -> bool:
+        """Return whether the agent or one of its tools requires this folder, or a path in it."""
+        start = escape_as_pattern(folder)
+        patterns = (*self.own_capability_layer.fs_read, *self.own_capability_layer.fs_write)
+        return any(pattern == start or pattern.startswith(f"{start}/") for pattern in patterns)
+
+    def restrict_to_delegation(self, delegated: CapabilitySet) -> CallAuthorizer:
+        """Return the authority of a sub-agent's session, limited to what its parent delegates."""
+        narrower = CallAuthorizer(
+            self.variables,
+            self.agent_layer,
+            self.watchdogs,
+            ceiling=self.ceiling,
+            agent=self.agent,
+            delegated=delegated,
+        )
+        narrower.base_authorizer = base = self.base_authorizer or self
+        base._narrower.add(narrower)
+        return narrower
+
+    def compute_delegation(self, manifest: AgentManifest) -> CapabilitySet:
+        """Return the capabilities that the agent can delegate to a sub-agent now.
+
+        :param manifest: the manifest of this agent
+        """
+        has = CapabilitySet((self.own_capability_layer,))
+        if self.ceiling is not None:
+            has = has.with_layers(self.ceiling)
+        if self.delegated is not None:
+            has = has.with_layers(*self.delegated.layers) if self.delegated.layers else CapabilitySet()
+        return delegated_capabilities(manifest.id, manifest.delegation, has, self.variables)
+
+    def replace_layer(self, agent_layer: CapabilityLayer) -> None:
+        """Use the capability layer of a new generation of tools, and drop what was prepared for the old one."""
+        self.agent_layer = agent_layer
+        for one in (self, *self._narrower):
+            one._prepared.clear()
+            one._watching.clear()
+
+    def evaluate(
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        *,
+        rules: RuleBook,
+        roots: PathResolver,
+        located: dict[str, ResolvedPath] | None = None,
+        parent: CapabilitySet | None = None,
+        origin: str | None = None,
+        substitute: ToolSpec | None = None,
+    ) -> PolicyVerdict:
+        """Decide one call by capabilities and rules. :meth:`watch` follows.
+
+        Never raises for arguments that a model sent.
+
+        :param arguments: the validated arguments
+        :param located: paths resolved just now, for the locks of the call; None resolves all paths again
+        :param parent: the capability set of the call that makes this one
+        :param origin: ``mcp:server:tool`` for a tool of an MCP server
+        :param substitute: the tool that answers in place of a locked id; a rule that denies it denies the call
+        """
+        found = {} if located is None else located
+        known = self._prepared.get((id(spec), id(rules), id(parent), origin))
+        prepared = self._get_tool_policy(spec, rules, parent, origin) if known is None else known[0]
+        verdict = prepared.evaluate(arguments, roots, found)
+        if substitute is not None and verdict.action != "deny":
+            own = self._get_tool_policy(substitute, rules, parent, origin).evaluate(arguments, roots, found)
+            if own.action == "deny":
+                return own
+        return verdict
+
+    def evaluate_typed_input(
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        typed: CallTarget,
+        *,
+        rules: RuleBook,
+        parent: CapabilitySet | None,
+    ) -> PolicyVerdict:
+        """Decide input typed into a running shell, as :meth:`judge` does.
+
+        :param typed: the target, which comes from the terminal and not from the arguments
+        """
+        return self._get_tool_policy(spec, rules, parent, None).evaluate_targets(arguments, (typed,))
+
+    def watchdogs_for(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
+        """Return the watchdogs that check calls of this tool.
+
+        :param failing: include the watchdogs that check only calls that have failed before
+        """
+        found = self._watching.get(id(spec))
+        if found is None:
+            concerned = tuple(one for one in self.watchdogs if _watchdog_checks_tool(one, spec))
+            always = tuple(one for one in concerned if not getattr(one, "after_failures", False))
+            if len(self._watching) >= _MAX_PREPARED:
+                self._watching.clear()
+            found = self._watching[id(spec)] = (spec, always, concerned)
+        return found[2] if failing else found[1]
+
+    async def ask_watchdogs(
+        self,
+        verdict: PolicyVerdict,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        session_id: str,
+        *,
+        call_id: str = "",
+        failed: tuple[int, int] = (0, 0),
+        redact: Callable[[str], str] = str,
+    ) -> PolicyVerdict:
+        """Ask the watchdogs about a call that is not denied yet.
+
+        An error or a time-out of a watchdog denies the call.
+
+        :param failed: how often exactly this call has failed, and how many of these failures are in a row
+        :param redact: removes registered secrets from the text of a failing watchdog
+        """
+        watchdogs = self.watchdogs_for(spec, failed != (0, 0))
+        if verdict.action == "deny" or not watchdogs:
+            return verdict
+        from handrail.policy.watchdogs.api import WatchdogCall, apply_watchdogs
+
+        call = WatchdogCall(
+            tool_id=spec.id,
+            arguments=arguments,
+            agent=self.agent,
+            tool=spec.runtime_view(),
+            session_id=session_id,
+            call_id=call_id,
+            decision=verdict.action,
+            targets=tuple((target.capability, target.value) for target in verdict.targets),
+            previous_failures=failed[0],
+            consecutive_failures=failed[1],
+        )
+        return await apply_watchdogs(verdict, watchdogs, call, redact)
+
+    def make_access_check(
+        self, verdict: PolicyVerdict, spec: ToolSpec, *, rules: RuleBook, roots: PathResolver
+    ) -> AccessCheck:
+        """Return the runtime's check of everything that the call actually accesses. In it, ask counts as deny.
+
+        The call is about to run, so a verdict of ask has been answered with yes. That answer covers the targets of the call. If
+        no rule matches, it also covers the content of these targets. It never outweighs a deny.
+
+        :param rules: the current rule book, which may have more rules than the verdict's
+        """
+        if verdict.action == "deny":
+            reason = verdict.reason
+            return lambda capability, target: reason
+        prepared = verdict.prepared
+        if prepared.rules is not rules:
+            prepared = ToolPolicy(spec, rules, verdict.capabilities, prepared.origin)
+        return _AccessCheck(prepared, verdict, roots)
+
+    def _get_tool_policy(
+        self, spec: ToolSpec, rules: RuleBook, parent: CapabilitySet | None, origin: str | None
+    ) -> ToolPolicy:
+        key = (id(spec), id(rules), id(parent), origin)
+        found = self._prepared.get(key)
+        if found is not None:
+            return found[0]
+        handed = self.delegated if parent is None else parent
+        capabilities = call_capabilities(spec, self.variables, self.own_capability_layer, self.ceiling, handed)
+        prepared = ToolPolicy(spec, rules, capabilities, origin)
+        if len(self._prepared) >= _MAX_PREPARED:
+            self._prepared.clear()
+        self._prepared[key] = (prepared, parent)
+        return prepared
+
+
+def _watchdog_checks_tool(watchdog: Watchdog, spec: ToolSpec) -> bool:
+    """Return whether a watchdog checks calls of this tool.
+
+    A watchdog that fails to answer this is asked about each call, and denies it by failing again.
+    """
+    concerns: Any = getattr(watchdog, "concerns", None)
+    if concerns is None:
+        return True
+    try:
+        return concerns(spec) is not False
+    except Exception:
+        return True
+
+
+class _AccessCheck:
+    """The :data:`~handrail.contract.tool.requires.AccessCheck` of one running call."""
+
+    __slots__ = ("_answered", "_exact", "_of_tool", "_prepared", "_roots", "_verdict")
+
+    def __init__(self, prepared: ToolPolicy, verdict: PolicyVerdict, roots: PathResolver) -> None:
+        self._prepared = prepared
+        self._verdict = verdict
+        self._roots = roots
+        self._answered = verdict.action == "ask"
+        self._exact: set[tuple[str, str]] = set(map(_target_key, verdict.targets))
+        self._of_tool: RankedRule | Literal[False] | None = False
+
+    def __call__(self, capability: Capability, target: str | Sequence[str]) -> str | None:
+        if capability == "shell.run":
+            return self._check_command(target)
+        value = target if isinstance(target, str) else "".join(target)
+        prepared = self._prepared
+        if (
+            not prepared.capabilities_cover(capability, value)
+            and (refused := self._check_capabilities(capability, value, value)) is not None
+        ):
+            return refused
+        subject: PathSubject | str = value if capability == "net.fetch" else make_path_subject(value, self._roots)
+        if (
+            fixed := explain_mandatory_refusal(
+                capability, subject, value if value.isprintable() else escape_terminal_controls(value)
+            )
+        ) is not None:
+            return f"{fixed.rstrip('.')}."
+        same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
+        own = prepared.tool_rules
+        tool = self._strictest_tool_rule if not same_kind else own.find_winner(subject) if own.ranked else None
+        action, rule = prepared.decide_by_rules(tool, capability, subject)
+        if (
+            capability == "fs.write"
+            and explain_write_protection(capability, subject) is not None
+            and (capability, value) not in self._exact
+        ):
+            # The user or a rule allowed another path. A deny counts as for any path.
+            place = CallTarget(capability, value, self._roots.resolve_path(value).display_path, subject)
+            if (
+                action != "deny"
+                and (question := prepared.explain_protected_write(place, tool if same_kind else None)) is not None
+            ):
+                return self._refusal_text(PolicyFinding("ask", "protected", rule, question, target=place))
+        if action == "allow" or (action == "ask" and self._is_covered_by_decision(capability, value, rule)):
+            return None
+        shown = subject if isinstance(subject, str) else subject.relative or subject.absolute
+        return self._refusal(action, rule, CallTarget(capability, value, escape_terminal_controls(shown), subject))
+
+    @property
+    def _strictest_tool_rule(self) -> RankedRule | None:
+        """The strictest of the rules about the tool in this call, if they matched every target, or None."""
+        if self._of_tool is False:  # rarely needed: most calls access what their tool's own rules are about
+            found = [finding.tool for finding in self._verdict.findings]
+            spoken = [ranked for ranked in found if ranked is not None]
+            whole = bool(spoken) and len(spoken) == len(found)
+            self._of_tool = max(spoken, key=lambda ranked: STRICTNESS[ranked.rule.action]) if whole else None
+        return self._of_tool
+
+    def _is_covered_by_decision(self, capability: Capability, value: str, rule: Rule | None) -> bool:
+        """Return whether the decision on the call, or the user's answer, covers an access that no rule allows."""
+        if (capability, value) in self._exact:
+            return True
+        if rule is not None:
+            return False
+        if capability == "fs.read" and ("fs.write", value) in self._exact:
+            return True  # a tool that may replace a file may read it first
+        if not self._answered:
+            return False
+        if not self._verdict.targets:
+            return True
+        return any(
+            used == capability and capability != "net.fetch" and value.startswith(folder.rstrip("/") + "/")
+            for used, folder in self._exact
+        )
+
+    def _check_command(self, target: str | Sequence[str]) -> str | None:
+        value = target if isinstance(target, str) else quote_argv(target)
+        same_book = self._prepared is self._verdict.prepared
+        if same_book and isinstance(target, str) and ("shell.run", value) in self._exact:
+            return None  # evaluated before the call, command by command
+        script = parse_script(target) if isinstance(target, str) else make_argv_script(tuple(target))
+        whole = CallTarget("shell.run", value, format_command(value), script)
+        for command in script.commands if script.unclear is None else [ShellCommand(("\0",))]:
+            if (refused := self._check_capabilities("shell.run", command.argv, whole.shown)) is not None:
+                return refused
+        opened = find_redirection_targets(script, self._roots) if script.files else []
+        for file in opened:
+            if (beyond := self._prepared.check_capabilities(file)) is not None:
+                return self._refusal_text(beyond)
+        findings = self._prepared.evaluate_script(whole, script, self._strictest_tool_rule)
+        findings += [
+            finding
+            for file in opened
+            for finding in self._prepared.evaluate_redirection(file)
+            if finding.action == "deny" or (file.capability, file.value) not in self._exact
+        ]
+        worst = max(findings, key=lambda finding: STRICTNESS[finding.action])
+        if worst.action == "deny":
+            return self._refusal_text(worst)
+        if ("shell.run", value) in self._exact:
+            return None
+        asked = (finding for finding in findings if finding.action == "ask")
+        left = next((finding for finding in asked if not self._is_covered_by_call(finding)), None)
+        return None if left is None else self._refusal_text(left)
+
+    def _is_covered_by_call(self, finding: PolicyFinding) -> bool:
+        """Return whether the decision on the call covers a command or file that no rule matches.
+
+        The file is one that the shell of a command opens. A tool works by the programs that its ``requires`` names, and by the
+        files that they open. If a rule or the user allowed the call, these are allowed too. If no rule about the tool did, this
+        holds only for a tool that reads: its programs find everything read-only. A risky form is covered only if the tool's
+        ``requires`` names it word by word.
+        """
+        file = finding.target
+        if file is not None and file.capability != "shell.run":  # one that the shell opens
+            return self._is_covered_by_decision(file.capability, file.value, finding.rule)
+        argv = finding.argv or ()
+        allowed = self._answered or (
+            self._strictest_tool_rule is not None and self._strictest_tool_rule.rule.action == "allow"
+        )
+        if finding.cause == "program":
+            return allowed and self._requires_program(argv, literally=True)
+        if finding.cause == "rule" and finding.reading is not None:
+            return self._answered and self._requires_program(argv)  # the user who approved the call knows what it runs
+        if finding.cause != "no rule":
+            return False
+        if self._answered and not self._verdict.targets:
+            return True
+        ruled = (
+            self._strictest_tool_rule is not None
+            and self._strictest_tool_rule.rule.action == "allow"
+            and find_hidden_program_risk(argv) is None
+        )
+        return (self._answered or self._only_reads or ruled) and self._requires_program(argv)
+
+    @property
+    def _only_reads(self) -> bool:
+        spec = self._prepared.spec
+        return spec.side_effect == "read" and not spec.requires.net.hosts
+
+    def _requires_program(self, argv: Sequence[str], *, literally: bool = False) -> bool:
+        """Return whether the tool requires this program by its name, and its arguments name no command.
+
+        :param literally: whether ``requires`` also has to name every word
+        """
+        spec = self._prepared.spec
+        return "shell.run" not in spec.effective_targets and any(
+            entry.cmd != "*" and entry.allows(argv) and not (literally and not entry.is_literal)
+            for entry in spec.requires.shell
+        )
+
+    def _check_capabilities(self, capability: Capability, touch: str | Sequence[str], shown: str) -> str | None:
+        capabilities = self._verdict.capabilities
+        layer = capabilities.find_refusing_layer(capability, touch)
+        return (
+            None
+            if layer is None
+            else format_capability_refusal(
+                capabilities, layer, capability, escape_terminal_controls(shown), self._prepared.spec
+            )
+        )
+
+    def _refusal(self, action: Action, rule: Rule | None, target: CallTarget) -> str:
+        return self._refusal_text(PolicyFinding(action, "no rule" if rule is None else "rule", rule, target=target))
+
+    def _refusal_text(self, finding: PolicyFinding) -> str:
+        text = format_reason(finding, self._prepared.spec.id)
+        if finding.action == "deny":
+            return text
+        target = finding.target
+        opens = ""
+        if target is not None and target.capability == "net.fetch":
+            opens = f", such as 'allow net.fetch {target.value}'"
+        elif (
+            target is not None
+            and finding.cause == "protected"
+            and (pattern := exact_target_pattern(target)) is not None
+        ):
+            opens = f", such as 'allow fs.write {escape_terminal_controls(pattern)}'"
+        return (
+            f"{text} A running call cannot ask for approval, so this access is denied. "
+            f"Continue without it, or ask the user to add a rule that allows it{opens}."
+        )
+
+
+__all__ = ["CallAuthorizer", "PolicyVerdict"]
+
+
+# Provider tools, as the rules of a session allow them.
+#
+# Their calls never reach the policy, so only a rule about all their calls can decide: a deny of the tool, of its side
+# effect, or of the network for a search or a fetch.
+
+_REACHES_OUT = ("native.web_search", "native.web_fetch")
+
+
+def restrict_provider_offer(spec: ToolSpec, rules: RuleBook, delegating_agent: str | None = None) -> ProviderToolOffer:
+    """Return the offer of a provider tool to a session under these rules.
+
+    :param delegating_agent: an agent above that delegates hosts by name only
+    """
+    verdict = ToolPolicy(spec, rules, CapabilitySet()).evaluate_targets({}, ())
+    if verdict.action == "deny":
+        return ProviderToolOffer(spec, verdict.reason)
+    if spec.id in _REACHES_OUT:
+        if delegating_agent is not None:
+            why = f"Agent {delegating_agent} delegates hosts by name, and Handrail cannot limit a provider tool to these hosts."
+            return ProviderToolOffer(spec, why)
+        for rule in rules.all_rules:
+            if rule.action == "deny" and rule.permission in ("net.fetch", "net.*") and rule.is_unconditional:
+                return ProviderToolOffer(spec, f"The rule {rule.text!r} denies tools that reach the network.")
+    return ProviderToolOffer(spec)
+
+
+# Paths that a session's rules hide from every program in a sandbox, whichever call started it.
+#
+# A rule about a command lets a program run. It does not say what the program may read, so the sandbox hides each file that
+# no tool may read, and write-protects each file that no tool may write. Only rules about ``fs.read`` and ``fs.write``
+# decide here; a rule about one tool (``allow read .env``) is about that tool.
+
+_MATCH_ALL_PATTERNS = frozenset(("", "*", "**", ".", "./"))
+
+
+class RulePathDenials:
+    """The paths that a rule book hides from programs, or protects from writing.
+
+    Implements :class:`handrail.contract.sandbox_protocol.PathDenials`.
+
+    :ivar key: the rules and the workspace, equal for equal answers
+    """
+
+    def __init__(
+        self,
+        workspace: str,
+        reading: tuple[Rule, ...],
+        writing: tuple[Rule, ...],
+        everything: tuple[Rule, ...],
+        above: RulePathDenials | None = None,
+    ) -> None:
+        self.key: Hashable = (workspace, reading, writing, everything, None if above is None else above.key)
+        self._above = above
+        self._workspace = workspace
+        self._inner = workspace.rstrip("/") + "/"
+        self._own = rank_rules(tuple(rule for rule in reading if rule.scope != "default"), "path")
+        self._shipped = rank_rules(tuple(rule for rule in reading if rule.scope == "default"), "path")
+        self._everything = RuleRanking(everything, "path")
+        self._writing = RuleRanking(writing, "path")
+        self.has_read_only = any(rule.action == "deny" for rule in writing) or (
+            above is not None and above.has_read_only
+        )
+
+    def is_hidden(self, path: str) -> bool:
+        """Return whether programs must not see this path.
+
+        Hidden are private keys, paths that a rule about them denies or asks about, and names that look like secrets and that
+        no rule allows.
+        """
+        subject = self._subject(path)
+        if subject.relative is not None and is_private_key(subject.relative):
+            return True
+        if self._above is not None and self._above.has_read_restriction(subject):
+            return True
+        used = self._find_read_rule(subject)
+        if used is not None:
+            return used.rule.action != "allow"
+        used = self._everything.find_winner(subject)
+        if used is not None and used.rule.action == "allow":
+            return False
+        used = self._shipped.find_winner(subject)
+        if used is None or used.rule.action == "allow":
+            return False
+        # A file of an installed package may have the name of a secret file. It is no secret, and programs need it.
+        return INSTALLED_PACKAGES.isdisjoint((subject.relative or subject.absolute).split("/"))
+
+    def has_read_restriction(self, subject: PathSubject) -> bool:
+        """Return whether a rule of this book, or of a parent's, denies or asks about reading this path."""
+        used = self._find_read_rule(subject)
+        if used is not None and used.rule.action != "allow":
+            return True
+        return self._above is not None and self._above.has_read_restriction(subject)
+
+    def _find_read_rule(self, subject: PathSubject) -> RankedRule | None:
+        used = self._own.find_winner(subject)
+        if used is not None and used.rule.action == "ask" and used.rule.pattern in _MATCH_ALL_PATTERNS:
+            return None  # a rule that asks about all reading is about tools; otherwise a program would see nothing
+        return used
+
+    def is_read_only(self, path: str) -> bool:
+        """Return whether a rule denies writing this path."""
+        if not self.has_read_only:
+            return False
+        if self._above is not None and self._above.is_read_only(path):
+            return True
+        used = self._writing.find_winner(self._subject(path))
+        return used is not None and used.rule.action == "deny"
+
+    def is_protected_write_allowed(self, path: str) -> bool:
+        """Return whether a rule names and allows writing this protected path, and no parent's rule restricts it."""
+        subject = self._subject(path)
+        used = self._writing.find_winner(subject)
+        if used is None or not names_protected_path(used.rule, subject):
+            return False
+        return self._above is None or not self._above.has_write_restriction(subject)
+
+    def has_write_restriction(self, subject: PathSubject) -> bool:
+        """Return whether a rule of this book, or of a parent's, denies or asks about writing this path."""
+        used = self._writing.find_winner(subject)
+        if used is not None and used.rule.action != "allow":
+            return True
+        return self._above is not None and self._above.has_write_restriction(subject)
+
+    def _subject(self, path: str) -> PathSubject:
+        if path.startswith(self._inner):
+            return PathSubject(path, path[len(self._inner) :])
+        return PathSubject(path, "." if path == self._workspace else None)
+
+
+def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
+    """Return what these rules hide from programs.
+
+    :returns: the same object for books with the same rules about paths
+    """
+    reading = tuple(rule for rule in rules if _is_about(rule, "fs.read"))
+    writing = tuple(rule for rule in rules if _is_about(rule, "fs.write"))
+    everything = tuple(rule for rule in rules if rule.permission == "*" and rule.is_unconditional)
+    above = None if rules.parent is None else path_denials_of_rules(rules.parent.inherited_rules, workspace)
+    return _cached_hidden_paths(workspace, reading, writing, everything, above)
+
+
+@lru_cache(maxsize=64)
+def _cached_hidden_paths(
+    workspace: str,
+    reading: tuple[Rule, ...],
+    writing: tuple[Rule, ...],
+    everything: tuple[Rule, ...],
+    above: RulePathDenials | None,
+) -> RulePathDenials:
+    return RulePathDenials(workspace, reading, writing, everything, above)
+
+
+def _is_about(rule: Rule, capability: Capability) -> bool:
+    if is_capability_glob(rule.permission):
+        return compile_text_glob(rule.permission).match(capability) is not None
+    return rule.permission == capability
+
+
+class RulePathDenialsCache:
+    """The last result of :func:`hidden`, made again when the rule book is another one."""
+
+    def __init__(self, workspace: str) -> None:
+        self._workspace = workspace
+        self._last: tuple[RuleBook, RulePathDenials] | None = None
+
+    def for_rules(self, rules: RuleBook) -> RulePathDenials:
+        """Return what these rules hide."""
+        if self._last is None or self._last[0] is not rules:
+            self._last = (rules, path_denials_of_rules(rules, self._workspace))
+        return self._last[1]

@@ -1,0 +1,791 @@
+"""The evaluation of a call: the rules decide whether its *tool* may run and whether it may use each *capability*.
+
+The most specific matching rule answers each question, and the stricter answer counts. A :class:`ToolPolicy` is the part that
+depends only on the tool and the rule book. It is made once and used for every call.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from handrail.contract.errors import ToolError
+from handrail.contract.services.file_services import PathResolver, ResolvedPath
+from handrail.contract.tool.requires import Capability, CapabilitySet
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.call_targets import (
+    VERBS,
+    CallTarget,
+    TargetReader,
+    explain_mandatory_refusal,
+    explain_write_protection,
+    format_argv,
+    format_capability_refusal,
+    format_capability_remedy,
+    subject_kind_of,
+)
+from handrail.policy.rules.matchers import (
+    SUBJECT_KINDS,
+    PathSubject,
+    RankedRule,
+    RuleRanking,
+    RuleSubject,
+    SubjectKind,
+    names_protected_path,
+    rank_book,
+    rank_rule,
+    rank_rules,
+)
+from handrail.policy.rules.pattern_lexer import bare_program_name
+from handrail.policy.rules.rules_and_modes import (
+    READ_ONLY_VARIABLE,
+    STRICTNESS,
+    Action,
+    Rule,
+    RuleBook,
+    is_about_capability,
+    is_about_tool,
+    rule_bounds_call,
+)
+from handrail.policy.shell import command_wrappers, nested_commands, program_risks, read_only_proof
+from handrail.policy.shell.parser import ShellCommand, ShellScript
+
+if TYPE_CHECKING:
+    from handrail.policy.rules.matchers import RankedRule
+    from handrail.policy.shell.risky_options import CommandRisk
+
+
+# The verdict on one call, with its steps and reasons.
+
+Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "wait", "fault"]
+Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One line of a trace. ``outcome`` is an action, or ``won``, ``lost`` or ``no match``."""
+
+    stage: Stage
+    outcome: str
+    text: str
+
+
+class PolicyFinding(NamedTuple):
+    """The decision about one target, or about one command of a script."""
+
+    action: Action
+    cause: Cause
+    rule: Rule | None = None
+    note: str = ""
+    argv: tuple[str, ...] | None = None
+    target: CallTarget | None = None
+    tool: RankedRule | None = None
+    """The matching rule about the tool, even if another rule decided."""
+    concern: CommandRisk | None = None
+    wrapped: tuple[tuple[str, ...], ...] = ()
+    """The words of the wrappers around the evaluated command, outermost first."""
+    reading: tuple[str, ...] | None = None
+    """The command that the rule matched, if it is another spelling of ``argv`` or is run by it."""
+    remedy: str = ""
+    """If a capability is missing: the line that would grant it, for the author of the tool or the operator of the agent."""
+
+    @property
+    def evaluated_argv(self) -> tuple[str, ...] | None:
+        """The command that was compared with the rules: ``argv`` without its wrappers, or ``reading``."""
+        if self.reading is not None:
+            return self.reading
+        return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
+
+    def describe_subject(self, tool_id: str) -> str:
+        """Describe what the finding is about, for the beginning of a sentence."""
+        if self.argv is not None:
+            read = "" if self.reading is None else f" (read as {format_argv(self.reading)})"
+            return f"{format_argv(self.argv)}{read}"
+        if self.target is None:
+            return f"`{tool_id}`"
+        target = self.target
+        if target.capability == "shell.run":
+            return target.shown
+        return f"{VERBS[target.capability].capitalize()} {target.shown} with {tool_id}"
+
+
+def format_reason(finding: PolicyFinding, tool_id: str) -> str:
+    """Return the reason of a finding as full sentences, for the model and the user."""
+    rule = finding.rule
+    named = f"the rule {rule.text!r} ({rule.scope} scope)" if rule is not None else ""
+    about = finding.describe_subject(tool_id)
+    match finding.cause:
+        case "rule" if finding.action == "allow":
+            return f"{about} is allowed by {named}."
+        case "rule" if finding.action == "deny":
+            return f"{about} is denied by {named}."
+        case "rule":
+            return f"{about} requires approval by {named}."
+        case "no rule":
+            return f"{about} requires approval: no rule allows it."
+        case "protected":
+            return f"{about} requires approval: {finding.note.rstrip('.')}."
+        case "unclear":
+            return (
+                f"{about} requires approval, because the rules cannot be applied to it: {finding.note}. "
+                "Simple commands joined by &&, ||, | or ; are checked one by one."
+            )
+        case "program":
+            return f"{about} requires approval: {finding.note}, and no rule names this form word by word."
+        case "capability" | "fault" | "wait":
+            return finding.note
+
+
+_UNNAMEABLE_ARGV = ("\0",)
+"""An argv that no literal word matches: a rule that matches it matches every command."""
+_TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks about"
+_PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
+
+
+class ToolPolicy:
+    """The policy of one tool: one rule book and one capability set, prepared for its calls."""
+
+    __slots__ = (
+        "_caps",
+        "_constant",
+        "_covered",
+        "_reader",
+        "_reading",
+        "_watched",
+        "capabilities",
+        "default_tool_rules",
+        "kind",
+        "origin",
+        "rules",
+        "spec",
+        "tool_rules",
+    )
+
+    def __init__(self, spec: ToolSpec, rules: RuleBook, capabilities: CapabilitySet, origin: str | None = None) -> None:
+        self.spec = spec
+        self.rules = rules
+        self.capabilities = capabilities
+        self.origin = origin
+        self.kind: SubjectKind = subject_kind_of(spec)
+
+        def about(rule: Rule) -> bool:
+            return is_about_tool(rule, spec, origin) and rule_bounds_call(rule, spec)
+
+        self.tool_rules = rank_book(rules, lambda rule: rule.scope != "default" and about(rule), self.kind)
+        self.default_tool_rules = rank_rules(
+            tuple(rule for rule in rules if rule.scope == "default" and about(rule)), self.kind
+        )
+        self._caps: dict[Capability, tuple[RuleRanking, RuleRanking]] = {}
+        self._covered: dict[str, Callable[[str], object]] = {}
+        self._watched: nested_commands.WatchedPrograms | None = None
+        self._reader = TargetReader(spec)
+        self._reading: ToolPolicy | None = None
+        """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""
+        if (
+            spec.single_command
+            and spec.side_effect != "read"
+            and any(rule.governed_side_effect for rule in rules.all_rules)
+        ):
+            self._reading = ToolPolicy(replace(spec, side_effect="read"), rules, capabilities, origin)
+        self._constant: PolicyVerdict | None = None
+        if not self._reader and self.tool_rules.has_one_answer and self.default_tool_rules.has_one_answer:
+            verdict = self._evaluate({}, ())
+            if verdict.action != "ask":  # an approval request shows the arguments of its call
+                self._constant = verdict
+
+    def with_rule(self, rule: Rule) -> ToolPolicy:
+        """Return the policy of the same tool with one more rule."""
+        return self.with_rules(self.rules.with_rules(rule))
+
+    def with_rules(self, rules: RuleBook) -> ToolPolicy:
+        """Return the policy of the same tool with another rule book."""
+        return ToolPolicy(self.spec, rules, self.capabilities, self.origin)
+
+    def evaluate(
+        self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]
+    ) -> PolicyVerdict:
+        """Evaluate a call. Never raises for arguments that a model sent.
+
+        :param arguments: the validated arguments
+        :param located: paths resolved for this call already, by their texts; this method adds further ones
+        """
+        if self._constant is not None:
+            return self._constant
+        try:
+            targets = self._reader.read_targets(arguments, roots, located)
+        except ToolError as error:
+            finding = PolicyFinding("deny", "fault", note=error.text)
+            return PolicyVerdict(self, arguments, (), (finding,), finding)
+        return (
+            self._evaluate(arguments, targets) if self._reading is None else self.evaluate_targets(arguments, targets)
+        )
+
+    def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
+        """Evaluate a call whose targets are known already."""
+        if self._reading is not None and is_call_provably_read_only(targets):
+            return self._reading._evaluate(arguments, targets)
+        return self._evaluate(arguments, targets)
+
+    def _evaluate(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
+        for target in targets:
+            if (refused := self.check_capabilities(target)) is not None:
+                return PolicyVerdict(self, arguments, targets, (refused,), refused)
+        if len(targets) == 1 and not (only := targets[0]).redirected and not isinstance(only.subject, ShellScript):
+            by_arguments = self.tool_rules.find_winner(arguments) if self.kind == "arguments" else None
+            finding = self._evaluate_target(only, only.subject, by_arguments)
+            return PolicyVerdict(self, arguments, targets, (finding,), finding)
+        findings: list[PolicyFinding] = []
+        by_arguments = self.tool_rules.find_winner(arguments) if self.kind == "arguments" else None
+        for target in targets:
+            if isinstance(target.subject, ShellScript):
+                findings += self.evaluate_script(
+                    target, target.subject, by_arguments, as_job=self._is_answered_with_job(arguments)
+                )
+            elif target.redirected:
+                findings += self.evaluate_redirection(target)
+            else:
+                findings.append(self._evaluate_target(target, target.subject, by_arguments))
+        if not findings:
+            findings.append(self._evaluate_without_targets(arguments))
+        replaced = {target.value for target in targets if target.capability == "fs.write"}
+        findings = [finding for finding in findings if not _only_reads_overwritten_file(finding, replaced)]
+        deciding = findings[0]
+        for finding in findings:
+            if STRICTNESS[finding.action] > STRICTNESS[deciding.action]:
+                deciding = finding
+        return PolicyVerdict(self, arguments, targets, findings, deciding)
+
+    # ── capabilities ─────────────────────────────────────────────────────────────────────────────
+
+    def check_capabilities(self, target: CallTarget) -> PolicyFinding | None:
+        """Return the refusal of the first layer that does not cover ``target``, or None."""
+        capability, value, shown, subject, redirected = target
+        if (fixed := explain_mandatory_refusal(capability, subject, shown)) is not None:
+            return PolicyFinding("deny", "capability", note=f"{fixed.rstrip('.')}.", target=target)
+        if capability != "shell.run" and self.capabilities_cover(capability, value):
+            return None
+        if redirected and (redirected == "guessed" or _is_in_private_tmp(target)):
+            return None  # it requires approval, whatever the layers have
+        touches: Iterable[str | Sequence[str]] = (value,)
+        if isinstance(subject, ShellScript):
+            # An unclear text may run any program, so only a layer with every program covers it.
+            touches = [c.argv for c in subject.commands] if subject.unclear is None else [_UNNAMEABLE_ARGV]
+        for touch in touches:
+            layer = self.capabilities.find_refusing_layer(capability, touch)
+            if layer is not None:
+                named = shown if isinstance(touch, str) or touch == _UNNAMEABLE_ARGV else format_argv(touch)
+                note = format_capability_refusal(self.capabilities, layer, capability, named, self.spec)
+                return PolicyFinding(
+                    "deny",
+                    "capability",
+                    note=note,
+                    target=target,
+                    remedy=format_capability_remedy(layer, capability, self.spec),
+                )
+        return None
+
+    def capabilities_cover(self, capability: Literal["fs.read", "fs.write", "net.fetch"], target: str) -> bool:
+        """Return whether every layer certainly covers a path or host; if not, ``refusing_layer`` decides."""
+        test = self._covered.get(capability)
+        if test is None:
+            test = self._covered[capability] = self.capabilities.make_coverage_test(capability)
+        return bool(test(target))
+
+    # ── rules ────────────────────────────────────────────────────────────────────────────────────
+
+    def rank_capability_rules(self, capability: Capability) -> tuple[RuleRanking, RuleRanking]:
+        """Return the rules about a capability, and the shipped ones. Both are made on the first call."""
+        found = self._caps.get(capability)
+        if found is None:
+
+            def about(rule: Rule) -> bool:
+                return is_about_capability(rule, capability) and rule_bounds_call(rule, self.spec)
+
+            shipped = [rule for rule in self.rules if rule.scope == "default" and about(rule)]
+            if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
+                shipped = [rule for rule in shipped if rule.action != "allow"]
+            kind = SUBJECT_KINDS[capability]
+            own = rank_book(self.rules, lambda rule: rule.scope != "default" and about(rule), kind)
+            found = (own, rank_rules(tuple(shipped), kind))
+            self._caps[capability] = found
+        return found
+
+    def decide_by_rules(
+        self, tool: RankedRule | None, capability: Capability, subject: RuleSubject
+    ) -> tuple[Literal["allow", "ask", "deny"], Rule | None]:
+        """Return the stricter answer of both questions, and the rule that gave it.
+
+        :param tool: the matching rule about the tool, shipped ones left out
+        :returns: the action, and None in place of a rule if no rule matches
+        """
+        own, shipped = self.rank_capability_rules(capability)
+        used = own.find_winner(subject) if own.ranked else None
+        if used is None:
+            if tool is not None:
+                return tool.rule.action, tool.rule
+            used = shipped.find_winner(subject)
+            if used is None:
+                used = self.default_tool_rules.find_winner(subject) if self.kind == SUBJECT_KINDS[capability] else None
+            return ("ask", None) if used is None else (used.rule.action, used.rule)
+        if tool is not None and STRICTNESS[tool.rule.action] > STRICTNESS[used.rule.action]:
+            return tool.rule.action, tool.rule
+        return used.rule.action, used.rule
+
+    def _evaluate_target(
+        self, target: CallTarget, subject: PathSubject | str, by_arguments: RankedRule | None
+    ) -> PolicyFinding:
+        tool = by_arguments
+        if self.kind != "arguments":
+            tool = self.tool_rules.find_winner(subject) if self.tool_rules.ranked else None
+        action, rule = self.decide_by_rules(tool, target.capability, subject)
+        if (
+            action == "allow"
+            and target.capability == "fs.write"
+            and (question := self.explain_protected_write(target, tool)) is not None
+        ):
+            return PolicyFinding("ask", "protected", rule, question, None, target, tool)
+        return PolicyFinding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
+
+    def explain_protected_write(self, target: CallTarget, tool: RankedRule | None) -> str | None:
+        """Return why a write to a protected path requires approval although a rule allows it, or None.
+
+        :param tool: the matching rule about the tool
+        """
+        found = explain_write_protection(target.capability, target.subject)
+        if found is None:
+            return None
+        assert isinstance(target.subject, PathSubject)
+        own = self.rank_capability_rules(target.capability)[0].find_winner(target.subject)
+        if any(one is not None and names_protected_path(one.rule, target.subject) for one in (tool, own)):
+            return None
+        return found.question_text(target.shown)
+
+    def evaluate_redirection(self, target: CallTarget) -> list[PolicyFinding]:
+        """Evaluate a file that the shell opens. Only a rule about the file itself allows it, never the tool's."""
+        assert not isinstance(target.subject, ShellScript)
+        used = self.rank_capability_rules(target.capability)[0].find_winner(target.subject)
+        action, rule = ("ask", None) if used is None else (used.rule.action, used.rule)
+        if target.redirected == "guessed" and action != "deny":
+            return []  # the whole text requires approval
+        if action == "allow" and (question := self.explain_protected_write(target, None)) is not None:
+            return [PolicyFinding("ask", "protected", rule, question, target=target)]
+        return [PolicyFinding(action, "no rule" if rule is None else "rule", rule, target=target)]
+
+    def _evaluate_without_targets(self, arguments: Mapping[str, Any]) -> PolicyFinding:
+        if self.kind == "arguments":
+            used = self.tool_rules.find_winner(arguments) or self.default_tool_rules.find_winner(arguments)
+        else:  # no pattern can be compared with a call that names nothing
+            used = self.tool_rules.find_unconditional() or self.default_tool_rules.find_unconditional()
+        if used is None:
+            return PolicyFinding("ask", "no rule")
+        return PolicyFinding(used.rule.action, "rule", used.rule, tool=used if used.rule.scope != "default" else None)
+
+    # ── scripts ──────────────────────────────────────────────────────────────────────────────────
+
+    def _is_answered_with_job(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether the call is answered with a job, and not with the result of its command."""
+        asked = self.spec.background_argument
+        return self.spec.mode == "background" or (asked is not None and arguments.get(asked) is True)
+
+    def evaluate_script(
+        self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None, *, as_job: bool = False
+    ) -> list[PolicyFinding]:
+        """Evaluate every command of a shell text, and the text as a whole.
+
+        :param by_arguments: the matching rule about the tool's arguments
+        """
+        found = [self.evaluate_command(command, target, by_arguments) for command in script.commands]
+        if script.unclear is not None:
+            denied = [finding for finding in found if finding.action == "deny"]
+            if not denied and (finding := self._find_denial(_UNNAMEABLE_ARGV, target, by_arguments)) is not None:
+                denied = [finding]
+            if not denied and (finding := self._find_hidden_objection(target, script, by_arguments)) is not None:
+                denied = [finding] if finding.action == "deny" else []
+            unclear = PolicyFinding("ask", "unclear", note=script.unclear, target=target)
+            return denied or [unclear]
+        if not any(finding.action == "deny" for finding in found):
+            hidden = self._find_hidden_objection(target, script, by_arguments)
+            found += [] if hidden is None else [hidden]
+        if not any(finding.action == "deny" for finding in found):
+            seconds = program_risks.pure_sleep_seconds(script.commands)
+            if seconds is not None and not all(_rule_names_whole_command(finding) for finding in found):
+                note = program_risks.PureWaitRefusal(seconds, as_job).refusal_text_for_model
+                return [PolicyFinding("deny", "wait", note=note, target=target)]
+        return found
+
+    def evaluate_command(
+        self, command: ShellCommand, target: CallTarget | None, by_arguments: RankedRule | None
+    ) -> PolicyFinding:
+        """Evaluate one simple command: the strictest answer for it and for every command that it may run."""
+        argv = command.argv
+        found = self._evaluate_unwrapped(argv, target, by_arguments)
+        watched = self._watched_programs
+        if found.action == "deny" or not watched.may_be_in_text("\n".join(argv)):
+            return found
+        asked: PolicyFinding | None = None
+        for reading in nested_commands.find_possible_commands(argv, watched):
+            if reading is nested_commands.TOO_MANY_READINGS:
+                asked = asked or PolicyFinding("ask", "program", None, _TOO_MANY_WORDS, argv, target)
+                continue
+            objection = self._find_objecting_rule(reading, target, by_arguments)
+            if objection is None:
+                continue
+            if objection.action == "deny":
+                return objection._replace(argv=argv)
+            asked = asked or objection._replace(argv=argv)
+        if asked is None or (found.action == "ask" and (found.cause == "rule" or asked.cause != "rule")):
+            return found
+        if found.action == "ask":
+            return asked
+        if self._is_whole_argv_allowed(argv, by_arguments):
+            return self._find_parent_objection(argv, target, by_arguments) or found
+        return asked
+
+    def _find_hidden_objection(
+        self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None
+    ) -> PolicyFinding | None:
+        """Return the strictest objection to a command that only the text of a script contains, or None."""
+        if not self._watched_programs.may_be_in_text(target.value):
+            return None
+        fed = any(nested_commands.executes_its_input(command.argv) for command in script.commands)
+        if not fed and (script.unclear is None or "=" not in target.value):
+            return None
+        asked: PolicyFinding | None = None
+        for reading in nested_commands.find_possible_commands_in_text(target.value, self._watched_programs, fed=fed):
+            if reading is nested_commands.TOO_MANY_READINGS:
+                asked = asked or PolicyFinding("ask", "program", None, _TOO_MANY_WORDS, target=target)
+            elif (objection := self._find_objecting_rule(reading, target, by_arguments)) is not None:
+                if objection.action == "deny":
+                    return objection
+                asked = asked or objection
+        return asked
+
+    @property
+    def _watched_programs(self) -> nested_commands.WatchedPrograms:
+        """The programs that a rule about commands denies or asks about."""
+        if self._watched is None:
+            own, shipped = self.rank_capability_rules("shell.run")
+            strict = [
+                one
+                for ranking in (self.tool_rules, own, shipped)
+                for one in ranking.ranked
+                if one.rule.action != "allow"
+            ]
+            names = {one.argv.program_prefix for one in strict if one.argv is not None} - {""}
+            everything = any(
+                (one.argv is None or not one.argv.program_prefix)
+                and (one.rule.action == "deny" or _has_non_wildcard_word(one))
+                for one in strict
+            )
+            self._watched = nested_commands.WatchedPrograms(names, everything=everything)
+        return self._watched
+
+    def _find_objecting_rule(
+        self, reading: nested_commands.PossibleCommand, target: CallTarget | None, by_arguments: RankedRule | None
+    ) -> PolicyFinding | None:
+        """Return the rule that denies one reading of a command, or asks about it; None if no rule does.
+
+        A guess leads to approval at most: the program may take for data what looks like a command.
+        """
+        argv = reading.argv
+        tool = (
+            by_arguments
+            if self.kind == "arguments"
+            else self.tool_rules.find_winner(argv)
+            if self.kind == "command"
+            else None
+        )
+        action, rule = self.decide_by_rules(tool, "shell.run", argv)
+        if action == "allow" or rule is None:
+            return None
+        used = self.rank_capability_rules("shell.run")[0].find_winner(argv)
+        by = next((one for one in (tool, used) if one is not None and one.rule is rule), None)
+        if by is None or (reading.spelling_of is not None and by.argv is not None and by.matches(reading.spelling_of)):
+            return None  # a more specific rule already decided about the command as written
+        if action == "deny" and reading.certain:
+            return PolicyFinding("deny", "rule", rule, target=target, tool=tool, reading=argv)
+        if not _has_non_wildcard_word(by):
+            return None
+        if reading.certain:
+            return PolicyFinding("ask", "rule", rule, target=target, tool=tool, reading=argv)
+        verb = "denies" if action == "deny" else "asks about"
+        note = f"the command may run {format_argv(argv)}, which the rule {rule.text!r} {verb}"
+        return PolicyFinding("ask", "program", rule, note, target=target, tool=tool, reading=argv)
+
+    def _is_whole_argv_allowed(self, argv: tuple[str, ...], by_arguments: RankedRule | None) -> bool:
+        """Return whether a rule allows exactly this argv, every word of it."""
+        tool = (
+            by_arguments
+            if self.kind == "arguments"
+            else self.tool_rules.find_winner(argv)
+            if self.kind == "command"
+            else None
+        )
+        used = self.rank_capability_rules("shell.run")[0].find_winner(argv)
+        return any(_rule_names_words(one, frozenset(range(len(argv)))) for one in (tool, used))
+
+    def _evaluate_unwrapped(
+        self,
+        argv: Sequence[str],
+        target: CallTarget | None,
+        by_arguments: RankedRule | None,
+        depth: int = command_wrappers.MAX_DEPTH,
+    ) -> PolicyFinding:
+        """Evaluate an argv. For a wrapper, evaluate the command in it, unless a rule names the wrapper.
+
+        A rule that allows has to name all words of the wrapper. A rule that asks or denies has to name only the wrapper.
+        """
+        argv = tuple(argv)
+        tool = (
+            by_arguments
+            if self.kind == "arguments"
+            else self.tool_rules.find_winner(argv)
+            if self.kind == "command"
+            else None
+        )
+        action, rule = self.decide_by_rules(tool, "shell.run", argv)
+        plain = PolicyFinding(action, "no rule" if rule is None else "rule", rule, "", argv, target, tool)
+        if action == "deny":
+            return plain
+        used = self.rank_capability_rules("shell.run")[0].find_winner(argv)
+        at = command_wrappers.find_wrapped_command_start(argv) if depth else None
+        if at is not None:
+            if action == "allow" and any(_rule_names_words(one, frozenset(range(len(argv)))) for one in (tool, used)):
+                return self._find_parent_objection(argv, target, by_arguments) or plain
+            if action == "ask" and any(
+                one is not None and one.rule is rule and _rule_names_program(one, argv) for one in (tool, used)
+            ):
+                return plain
+            found = self._evaluate_unwrapped(argv[at:], target, by_arguments, depth - 1)
+            return found._replace(argv=argv, wrapped=(argv[:at], *found.wrapped))
+        normal = program_risks.normalize_argv(argv) if action == "ask" else argv
+        if normal != argv and not any(
+            one is not None and one.rule is rule and _rule_names_program(one, argv) and not one.matches(normal)
+            for one in (tool, used)
+        ):
+            found = self._evaluate_unwrapped(normal, target, by_arguments, 0)
+            if found.action == "allow" and found.rule is not None and _is_about_certain_commands(found.rule):
+                return found._replace(argv=argv, reading=normal)
+        if action == "allow" and rule is not None and self._allows_reading_only(rule):
+            return self._ask_about_protected_reading(plain)
+        concern = program_risks.find_hidden_program_risk(argv) if action == "allow" else None
+        if concern is None or any(_rule_names_words(candidate, concern.words) for candidate in (tool, used)):
+            return plain
+        return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
+
+    def _find_parent_objection(
+        self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
+    ) -> PolicyFinding | None:
+        """Return the objection of a parent session's rule to the command in a wrapper, or None.
+
+        It counts if a rule of this session names the wrapper. It is rarely needed, so nothing is prepared for it.
+        """
+        if (above := self.rules.parent) is None:
+            return None
+        found = self.with_rules(above.inherited_rules).evaluate_command(ShellCommand(tuple(argv)), target, by_arguments)
+        return found if found.rule is not None and found.action != "allow" else None
+
+    def _allows_reading_only(self, rule: Rule) -> bool:
+        """Return whether a rule allows a command only because the command changes nothing."""
+        return rule.pattern == READ_ONLY_VARIABLE or (bool(rule.governed_side_effect) and self.spec.single_command)
+
+    def _ask_about_protected_reading(self, found: PolicyFinding) -> PolicyFinding:
+        """Return ``found``, or a stricter finding if a read-only command names a file that requires approval.
+
+        Only names count. The sandbox masks such files for a command that searches. It cannot mask what a repository stores, so a
+        command that shows stored files requires approval.
+
+        :param found: the finding for a command that is allowed because it only reads
+        """
+        argv = found.argv
+        assert argv is not None
+        if (reason := read_only_proof.why_git_shows_stored_files(argv)) is not None:
+            note = f"{reason}; the tools git.show, git.log and git.diff omit those files"
+            found = found._replace(action="ask", cause="program", note=note)
+        own, shipped = self.rank_capability_rules("fs.read")
+        for word in read_only_proof.find_possible_path_words(argv):
+            path = posixpath.normpath(word)
+            outside = path[:1] == "/" or path[:2] == ".."
+            subject = PathSubject(path, None) if outside else PathSubject(f"./{path}", path)
+            used = own.find_winner(subject) or shipped.find_winner(subject)
+            if used is not None and STRICTNESS[used.rule.action] > STRICTNESS[found.action]:
+                return found._replace(action=used.rule.action, cause="rule", rule=used.rule, note="")
+        return found
+
+    def _find_denial(
+        self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
+    ) -> PolicyFinding | None:
+        tool = (
+            by_arguments
+            if self.kind == "arguments"
+            else self.tool_rules.find_winner(argv)
+            if self.kind == "command"
+            else None
+        )
+        action, rule = self.decide_by_rules(tool, "shell.run", argv)
+        if action != "deny":
+            return None
+        return PolicyFinding("deny", "rule", rule, target=target, tool=tool)
+
+
+def _only_reads_overwritten_file(finding: PolicyFinding, replaced: Set[str]) -> bool:
+    """Return whether a finding is only about reading a file that the same call writes, without a rule."""
+    target = finding.target
+    return (
+        finding.cause == "no rule"
+        and target is not None
+        and target.capability == "fs.read"
+        and target.value in replaced
+    )
+
+
+def _rule_names_words(rule: RankedRule | None, words: frozenset[int]) -> bool:
+    """Return whether an allow rule names these words of the argv literally."""
+    return (
+        rule is not None and rule.rule.action == "allow" and rule.argv is not None and words <= rule.argv.literal_words
+    )
+
+
+def _rule_names_program(rule: RankedRule, argv: Sequence[str]) -> bool:
+    """Return whether a rule's pattern names the program of this argv literally."""
+    return rule.argv is not None and rule.argv.program in (argv[0], bare_program_name(argv[0]))
+
+
+def _is_about_certain_commands(rule: Rule) -> bool:
+    """Return whether a rule is about certain commands, and not about all, or all that provably only read."""
+    return rule.pattern not in ("", READ_ONLY_VARIABLE)
+
+
+def _has_non_wildcard_word(rule: RankedRule) -> bool:
+    """Return whether a rule's pattern has at least one word that is not only a wildcard."""
+    return rule.argv is not None and (bool(rule.argv.literal_words) or rule.argv.program_prefix != "")
+
+
+def _is_in_private_tmp(target: CallTarget) -> bool:
+    """Return whether the target lies in ``/tmp``, of which every sandbox has a private one."""
+    subject = target.subject
+    return (
+        isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_PRIVATE_FOLDER)
+    )
+
+
+def _rule_names_whole_command(finding: PolicyFinding) -> bool:
+    """Return whether a rule allows exactly this command, every word of it."""
+    words = frozenset(range(len(finding.argv or ())))
+    rules = {finding.rule, None if finding.tool is None else finding.tool.rule} - {None}
+    return finding.action == "allow" and any(
+        _rule_names_words(rank_rule(rule, "command"), words) for rule in rules if rule is not None
+    )
+
+
+def is_call_provably_read_only(targets: Sequence[CallTarget]) -> bool:
+    """Return whether a call that only runs its command provably changes nothing."""
+    return bool(targets) and all(
+        target.redirected == "plain"
+        if not isinstance(target.subject, ShellScript)
+        else read_only_proof.why_script_not_read_only(target.subject) is None
+        for target in targets
+    )
+
+
+class PolicyVerdict:
+    """A decision about one call. It can be narrowed, never widened.
+
+    :ivar action: ``allow``, ``ask`` (approval by the user; a refusal if headless) or ``deny``
+    :ivar capabilities: the most that the call may access
+    :ivar targets: what the call would access, in canonical form
+    """
+
+    __slots__ = (
+        "_by_rules",
+        "_reason",
+        "action",
+        "arguments",
+        "capabilities",
+        "deciding_finding",
+        "findings",
+        "narrowed_by_watchdog",
+        "notes",
+        "prepared",
+        "suggested_rule",
+        "targets",
+    )
+
+    def __init__(
+        self,
+        prepared: ToolPolicy,
+        arguments: Mapping[str, Any],
+        targets: Sequence[CallTarget],
+        findings: Sequence[PolicyFinding],
+        deciding: PolicyFinding,
+    ) -> None:
+        self.prepared = prepared
+        self.arguments = arguments
+        self.targets = targets
+        self.findings = findings
+        self.deciding_finding = deciding
+        self.action: Action = deciding.action
+        self.capabilities: CapabilitySet = prepared.capabilities
+        self.notes: tuple[TraceStep, ...] = ()
+        self.narrowed_by_watchdog = False
+        self._reason: str | None = None
+        self._by_rules: dict[str, Any] | None = None
+        self.suggested_rule: str | Literal[False] | None = False
+        """The result of :func:`~handrail.policy.rule_suggestions.suggest_rule`; False before the first call."""
+
+    @property
+    def reason(self) -> str:
+        """The reason as full sentences for the model, without paths of the operator's machine."""
+        if self._reason is None:
+            self._reason = format_reason(self.deciding_finding, self.prepared.spec.id)
+        return self._reason
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the call only runs a command that provably changes nothing, so that it runs read-only."""
+        if not self.prepared.spec.single_command:
+            return False
+        return is_call_provably_read_only(self.targets)
+
+    @property
+    def approval_record(self) -> dict[str, Any]:
+        """The record of a call that rules alone allow, made once for many calls. Do not change it."""
+        if self._by_rules is None:
+            reason = self._reason
+            if reason is None:
+                reason = self._reason = format_reason(self.deciding_finding, self.prepared.spec.id)
+            self._by_rules = {"by": "rules", "reason": reason}
+        return self._by_rules
+
+    @property
+    def operator_reason(self) -> str:
+        """The reason for the operator: :attr:`reason`, and the source of the rule."""
+        rule = self.deciding_finding.rule
+        if self.narrowed_by_watchdog or rule is None or not rule.source:
+            return self.reason
+        return f"{self.reason} The rule's source: {rule.source}."
+
+    def narrow(self, action: Action, reason: str, note: TraceStep) -> PolicyVerdict:
+        """Return the same verdict with a stricter ``action``, which no rule can answer."""
+        assert STRICTNESS[action] > STRICTNESS[self.action]
+        other = self.with_note(note)
+        other.action = action
+        other.narrowed_by_watchdog = True
+        other._reason = reason
+        other.suggested_rule = None
+        return other
+
+    def with_note(self, note: TraceStep) -> PolicyVerdict:
+        """Return the same verdict with one more step in its trace."""
+        other = PolicyVerdict(self.prepared, self.arguments, self.targets, self.findings, self.deciding_finding)
+        other.action = self.action
+        other.notes = (*self.notes, note)
+        other.narrowed_by_watchdog = self.narrowed_by_watchdog
+        other._reason = self._reason
+        other.suggested_rule = self.suggested_rule
+        return other
+
+    def __repr__(self) -> str:
+        return f"Verdict({self.action}: {self.reason})"

@@ -1,0 +1,718 @@
+"""The file service of the runtime: reading and replacing files below the session's roots.
+
+Each access takes the same steps: the path becomes canonical, must lie below a root, is checked by the rules under that
+canonical name, and is then opened below the root without following links. So the opened file is the checked one, and a
+link swapped in between makes the open fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
+from typing import Literal, TypeVar
+
+from handrail.contract.errors import ToolError
+from handrail.contract.protected.path_protection import (
+    GIT,
+    GIT_NAMES,
+    PathProtection,
+    find_protection,
+    find_tool_protection,
+    fold_name,
+    is_private_key,
+    private_key_refusal_text,
+)
+from handrail.contract.services.file_services import (
+    FileByteRange,
+    FileKind,
+    FileLineRange,
+    FileStat,
+    ResolvedPath,
+    WriteResult,
+)
+from handrail.contract.tool.requires import AccessCheck, Capability
+from handrail.runtime.files import atomic_write, secure_open
+from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
+from handrail.runtime.files.session_roots import CACHED, PATH_FLAGS, SessionRoots, find_openat2_problem, is_beneath
+from handrail.runtime.guard import git_config_checks as vcs
+from handrail.runtime.guard.running_programs import running_programs
+from handrail.runtime.ripgrep import HiddenFileRecord
+from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
+
+# Read tracking: the content hash of each file that a session has read, so that no tool overwrites unseen content.
+
+
+class SeenFileHashes:
+    """A record of the content hash of each file that a session last read or wrote. Thread-safe.
+
+    It maps a canonical path to a SHA-256 hash in hex. A hash of the content detects two writes within one second that
+    keep the size; a change time does not.
+
+    :param max_files: above it, the file that was unused for longest is forgotten, and must be read again before an edit
+    :param known: pairs of path and hash to start with, the longest unused first
+    :param keep: called with each path and its new hash, or None if it is forgotten; must not block
+    """
+
+    def __init__(
+        self,
+        max_files: int = 65_536,
+        *,
+        known: Iterable[tuple[str, str]] = (),
+        keep: Callable[[str, str | None], None] | None = None,
+    ) -> None:
+        self._max_files = max_files
+        self._digests: OrderedDict[str, str] = OrderedDict(known)
+        self._keep = keep
+        self._lock = Lock()
+
+    def record(self, path: str, sha256: str) -> None:
+        """Record the content hash of a file that was read or written."""
+        with self._lock:
+            if self._keep is not None and self._digests.get(path) != sha256:
+                self._keep(path, sha256)
+            self._digests[path] = sha256
+            self._digests.move_to_end(path)
+            while len(self._digests) > self._max_files:
+                self._digests.popitem(last=False)
+
+    def find_seen_hash(self, path: str) -> str | None:
+        """Return the hash of a canonical path; None if this session has never seen the file."""
+        with self._lock:
+            return self._digests.get(path)
+
+    def forget(self, path: str) -> None:
+        """Forget the hash of a file."""
+        with self._lock:
+            if self._digests.pop(path, None) is not None and self._keep is not None:
+                self._keep(path, None)
+
+
+# Git directories without the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
+#
+# A user who types ``git status`` in such a folder runs the commands in its ``config``, although its path has an
+# ordinary name. So each write is checked together with the files around it. No tool writes in a git directory, or adds
+# the piece that completes one. The same holds for files that git's settings name: hooks, included files, scripts of a
+# configured command.
+
+_HEAD = "head"
+_REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
+_GIT_FOLDERS = frozenset(("objects", "refs"))
+_MOST_ENTRIES = 5_000
+"""How many entries of a folder are checked for links."""
+_GIT_NAME_HINTS = ("config", "head", "hooks", "commondir", "objects", "refs")
+
+
+def check_write_spares_git(located: ResolvedPath, data: bytes) -> None:
+    """Check that a write does not change what git runs, and does not make a git directory.
+
+    :raises ToolError: ``denied`` if it does
+    """
+    assert located.root is not None
+    for path in vcs.find_paths_git_names_near(located.root, located.absolute):
+        if is_beneath(located.absolute, path):
+            raise ToolError(PathProtection("hook").refusal_text(located.display_path), kind="denied")
+    if (found := _find_link_protection(located)) is not None:
+        raise ToolError(found.refusal_text(located.display_path), kind="denied")
+    parts = located.relative_path.split("/")
+    for count in range(1, len(parts)):
+        if _is_git_directory(located, parts[:count]):
+            raise ToolError(PathProtection("state").refusal_text(located.display_path), kind="denied")
+    relative = located.relative_path
+    low = relative.lower() if relative.isascii() else "".join(map(fold_name, relative))
+    if any(name in low for name in _GIT_NAME_HINTS):
+        _check_git_marking_names(located, parts, data)
+
+
+def _check_git_marking_names(located: ResolvedPath, parts: Sequence[str], data: bytes) -> None:
+    """Check that a file name and its content do not mark or change a git directory.
+
+    :raises ToolError: ``denied`` if they do
+    """
+    names = [fold_name(part) for part in parts]
+    if names[-1] == _HEAD and _REFERENCE.match(data):
+        raise ToolError(
+            f"`{located.display_path}` with this content marks its folder as a git repository, from which git takes "
+            "its configuration. No tool writes such a file. Use another file name, or create the repository "
+            "with git.init.",
+            kind="denied",
+        )
+    for index, name in enumerate(names):
+        found = GIT_NAMES.get(name)
+        if found is None and name not in _GIT_FOLDERS:
+            continue
+        folder = parts[:index]
+        if not _path_entry_exists(located, [*folder, "HEAD"]):
+            continue
+        raise ToolError((found or PathProtection("vcs")).refusal_text(located.display_path), kind="denied")
+
+
+def _find_link_protection(located: ResolvedPath) -> PathProtection | None:
+    """Return the protection of a path that a link with a protected name leads to; None without one.
+
+    A user may have made a link with a protected name, or a link in a protected folder. Writing the file behind such a
+    link writes the protected file. The links are looked for in the root, in the path's folder and in the protected
+    folders of both.
+    """
+    assert located.root is not None
+    own = located.absolute.rpartition("/")[0] or "/"
+    for folder in dict.fromkeys((located.root, own)):
+        for link, found in _protected_links(located.root, folder):
+            if is_beneath(located.absolute, os.path.realpath(link)):
+                return found
+    return None
+
+
+def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[tuple[str, PathProtection]]:
+    """Yield the links in a folder that no tool may write, each with its protection.
+
+    :param inner: whether to include the links in protected subfolders
+    """
+    below = folder[len(root.rstrip("/")) + 1 :]
+    try:
+        with os.scandir(folder) as entries:
+            looked_at = list(islice(entries, _MOST_ENTRIES))
+    except OSError as error:
+        raise_if_resource_shortage(error, folder)
+        return
+    for entry in looked_at:
+        link = entry.is_symlink()
+        if not link and not (inner and entry.is_dir(follow_symlinks=False)):
+            continue
+        found = find_protection(f"{below}/{entry.name}" if below else entry.name)
+        if found is None or found.requires_approval:
+            continue
+        if link:
+            yield entry.path, found
+        elif fold_name(entry.name) != GIT:
+            yield from _protected_links(root, entry.path, inner=False)
+
+
+def _is_git_directory(located: ResolvedPath, folder: list[str]) -> bool:
+    """Return whether git takes a folder for a git directory; False if the folder cannot be read.
+
+    In that case the write itself fails.
+    """
+    if not _path_entry_exists(located, [*folder, "HEAD"], unseen=False):
+        return False
+    contents = all(_path_entry_exists(located, [*folder, part], unseen=False) for part in _GIT_FOLDERS)
+    return contents or _path_entry_exists(located, [*folder, "commondir"], unseen=False)
+
+
+def _path_entry_exists(located: ResolvedPath, parts: list[str], *, unseen: bool = True) -> bool:
+    """Return whether an entry of any kind exists.
+
+    :param unseen: the answer if the entry cannot be looked at
+    """
+    assert located.root is not None
+    inner = "/".join(parts)
+    place = ResolvedPath(f"{located.root.rstrip('/')}/{inner}", "", True, located.root, relative_path=inner)
+    try:
+        os.close(secure_open.open_beneath(place, PATH_FLAGS | os.O_NOFOLLOW))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return unseen
+    return True
+
+
+# Whole lines of a file of any size, from either end, without loading the file.
+#
+# A sparse index remembers the number of line ends before each mebibyte, so a file is counted once and not on every
+# call. Lines end at ``\n`` (a ``\r`` before it is dropped). Bytes that are not UTF-8 are shown as U+FFFD.
+
+INDEX_STEP_BYTES = 1 << 20
+"""Bytes between two marks of the index."""
+MAX_SCAN_BYTES = 4 << 30
+"""How many bytes one call searches for line ends, so that a huge sparse file does not block a thread."""
+_CHUNK = 1 << 18
+
+ReadRange = Callable[[int, int], bytes]
+"""``read(offset, count)``: bytes of the file; fewer only at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineWindow:
+    """A range of lines of a file.
+
+    :param first: the number of the first line
+    :param next: the number of the line to continue with; None at the end
+    :param total: the number of lines, if the end was seen
+    :param cut: the numbers of the lines that were shortened
+    """
+
+    lines: tuple[str, ...]
+    first: int
+    next: int | None
+    total: int | None
+    cut: tuple[int, ...]
+
+
+class LineIndex:
+    """An index of the line ends before each :data:`INDEX_STEP_BYTES` of one file, built as far as it is needed."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._steps = -(-size // INDEX_STEP_BYTES)
+        self._marks = [0]
+        self._lock = Lock()
+
+    def _count_to(self, read: ReadRange, done: Callable[[int], bool]) -> None:
+        with self._lock:
+            scanned = 0
+            while len(self._marks) <= self._steps and not done(self._marks[-1]):
+                chunk = read((len(self._marks) - 1) * INDEX_STEP_BYTES, INDEX_STEP_BYTES)
+                scanned += INDEX_STEP_BYTES
+                if scanned > MAX_SCAN_BYTES:
+                    raise ToolError(
+                        f"The line is more than {MAX_SCAN_BYTES >> 30} GiB into the file. Read the file by bytes instead.",
+                        kind="limit",
+                    )
+                self._marks.append(self._marks[-1] + chunk.count(b"\n"))
+
+    def count_lines(self, read: ReadRange) -> int:
+        """Return the number of lines; a last line without a line end counts."""
+        self._count_to(read, lambda _: False)
+        open_end = self.size > 0 and read(self.size - 1, 1) != b"\n"
+        return self._marks[-1] + open_end
+
+    def line_count_if_known(self, read: ReadRange) -> int | None:
+        """Return the number of lines if the file has already been counted to its end; else None."""
+        return self.count_lines(read) if len(self._marks) > self._steps else None
+
+    def find_line_start(self, line: int, read: ReadRange) -> int | None:
+        """Return the offset at which ``line`` (1-based) starts; None past the last line."""
+        if line <= 1:
+            return 0
+        ends = line - 1
+        self._count_to(read, lambda before: before >= ends)
+        marks = self._marks
+        if marks[-1] < ends:
+            return None
+        low, high = 0, len(marks) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if marks[middle] < ends else (low, middle)
+        chunk = read(low * INDEX_STEP_BYTES, INDEX_STEP_BYTES)
+        place = _find_nth_newline(chunk, ends - marks[low])
+        start = low * INDEX_STEP_BYTES + place + 1
+        return start if start < self.size else None
+
+
+def _find_nth_newline(chunk: bytes, n: int) -> int:
+    """Return the position of the ``n``-th line end in ``chunk``, found by bisection.
+
+    Counting is far quicker than finding line ends one by one.
+    """
+    low, high = 0, len(chunk)
+    while high - low > 4096:
+        middle = (low + high) // 2
+        before = chunk.count(b"\n", low, middle)
+        if before >= n:
+            high = middle
+        else:
+            n -= before
+            low = middle
+    place = low - 1
+    for _ in range(n):
+        place = chunk.find(b"\n", place + 1)
+        if place < 0:  # the file shrank since it was counted
+            return len(chunk)
+    return place
+
+
+class LineIndexCache:
+    """A cache of the line indexes of recently read files, each valid for one state of one inode."""
+
+    def __init__(self, max_files: int = 64) -> None:
+        self._max_files = max_files
+        self._kept: OrderedDict[tuple[int, int], tuple[tuple[int, int, int], LineIndex]] = OrderedDict()
+        self._lock = Lock()
+
+    def index_for(self, found: os.stat_result) -> LineIndex:
+        """Return the index for a file, creating it if the file has changed."""
+        key, state = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or kept[0] != state:
+                kept = (state, LineIndex(found.st_size))
+                self._kept[key] = kept
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._max_files:
+                self._kept.popitem(last=False)
+            return kept[1]
+
+
+def read_line_window(
+    read: ReadRange, index: LineIndex, first: int, count: int | None, max_bytes: int, max_line: int
+) -> LineWindow:
+    """Read the lines from ``first`` on, at most ``count`` lines and ``max_bytes`` bytes of text.
+
+    :param first: 1-based, or below 0 to count from the end
+    :param max_line: the maximum number of characters of a line
+    :raises ToolError: ``invalid_input`` for line 0 or an empty range, ``limit`` if a line lies too deep in the file
+    """
+    _check_range(first, count, max_bytes, max_line)
+    if first < 0:
+        first = max(1, index.count_lines(read) + first + 1)
+    start = 0 if first == 1 else index.find_line_start(first, read)
+    if start is None or index.size == 0:
+        return LineWindow((), first, None, index.count_lines(read), ())
+    lines: list[str] = []
+    cut: list[int] = []
+    used = 0
+    for raw, whole in _read_cut_lines(read, start, index.size, keep=4 * max_line + 4):
+        number = first + len(lines)
+        if count is not None and len(lines) >= count:
+            return LineWindow(tuple(lines), first, number, index.line_count_if_known(read), tuple(cut))
+        text = raw.decode("utf-8", "replace")
+        shortened = not whole or len(text) > max_line
+        if shortened:
+            text = text[:max_line]
+        cost = 1 + (len(text) if text.isascii() else len(text.encode()))
+        if used + cost > max_bytes:
+            if lines:
+                return LineWindow(tuple(lines), first, number, index.line_count_if_known(read), tuple(cut))
+            text = text.encode()[: max_bytes - 1].decode("utf-8", "ignore")
+            shortened = True
+        if shortened:
+            cut.append(number)
+        lines.append(text)
+        used += cost
+    return LineWindow(tuple(lines), first, None, first + len(lines) - 1, tuple(cut))
+
+
+def _check_range(first: int, count: int | None, max_bytes: int, max_line: int) -> None:
+    if first == 0:
+        raise ToolError(
+            "Line 0 does not exist. Lines are numbered from 1, and -1 is the last line.", kind="invalid_input"
+        )
+    if (count is not None and count < 1) or max_bytes < 1 or max_line < 1:
+        raise ToolError("The requested range is empty. Ask for at least one line and one byte.", kind="invalid_input")
+
+
+def _read_cut_lines(read: ReadRange, start: int, size: int, keep: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield the first ``keep`` bytes of each line, and whether that is the whole line."""
+    head = bytearray()
+    whole = True
+    offset = start
+    while offset < size:
+        if offset - start > MAX_SCAN_BYTES:
+            raise ToolError(
+                f"No line ends within {MAX_SCAN_BYTES >> 30} GiB. Read the file by bytes instead.", kind="limit"
+            )
+        chunk = read(offset, min(_CHUNK, size - offset))
+        if not chunk:
+            break
+        offset += len(chunk)
+        place = 0
+        while True:
+            end = chunk.find(b"\n", place)
+            if end >= 0 and not head and end - place <= keep:  # most lines, without another copy
+                yield chunk[place:end].removesuffix(b"\r"), True
+                place = end + 1
+                continue
+            stop = end if end >= 0 else len(chunk)
+            room = keep - len(head)
+            if stop - place > room:
+                whole = False
+            head += chunk[place : min(stop, place + room)]
+            if end < 0:
+                break
+            yield (bytes(head).removesuffix(b"\r") if whole else bytes(head)), whole
+            head.clear()
+            whole = True
+            place = end + 1
+    if head:
+        yield bytes(head), whole
+
+
+__all__ = ["MAX_EDIT_BYTES", "MAX_LIST_ENTRIES", "RootedFiles", "SeenFileHashes", "find_openat2_problem"]
+
+MAX_LIST_ENTRIES = 100_000
+"""The maximum number of entries in one listing."""
+INLINE_BYTES = 64 * 1024
+"""Cached files up to this size are read on the event loop: a thread would take five times as long."""
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_indexes = LineIndexCache()
+_T = TypeVar("_T")
+
+
+class OpenFileContent:
+    """An open file, with its whole content if that is small enough to be hashed."""
+
+    def __init__(self, descriptor: int, found: os.stat_result, data: bytes | None) -> None:
+        self.descriptor = descriptor
+        self.stat = found
+        self.data = data
+        self.size = found.st_size if data is None else len(data)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Read a range of the file."""
+        if self.data is not None:
+            return self.data[offset : offset + count]
+        return os.pread(self.descriptor, count, offset)
+
+
+class RootedFiles:
+    """A file service that implements :class:`handrail.contract.services.file_services.FileService` on ``SessionRoots``.
+
+    :param seen: shared by all calls of one session
+    :param may: evaluates the rules for each canonical path, for ``fs.read`` and ``fs.write``
+    :param hidden: the hidden files that the session has met; they are not read under another name either
+    """
+
+    def __init__(
+        self, roots: SessionRoots, seen: SeenFileHashes, may: AccessCheck, hidden: HiddenFileRecord | None = None
+    ) -> None:
+        self._roots = roots
+        self._seen = seen
+        self._may = may
+        self._hidden = HiddenFileRecord() if hidden is None else hidden
+
+    async def stat(self, path: str) -> FileStat:
+        located = self._authorize("fs.read", path)
+        with contextlib.suppress(OSError):  # in the kernel's cache: no thread is needed
+            descriptor = secure_open.open_beneath(located, PATH_FLAGS, CACHED)
+            try:
+                return _file_stat(located.display_path, os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
+
+        def look() -> FileStat:
+            with _OpenWithModelErrors(located, PATH_FLAGS, "looking at") as descriptor:
+                return _file_stat(located.display_path, os.fstat(descriptor))
+
+        return await _run_in_thread(look)
+
+    async def read_bytes(self, path: str, *, start: int = 0, max_bytes: int | None = None) -> FileByteRange:
+        located = self._authorize("fs.read", path)
+        if max_bytes is not None and max_bytes < 0:
+            raise ToolError(f"`max_bytes` is {max_bytes}. It must be 0 or more.", kind="invalid_input")
+
+        def take(content: OpenFileContent) -> FileByteRange:
+            begin = max(0, content.size + start) if start < 0 else min(start, content.size)
+            count = content.size - begin if max_bytes is None else min(max_bytes, content.size - begin)
+            if content.data is None and count > MAX_EDIT_BYTES:
+                raise ToolError(
+                    f"{count} bytes of `{located.display_path}` are too many for one read. Ask for at most {MAX_EDIT_BYTES} "
+                    "with `max_bytes`.",
+                    kind="limit",
+                )
+            return FileByteRange(located.display_path, content.read(begin, count), begin, content.size)
+
+        return await self._open_and_use_content(located, take)
+
+    async def read_lines(
+        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000, max_line: int = 2_000
+    ) -> FileLineRange:
+        located = self._authorize("fs.read", path)
+
+        def take(content: OpenFileContent) -> FileLineRange:
+            index = LineIndex(content.size) if content.data is not None else _indexes.index_for(content.stat)
+            got = read_line_window(content.read, index, first, count, max_bytes, max_line)
+            return FileLineRange(located.display_path, got.lines, got.first, got.next, got.total, content.size, got.cut)
+
+        return await self._open_and_use_content(located, take)
+
+    async def list(self, path: str) -> Sequence[FileStat]:
+        located = self._authorize("fs.read", path)
+
+        def look() -> list[FileStat]:
+            with _OpenWithModelErrors(located, secure_open.FOLDER_FLAGS, "listing") as descriptor:
+                found: list[FileStat] = []
+                with os.scandir(descriptor) as entries:
+                    for entry in entries:
+                        if len(found) >= MAX_LIST_ENTRIES:
+                            raise ToolError(
+                                f"`{located.display_path}` has more than {MAX_LIST_ENTRIES} entries. Use glob with a pattern instead.",
+                                kind="limit",
+                            )
+                        shown = self._roots.format_path(f"{located.absolute.rstrip('/')}/{entry.name}")
+                        try:
+                            found.append(_file_stat(shown, entry.stat(follow_symlinks=False)))
+                        except FileNotFoundError:  # it was removed after it was listed
+                            continue
+                found.sort(key=lambda one: one.path)
+                return found
+
+        return await _run_in_thread(look)
+
+    async def read_for_edit(self, path: str, *, max_bytes: int = MAX_EDIT_BYTES) -> bytes:
+        located = self._authorize("fs.read", path)
+        seen = self._seen.find_seen_hash(located.absolute)
+        limit = min(max_bytes, MAX_EDIT_BYTES)
+
+        def take(content: OpenFileContent) -> bytes:
+            if content.data is None or content.size > limit:
+                raise ToolError(
+                    f"`{located.display_path}` has {content.size} bytes. At most {limit} bytes can be edited. Change it with "
+                    "a program instead.",
+                    kind="limit",
+                )
+            atomic_write.check_seen(located, content.data, seen)
+            return content.data
+
+        return await self._open_and_use_content(located, take, note=False)
+
+    async def write(self, path: str, data: bytes, *, expected: bytes | Literal["new", "seen"] = "seen") -> WriteResult:
+        located = self._authorize("fs.write", path)
+        if not located.is_writable:
+            raise ToolError(
+                f"`{located.display_path}` is in a read-only folder. Write inside the workspace instead.", kind="denied"
+            )
+
+        def put() -> WriteResult:
+            check_write_spares_git(located, data)
+            try:
+                done = atomic_write.replace_file(located, data, expected, self._seen.find_seen_hash(located.absolute))
+            except OSError as error:
+                raise secure_open.os_error_for_model(error, located, "writing") from error
+            self._seen.record(located.absolute, done.sha256)
+            return WriteResult(located.display_path, done.created, len(data), done.sha256, done.before)
+
+        async with running_programs.reserve_file_replacement(located.absolute, located.display_path):
+            return await _run_to_completion(put)
+
+    def _authorize(self, capability: Capability, path: str) -> ResolvedPath:
+        located = self._roots.resolve_path(path)
+        if not located.is_inside:
+            raise ToolError(self._roots.explain_path_outside_roots(located), kind="denied")
+        if capability == "fs.write":
+            found = find_tool_protection(located.relative_path)
+            if found is not None and not found.requires_approval:  # the rules decide on the others
+                raise ToolError(found.refusal_text(located.display_path), kind="denied")
+        elif is_private_key(located.relative_path):
+            raise ToolError(private_key_refusal_text(located.display_path), kind="denied")
+        refused = self._may(capability, located.absolute)
+        if refused is not None:
+            if capability == "fs.read":
+                self._hidden.record_hidden_files([located.absolute])
+            raise ToolError(refused, kind="denied")
+        return located
+
+    async def _open_and_use_content(
+        self, located: ResolvedPath, take: Callable[[OpenFileContent], _T], *, note: bool = True
+    ) -> _T:
+        """Open a file, record its hash, and pass its content to ``take``.
+
+        This runs in a thread, unless the whole content is in the page cache.
+        """
+        content = _read_without_waiting(located)
+        if content is not None:
+            if self._hidden.known:
+                self._check_not_hidden_alias(content.stat, located)
+            if note and content.data is not None:
+                self._seen.record(located.absolute, hashlib.sha256(content.data).hexdigest())
+            return take(content)
+
+        def read() -> _T:
+            with _OpenWithModelErrors(located, secure_open.READ_FLAGS, "reading") as descriptor:
+                found = secure_open.check_regular(descriptor, located)
+                self._check_not_hidden_alias(found, located)
+                whole = (
+                    atomic_write.read_open_file_whole(descriptor, found.st_size)
+                    if found.st_size <= MAX_EDIT_BYTES
+                    else None
+                )
+                if whole is not None and len(whole) > MAX_EDIT_BYTES:  # it grew while it was read
+                    found, whole = os.fstat(descriptor), None
+                if note and whole is not None:
+                    self._seen.record(located.absolute, hashlib.sha256(whole).hexdigest())
+                return take(OpenFileContent(descriptor, found, whole))
+
+        return await _run_in_thread(read)
+
+    def _check_not_hidden_alias(self, found: os.stat_result, located: ResolvedPath) -> None:
+        """Check that an open file is not a hidden file under another name.
+
+        :raises ToolError: ``denied`` if it is
+        """
+        refused = self._hidden.explain_read_refusal(found, located, self._may)
+        if refused is not None:
+            raise ToolError(refused, kind="denied")
+
+
+class _OpenWithModelErrors:
+    """A context manager that opens a file and maps the kernel's errors to errors for the model."""
+
+    def __init__(self, located: ResolvedPath, flags: int, doing: str) -> None:
+        self._located, self._flags, self._doing = located, flags, doing
+        self._descriptor = -1
+
+    def __enter__(self) -> int:
+        try:
+            self._descriptor = secure_open.open_beneath(self._located, self._flags)
+        except OSError as error:
+            raise secure_open.os_error_for_model(error, self._located, self._doing) from error
+        return self._descriptor
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        os.close(self._descriptor)
+        if isinstance(error, OSError):
+            raise secure_open.os_error_for_model(error, self._located, self._doing) from error
+
+
+def _read_without_waiting(located: ResolvedPath) -> OpenFileContent | None:
+    """Return a small file's content if it can be read without waiting for a disk; else None."""
+    if not _NOWAIT:
+        return None
+    try:
+        descriptor = secure_open.open_beneath(located, secure_open.READ_FLAGS, CACHED)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EINVAL):
+            return None
+        raise secure_open.os_error_for_model(error, located, "reading") from error
+    try:
+        found = secure_open.check_regular(descriptor, located)
+        if found.st_size > INLINE_BYTES:
+            return None
+        buffer = bytearray(found.st_size + 1)
+        try:
+            count = os.preadv(descriptor, [buffer], 0, _NOWAIT)
+        except OSError:  # not in the cache, or the file system does not support this
+            return None
+        return OpenFileContent(descriptor, found, bytes(buffer[:count])) if count == found.st_size else None
+    finally:
+        os.close(descriptor)
+
+
+def _file_stat(shown: str, found: os.stat_result) -> FileStat:
+    kind: FileKind = "other"
+    if stat.S_ISREG(found.st_mode):
+        kind = "file"
+    elif stat.S_ISDIR(found.st_mode):
+        kind = "directory"
+    elif stat.S_ISLNK(found.st_mode):
+        kind = "symlink"
+    return FileStat(shown, kind, found.st_size, found.st_mtime_ns)
+
+
+async def _run_in_thread(work: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def _run_to_completion(work: Callable[[], _T]) -> _T:
+    """Run ``work`` in a thread, and finish it even if the caller is cancelled.
+
+    The cancellation is raised once the thread has finished. So no write lands after its call was answered as cancelled.
+    """
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if not running.done():
+            await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # retrieve it, so that asyncio does not report it as never retrieved
+        raise

@@ -1,0 +1,254 @@
+"""The canonical form of a path, on which rules are evaluated, and its short form to show.
+
+A model's path may climb, be relative or follow links. :meth:`SessionRoots.resolve_path` returns the one absolute path that names the
+same thing without any of that, so that a rule, a lock and an open mean the same file. The result is only a *name*: callers
+open it below the root without following links, so a swap in between fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.contract.errors import StartError, ToolError
+from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.text.neutralisation import escape_terminal_controls
+
+# The kernel's own path resolution (openat2), called by ctypes.
+
+NO_MAGICLINKS = 0x02
+NO_SYMLINKS = 0x04
+BENEATH = 0x08
+CACHED = 0x20
+"""Fail with EAGAIN instead of waiting for a disk."""
+
+PATH_FLAGS = getattr(os, "O_PATH", 0) | os.O_CLOEXEC
+"""Flags that name a file without opening it, which is enough to ask for its status."""
+
+_OPENAT2 = 437  # one number on every architecture, as for all calls since 5.1
+AT_FDCWD = -100
+_ON_LINUX = sys.platform.startswith("linux")
+_RACE_RETRIES = 64
+"""The kernel returns EAGAIN if something was renamed while it resolved ``..``. A retry usually succeeds."""
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = (
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_char_p,
+    ctypes.POINTER(_OpenHow),
+    ctypes.c_size_t,
+)
+
+
+_LOOKUP_HOW = ctypes.byref(_OpenHow(PATH_FLAGS, 0, NO_SYMLINKS | NO_MAGICLINKS))
+
+
+def openat2(folder: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    """Call openat2 and return the descriptor.
+
+    :param folder: the descriptor that ``path`` is relative to
+    :raises OSError: with the kernel's error; EAGAIN only with :data:`CACHED`
+    """
+    how = _OpenHow(flags, mode, resolve)
+    raw = os.fsencode(path)
+    for _ in range(_RACE_RETRIES):
+        descriptor = _syscall(_OPENAT2, folder, raw, ctypes.byref(how), ctypes.sizeof(how))
+        if descriptor >= 0:
+            return descriptor
+        number = ctypes.get_errno()
+        if number == errno.EINTR or (number == errno.EAGAIN and not resolve & CACHED):
+            continue
+        raise OSError(number, os.strerror(number), path)
+    raise OSError(errno.ELOOP, "the path keeps changing while it is resolved", path)
+
+
+def resolve_canonical(path: str) -> str:
+    """Return :func:`os.path.realpath` of an absolute path without NUL.
+
+    If no part of the path is a link, this takes one system call.
+    """
+    if _ON_LINUX and path.startswith("/") and "//" not in path and "/." not in path and not path.endswith("/"):
+        raw = os.fsencode(path)
+        descriptor = _syscall(_OPENAT2, AT_FDCWD, raw, _LOOKUP_HOW, ctypes.sizeof(_OpenHow))
+        if descriptor >= 0:
+            os.close(descriptor)
+            return path
+        if ctypes.get_errno() == errno.ENOENT:  # so no earlier part of the path is a link
+            return path
+    return os.path.realpath(path)
+
+
+def find_openat2_problem() -> str | None:
+    """Return why files cannot be confined here, with the remedy; None if they can."""
+    if not _ON_LINUX:
+        return f"File tools need openat2 of Linux. This system is {sys.platform}. Use Linux."
+    try:
+        os.close(openat2(AT_FDCWD, "/", PATH_FLAGS | os.O_DIRECTORY, NO_SYMLINKS | NO_MAGICLINKS))
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            return f"The kernel ({os.uname().release}) has no openat2. Use Linux 5.6 or newer."
+        return f"openat2 is blocked here ({error.strerror}). Allow it in the seccomp profile of the container."
+    return None
+
+
+MAX_PATH_BYTES = 4095
+"""The kernel's limit for one path, without its final NUL."""
+MAX_NAME_BYTES = 255
+_MAX_CHARACTER_BYTES = 4
+"""The maximum length of one character in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherRoots:
+    """The folders of an agent besides the workspace: absolute, canonical paths."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
+NO_FURTHER_ROOTS = FurtherRoots()
+
+
+class SessionRoots:
+    """The folders that a session's file tools may use: workspace, further roots and saved outputs.
+
+    :param readable: the session's own folders, read-only
+    :raises StartError: if the workspace is not an existing folder
+    """
+
+    def __init__(
+        self,
+        workspace: str | os.PathLike[str],
+        readable: Sequence[str | os.PathLike[str]] = (),
+        further: FurtherRoots = NO_FURTHER_ROOTS,
+    ) -> None:
+        self.workspace = os.path.realpath(workspace)
+        if not Path(self.workspace).is_dir():
+            raise StartError(
+                f"The workspace '{escape_terminal_controls(str(workspace))}' is not a folder. Create it, or name another one."
+            )
+        self._workspace_prefix = f"{self.workspace.rstrip('/')}/"
+        self.readable: tuple[str, ...] = tuple(os.path.realpath(root) for root in readable)
+        self.further = further
+        self.writable: frozenset[str] = frozenset((self.workspace, *further.writable))
+        # The longest first, so that a root within a root is found by its own name.
+        every = (self.workspace, *self.readable, *further.readable, *further.writable)
+        self._roots_by_length = tuple(
+            (root, f"{root.rstrip('/')}/", root in self.writable) for root in sorted(every, key=len, reverse=True)
+        )
+        """Each root with the prefix of the paths in it, and whether it may be written."""
+
+    def resolve_path(self, path: str) -> ResolvedPath:
+        """Return the canonical form of ``path``, which is absolute or relative to the workspace.
+
+        :raises ToolError: ``invalid_input`` for a text that cannot name a file: empty, with NUL, too long or not
+            encodable; ``unavailable`` if the workspace has become a link to another folder
+        """
+        if not (0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path):
+            _check_path(path)
+        absolute = resolve_canonical(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
+        if len(absolute) * _MAX_CHARACTER_BYTES > MAX_PATH_BYTES < len(os.fsencode(absolute)):
+            raise _path_too_long_error(path)
+        located = self.locate_canonical(absolute)
+        if not located.is_inside and (lost := explain_lost_root(self.workspace)) is not None:
+            raise lost
+        return located
+
+    def locate_canonical(self, absolute: str) -> ResolvedPath:
+        """Return the location of a path that is already canonical, without asking the file system."""
+        for root, within, writable in self._roots_by_length:
+            if absolute.startswith(within) or absolute == root:
+                inner = absolute[len(within) :] or "."
+                shown = inner if root == self.workspace else absolute
+                if shown is not inner or not shown.isprintable():
+                    shown = self.format_path(absolute)
+                return ResolvedPath(absolute, shown, True, root, writable, inner)
+        return ResolvedPath(absolute, escape_terminal_controls(absolute), False)
+
+    def explain_path_outside_roots(self, located: ResolvedPath) -> str:
+        """Return the error text for the model about a path that is in none of the roots."""
+        there = dict.fromkeys((self.workspace, *self.further.readable, *self.further.writable))
+        outputs = " and its saved outputs" if self.readable else ""
+        return (
+            f"`{located.display_path}` is outside the folders of this session "
+            f"({', '.join(map(escape_terminal_controls, there))}){outputs}. Use a path there, or ask the user to add the "
+            "folder to [[roots]] in the agent's manifest."
+        )
+
+    def format_path(self, absolute: str) -> str:
+        """Return a canonical path as results and messages show it."""
+        if absolute == self.workspace:
+            return "."
+        if absolute.startswith(self._workspace_prefix):
+            absolute = absolute[len(self._workspace_prefix) :]
+        return escape_terminal_controls(absolute)
+
+
+def _check_path(path: str) -> None:
+    """Check that a text can name a file.
+
+    :raises ToolError: ``invalid_input`` if it cannot
+    """
+    if not path:
+        raise ToolError("The path is empty. Name a file or folder, or '.' for the workspace.", kind="invalid_input")
+    if "\0" in path:
+        raise ToolError(
+            f"The path '{escape_terminal_controls(path)}' contains a NUL character. Remove it.", kind="invalid_input"
+        )
+    try:
+        raw = os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ToolError(
+            f"The path '{escape_terminal_controls(path)}' is not valid Unicode text. Correct it.", kind="invalid_input"
+        ) from None
+    if len(raw) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in raw.split(b"/")):
+        raise _path_too_long_error(path)
+
+
+def explain_lost_root(root: str) -> ToolError | None:
+    """Return the error for a root that is no longer a folder at its canonical path; else None.
+
+    Another folder at the same path is accepted, such as a fresh checkout.
+    """
+    if not os.path.lexists(root):
+        what = "no longer exists: it was moved or deleted while it was open"
+    elif os.path.realpath(root) != root:
+        what = "became a symbolic link while it was open, and Handrail does not follow a link to another folder"
+    elif not Path(root).is_dir():
+        what = "is not a folder any more"
+    else:
+        return None
+    return ToolError(
+        f"The folder {escape_terminal_controls(root)} {what}. Nothing was read or changed. Ask the user to put it back, or "
+        "to restart Handrail where the folder is now.",
+        kind="unavailable",
+    )
+
+
+def is_beneath(path: str, folder: str) -> bool:
+    """Return whether canonical ``path`` is ``folder`` or lies in it, compared by whole names.
+
+    So ``/ws`` does not contain ``/ws_secret``.
+    """
+    return path == folder or path.startswith(folder if folder.endswith("/") else folder + "/")
+
+
+def _path_too_long_error(path: str) -> ToolError:
+    return ToolError(
+        f"The path {escape_terminal_controls(path[:60])}… is too long: {len(path)} characters. The limits are "
+        f"{MAX_PATH_BYTES} bytes for a path and {MAX_NAME_BYTES} bytes for one name. Use a shorter path.",
+        kind="invalid_input",
+    )

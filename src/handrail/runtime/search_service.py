@@ -1,0 +1,332 @@
+"""The search service of the runtime: ripgrep in the sandbox, each result authorised and verified.
+
+The sandbox contains only the roots. Files that rules hide are masked, except those that this very call may read. Ripgrep
+opens files by the names that it listed before. So each result is verified afterwards (:mod:`handrail.runtime.ripgrep`): the
+authorised file, opened without links, must hold the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import stat
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.services.file_services import FileSearchResult, LineMatch, ResolvedPath
+from handrail.contract.tool.requires import AccessCheck, CapabilitySet
+from handrail.runtime.files import secure_open
+from handrail.runtime.files.session_roots import SessionRoots, is_beneath
+from handrail.runtime.guard.guarded_sandbox import GuardedProcess
+from handrail.runtime.ripgrep import (
+    HiddenFileRecord,
+    RipgrepOutputParser,
+    SearchPathFilter,
+    UnverifiedMatch,
+    build_files_arguments,
+    build_grep_arguments,
+    find_ripgrep,
+    keep_regular_unlinked_files,
+    keep_verified_matches,
+    ripgrep_exit_error,
+    split_complete_names,
+)
+
+_PIECE = 64 * 1024
+_SORTED_AT_ONCE = 10_000
+_T = TypeVar("_T")
+
+
+class RipgrepSearch:
+    """A search service that implements :class:`handrail.contract.services.file_services.SearchService` with ripgrep.
+
+    :param profile: of the session; the search runs with a read-only workspace
+    :param may: evaluates ``fs.read`` for the canonical path of each file with a result
+    :param hidden: the hidden files that the session has met
+    """
+
+    def __init__(
+        self,
+        roots: SessionRoots,
+        sandbox: Sandbox,
+        profile: SandboxProfile,
+        capabilities: CapabilitySet,
+        may: AccessCheck,
+        hidden: HiddenFileRecord,
+    ) -> None:
+        self._roots = roots
+        self._sandbox = sandbox
+        self._profile = profile
+        self._capabilities = capabilities
+        self._may = may
+        self._hidden = hidden
+
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        ignore_case: bool = False,
+        literal: bool = False,
+        max_matches: int = 10_000,
+    ) -> FileSearchResult:
+        place = self._resolve_target(path)
+        wanted = SearchPathFilter()
+        if glob is not None:
+            wanted = SearchPathFilter.parse(glob, hidden=place.file is not None, anywhere=True)
+        arguments = build_grep_arguments(pattern, wanted, ignore_case=ignore_case, literal=literal, target=place.target)
+        if place.file is not None:
+            self._check_readable(place.file)
+        judge = _ShownFileFilter(self._roots, self._may, self._hidden, place.folder.absolute)
+        records = RipgrepOutputParser()
+        hits: list[UnverifiedMatch] = []
+
+        def look(piece: bytes) -> None:
+            reported: list[UnverifiedMatch] = []
+            for found in records.feed(piece):
+                located = judge.locate_shown(found.path, None if glob is None else wanted)
+                if located is None or (
+                    found.raw_path != found.path and judge.locate_shown(found.raw_path, None) is None
+                ):
+                    continue
+                reported.append(UnverifiedMatch(located, found.line, found.offset, found.text))
+            hits.extend(islice(keep_verified_matches(reported, self._hidden, self._may), max_matches + 1 - len(hits)))
+
+        async with contextlib.aclosing(self._stream_output(place, arguments, records)) as output:
+            async for piece in output:
+                await _run_in_thread(lambda piece=piece: look(piece))
+                if len(hits) > max_matches:
+                    break
+        return await _run_in_thread(lambda: _collect_matches(hits, max_matches))
+
+    async def glob(
+        self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000
+    ) -> FileSearchResult:
+        place = self._resolve_target(path)
+        if place.file is not None:
+            raise ToolError(
+                f"`{place.file.display_path}` is a file. glob lists folders. Use read to see a file.",
+                kind="invalid_input",
+            )
+        wanted = SearchPathFilter.parse(pattern, hidden=hidden)
+        judge = _ShownFileFilter(self._roots, self._may, self._hidden, place.folder.absolute)
+        records = RipgrepOutputParser()
+        paths: list[str] = []
+
+        def look(piece: bytes) -> int:
+            """Add the paths in a piece of output, and give how many of it may not be shown."""
+            found, records.rest = split_complete_names(records.rest, piece)
+            judged = [
+                judge.locate_shown(raw, None) for raw in found if wanted.matches(os.fsdecode(raw.removeprefix(b"./")))
+            ]
+            there = [one for one in judged if one is not None]
+            paths.extend(
+                one.display_path for one in islice(keep_regular_unlinked_files(there), max_paths + 1 - len(paths))
+            )
+            return len(judged) - len(there)
+
+        skipped = 0
+        async with contextlib.aclosing(self._stream_output(place, build_files_arguments(wanted), records)) as output:
+            async for piece in output:
+                skipped += await _run_in_thread(lambda piece=piece: look(piece))
+                if len(paths) > max_paths:
+                    break
+        more = len(paths) > max_paths
+        shown = await _run_in_thread(lambda: tuple(_sort_paths(paths[:max_paths])))
+        return FileSearchResult(paths=shown, is_truncated=more, denied_count=skipped)
+
+    def _resolve_target(self, path: str) -> _SearchTarget:
+        located = self._roots.resolve_path(path)
+        if not located.is_inside:
+            raise ToolError(self._roots.explain_path_outside_roots(located), kind="denied")
+        try:
+            mode = Path(located.absolute).lstat().st_mode
+        except OSError as error:
+            raise secure_open.os_error_for_model(error, located, "searching") from error
+        if stat.S_ISDIR(mode):
+            return _SearchTarget(located, None)
+        if not stat.S_ISREG(mode):
+            raise secure_open.not_regular_error(located)
+        return _SearchTarget(self._roots.locate_canonical(str(Path(located.absolute).parent)), located)
+
+    def _check_readable(self, file: ResolvedPath) -> None:
+        refusal = self._may("fs.read", file.absolute)
+        if refusal is not None:
+            raise ToolError(refusal, kind="denied")
+
+    async def _stream_output(
+        self, place: _SearchTarget, arguments: Sequence[str], records: RipgrepOutputParser
+    ) -> AsyncGenerator[bytes]:
+        """Run ripgrep and yield its output in pieces; closing the generator ends ripgrep.
+
+        :raises ToolError: if ripgrep reports an error
+        """
+        process = await self._start_ripgrep(place, arguments)
+        try:
+            while piece := await process.read(_PIECE):
+                yield piece
+            error = ripgrep_exit_error(await process.wait(), records.rest)
+        finally:
+            await asyncio.shield(asyncio.ensure_future(process.kill()))  # a second cancellation does not stop it
+        if error is not None:
+            raise error
+
+    async def _start_ripgrep(self, place: _SearchTarget, arguments: Sequence[str]) -> _SearchProcess:
+        confined = self._sandbox.tier.is_confining
+        program = find_ripgrep(self._roots.workspace, confined=confined)
+        if not confined:
+            return await _DirectProcess.start(program, arguments, place.folder)
+        beside = [
+            str(Path(one).parent)
+            for one in dict.fromkeys((program, os.path.realpath(program)))
+            if not is_beneath(one, "/usr")
+        ]
+        profile = dataclasses.replace(
+            self._profile,
+            workspace_writable=False,
+            may_read=self._make_hidden_path_exemption(place),
+            cwd=place.folder.absolute,
+            readable=(*self._profile.readable, *beside),
+        )
+        program_run = ProgramSpec((program, *arguments), merge_stderr=True)
+        process = await self._sandbox.start(self._capabilities, profile, program_run)
+        if isinstance(process, GuardedProcess):
+            self._hidden.record_hidden_files(process.profile.masked)
+        return process
+
+    def _make_hidden_path_exemption(self, place: _SearchTarget) -> Callable[[str], bool]:
+        """Return a function that tells which hidden paths this search may read anyway.
+
+        A rule about the tool, or the user's answer to this call, can allow that.
+        """
+        searched = (place.file or place.folder).absolute
+
+        def shows(path: str) -> bool:
+            if self._may("fs.read", path) is None:
+                return True
+            return is_beneath(searched, path) and self._may("fs.read", searched) is None
+
+        return shows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _SearchTarget:
+    """The target of a search: a folder, and the one file in it if a file was named."""
+
+    folder: ResolvedPath
+    file: ResolvedPath | None
+
+    @property
+    def target(self) -> str:
+        return "." if self.file is None else f"./{Path(self.file.absolute).name}"
+
+
+class _ShownFileFilter:
+    """A filter that decides once per file whether its results may be shown."""
+
+    def __init__(self, roots: SessionRoots, may: AccessCheck, hidden: HiddenFileRecord, folder: str) -> None:
+        self._roots = roots
+        self._may = may
+        self._hidden = hidden
+        self._folder = folder.rstrip("/")
+        self._known: dict[tuple[bytes, bool], ResolvedPath | None] = {}
+
+    def locate_shown(self, raw: bytes, wanted: SearchPathFilter | None) -> ResolvedPath | None:
+        """Return the file at a reported path; None if it is not wanted or may not be shown."""
+        key = (raw, wanted is None)
+        if key in self._known:
+            return self._known[key]
+        path = os.fsdecode(raw.removeprefix(b"./"))
+        absolute = f"{self._folder}/{path}"
+        answer = None
+        if wanted is None or wanted.matches(path):
+            located = self._roots.locate_canonical(absolute)
+            if located.is_inside and self._may("fs.read", absolute) is not None:
+                self._hidden.record_hidden_files([absolute])
+            elif located.is_inside:
+                answer = located
+        self._known[key] = answer
+        return answer
+
+
+def _collect_matches(hits: Sequence[UnverifiedMatch], most: int) -> FileSearchResult:
+    matches = [
+        LineMatch(hit.located.display_path, hit.line, hit.text.decode("utf-8", "replace").removesuffix("\r"))
+        for hit in hits[:most]
+    ]
+    matches.sort(key=lambda match: (match.path, match.line))
+    return FileSearchResult(matches=tuple(matches), is_truncated=len(hits) > most)
+
+
+def _sort_paths(paths: Sequence[str]) -> list[str]:
+    """Return the paths sorted.
+
+    One large sort would block the interpreter for too long. Sorting and merging parts takes a fraction of that time.
+    """
+    return sorted(
+        path for at in range(0, len(paths), _SORTED_AT_ONCE) for path in sorted(paths[at : at + _SORTED_AT_ONCE])
+    )
+
+
+async def _run_in_thread(work: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+class _SearchProcess(Protocol):
+    async def read(self, max_bytes: int) -> bytes: ...
+
+    async def wait(self) -> int: ...
+
+    async def kill(self) -> None: ...
+
+
+class _DirectProcess:
+    """A ripgrep process without a sandbox. It starts no other process, so killing it ends all of it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @staticmethod
+    async def start(program: str, arguments: Sequence[str], folder: ResolvedPath) -> _DirectProcess:
+        try:
+            descriptor = secure_open.open_beneath(folder, secure_open.FOLDER_FLAGS)
+        except OSError as error:
+            raise secure_open.os_error_for_model(error, folder, "searching") from error
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd=f"/proc/self/fd/{descriptor}",
+                env={"LC_ALL": "C.UTF-8"},
+                start_new_session=True,
+                limit=4 * _PIECE,
+            )
+        finally:
+            os.close(descriptor)
+        return _DirectProcess(process)
+
+    async def read(self, max_bytes: int) -> bytes:
+        assert self._process.stdout is not None
+        return await self._process.stdout.read(max_bytes)
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            while await self.read(_PIECE):  # asyncio sees the end of a process only once its output is read to the end
+                pass
+            await self._process.wait()

@@ -1,0 +1,287 @@
+"""The one check of every connection that leaves on behalf of a call: host, address and socket.
+
+Used by the proxy in front of a sandbox and by the runtime's own fetches. A host is authorised by its canonical name
+(:mod:`handrail.contract.text.host_names`) and resolved once. All its addresses are checked, and one of the *checked* addresses
+is dialled, so a name that resolves differently the second time (rebinding) has no effect. An address that is not public is
+reached only if every layer of the call's set names it literally.
+
+Open: a network's own NAT64 prefix (one other than ``64:ff9b::/96``) or a router that sends public addresses inwards cannot
+be seen from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Protocol
+
+from handrail.contract.errors import ToolError
+from handrail.contract.text.host_names import Address, HostAddress, bracket_host, grant_names_address
+from handrail.contract.tool.requires import CapabilitySet
+
+HostGate = Callable[[str, int], str | None]
+"""A function that evaluates the rules for a host (an IPv6 address in brackets) and port: the reason for a denial, or
+None."""
+
+RESOLVE_S = 10.0
+CONNECT_S = 10.0
+"""For each address."""
+_MAX_DIALLED = 8
+_MAX_LOOKUPS = 32
+
+_METADATA = frozenset(
+    ip_address(text)
+    for text in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")
+)
+_V4_REFUSED = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "100.64.0.0/10")))
+_V6_UNICAST = IPv6Network("2000::/3")
+_V6_REFUSED = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+_NAT64 = IPv6Network("64:ff9b::/96")
+_V4_IN_LAST_BITS = tuple(
+    map(IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
+)
+_6TO4, _TEREDO = IPv6Network("2002::/16"), IPv6Network("2001::/32")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+
+
+class HostResolver(Protocol):
+    """A resolver of host names."""
+
+    async def resolve(self, name: str) -> Sequence[str]:
+        """Return the addresses of ``name`` as text.
+
+        :raises OSError: if it has none, or the resolver does not answer
+        """
+        ...
+
+
+class SystemResolver:
+    """The resolver of the machine, in separate threads, so that a slow lookup blocks nothing else."""
+
+    def __init__(self, timeout_s: float = RESOLVE_S) -> None:
+        self._timeout_s = timeout_s
+        self._pending = 0
+
+    async def resolve(self, name: str) -> Sequence[str]:
+        if self._pending >= _MAX_LOOKUPS:
+            raise OSError("too many host names are being resolved at once")
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def settle(addresses: list[str], error: OSError | None) -> None:
+            self._pending -= 1
+            if not found.done():
+                found.set_result(addresses) if error is None else found.set_exception(error)
+
+        def look_up() -> None:
+            addresses: list[str] = []
+            failure: OSError | None = None
+            try:
+                rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
+            except OSError as error:
+                failure = error
+            except UnicodeError as error:
+                failure = OSError(str(error))
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
+                loop.call_soon_threadsafe(settle, addresses, failure)
+
+        self._pending += 1
+        threading.Thread(target=look_up, name="handrail-resolve", daemon=True).start()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await found
+        except TimeoutError:
+            raise OSError(f"no answer within {self._timeout_s:g} s") from None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedHostAddresses:
+    """A host that may be reached, with its checked addresses."""
+
+    host: HostAddress
+    addresses: tuple[Address, ...]
+
+
+class EgressCheck:
+    """A check of hosts and addresses for one capability set.
+
+    :param gate: evaluates the rules, in addition to the set
+    :param is_own: whether an address belongs to this machine
+    """
+
+    def __init__(
+        self,
+        capabilities: CapabilitySet,
+        gate: HostGate | None = None,
+        resolver: HostResolver | None = None,
+        is_own: Callable[[Address], bool] | None = None,
+    ) -> None:
+        self._capabilities = capabilities
+        self._gate = gate
+        self._resolver = resolver or SystemResolver()
+        self._is_own = is_own or is_address_of_this_machine
+
+    def explain_refusal(self, host: HostAddress) -> str | None:
+        """Return why ``host`` (with its port) must not be reached, by its name alone; None if it may be."""
+        assert host.port is not None
+        if self._gate is not None and (refused := self._gate(bracket_host(host.name), host.port)) is not None:
+            return refused
+        layer = self._capabilities.find_refusing_layer("net.fetch", str(host))
+        if layer is None:
+            return None
+        return (
+            f"{host} is not an allowed host of {layer.owner}. Continue without it, or ask the user to add it "
+            f'to `requires`, as in {{"net": {{"hosts": ["{host}"]}}}}.'
+        )
+
+    async def authorize_and_resolve_host(self, host: HostAddress) -> CheckedHostAddresses:
+        """Authorise ``host``, resolve it once, and check all its addresses.
+
+        :raises ToolError: ``denied`` with the reason, ``backend`` if the name cannot be resolved
+        """
+        if (refused := self.explain_refusal(host)) is not None:
+            raise ToolError(refused, kind="denied")
+        addresses = (host.address,) if host.address is not None else await self._resolve_addresses(host)
+        for address in addresses:
+            if (refused := self._explain_address_refusal(host, address)) is not None:
+                raise ToolError(refused, kind="denied")
+        return CheckedHostAddresses(host, addresses[:_MAX_DIALLED])
+
+    async def connect_to_checked_address(
+        self, way: CheckedHostAddresses, timeout_s: float = CONNECT_S
+    ) -> socket.socket:
+        """Return a connected, non-blocking socket to one of the checked addresses.
+
+        :param timeout_s: for each address
+        :raises ToolError: ``backend`` if none of them answers
+        """
+        loop = asyncio.get_running_loop()
+        problem = "it has no address"
+        assert way.host.port is not None
+        for address in way.addresses:
+            family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
+            try:
+                connection = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                problem = str(error)
+                continue
+            try:
+                connection.setblocking(False)
+                async with asyncio.timeout(timeout_s):
+                    await loop.sock_connect(connection, (str(address), way.host.port))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return connection
+            except TimeoutError:
+                problem = f"no answer within {timeout_s:g} s"
+            except OSError as error:
+                problem = error.strerror or str(error)
+            except BaseException:
+                connection.close()
+                raise
+            connection.close()
+        raise ToolError(
+            f"{way.host} could not be reached: {problem}. Check the host and the port, or try again later.",
+            kind="backend",
+        )
+
+    async def _resolve_addresses(self, host: HostAddress) -> tuple[Address, ...]:
+        try:
+            texts = await self._resolver.resolve(host.name)
+        except OSError as error:
+            raise ToolError(
+                f"{host.name} could not be resolved: {error.strerror or error}. Check the host name.", kind="backend"
+            ) from None
+        addresses: list[Address] = []
+        for text in dict.fromkeys(texts):
+            try:
+                addresses.append(ip_address(text))
+            except (ValueError, AddressValueError):
+                raise ToolError(
+                    f"{host.name} resolves to {text[:100]!r}, which is not an IP address. Use another host.",
+                    kind="denied",
+                ) from None
+        if not addresses:
+            raise ToolError(
+                f"{host.name} could not be resolved: it has no address. Check the host name.", kind="backend"
+            )
+        return tuple(addresses)
+
+    def _explain_address_refusal(self, host: HostAddress, address: Address) -> str | None:
+        fault = explain_blocked_address(address)
+        if fault is None and self._is_own(address):
+            fault = "an address of this machine"
+        if fault is None:
+            return None
+        assert host.port is not None
+        literal = f"{bracket_host(str(address))}:{host.port}"
+        for layer in self._capabilities.layers:
+            if not any(grant_names_address(pattern, address, host.port) for pattern in layer.hosts):
+                leads = f"{host}" if host.address is not None else f"{host} resolves to {address}, which"
+                return (
+                    f"{leads} is {fault}. Only a literal grant opens such an address, and {layer.owner} has none. Use "
+                    f'a public host, or ask the user to add it to `requires`, as in {{"net": {{"hosts": '
+                    f'["{literal}"]}}}}.'
+                )
+        if host.address is None and self._gate is not None:
+            return self._gate(bracket_host(str(address)), host.port)
+        return None
+
+
+def explain_blocked_address(address: Address) -> str | None:
+    """Return why ``address`` needs a literal grant; None for a public address."""
+    if address in _METADATA:
+        return "the address of a cloud's metadata service"
+    if isinstance(address, IPv4Address):
+        return _explain_blocked_range(address, any(address in network for network in _V4_REFUSED))
+    for inner in list_embedded_ipv4(address):
+        if (fault := explain_blocked_address(inner)) is not None:
+            return f"another form of {inner}, {fault}"
+    if address in _NAT64:
+        return None
+    return _explain_blocked_range(
+        address, address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED)
+    )
+
+
+def _explain_blocked_range(address: Address, refused: bool) -> str | None:
+    """Return why an address is not public; None if it is.
+
+    :param refused: whether it lies in a denied range, or outside the permitted ones
+    """
+    if address.is_multicast:
+        return "a multicast address"
+    if not address.is_global or refused:
+        return "a private, local or reserved address"
+    return None
+
+
+def list_embedded_ipv4(address: IPv6Address) -> list[IPv4Address]:
+    """Return the IPv4 addresses that ``address`` may be another form of."""
+    bits = int(address)
+    found: list[int] = []
+    if any(address in network for network in _V4_IN_LAST_BITS):
+        found.append(bits & 0xFFFFFFFF)
+    if address in _6TO4:
+        found.append(bits >> 80 & 0xFFFFFFFF)
+    if address in _TEREDO:
+        found += [bits >> 64 & 0xFFFFFFFF, ~bits & 0xFFFFFFFF]
+    if bits >> 32 & 0xFFFFFFFF in _ISATAP:
+        found.append(bits & 0xFFFFFFFF)
+    return [IPv4Address(number) for number in found]
+
+
+def is_address_of_this_machine(address: Address) -> bool:
+    """Return whether ``address`` belongs to this machine. Sends nothing."""
+    family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), 9))
+            return ip_address(probe.getsockname()[0].partition("%")[0]) == address
+    except (OSError, ValueError):  # there is no route to it
+        return False

@@ -1,0 +1,466 @@
+"""The only way out of a sandbox: an HTTP proxy on the host's side, which authorises every request and every tunnel.
+
+``CONNECT host:port`` opens a tunnel. A request with a whole ``http://`` URL is made once and its connection closed; a
+redirect is simply the client's next request. :class:`~handrail.sandbox.network.egress_check.EgressCheck` checks each of them, and all
+data that leaves through a tunnel. A refusal is a ``403`` with the reason and the next step.
+
+In a tunnel the TLS hello must name the host that the tunnel was opened to; on port 443 there must be one. Open: inside TLS
+(and in a tunnel to another port that is not TLS) a request may name another site of the same server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox_protocol import ConnectionAttempt
+from handrail.contract.text.host_names import HostAddress, bracket_host, parse_host, parse_url
+from handrail.sandbox.network import http_and_tls_parsers
+from handrail.sandbox.network.egress_check import EgressCheck
+from handrail.sandbox.network.http_and_tls_parsers import MalformedHead, RequestHead
+
+_CHUNK_BYTES = 1 << 16
+TLS_PORT = 443
+_MAX_INTERIM = 8
+"""The limit of interim heads before the final response."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """The limits of one proxy.
+
+    ``head_s`` limits how long a head or hello may take, ``idle_s`` how long a connection may carry nothing.
+    """
+
+    head_s: float = 20.0
+    idle_s: float = 300.0
+    connections: int = 128
+    bytes_out: int = 4 * 1024**3
+    """For all connections together, as is ``bytes_in``. Connections end at the limit."""
+    bytes_in: int = 16 * 1024**3
+
+
+class _RefusedWithStatus(Exception):
+    """An error that is answered with this HTTP status and text."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class ConnectionStreams(NamedTuple):
+    """A connection: its reader and its writer."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+@dataclass(slots=True)
+class _TunnelLastActivity:
+    """The time of the last transfer of a tunnel."""
+
+    time_s: float
+
+
+class _ConnectionEndedSilently(Exception):
+    """An error that ends the connection without an answer."""
+
+
+class EgressProxy:
+    """An HTTP proxy for one sandbox, with the rights of that sandbox alone.
+
+    :param on_attempt: called with each requested host once it is allowed or denied
+    """
+
+    def __init__(
+        self,
+        egress: EgressCheck,
+        on_attempt: Callable[[ConnectionAttempt], None] | None = None,
+        limits: ProxyLimits | None = None,
+    ) -> None:
+        self._egress = egress
+        self._on_attempt = on_attempt
+        self._limits = limits or ProxyLimits()
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self.bytes_out = 0
+        self.bytes_in = 0
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Start to accept connections on ``listener``, and own it."""
+        self._server = await asyncio.start_server(
+            self._accept, sock=listener, limit=http_and_tls_parsers.MAX_HEAD_BYTES
+        )
+
+    async def aclose(self) -> None:
+        """Stop accepting, end every connection, and return when none is left."""
+        if self._server is not None:
+            self._server.close()
+        while self._connections:
+            for task in self._connections:
+                task.cancel()
+            await asyncio.wait(self._connections)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if self._server is None or not self._server.is_serving() or len(self._connections) >= self._limits.connections:
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        try:
+            await self._handle(ConnectionStreams(reader, writer))
+            writer.close()
+            async with asyncio.timeout(self._limits.head_s):
+                await writer.wait_closed()
+        except (_ConnectionEndedSilently, MalformedHead, OSError, asyncio.CancelledError):
+            pass  # the client is not there any more
+        finally:
+            writer.transport.abort()
+            self._connections.discard(task)
+
+    async def _handle(self, here: ConnectionStreams) -> None:
+        try:
+            request = http_and_tls_parsers.parse_request_head(await self._read_head(here, self._limits.head_s))
+        except MalformedHead as error:
+            text = f"The request could not be read: {error}. Send a valid HTTP/1.1 request."
+            await self._send_refusal(here, _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text))
+            return
+        try:
+            if request.method == "CONNECT":
+                await self._tunnel(request, here)
+            else:
+                await self._forward(request, here)
+        except _RefusedWithStatus as refused:
+            await self._send_refusal(here, refused)
+
+    async def _read_head(self, ends: ConnectionStreams, limit_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await ends.reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            raise MalformedHead(f"the head is longer than {http_and_tls_parsers.MAX_HEAD_BYTES} bytes") from None
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                raise MalformedHead("the head is incomplete") from None
+            raise _ConnectionEndedSilently from None
+
+    async def _connect_to_checked_host(self, method: str, host: HostAddress) -> ConnectionStreams:
+        """Connect to ``host`` after it was authorised and checked."""
+        try:
+            way = await self._egress.authorize_and_resolve_host(host)
+        except ToolError as error:
+            self._report_attempt(method, host, error.text)
+            status = HTTPStatus.BAD_GATEWAY if error.kind == "backend" else HTTPStatus.FORBIDDEN
+            raise _RefusedWithStatus(status, error.text) from None
+        self._report_attempt(method, host, None)
+        try:
+            connection = await self._egress.connect_to_checked_address(way)
+        except ToolError as error:
+            raise _RefusedWithStatus(HTTPStatus.BAD_GATEWAY, error.text) from None
+        return ConnectionStreams(
+            *await asyncio.open_connection(sock=connection, limit=http_and_tls_parsers.MAX_HEAD_BYTES)
+        )
+
+    def _report_attempt(self, method: str, host: HostAddress, refused: str | None) -> None:
+        if self._on_attempt is not None:
+            self._on_attempt(ConnectionAttempt(bracket_host(host.name), host.port or 0, method, refused))
+
+    async def _send_refusal(self, here: ConnectionStreams, refused: _RefusedWithStatus) -> None:
+        body = f"handrail: {refused.text}\n".encode("utf-8", "replace")
+        line = f"HTTP/1.1 {refused.status.value} {refused.status.phrase}".encode()
+        fields = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await self._send_counted(here, http_and_tls_parsers.format_head(line, fields) + body)
+
+    # ── tunnels ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _tunnel(self, request: RequestHead, here: ConnectionStreams) -> None:
+        try:
+            host = parse_host(request.target)
+        except ValueError as error:
+            raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, str(error)) from None
+        if host.port is None:
+            text = f"{host} has no port. Open a tunnel with 'CONNECT {host}:{TLS_PORT}'."
+            raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text)
+        if request.framing != 0:
+            raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, "CONNECT cannot have a body. Send it without one.")
+        there = await self._connect_to_checked_host("CONNECT", host)
+        try:
+            await self._send_counted(here, b"HTTP/1.1 200 Connection established\r\n\r\n")
+            try:
+                await self._forward_first_messages(host, here, there)
+            except http_and_tls_parsers.NotTLS as error:
+                self._report_attempt("CONNECT", host, str(error))
+                await self._send_counted(here, http_and_tls_parsers.UNRECOGNIZED_NAME)
+                return
+            await self._relay(host, here, there)
+        finally:
+            there.writer.transport.abort()
+
+    async def _forward_first_messages(
+        self, host: HostAddress, here: ConnectionStreams, there: ConnectionStreams
+    ) -> None:
+        """Forward the first messages of a tunnel if they are allowed. Later data is not inspected.
+
+        :raises NotTLS: if the tunnel must be closed
+        """
+        first = b""
+        if host.port != TLS_PORT:
+            first, spoken = await self._read_first_tunnel_data(here, there)
+            if spoken:
+                await self._send_counted(here, spoken)
+            if not first or first[0] != http_and_tls_parsers.HANDSHAKE:
+                await self._send_counted(there, first, outwards=True)
+                return
+        said = await self._read_handshake(
+            http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO), here, first
+        )
+        self._check_hello(host, said)
+        await self._send_counted(there, said.records, outwards=True)
+        answered = http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.SERVER_HELLO)
+        try:
+            answer = (await self._read_handshake(answered, there)).body
+        except http_and_tls_parsers.NotTLS:  # an alert, which ends it
+            answer = b""
+        await self._send_counted(here, answered.records + answered.rest)
+        rest = said.rest
+        if http_and_tls_parsers.is_hello_retry(answer):
+            again = await self._read_handshake(
+                http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO, again=True), here, rest
+            )
+            self._check_hello(host, again)
+            rest = again.records + again.rest
+        await self._send_counted(there, rest, outwards=True)
+
+    async def _read_first_tunnel_data(self, here: ConnectionStreams, there: ConnectionStreams) -> tuple[bytes, bytes]:
+        """Return the first data of the client and of the server, once one of them has sent some."""
+        reads = [asyncio.ensure_future(ends.reader.read(_CHUNK_BYTES)) for ends in (here, there)]
+        try:
+            await asyncio.wait(reads, timeout=self._limits.idle_s, return_when=asyncio.FIRST_COMPLETED)
+            if not any(read.done() for read in reads):
+                raise _ConnectionEndedSilently
+            said = [read.result() if read.done() else b"" for read in reads]
+        finally:
+            await _close_writers(*reads)
+        if not any(said):  # one of them has closed
+            raise _ConnectionEndedSilently
+        return said[0], said[1]
+
+    async def _read_handshake(
+        self, handshake: http_and_tls_parsers.HandshakeReader, ends: ConnectionStreams, first: bytes = b""
+    ) -> http_and_tls_parsers.HandshakeReader:
+        """Read until the handshake message is complete.
+
+        :raises NotTLS: if it cannot become one
+        """
+        piece = first
+        while not (piece and handshake.feed(piece)):
+            try:
+                async with asyncio.timeout(self._limits.head_s):
+                    piece = await ends.reader.read(_CHUNK_BYTES)
+            except TimeoutError:
+                raise http_and_tls_parsers.NotTLS("the TLS hello did not arrive in time") from None
+            if not piece:
+                raise _ConnectionEndedSilently
+        return handshake
+
+    def _check_hello(self, host: HostAddress, said: http_and_tls_parsers.HandshakeReader) -> None:
+        refused = http_and_tls_parsers.explain_hello_refusal(
+            http_and_tls_parsers.parse_hello(said.body), host.name, is_address=host.address is not None
+        )
+        if refused is not None:
+            raise http_and_tls_parsers.NotTLS(refused)
+
+    async def _relay(self, host: HostAddress, here: ConnectionStreams, there: ConnectionStreams) -> None:
+        last = _TunnelLastActivity(asyncio.get_running_loop().time())
+        pumps = [
+            asyncio.ensure_future(self._copy_tunnel_side(here, there, last, host)),
+            asyncio.ensure_future(self._copy_tunnel_side(there, here, last)),
+        ]
+        try:
+            done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_EXCEPTION)
+            for pump in done:
+                pump.result()
+        finally:
+            await _close_writers(*pumps)
+
+    async def _copy_tunnel_side(
+        self,
+        source: ConnectionStreams,
+        target: ConnectionStreams,
+        last: _TunnelLastActivity,
+        host: HostAddress | None = None,
+    ) -> None:
+        """Copy data from one side of a tunnel to the other.
+
+        :param host: the target of outgoing data; it is authorised again for each piece, since rules change and calls
+            end
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout_at(last.time_s + self._limits.idle_s):
+                    piece = await source.reader.read(_CHUNK_BYTES)
+            except TimeoutError:
+                if loop.time() < last.time_s + self._limits.idle_s:
+                    continue  # the other direction was busy
+                raise _ConnectionEndedSilently from None
+            if not piece:
+                break
+            last.time_s = loop.time()
+            if host is not None and (refused := self._egress.explain_refusal(host)) is not None:
+                self._report_attempt("CONNECT", host, refused)
+                raise _ConnectionEndedSilently
+            await self._send_counted(target, piece, outwards=host is not None)
+        if target.writer.can_write_eof():
+            target.writer.write_eof()
+
+    # ── plain requests ───────────────────────────────────────────────────────────────────────────
+
+    async def _forward(self, request: RequestHead, here: ConnectionStreams) -> None:
+        try:
+            url = parse_url(request.target)
+        except ValueError as error:
+            text = f"{str(error).rstrip('.')}. Send a full http:// URL to the proxy, or open a tunnel with CONNECT."
+            raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text) from None
+        if url.scheme != "http":
+            raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, "An https:// URL needs a tunnel. Open one with CONNECT.")
+        there = await self._connect_to_checked_host(request.method, url.host)
+        try:
+            fields = [
+                (name, value)
+                for name, value in http_and_tls_parsers.remove_hop_by_hop_fields(request.fields)
+                if name != b"host"
+            ]
+            fields = [
+                (b"host", url.host_header_value.encode()),
+                *fields,
+                *_body_framing_fields(request.fields),
+                (b"connection", b"close"),
+            ]
+            await self._send_counted(
+                there,
+                http_and_tls_parsers.format_head(f"{request.method} {url.target} HTTP/1.1".encode(), fields),
+                outwards=True,
+            )
+            upload = asyncio.ensure_future(self._forward_body(here, there, request.framing, outwards=True))
+            try:
+                await self._forward_response(request, here, there)
+            finally:
+                await _close_writers(upload)
+        finally:
+            there.writer.transport.abort()
+
+    async def _forward_response(self, request: RequestHead, here: ConnectionStreams, there: ConnectionStreams) -> None:
+        for _ in range(_MAX_INTERIM):
+            try:
+                answer = http_and_tls_parsers.parse_response_head(
+                    await self._read_head(there, self._limits.idle_s), request.method
+                )
+            except (MalformedHead, TimeoutError) as error:
+                problem = str(error) or "it did not arrive in time"
+                raise _RefusedWithStatus(
+                    HTTPStatus.BAD_GATEWAY, f"The answer of the server could not be forwarded: {problem}. Try again."
+                ) from None
+            if answer.status == HTTPStatus.SWITCHING_PROTOCOLS:
+                break
+            fields = http_and_tls_parsers.remove_hop_by_hop_fields(answer.fields)
+            if answer.status < HTTPStatus.OK:
+                await self._send_counted(here, http_and_tls_parsers.format_head(answer.line, fields))
+                continue
+            framing = _body_framing_fields(answer.fields)
+            if request.is_http_1_0 or request.method == "HEAD":
+                framing = [field for field in framing if field[0] != b"transfer-encoding"]
+            await self._send_counted(
+                here, http_and_tls_parsers.format_head(answer.line, [*fields, *framing, (b"connection", b"close")])
+            )
+            await self._forward_body(there, here, answer.framing, chunked=not request.is_http_1_0)
+            return
+        raise _RefusedWithStatus(
+            HTTPStatus.BAD_GATEWAY,
+            "The server switched to another protocol, which the proxy does not forward. Use a plain HTTP request.",
+        )
+
+    async def _forward_body(
+        self,
+        source: ConnectionStreams,
+        target: ConnectionStreams,
+        framing: http_and_tls_parsers.BodyFraming,
+        *,
+        outwards: bool = False,
+        chunked: bool = True,
+    ) -> None:
+        """Forward one body. A chunked body is framed again, without its trailers."""
+        reader = source.reader
+        if framing != "chunked":
+            await self._forward_byte_count(source, target, None if framing == "to the end" else framing, outwards)
+            return
+        while size := http_and_tls_parsers.parse_chunk_size(await self._read_line(reader)):
+            if chunked:
+                await self._send_counted(target, b"%x\r\n" % size, outwards=outwards)
+            await self._forward_byte_count(source, target, size, outwards)
+            if await self._read_line(reader):
+                raise _ConnectionEndedSilently
+            if chunked:
+                await self._send_counted(target, b"\r\n", outwards=outwards)
+        for _ in range(http_and_tls_parsers.MAX_FIELDS):
+            if not await self._read_line(reader):
+                break
+        else:
+            raise _ConnectionEndedSilently
+        if chunked:
+            await self._send_counted(target, b"0\r\n\r\n", outwards=outwards)
+
+    async def _read_line(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            async with asyncio.timeout(self._limits.idle_s):
+                return (await reader.readuntil(b"\r\n"))[:-2]
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            raise _ConnectionEndedSilently from None
+
+    async def _forward_byte_count(
+        self, source: ConnectionStreams, target: ConnectionStreams, count: int | None, outwards: bool
+    ) -> None:
+        """Forward ``count`` bytes; all bytes if it is None."""
+        while count is None or count > 0:
+            async with asyncio.timeout(self._limits.idle_s):
+                piece = await source.reader.read(_CHUNK_BYTES if count is None else min(_CHUNK_BYTES, count))
+            if not piece:
+                if count is None:
+                    return
+                raise _ConnectionEndedSilently
+            count = None if count is None else count - len(piece)
+            await self._send_counted(target, piece, outwards=outwards)
+
+    async def _send_counted(self, ends: ConnectionStreams, data: bytes, *, outwards: bool = False) -> None:
+        """Write data and wait until it is sent. Bytes are counted in both directions, up to a limit."""
+        if outwards:
+            self.bytes_out += len(data)
+        else:
+            self.bytes_in += len(data)
+        if self.bytes_out > self._limits.bytes_out or self.bytes_in > self._limits.bytes_in:
+            raise _ConnectionEndedSilently
+        ends.writer.write(data)
+        async with asyncio.timeout(self._limits.idle_s):
+            await ends.writer.drain()
+
+
+async def _close_writers(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _body_framing_fields(fields: http_and_tls_parsers.HeadFields) -> http_and_tls_parsers.HeadFields:
+    """Return the fields that say where the body ends, which a strict reader has found to agree."""
+    return [(name, value) for name, value in fields if name in (b"content-length", b"transfer-encoding")]

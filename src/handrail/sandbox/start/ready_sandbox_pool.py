@@ -1,0 +1,203 @@
+"""Sandboxes made before they are needed: each is used once, and only for a call that it was made for.
+
+Making a sandbox takes several times as long as starting a shell without one. So after a call, the next sandbox of its kind
+is made in the background: namespaces, mounts, limits and Landlock in force, for shell texts a bash that waits for its text,
+and for calls with hosts the socket of their proxy. The key of a ready sandbox is every parameter that a start would have
+now, and the state of each mounted path at this moment. If anything differs, a new sandbox is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
+from handrail.sandbox.filters import resource_limits
+from handrail.sandbox.network.sandbox_network import EarlyProxyListener
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_all_dismantled
+from handrail.sandbox.view.mount_comparison import host_mounts
+
+MAX_READY = 8
+"""The limit of ready sandboxes in one pool. The oldest ends first."""
+MAX_READY_PER_KEY = 3
+"""The limit for one key while that many calls of the key run at once; else one."""
+MAX_AGE_S = 60.0
+"""A ready sandbox that is not used ends after this time, and is not replaced."""
+_REPLENISH_DELAY_S = 0.02
+"""The delay after a call's end, so that its answer goes first."""
+_LONG_CALL_S = 1.0
+"""If a call runs longer, its successor is made meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CallKind:
+    """The common properties of calls of one kind, to plan the next sandbox."""
+
+    capabilities: CapabilitySet
+    profile: SandboxProfile
+    program: ProgramSpec
+
+
+def add_pool(sandbox: Sandbox) -> Sandbox:
+    """Return ``sandbox`` with a pool before it if it is a bubblewrap sandbox; else ``sandbox`` itself."""
+    return SandboxPool(sandbox) if isinstance(sandbox, BubblewrapSandbox) else sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadySandbox:
+    """A sandbox that waits for its call.
+
+    :param scratch: the scratch folder of its session
+    :param listener: the socket for its proxy; None without hosts
+    """
+
+    key: object
+    scratch: str
+    listener: EarlyProxyListener | None
+
+
+class SandboxPool:
+    """A pool of ready sandboxes before another :class:`handrail.contract.sandbox_protocol.Sandbox`.
+
+    Belongs to one event loop. Calls with their own descriptors, or a terminal, start without the pool.
+    """
+
+    def __init__(self, sandbox: BubblewrapSandbox, *, most: int = MAX_READY, age_s: float = MAX_AGE_S) -> None:
+        self._sandbox = sandbox
+        self._most = most
+        self._age_s = age_s
+        self._ready: dict[SandboxedProcess, _ReadySandbox] = {}
+        """The oldest first."""
+        self._in_use: set[str] = set()
+        """Scratch folders of the sessions that have had a call."""
+        self._running: dict[object, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._due: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    @property
+    def tier(self) -> SandboxTier:
+        return self._sandbox.tier
+
+    @property
+    def ready_count(self) -> int:
+        """The number of sandboxes that wait for a call."""
+        return len(self._ready)
+
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
+        if program.descriptors or program.terminal is not None or self._closed:
+            return await self._sandbox.start(capabilities, profile, program)
+        plan = await self._sandbox.make_plan(capabilities, profile, program, ready_made=True)
+        key = plan.ready_sandbox_key
+        self._in_use.add(profile.scratch)
+        process, ahead = self._take_ready(key)
+        if process is None:
+            # A new sandbox starts the shell with its text, which is faster.
+            plan = await self._sandbox.make_plan(capabilities, profile, program)
+            process = self._sandbox.start_waiting(plan)
+        begun = await self._sandbox.begin_program(process, plan, capabilities, profile, ahead)
+        shell = tuple(program.argv[:-1]) == SHELL_ARGV
+        sample = ProgramSpec((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
+        secrets = dict.fromkeys(profile.secrets, "")
+        likewise = dataclasses.replace(
+            profile, secrets=secrets, cwd=None, check_host=None, on_attempt=None, may_read=None
+        )
+        self._plan_next_ready_sandbox(process, _CallKind(capabilities, likewise, sample), key)
+        return begun
+
+    async def wait_until_successors_ready(self) -> None:
+        """Wait until each call that was started has its successor ready, if it gets one."""
+        await asyncio.gather(*self._due)
+
+    async def end_ready_sandboxes(self, scratch: str) -> None:
+        """End the ready sandboxes of the session with this scratch folder, until its next call."""
+        self._in_use.discard(scratch)
+        await self._end([process for process, ready in self._ready.items() if ready.scratch == scratch])
+
+    async def aclose(self) -> None:
+        """End all ready sandboxes and make no more. Running calls continue."""
+        self._closed = True
+        await self._end(list(self._ready))
+        await asyncio.gather(*self._tasks)
+        await wait_until_all_dismantled()
+        resource_limits.end_cgroup_starter_threads()
+        host_mounts.forget()
+
+    def _take_ready(self, key: object) -> tuple[SandboxedProcess | None, EarlyProxyListener | None]:
+        for process, ready in self._ready.items():
+            if ready.key == key and process.is_waiting:
+                del self._ready[process]
+                return process, ready.listener
+        return None, None
+
+    def _plan_next_ready_sandbox(self, process: SandboxedProcess, kind: _CallKind, key: object) -> None:
+        """Plan the next sandbox of this kind for when the call has ended, or takes long."""
+        loop = asyncio.get_running_loop()
+        due: asyncio.Future[None] = loop.create_future()
+        self._due.add(due)
+        due.add_done_callback(self._due.discard)
+        self._running[key] = self._running.get(key, 0) + 1
+
+        def make() -> None:
+            long.cancel()
+            if self._closed:
+                due.set_result(None)
+                return
+            task = self._start_task(self._make(kind))
+            task.add_done_callback(lambda done: due.set_result(None))
+
+        def ended() -> None:
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+            if not long.cancelled():
+                long.cancel()
+                loop.call_later(_REPLENISH_DELAY_S, make)
+
+        long = loop.call_later(_LONG_CALL_S, make)
+        process.add_sandbox_empty_callback(ended)
+
+    def _start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _make(self, kind: _CallKind) -> None:
+        try:
+            plan = await self._sandbox.make_plan(kind.capabilities, kind.profile, kind.program, ready_made=True)
+            key = plan.ready_sandbox_key
+            if self._closed or kind.profile.scratch not in self._in_use:
+                return
+            alike = sum(ready.key == key for ready in self._ready.values())
+            if alike >= max(1, min(MAX_READY_PER_KEY, self._running.get(key, 0))):
+                return
+            process = self._sandbox.start_waiting(plan)
+        except (ToolError, OSError):
+            return  # if the problem persists, the next call reports it
+        ahead = EarlyProxyListener(process) if kind.capabilities.may_allow_any_target("net.fetch") else None
+        self._ready[process] = _ReadySandbox(key, kind.profile.scratch, ahead)
+        process.add_sandbox_empty_callback(lambda: self._forget(process))
+        asyncio.get_running_loop().call_later(self._age_s, self._expire, process)
+        await self._end(list(self._ready)[: -self._most])
+        if not await process.wait_until_ready() or not (ahead is None or await ahead.wait_until_socket_made()):
+            self._expire(process)  # unless a call has taken it, which then reports the problem
+
+    def _forget(self, process: SandboxedProcess) -> None:
+        ready = self._ready.pop(process, None)
+        if ready is not None and ready.listener is not None:
+            ready.listener.close_untaken_socket()
+
+    def _expire(self, process: SandboxedProcess) -> None:
+        if process in self._ready:
+            self._start_task(self._end([process]))
+
+    async def _end(self, processes: Sequence[SandboxedProcess]) -> None:
+        for process in processes:
+            self._forget(process)
+        await asyncio.gather(*(process.kill() for process in processes))

@@ -1,0 +1,62 @@
+"""Entry points of installed Python packages, read again only after a package was installed, changed or removed.
+
+Without a cache, the standard library reads a file of every package in the environment on each query, which took longer than
+any other part of opening a kernel. Names, times and sizes show whether the result would be the same again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from handrail.origins.import_guard import is_entry_point_inside
+from handrail.origins.program_lookup import list_open_workspaces
+
+
+@dataclass(frozen=True, slots=True)
+class _EntryPointCache:
+    seen: tuple[object, ...]
+    select: Callable[..., metadata.EntryPoints]
+    groups: dict[str, metadata.EntryPoints] = field(default_factory=dict[str, metadata.EntryPoints])
+
+
+_last: _EntryPointCache | None = None
+
+
+def list_entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of a group, without those of packages in an open workspace."""
+    global _last
+    seen = _package_stamps()
+    looked = _last
+    if looked is None or looked.seen != seen:
+        _last = looked = _EntryPointCache(seen, metadata.entry_points().select)
+    if group not in looked.groups:
+        looked.groups[group] = looked.select(group=group)
+    folders = list_open_workspaces()
+    return tuple(point for point in looked.groups[group] if not is_entry_point_inside(point, folders))
+
+
+def _package_stamps() -> tuple[object, ...]:
+    """Return what the result depends on: the finders, the search path, and each package's list."""
+    found: list[object] = [tuple(map(id, sys.meta_path))]
+    for place in sys.path:
+        try:
+            with os.scandir(place or ".") as entries:
+                packages = [entry for entry in entries if entry.name.lower().endswith((".dist-info", ".egg-info"))]
+        except OSError:
+            found.append((place, _list_stamp(place)))  # an archive, or nothing
+            continue
+        lists = ((entry.name, _list_stamp(f"{entry.path}/entry_points.txt")) for entry in packages)
+        found.append((os.path.abspath(place), *lists))  # noqa: PTH100 - does not resolve links
+    return tuple(found)
+
+
+def _list_stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        about = os.stat(path)  # noqa: PTH116 - a hundred and more of them, at each start
+    except OSError:
+        return None
+    return about.st_ino, about.st_mtime_ns, about.st_size

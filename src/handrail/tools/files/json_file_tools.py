@@ -1,0 +1,384 @@
+"""json_read and json_write: one value of a JSON file, by its JSON Pointer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.strict_json import json_type_name
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.files.lines_and_diffs import (
+    convert_line_ends,
+    decode_bytes_losslessly,
+    detect_line_end,
+    encode_text_losslessly,
+    make_diff_of_texts,
+)
+from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_spec, make_closed_object_schema
+
+# Places in a JSON text, by JSON Pointer (RFC 6901): the value there, and the text with another value there. Pure functions.
+#
+# A change replaces the characters of one value and leaves all others unchanged: order, numbers, blanks and line ends.
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_INDENT = re.compile(r"[{\[]\n([ \t]+)\S")
+_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
+
+
+def _reject_constant(name: str) -> Any:
+    raise ToolError(f"The file contains {name}, which JSON does not allow. Correct it with edit.", kind="invalid_input")
+
+
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
+    text = f"The file contains {shown}, which is too large for a number. Read or change the file as text."
+    raise ToolError(text, kind="invalid_input")
+
+
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    key, count = Counter(key for key, _ in pairs).most_common(1)[0]
+    text = f"Key {_short(key)} occurs {count} times in one object. Read or change the file as text."
+    raise ToolError(text, kind="invalid_input")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
+"""Finds the end of a value."""
+_VALUES = json.JSONDecoder(
+    parse_constant=_reject_constant, parse_float=_parse_finite, object_pairs_hook=_reject_duplicates
+)
+"""Decodes a value. It rejects duplicate keys and numbers outside the range, which have no clear meaning."""
+
+
+MAX_STEPS = 100
+"""The most steps of a pointer. Each step reads the value again."""
+
+
+class JsonValueSpan(NamedTuple):
+    """The place of a value: ``text[start:end]``.
+
+    :param depth: the number of objects and lists around it
+    """
+
+    start: int
+    end: int
+    depth: int
+
+
+class MissingJsonValue(NamedTuple):
+    """The place of a missing value: the last step of a pointer leads into ``within`` but to no value.
+
+    :param key: the missing key; None to append to a list
+    """
+
+    within: JsonValueSpan
+    key: str | None
+
+
+def parse_json_pointer(pointer: str) -> list[str]:
+    """Parse a pointer: ``""`` is the whole value, ``"/a/0"`` the first item of ``a``.
+
+    :raises ToolError: ``invalid_input`` if the text is not a pointer
+    """
+    if pointer and not pointer.startswith("/"):
+        hint = "/" + pointer.removeprefix("$").lstrip(".").replace(".", "/")
+        raise ToolError(
+            f"`pointer` is invalid: {_short(pointer)}. A JSON Pointer begins with /, such as {_short(hint)}.",
+            kind="invalid_input",
+        )
+    if pointer.count("/") > MAX_STEPS:
+        raise ToolError(f"`pointer` has more than {MAX_STEPS} steps. Address an outer value.", kind="invalid_input")
+    return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+
+
+def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonValue:
+    """Find the value at ``pointer`` in ``text``.
+
+    :raises ToolError: ``invalid_input`` if the text is not JSON, or the pointer leads nowhere
+    """
+    path = parse_json_pointer(pointer)
+    start, end = _find_value(text, _skip_blanks(text, 0))
+    if _skip_blanks(text, end) != len(text):
+        raise _invalid_json(text, end, "more text follows the value")
+    place = JsonValueSpan(start, end, 0)
+    for number, step in enumerate(path):
+        said = "/".join(("", *path[: number + 1]))
+        last = number == len(path) - 1
+        if text[place.start] == "{":
+            found = [inner for key, inner in _members(text, place) if key == step]
+            if len(found) > 1:
+                raise ToolError(
+                    f"Key {_short(said)} occurs {len(found)} times. Read or change the file as text.",
+                    kind="invalid_input",
+                )
+            if not found and last:
+                return MissingJsonValue(place, step)
+            if not found:
+                keys = ", ".join(_short(key) for key, _ in list(_members(text, place))[:20])
+                raise ToolError(f"No value exists at {_short(said)}. Keys of the object: {keys}.", kind="invalid_input")
+            place = found[0]
+        elif text[place.start] == "[":
+            items = list(_items(text, place))
+            if last and step in ("-", str(len(items))):
+                return MissingJsonValue(place, None)
+            if not _INDEX.match(step) or int(step) >= len(items):
+                text = f"No value exists at {_short(said)}. The list has length {len(items)}, counted from 0."
+                raise ToolError(text, kind="invalid_input")
+            place = items[int(step)]
+        else:
+            value = _short(text[place.start : place.end])
+            text = f"No value exists at {_short(said)}. The outer value is {value}, not an object or a list."
+            raise ToolError(text, kind="invalid_input")
+    return place
+
+
+def get_json_value(text: str, pointer: str) -> Any:
+    """Return the value at a pointer.
+
+    :raises ToolError: see :func:`locate`; also if the value is missing
+    """
+    place = locate_json_value(text, pointer)
+    if isinstance(place, MissingJsonValue):
+        outer = text[place.within.start : place.within.end]
+        text = f"No value exists at {_short(pointer)}. The outer value is {_short(outer)}."
+        raise ToolError(text, kind="invalid_input")
+    return _decode_value(_VALUES, text, place.start)[0]
+
+
+def put_json_value(text: str, pointer: str, value: Any) -> str:
+    """Return ``text`` with ``value`` at the pointer: replaced, under a new key, or appended to a list.
+
+    :raises ToolError: see :func:`locate`
+    """
+    place = locate_json_value(text, pointer)
+    if isinstance(place, JsonValueSpan):
+        return text[: place.start] + _format_value(value, text, place.depth) + text[place.end :]
+    within = place.within
+    inner = _format_value(value, text, within.depth + 1)
+    if place.key is not None:
+        inner = f"{json.dumps(place.key, ensure_ascii=False)}: {inner}"
+    ends = (
+        [member.end for _, member in _members(text, within)]
+        if place.key is not None
+        else [p.end for p in _items(text, within)]
+    )
+    on_lines = "\n" in text[within.start : within.end] or (not ends and _detect_indent(text) is not None)
+    unit, end = _detect_indent(text) or "  ", detect_line_end(text)
+    break_ = end + unit * (within.depth + 1) if on_lines else " "
+    if ends:
+        return text[: ends[-1]] + "," + break_ + inner + text[ends[-1] :]
+    opened, closed = text[within.start], text[within.end - 1]
+    around = (break_, end + unit * within.depth) if on_lines else ("", "")
+    return text[: within.start] + opened + around[0] + inner + around[1] + closed + text[within.end :]
+
+
+def remove_json_value(text: str, pointer: str) -> str:
+    """Return ``text`` without the value at the pointer, its key and its comma.
+
+    :raises ToolError: see :func:`locate`; also if the value is missing, or is the whole text
+    """
+    place = locate_json_value(text, pointer)
+    if isinstance(place, MissingJsonValue):
+        raise ToolError(f"No value exists at {_short(pointer)}, so nothing was removed.", kind="invalid_input")
+    if not pointer:
+        raise ToolError(
+            "The whole value cannot be removed. Write another value, or delete the file.", kind="invalid_input"
+        )
+    outer = locate_json_value(text, pointer.rpartition("/")[0])
+    assert isinstance(outer, JsonValueSpan)
+    pieces = list(_find_pieces(text, outer))
+    at = next(n for n, piece in enumerate(pieces) if piece[1] == place.end)
+    if len(pieces) == 1:
+        return text[: outer.start + 1] + text[outer.end - 1 :]
+    if at:
+        return text[: pieces[at - 1][1]] + text[pieces[at][1] :]
+    return text[: pieces[0][0]] + text[pieces[1][0] :]
+
+
+def _format_value(value: Any, text: str, depth: int) -> str:
+    """Format a value as JSON, indented like ``text`` if that has lines."""
+    unit = _detect_indent(text)
+    if unit is None:
+        return json.dumps(value, ensure_ascii=False)
+    written = json.dumps(value, ensure_ascii=False, indent=unit).replace("\n", "\n" + unit * depth)
+    return convert_line_ends(written, detect_line_end(text))
+
+
+def _detect_indent(text: str) -> str | None:
+    found = _INDENT.search(text.replace("\r\n", "\n"))
+    return None if found is None else found[1]
+
+
+def _find_value(text: str, at: int) -> tuple[int, int]:
+    return at, _decode_value(_DECODER, text, at)[1]
+
+
+def _decode_value(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
+    """Return the value at a position, and its end."""
+    try:
+        return decoder.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        raise _invalid_json(text, error.pos, error.msg) from None
+    except ValueError:  # Python rejects longer integers, because parsing takes very long
+        text = "The JSON contains an integer of more than 4,300 digits. Read or change the file as text."
+        raise ToolError(text, kind="invalid_input") from None
+    except RecursionError:
+        raise ToolError(
+            "The JSON is nested too deeply. Read or change the file as text.", kind="invalid_input"
+        ) from None
+
+
+def _invalid_json(text: str, at: int, why: str) -> ToolError:
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    text = f"The file is not valid JSON: line {line}, column {column}: {why}. Correct it with edit."
+    return ToolError(text, kind="invalid_input")
+
+
+def _members(text: str, place: JsonValueSpan) -> Iterator[tuple[str, JsonValueSpan]]:
+    for start, end in _find_pieces(text, place):
+        key, after = _key(text, start)
+        begin = _skip_blanks(text, _skip_blanks(text, after) + 1)
+        yield key, JsonValueSpan(begin, end, place.depth + 1)
+
+
+def _items(text: str, place: JsonValueSpan) -> Iterator[JsonValueSpan]:
+    for start, end in _find_pieces(text, place):
+        yield JsonValueSpan(start, end, place.depth + 1)
+
+
+def _find_pieces(text: str, place: JsonValueSpan) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each member (with its key) or item of a well-formed object or list."""
+    at = _skip_blanks(text, place.start + 1)
+    while text[at] not in "}]":
+        start = at
+        if text[place.start] == "{":
+            at = _skip_blanks(text, _skip_blanks(text, _key(text, start)[1]) + 1)
+        _, end = _find_value(text, at)
+        yield start, end
+        at = _skip_blanks(text, end)
+        if text[at] == ",":
+            at = _skip_blanks(text, at + 1)
+
+
+def _key(text: str, at: int) -> tuple[str, int]:
+    key, end = _DECODER.raw_decode(text, at)
+    return cast("str", key), end
+
+
+def _skip_blanks(text: str, at: int) -> int:
+    blank = _BLANK.match(text, at)
+    assert blank is not None, "it matches nothing too"
+    return blank.end()
+
+
+def _short(text: str) -> str:
+    return quote_excerpt(text, 80)
+
+
+MAX_FILE = 4 * 1024 * 1024
+_POINTER = {
+    "type": "string",
+    "maxLength": 10_000,
+    "default": "",
+    "description": "JSON Pointer of the value, e.g. /servers/0/name. Empty: the whole file",
+}
+
+
+class JsonReadTool(Tool):
+    spec = file_read_spec(
+        id="json_read",
+        description=("Read one value (key, field) of a JSON file, by JSON Pointer. Returns the value and its type."),
+        parameters=make_closed_object_schema({"path": FILE, "pointer": _POINTER}, ["path"]),
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        found = await runtime.files.read_bytes(args["path"], max_bytes=MAX_FILE)
+        if found.size > len(found.data):
+            text = f"{found.path} has {found.size:,} bytes. The maximum for JSON is {MAX_FILE:,}. Use grep, or read a part."
+            raise ToolError(text, kind="limit")
+        pointer: str = args.get("pointer", "")
+        value = await asyncio.to_thread(lambda: get_json_value(_text(found.data), pointer))
+        return {"path": found.path, "pointer": pointer, "type": json_type_name(value), "value": value}
+
+
+class JsonWriteTool(Tool):
+    spec = file_change_spec(
+        id="json_write",
+        description=(
+            "Set, add or remove one value (key, field) of a JSON file that you have read, e.g. a version in "
+            "package.json, by JSON Pointer. `/list/-` appends to a list. Without a pointer, writes the whole "
+            "file, which may be new. Returns a unified diff."
+        ),
+        parameters=make_closed_object_schema(
+            {
+                "path": FILE,
+                "pointer": _POINTER,
+                "value": {"description": "New value, any JSON. Required unless `remove` is true"},
+                "remove": {"type": "boolean", "default": False, "description": "Remove the value instead"},
+            },
+            ["path"],
+        ),
+    )
+
+    def check(self, args: dict[str, Any]) -> None:
+        if args.get("remove", False) == ("value" in args):
+            raise ToolError("Pass exactly one of `value` and `remove: true`.", kind="invalid_input")
+        parse_json_pointer(args.get("pointer", ""))
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path, pointer, remove = args["path"], args.get("pointer", ""), args.get("remove", False)
+        if not pointer and not remove:
+            end = await _detect_file_line_end(path, runtime)
+            text = await asyncio.to_thread(
+                lambda: convert_line_ends(json.dumps(args["value"], ensure_ascii=False, indent=2) + "\n", end)
+            )
+            written = await runtime.files.write(path, encode_text_losslessly(text))
+        else:
+            before = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
+
+            def change() -> str:
+                return (
+                    remove_json_value(_text(before), pointer)
+                    if remove
+                    else put_json_value(_text(before), pointer, args["value"])
+                )
+
+            text = await asyncio.to_thread(change)
+            written = await runtime.files.write(path, encode_text_losslessly(text), expected=before)
+        created = written.previous_content is None
+
+        diff = await asyncio.to_thread(
+            lambda: make_diff_of_texts(
+                written.path, decode_bytes_losslessly(written.previous_content or b""), text, created=created
+            )
+        )
+        return {"path": written.path, "pointer": pointer, "created": created, "size": written.size, **diff.to_data()}
+
+
+async def _detect_file_line_end(path: str, runtime: Runtime) -> str:
+    """Return the line end of the file, or the default if the file is new or cannot be read."""
+    try:
+        content = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
+    except ToolError:
+        return "\n"
+    return await asyncio.to_thread(lambda: detect_line_end(decode_bytes_losslessly(content)))
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        text = f"The file is not valid JSON: byte {error.start} is not UTF-8. Check that `path` is a JSON file."
+        raise ToolError(text, kind="invalid_input") from None

@@ -1,0 +1,350 @@
+"""Text as lines: line ends, the splice of an edit, its unified diff, and hints about a text that was not found."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import accumulate
+
+from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+
+MAX_TEXT = 16 * 1024 * 1024
+MAX_LINES = 1_000_000
+"""The most lines of a file that is edited. Freeing them is one native step, which blocks the interpreter."""
+MAX_DIFF_LINES = 200
+_MAX_DIFF_LINE = 1_000
+_CONTEXT = 3
+_REFINED = 2_000
+"""The most changed lines for which a minimal difference is worth its quadratic search."""
+_PIECE = 256 * 1024
+"""The characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
+_LINES = 64 * 1024
+"""The lines that one native call processes."""
+
+
+def decode_bytes_losslessly(data: bytes) -> str:
+    """Decode bytes so that :func:`encoded` returns exactly these bytes, even if they are not UTF-8."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def encode_text_losslessly(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def replace_invalid_bytes(text: str) -> str:
+    """Replace each byte of ``text`` that is not UTF-8 by U+FFFD, for display and JSON."""
+    return text if text.isascii() else encode_text_losslessly(text).decode("utf-8", "replace")
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Split a text into lines with their ends. Only ``\n`` ends a line, as in ``read``."""
+    lines: list[str] = []
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at + _PIECE) + 1 or len(text)
+        parts = text[at:end].split("\n")
+        lines += [f"{part}\n" for part in parts[:-1]]
+        if parts[-1]:
+            lines.append(parts[-1])
+        at = end
+    return lines
+
+
+def detect_line_end(text: str) -> str:
+    """Return the line end that most lines of ``text`` have."""
+    return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
+
+
+def convert_line_ends(text: str, end: str) -> str:
+    """Replace every line end of ``text`` by ``end``."""
+    plain = text.replace("\r\n", "\n")
+    return plain if end == "\n" else plain.replace("\n", end)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanReplacement:
+    """The characters ``[start, end)`` and their replacement."""
+
+    start: int
+    end: int
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineReplacement:
+    """The lines ``[first, last)``, counted from 0, and their replacement."""
+
+    first: int
+    last: int
+    new: tuple[str, ...]
+
+
+def check_line_count(path: str, data: bytes) -> None:
+    """Check that a file has at most ``MAX_LINES`` lines.
+
+    :raises ToolError: ``limit`` otherwise
+    """
+    if (count := data.count(b"\n")) > MAX_LINES:
+        raise ToolError(
+            f"{path} has {count:,} lines. The maximum for edits is {MAX_LINES:,}. Change it with a program in bash.",
+            kind="limit",
+        )
+
+
+def check_text_size(characters: int) -> None:
+    """Check that an edited text has at most ``MAX_TEXT`` characters.
+
+    :raises ToolError: ``limit`` otherwise
+    """
+    if characters > MAX_TEXT:
+        raise ToolError(
+            f"The edited text would have {characters:,} characters. The maximum is {MAX_TEXT:,}. Replace less at once.",
+            kind="limit",
+        )
+
+
+def apply_span_replacements(text: str, spans: Sequence[SpanReplacement]) -> str:
+    """Replace each span of ``text``. Spans ascend and do not overlap."""
+    parts: list[str] = []
+    at = 0
+    for span in spans:
+        parts += (text[at : span.start], span.new)
+        at = span.end
+    parts.append(text[at:])
+    return "".join(parts)
+
+
+def replace_all_occurrences(text: str, old: str, new: str) -> str:
+    """Return what ``text.replace(old, new)`` returns."""
+    step = max(_PIECE, 2 * len(old))
+    out: list[str] = []
+    at = 0
+    while len(text) - at > step:
+        *found, rest = text[at : at + step].split(old)
+        if found:
+            out += (new.join(found), new)
+            at += step - len(rest)
+        else:  # an occurrence may begin at its end
+            out.append(text[at : at + step - len(old) + 1])
+            at += step - len(old) + 1
+    out.append(text[at:].replace(old, new))
+    return "".join(out)
+
+
+def find_replaced_lines(text: str, spans: Sequence[SpanReplacement]) -> list[LineReplacement]:
+    """Return the whole lines that ``spans`` change."""
+    lines = split_lines(text)
+    starts = [0]
+    for at in range(0, len(lines), _LINES):
+        starts += accumulate(map(len, lines[at : at + _LINES]), initial=starts.pop())
+    found: list[LineReplacement] = []
+    pending: list[SpanReplacement] = []
+    first = last = 0
+
+    def close() -> None:
+        if pending:
+            base, end = starts[first], starts[last]
+            moved = [SpanReplacement(s.start - base, s.end - base, s.new) for s in pending]
+            found.append(
+                _trim_block(
+                    lines,
+                    LineReplacement(first, last, tuple(split_lines(apply_span_replacements(text[base:end], moved)))),
+                )
+            )
+
+    for span in spans:
+        begins = min(bisect_right(starts, span.start) - 1, len(lines))
+        ends = min(bisect_right(starts, span.end), len(lines))
+        if pending and begins < last:
+            last = max(last, ends)
+            pending.append(span)
+        else:
+            close()
+            pending = [span]
+            first, last = begins, ends
+    close()
+    return [block for block in found if block.first != block.last or block.new]
+
+
+def compute_line_replacements(before: Sequence[str], after: Sequence[str]) -> list[LineReplacement]:
+    """Return the blocks that turn ``before`` into ``after``: minimal if cheap to compute, else one block."""
+    whole = _trim_block(before, LineReplacement(0, len(before), tuple(after)))
+    old = before[whole.first : whole.last]
+    if not old and not whole.new:
+        return []
+    if len(old) + len(whole.new) > _REFINED:
+        return [whole]
+    return [
+        LineReplacement(whole.first + i1, whole.first + i2, whole.new[j1:j2])
+        for tag, i1, i2, j1, j2 in SequenceMatcher(None, old, whole.new).get_opcodes()
+        if tag != "equal"
+    ]
+
+
+def _trim_block(before: Sequence[str], block: LineReplacement) -> LineReplacement:
+    first, last, new = block.first, block.last, block.new
+    start, end = 0, len(new)
+    while first < last and start < end and before[first] == new[start]:
+        first, start = first + 1, start + 1
+    while first < last and start < end and before[last - 1] == new[end - 1]:
+        last, end = last - 1, end - 1
+    return LineReplacement(first, last, new[start:end])
+
+
+@dataclass(frozen=True, slots=True)
+class UnifiedDiff:
+    """A unified diff of at most :data:`MAX_DIFF_LINES` lines. ``left_out`` counts the further ones."""
+
+    text: str
+    added: int
+    removed: int
+    left_out: int = 0
+
+    def to_data(self) -> dict[str, object]:
+        """Return the diff as members of a tool's data."""
+        found: dict[str, object] = {"diff": self.text, "lines_added": self.added, "lines_removed": self.removed}
+        if self.left_out:
+            found["omitted_diff_lines"] = self.left_out
+        return found
+
+
+def make_diff_of_replacements(
+    path: str, before: Sequence[str], blocks: Sequence[LineReplacement], *, created: bool = False
+) -> UnifiedDiff:
+    """Return the unified diff of ``split_into_block_starts``, with three lines of context.
+
+    The blocks ascend and do not touch each other.
+    """
+    added = sum(len(b.new) for b in blocks)
+    removed = sum(b.last - b.first for b in blocks)
+    if not blocks:
+        return UnifiedDiff("", 0, 0)
+    out = [f"--- {'/dev/null' if created else 'a/' + path}", f"+++ b/{path}"]
+    total = 2
+    shift = 0
+    for group in _group_blocks(blocks):
+        low = max(group[0].first - _CONTEXT, 0)
+        high = min(group[-1].last + _CONTEXT, len(before))
+        grown = sum(len(b.new) - (b.last - b.first) for b in group)
+        out.append(f"@@ -{_range(low, high - low)} +{_range(low + shift, high - low + grown)} @@")
+        total += 1
+        at = low
+        for block in group:
+            parts = (
+                (" ", before[at : block.first]),
+                ("-", before[block.first : block.last]),
+                ("+", block.new),
+            )
+            total += sum(len(lines) for _, lines in parts)
+            ends_differ = _strip_returns(parts[1][1]) == _strip_returns(parts[2][1])
+            for sign, lines in parts:
+                _append(out, sign, lines, keep_return=ends_differ and sign != " ")
+            at = block.last
+        total += high - at
+        _append(out, " ", before[at:high])
+        shift += grown
+    out = out[: MAX_DIFF_LINES + 2]
+    left_out = max(total - MAX_DIFF_LINES - 2, 0)
+    if left_out:
+        out.append(f"… {left_out} more lines of this diff are not shown")
+    return UnifiedDiff(replace_invalid_bytes("\n".join(out)), added, removed, left_out)
+
+
+def make_diff_of_texts(path: str, before: str, after: str, *, created: bool) -> UnifiedDiff:
+    """Return the unified diff of two texts, or only its counts if one has too many lines."""
+    removed, added = before.count("\n"), after.count("\n")
+    if max(removed, added) > MAX_LINES:
+        return UnifiedDiff("", added, removed, added + removed)
+    lines = split_lines(before)
+    return make_diff_of_replacements(path, lines, compute_line_replacements(lines, split_lines(after)), created=created)
+
+
+def count_line_characters(lines: Sequence[str], first: int, last: int) -> int:
+    """Return the number of characters in ``lines[first:last]``."""
+    return sum(sum(map(len, lines[at : min(at + _LINES, last)])) for at in range(first, last, _LINES))
+
+
+def _group_blocks(blocks: Sequence[LineReplacement]) -> list[list[LineReplacement]]:
+    groups: list[list[LineReplacement]] = []
+    for block in blocks:
+        if groups and block.first - groups[-1][-1].last <= 2 * _CONTEXT:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
+
+
+def _range(start: int, length: int) -> str:
+    if length == 1:
+        return str(start + 1)
+    return f"{start + 1 if length else start},{length}"
+
+
+def _strip_returns(lines: Sequence[str]) -> list[str]:
+    return [line.rstrip("\r\n") for line in lines[:MAX_DIFF_LINES]]
+
+
+def _append(out: list[str], sign: str, lines: Sequence[str], *, keep_return: bool = False) -> None:
+    for line in lines:
+        if len(out) > MAX_DIFF_LINES + 2:
+            return
+        body = line.removesuffix("\n")
+        if not keep_return:
+            body = body.removesuffix("\r")
+        if len(body) > _MAX_DIFF_LINE:
+            body = f"{body[:_MAX_DIFF_LINE]}… ({len(body) - _MAX_DIFF_LINE} more characters)"
+        out.append(sign + body)
+        if not line.endswith("\n"):
+            out.append("\\ No newline at end of file")
+
+
+def find_lines_of_text(text: str, part: str, at_most: int = 10) -> list[int]:
+    """Return the lines, counted from 1, where the first occurrences of ``part`` begin, including overlaps."""
+    found: list[int] = []
+    at, line, counted = text.find(part), 1, 0
+    while at != -1 and len(found) < at_most:
+        line += text.count("\n", counted, at)
+        counted = at
+        found.append(line)
+        at = text.find(part, at + 1)
+    return found
+
+
+def explain_missing_text(text: str, part: str) -> str:
+    """Explain why ``part`` was not found: other whitespace, other case, or the most similar line."""
+    if "\ufffd" in part:
+        return "`old` contains U+FFFD, which replaces bytes that are not UTF-8. Leave out those characters."
+    lines = [line.removesuffix("\n").removesuffix("\r") for line in split_lines(text)]
+    wanted = part.replace("\r\n", "\n").split("\n")
+    while len(wanted) > 1 and not wanted[-1].strip():
+        wanted.pop()
+    while len(wanted) > 1 and not wanted[0].strip():
+        wanted.pop(0)
+    stripped = [line.strip() for line in lines]
+    bare = [line.strip() for line in wanted]
+    if any(bare):
+        for index, line in enumerate(stripped):
+            if line == bare[0] and stripped[index : index + len(bare)] == bare:
+                for offset, (have, want) in enumerate(zip(lines[index : index + len(bare)], wanted, strict=True)):
+                    if have != want:
+                        number = index + offset + 1
+                        return f"Line {number} differs only in whitespace: it is {_quote_line(have)}, not {_quote_line(want)}."
+                return f"Lines {index + 1} to {index + len(bare)} match except for blank lines around them."
+    lower = "".join(text[at : at + _PIECE].lower() for at in range(0, len(text), _PIECE))
+    at = lower.find(part.lower())
+    if at != -1:
+        return f"Line {text.count(chr(10), 0, at) + 1} has it in other upper and lower case."
+    near = nearest_names(max(bare, key=len), dict.fromkeys(filter(None, stripped[:2_000])), 1, cutoff=0.6)
+    if near:
+        index = stripped.index(near[0])
+        return (
+            f"The most similar line is {index + 1}: {_quote_line(lines[index])}. Read the file again and copy the text."
+        )
+    return "No similar text exists. Read the file again and copy the text exactly."
+
+
+def _quote_line(line: str) -> str:
+    return quote_excerpt(replace_invalid_bytes(line), 200)

@@ -1,0 +1,570 @@
+"""One repository as the tools see it: its location, a safe way to run git in it, its remotes, and git's failures."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
+
+from handrail.contract.errors import ToolError, decode_text
+from handrail.contract.sandbox_protocol import CompletedProcess
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.host_names import ParsedUrl, parse_url
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+
+# Settings that keep git from running other programs, whatever a repository's configuration says.
+#
+# A repository's own configuration can name hooks, filters, drivers, helpers and transports. The operator trusts none of it,
+# since a repository may come out of an archive. So git runs without the configuration of the person and the machine, with
+# Handrail's settings over the repository's (``GIT_CONFIG_COUNT``: they are read last, and git takes the last value of nearly
+# all), and with one more setting for each entry of the repository that would run something. If git takes the first value, an
+# option on its command line sets it (:mod:`handrail.contract.protected.path_protection`). If a setting is missing here, the sandbox
+# still holds.
+
+_MOST_OVERRIDES = 200
+
+_FIXED: Mapping[str, str] = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.editor": ":",
+    "core.pager": "cat",
+    "core.askPass": "",
+    "core.sshCommand": "false",
+    "core.alternateRefsCommand": ":",
+    "core.quotePath": "false",
+    "credential.helper": "",
+    "credential.interactive": "false",
+    "protocol.ext.allow": "never",
+    "protocol.file.allow": "user",
+    "commit.gpgSign": "false",
+    "tag.gpgSign": "false",
+    "push.gpgSign": "false",
+    "log.showSignature": "false",
+    "merge.verifySignatures": "false",
+    "gpg.program": "false",
+    # Our command-line options prevent its use. If one is missing, git fails visibly.
+    "diff.external": "false",
+    "diff.ignoreSubmodules": "dirty",
+    "submodule.recurse": "false",
+    "fetch.recurseSubmodules": "false",
+    "push.recurseSubmodules": "no",
+    # Negotiation would fetch first, with a git that lacks our options.
+    "push.negotiate": "false",
+    "status.submoduleSummary": "false",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "merge.autoStash": "false",
+    "i18n.logOutputEncoding": "UTF-8",
+    "color.ui": "false",
+    "user.useConfigOnly": "true",
+    "safe.directory": "*",
+    "safe.bareRepository": "explicit",
+}
+_BY_FORM: Sequence[tuple[re.Pattern[str], str]] = tuple(
+    (re.compile(form, re.DOTALL), value)
+    for form, value in (
+        (r"filter\..*\.(?:clean|smudge|process)", ""),
+        # A failing driver leaves a conflict to resolve. A driver that does nothing would leave a wrong file.
+        (r"merge\..*\.driver", "false"),
+        (r"diff\..*\.(?:command|textconv)", "false"),
+        (r"credential\..*\.helper", ""),
+        (r"branch\..*\.mergeoptions", ""),
+        (r"gpg\..*\.(?:program|defaultkeycommand)", "false"),
+    )
+)
+"""Pairs of a key, as ``git config --list`` shows it, and the value that runs no program."""
+_REQUIRED = re.compile(r"filter\..*\.required", re.DOTALL)
+_HOOK = re.compile(r"hook\.(.*)\.[a-z]+", re.DOTALL)
+_FILTER = re.compile(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
+
+NO_PROTOCOL = "none"
+
+
+class GitConfigEntry(NamedTuple):
+    """One line of configuration, as git read it.
+
+    :param scope: ``local``, ``worktree``, ``command`` (ours), ``global``, ``system``
+    :param value: None for a name without ``=``
+    """
+
+    scope: str
+    key: str
+    value: str | None
+
+
+def parse_config(listed: bytes) -> tuple[GitConfigEntry, ...]:
+    """Parse the output of ``git config --list --show-scope -z``."""
+    words = listed.decode("utf-8", "surrogateescape").split("\0")
+    found: list[GitConfigEntry] = []
+    for scope, entry in zip(words[::2], words[1::2], strict=False):
+        key, newline, value = entry.partition("\n")
+        found.append(GitConfigEntry(scope, key, value if newline else None))
+    return tuple(found)
+
+
+def is_unsafe_git_version(found: Sequence[GitConfigEntry]) -> bool:
+    """Return whether this git ignores our settings, or reads configuration other than the repository's."""
+    heeded = any(one.scope == "command" and one.key == "core.hookspath" for one in found)
+    return not heeded or any(one.scope in ("global", "system") for one in found)
+
+
+def find_configured_filters(found: Sequence[GitConfigEntry]) -> frozenset[str]:
+    """Return the filters for which the repository's configuration names a program."""
+    return frozenset(match[1] for one in found if one.value and (match := _FILTER.fullmatch(one.key)) is not None)
+
+
+def make_git_environment(
+    workdir: str,
+    found: Sequence[GitConfigEntry] = (),
+    *,
+    writing: bool = False,
+    protocols: str = NO_PROTOCOL,
+) -> dict[str, str]:
+    """Return the environment variables for git.
+
+    :param found: the repository's configuration
+    :param writing: whether to fail if a filter that is not run would change the stored content
+    :param protocols: the transports that git may use, such as ``http:https``
+    :raises ToolError: ``limit`` if the configuration names too many programs
+    """
+    settings = [*_FIXED.items(), *dict(_overrides(found, writing=writing)).items()]
+    if len(settings) > len(_FIXED) + _MOST_OVERRIDES:
+        raise ToolError(
+            f"The repository's configuration names more than {_MOST_OVERRIDES} programs. "
+            "Ask the user to check its .git/config.",
+            kind="limit",
+        )
+    variables = {
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_SYSTEM": "/dev/null",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_ALLOW_PROTOCOL": protocols,
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "",
+        "SSH_ASKPASS": "",
+        "GIT_SSH_COMMAND": "false",
+        "GIT_EDITOR": ":",
+        "GIT_SEQUENCE_EDITOR": ":",
+        "GIT_PAGER": "cat",
+        "GIT_MERGE_AUTOEDIT": "no",
+        "GIT_TEMPLATE_DIR": "",
+        "GIT_ADVICE": "0",
+        "GIT_CEILING_DIRECTORIES": posixpath.dirname(workdir),
+        "LC_ALL": "C.UTF-8",
+        "LANGUAGE": "C",
+        "GIT_CONFIG_COUNT": str(len(settings)),
+    }
+    if not writing:
+        variables["GIT_OPTIONAL_LOCKS"] = "0"
+    for number, (key, value) in enumerate(settings):
+        variables[f"GIT_CONFIG_KEY_{number}"] = key
+        variables[f"GIT_CONFIG_VALUE_{number}"] = value
+    return variables
+
+
+def _overrides(found: Sequence[GitConfigEntry], *, writing: bool) -> Iterator[tuple[str, str]]:
+    keys = dict.fromkeys(one.key for one in found if one.scope != "command")
+    for key in keys:
+        for form, value in _BY_FORM:
+            if form.fullmatch(key) is not None:
+                yield key, value
+        if not writing and _REQUIRED.fullmatch(key) is not None:
+            yield key, "false"
+        if (hook := _HOOK.fullmatch(key)) is not None:
+            yield f"hook.{hook[1]}.enabled", "false"
+            yield f"hook.{hook[1]}.event", ""
+    for name in sorted(find_configured_filters(found)):
+        yield f"filter.{name}.required", "true" if writing else "false"
+
+
+_T = TypeVar("_T")
+_SHORT_OUTPUT = 64 * 1024
+_FEW = 500
+"""The most paths that are processed on the event loop."""
+_MOST_SAID = 2_000
+_MOST_WORDS = 100_000
+_UNKNOWN = re.compile(
+    r"unknown revision|bad revision|not a valid object name|invalid reference|Not a valid|ambiguous argument|"
+    r"invalid object name|not something we can merge|no such ref|did not match any file\(s\) known to git|"
+    r"not a tree object|is not a commit|cannot be resolved to branch|invalid upstream|reference is not a tree"
+)
+_HALF_DONE = re.compile(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
+"""``git checkout`` exits with 0 even if it could not replace a file."""
+_SHOWN = re.compile(r"\\x([89a-f][0-9a-f])")
+_CONFIG_IN_USE = re.compile(r"config file .*: Device or resource busy")
+"""Another program is running, for which the file is mounted."""
+_IDENTITY = re.compile(r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE)
+_NO_IDENTITY = (
+    "git has no author name and address. Ask the user to set them where Handrail runs, with "
+    "git config --global user.name 'NAME' and git config --global user.email 'ADDRESS' "
+    "(or --local for this repository), and to restart Handrail."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GitRepository:
+    """A repository in the workspace, opened for one call.
+
+    :param top: the absolute path of its work tree
+    :param directory: the absolute path of its git directory
+    :param entries: its configuration and ours
+    """
+
+    runtime: Runtime
+    top: str
+    directory: str
+    entries: tuple[GitConfigEntry, ...]
+    writing: bool
+
+    @property
+    def unrun_filters(self) -> frozenset[str]:
+        """The filters whose programs are not run."""
+        return find_configured_filters(self.entries)
+
+    def get_config_values(self, key: str) -> list[str]:
+        """Return the values of a key in the repository's configuration, in order."""
+        return [one.value or "" for one in self.entries if one.key == key and one.scope != "command"]
+
+    async def run_git_command(
+        self,
+        *words: str,
+        stdin: bytes = b"",
+        codes: Sequence[int] = (0,),
+        variables: Mapping[str, str] | None = None,
+        protocols: str = NO_PROTOCOL,
+    ) -> CompletedProcess:
+        """Run git with these arguments in the work tree.
+
+        :param codes: the exit codes that are not failures
+        :param variables: additional environment variables
+        :raises ToolError: with git's message, for any other exit code
+        """
+        around = make_git_environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
+        done = await run_git_unchecked(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
+        if done.exit_code not in codes:
+            raise await self.make_error_with_hints(words, done)
+        if self.writing and not done.exit_code and _HALF_DONE.search(done.stderr):
+            error = make_git_error(words, done)
+            raise ToolError(
+                f"git could not write all files. Check git.status. {error.text}",
+                kind=error.kind,
+            )
+        return done
+
+    async def read_git_output(self, *words: str, stdin: bytes = b"", codes: Sequence[int] = (0,)) -> bytes:
+        """Run git and return its standard output."""
+        return (await self.run_git_command(*words, stdin=stdin, codes=codes)).output
+
+    # ── paths ────────────────────────────────────────────────────────────────────────────────────
+
+    def to_work_tree_path(self, path: str) -> str:
+        r"""Return a path relative to the work tree. ``\xhh`` is a byte as :meth:`shown` spells it.
+
+        :raises ToolError: ``invalid_input`` if the path is outside the work tree
+        """
+        absolute = resolve_tool_path(self.runtime, _SHOWN.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), path))
+        if absolute == self.top:
+            return "."
+        if not absolute.startswith(self.top.rstrip("/") + "/"):
+            raise ToolError(
+                f"{path} is outside the repository at {self.display_top}. Pass a file or folder of it.",
+                kind="invalid_input",
+            )
+        return absolute[len(self.top.rstrip("/")) + 1 :]
+
+    def make_pathspecs(self, paths: Iterable[str], besides: Iterable[bytes] = ()) -> list[str]:
+        """Return git arguments for exactly these paths, without ``besides``.
+
+        :raises ToolError: ``limit`` if they are too many for one command
+        """
+        found = [
+            f":(top,literal){inner}" if (inner := self.to_work_tree_path(path)) != "." else ":(top)" for path in paths
+        ]
+        found += [f":(top,exclude,literal){raw.decode('utf-8', 'surrogateescape')}" for raw in besides]
+        if sum(map(len, found)) > _MOST_WORDS:
+            raise ToolError("The call has too many paths. Pass fewer, or a folder that contains them.", kind="limit")
+        return found
+
+    def to_display_path(self, raw: bytes) -> str:
+        r"""Return a path of git's relative to the workspace. A byte that is not UTF-8 becomes ``\xhh``."""
+        prefix = self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]
+        path = decode_git_output(raw)
+        return f"{prefix}/{path}" if prefix else path
+
+    @property
+    def display_top(self) -> str:
+        return self.top[len(self.runtime.workdir.rstrip("/")) + 1 :] or "."
+
+    async def find_rule_hidden_paths(self, paths: Iterable[bytes], most: int) -> set[bytes]:
+        """Return the paths that rules hide from programs, whose content git must not show either.
+
+        :param most: the greatest number of ``paths``; many are checked in a thread
+        """
+        top = f"{self.top}/"
+        wanted = await run_in_thread_if_many(
+            most, lambda: [top + path.decode("utf-8", "surrogateescape") for path in paths]
+        )
+        found = await self.runtime.shell.list_hidden_paths(wanted)
+        return await run_in_thread_if_many(
+            len(found), lambda: {path[len(top) :].encode("utf-8", "surrogateescape") for path in found}
+        )
+
+    async def has_git_folder_entry(self, name: str) -> bool:
+        """Return whether the git directory has an entry of that name."""
+        try:
+            await self.runtime.files.stat(f"{self.directory}/{name}")
+        except ToolError:
+            return False
+        return True
+
+    async def parse_command_output(self, reader: Callable[[bytes], _T], *words: str) -> _T:
+        """Return the result of ``reader`` for a command's output. A long output is read in a thread."""
+        return await parse_git_output(await self.read_git_output(*words), reader)
+
+    # ── failures ─────────────────────────────────────────────────────────────────────────────────
+
+    async def make_error_with_hints(self, words: Sequence[str], done: CompletedProcess) -> ToolError:
+        """Return git's message as an error, with the most similar names if a name is unknown."""
+        said = extract_git_message(done)
+        if _IDENTITY.search(said):
+            return ToolError(_NO_IDENTITY, kind="unavailable")
+        if "filter" in said and self.unrun_filters and re.search(r"(?:clean|smudge) filter '?[^\n]*'? failed", said):
+            return ToolError(self.make_filter_error_text(said), kind="unavailable")
+        if _UNKNOWN.search(said) and (found := await self._unknown_name_error(words, said)) is not None:
+            return found
+        return make_git_error(words, done)
+
+    def make_filter_error_text(self, what: str) -> str:
+        """Return the error text for files that a filter would change."""
+        names = ", ".join(sorted(self.unrun_filters)[:5])
+        return (
+            f"Nothing was done: some of these files need the filter {names}, whose program is not run "
+            f"({what.splitlines()[0][:200]}). Run git in bash, which the user can approve, or ask the user."
+        )
+
+    async def _unknown_name_error(self, words: Sequence[str], said: str) -> ToolError | None:
+        around = make_git_environment(self.runtime.workdir, self.entries)
+        listing = ("for-each-ref", "--format=%(refname:short)", "--count=2000")
+        done = await run_git_unchecked(self.runtime, self.top, listing, around)
+        known = decode_git_output(done.output).split()
+        operands = [word for word in words[1:] if word[:1] not in ("-", ":", "") and word in said]
+        for operand in operands:
+            name = re.split(r"\.\.\.?|[\^~:]|@\{", operand)[0] or operand
+            if name in known or (name == "HEAD" and known):
+                continue
+            near = nearest_names(name, known)
+            hint = f"Did you mean {' or '.join(near)}?" if near else "List the branches with git.branches."
+            if name == "HEAD":
+                hint = "The repository has no commits yet."
+            return ToolError(f"Commit, branch or tag {name!r} does not exist. {hint}", kind="invalid_input")
+        return None
+
+
+async def open_repository(runtime: Runtime, folder: str, *, writing: bool = False) -> GitRepository:
+    """Open the repository that contains ``folder``.
+
+    :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old
+    """
+    place = resolve_tool_path(runtime, folder)
+    around = make_git_environment(runtime.workdir, writing=writing)
+    asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
+    where, listed = await asyncio.gather(
+        run_git_unchecked(runtime, place, asked, around),
+        run_git_unchecked(runtime, place, ("config", "--list", "--show-scope", "-z"), around),
+    )
+    if where.exit_code:
+        raise _no_repository_error(folder, where)
+    if listed.exit_code:
+        raise make_git_error(("config",), listed)
+    entries = parse_config(listed.output)
+    if is_unsafe_git_version(entries):
+        raise ToolError(
+            "The installed git is too old to prevent a repository's configuration from running programs. "
+            "Ask the user to install git 2.32 or later.",
+            kind="unavailable",
+        )
+    top, directory = (line.decode("utf-8", "surrogateescape") for line in where.output.split(b"\n")[:2])
+    if not is_beneath(top, runtime.workdir):
+        raise ToolError(
+            f"The work tree of the repository at {folder} is outside the workspace: "
+            f"{decode_git_output(top.encode('utf-8', 'surrogateescape'))} (core.worktree). Ask the user to work in it.",
+            kind="denied",
+        )
+    return GitRepository(runtime, top, directory, entries, writing)
+
+
+async def run_git_unchecked(
+    runtime: Runtime, folder: str, words: Sequence[str], variables: Mapping[str, str], stdin: bytes = b""
+) -> CompletedProcess:
+    """Run git with these arguments and return the outcome, whatever it is.
+
+    :raises ToolError: ``unavailable`` if git cannot be started
+    """
+    done = await runtime.shell.run(
+        ("git", *words), cwd=folder, stdin=stdin, environment=variables, separate_stderr=True, trusted_program=True
+    )
+    if done.exit_code in (126, 127) and not done.output:
+        raise ToolError(
+            f"git could not be started: {extract_git_message(done) or 'git is not installed'}. Ask the user to install it.",
+            kind="unavailable",
+        )
+    return done
+
+
+def resolve_tool_path(runtime: Runtime, path: str) -> str:
+    """Return the absolute path of a tool's path argument.
+
+    :raises ToolError: ``invalid_input`` if the path is invalid
+    """
+    if "\0" in path:
+        raise ToolError(f"The path is invalid: {path!r} contains a NUL character. Remove it.", kind="invalid_input")
+    return posixpath.normpath(posixpath.join(runtime.workdir, path))
+
+
+def is_beneath(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def check_revision(given: str) -> str:
+    """Check a commit, branch or tag, so that git does not take it for an option.
+
+    :raises ToolError: ``invalid_input`` if it begins with ``-``
+    """
+    if given.startswith("-") or not given.isprintable() or not given.strip():
+        raise ToolError(
+            f"The revision is invalid: {given!r}. Pass a commit, branch or tag that does not begin with '-'.",
+            kind="invalid_input",
+        )
+    return given
+
+
+def check_single_commit(given: str) -> str:
+    """Check that a revision is one commit, not a range and not a file (``HEAD:path``).
+
+    Rules decide about files by their path.
+
+    :raises ToolError: ``invalid_input`` otherwise
+    """
+    if ":" in given or ".." in given:
+        raise ToolError(
+            f"The revision is invalid: {given!r}. Pass one commit, branch or tag without '..' and ':', and files in their "
+            "own argument.",
+            kind="invalid_input",
+        )
+    return check_revision(given)
+
+
+def make_git_error(words: Sequence[str], done: CompletedProcess) -> ToolError:
+    """Return git's message as an error."""
+    said = extract_git_message(done) or f"git {words[0]} failed with exit code {done.exit_code} and without a message"
+    in_the_way = ".lock': File exists" in said or "already exists" in said or _CONFIG_IN_USE.search(said) is not None
+    kind = "conflict" if in_the_way else "failed"
+    if done.exceeded_limit is not None:
+        return ToolError(f"{said} ({done.exceeded_limit})", kind="limit")
+    return ToolError("; ".join((said, *done.notes)), kind=kind)
+
+
+def extract_git_message(done: CompletedProcess) -> str:
+    """Return git's error message without prefixes and hints."""
+    lines = decode_git_output(done.stderr or done.output)[-_MOST_SAID:].splitlines()
+    kept = [re.sub(r"^(?:fatal|error|warning): ", "", line) for line in lines if not line.startswith("hint:")]
+    return "\n".join(kept).strip()
+
+
+def decode_git_output(raw: bytes) -> str:
+    r"""Decode bytes of git. Bytes that are not UTF-8 become ``\xhh``, so that nothing is lost."""
+    return decode_text(raw, "backslashreplace")
+
+
+async def parse_git_output(output: bytes, reader: Callable[[bytes], _T]) -> _T:
+    """Return the result of ``reader`` for an output. A long output is read in a thread."""
+    return reader(output) if len(output) <= _SHORT_OUTPUT else await asyncio.to_thread(reader, output)
+
+
+async def run_in_thread_if_many(count: int, work: Callable[[], _T]) -> _T:
+    """Return the result of ``work``. With many paths it runs in a thread, so that other calls continue."""
+    return await asyncio.to_thread(work) if count > _FEW else work()
+
+
+def _no_repository_error(folder: str, done: CompletedProcess) -> ToolError:
+    said = extract_git_message(done)
+    if "must be run in a work tree" in said or "bare repository" in said:
+        return ToolError(
+            f"{folder} has no work tree: it is in a bare repository or a .git folder. "
+            "Pass the folder of a checked-out repository.",
+            kind="failed",
+        )
+    if "not a git repository" in said:
+        elsewhere = said.partition("not a git repository: ")[2]
+        why = f": its .git leads to {elsewhere}, outside the workspace" if elsewhere[:1] == "/" else ""
+        return ToolError(
+            f"{folder} is not in a git repository inside the workspace{why}. "
+            "Create one with git.init, or clone one with git.clone.",
+            kind="failed",
+        )
+    return make_git_error(("rev-parse",), done)
+
+
+# Kinds of remotes: an address on the web, a path, or one that these tools do not reach.
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HELPER = re.compile(r"[A-Za-z0-9+-]+::")
+_SSH = re.compile(r"[^/:]+:(?!//)")
+_CREDENTIALS = re.compile(r"(://)[^/?#]*@")
+
+NO_SSH = (
+    "uses SSH, which is not supported: the sandbox has no SSH keys or network route. "
+    "Use the HTTPS URL, or ask the user to do it."
+)
+
+
+def get_transport_kind(url: str) -> Literal["web", "path", "ssh", "other"]:
+    """Return the kind of transport that git would use for an address."""
+    if _HELPER.match(url):
+        return "other"
+    if (match := _SCHEME.match(url)) is not None:
+        scheme = match[1].lower()
+        if scheme in ("http", "https"):
+            return "web"
+        if scheme in ("ssh", "git+ssh", "ssh+git"):
+            return "ssh"
+        return "path" if scheme == "file" else "other"
+    return "ssh" if _SSH.match(url) else "path"
+
+
+def parse_web_url(url: str) -> ParsedUrl:
+    """Parse a web address without a user name or password.
+
+    :raises ToolError: ``invalid_input`` or ``unavailable``, with the accepted forms
+    """
+    kind = get_transport_kind(url)
+    if kind == "ssh":
+        raise ToolError(f"{strip_url_credentials(url)} {NO_SSH}", kind="unavailable")
+    if kind == "other":
+        raise ToolError(
+            f"The transport of {strip_url_credentials(url)} is not supported. Use an HTTPS URL.",
+            kind="unavailable",
+        )
+    try:
+        return parse_url(url)
+    except ValueError as error:
+        raise ToolError(str(error), kind="invalid_input") from None
+
+
+def strip_url_credentials(url: str) -> str:
+    """Return an address without the part before its host, which may contain a password."""
+    shown = _CREDENTIALS.sub(r"\1", url)
+    return shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def is_same_web_url(given: str, found: str) -> bool:
+    """Return whether two web addresses are equal, without their user names and passwords."""
+    try:
+        return str(parse_web_url(strip_url_credentials(given))) == str(parse_web_url(strip_url_credentials(found)))
+    except ToolError:
+        return False

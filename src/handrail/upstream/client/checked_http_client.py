@@ -1,0 +1,168 @@
+"""An HTTP client that checks the host and address of every connection, and connects to the checked address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import httpcore2
+import httpx2
+
+from handrail.contract.errors import ToolError
+from handrail.contract.text.host_names import parse_host
+from handrail.sandbox.network.egress_check import EgressCheck
+from handrail.upstream.oauth_sign_in import SignInRequired
+
+CONNECT_S = 30.0
+IDLE_S = 4.0
+"""How long in seconds an idle connection is kept; servers commonly keep theirs for five seconds."""
+MOST_CONNECTIONS = 512
+
+
+class _TcpStream(httpcore2.AsyncNetworkStream):
+    """The part of a network stream that httpcore needs, over asyncio's streams."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._reader.read(max_bytes)
+        except TimeoutError as error:
+            raise httpcore2.ReadTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore2.ReadError(error.strerror or str(error)) from error
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        if not buffer:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                self._writer.write(buffer)
+                await self._writer.drain()
+        except TimeoutError as error:
+            raise httpcore2.WriteTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore2.WriteError(error.strerror or str(error)) from error
+
+    async def aclose(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1):
+                await self._writer.wait_closed()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        except ssl.SSLCertVerificationError as error:
+            await self.aclose()
+            raise httpcore2.ConnectError(f"its certificate cannot be trusted: {error.verify_message}") from error
+        except (OSError, TimeoutError) as error:
+            await self.aclose()
+            raise httpcore2.ConnectError(str(error) or "no answer") from error
+        return self
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "ssl_object":
+            return self._writer.get_extra_info("ssl_object")
+        if info == "is_readable":
+            return self._reader.at_eof() or self._writer.is_closing()
+        return None
+
+
+class _EgressBackend(httpcore2.AsyncNetworkBackend):
+    def __init__(self, egress: EgressCheck) -> None:
+        self._egress = egress
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            async with asyncio.timeout(timeout):
+                named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                connection = await self._egress.connect_to_checked_address(
+                    await self._egress.authorize_and_resolve_host(parse_host(named))
+                )
+                try:
+                    return _TcpStream(*await asyncio.open_connection(sock=connection))
+                except BaseException:
+                    connection.close()
+                    raise
+        except (ToolError, ValueError) as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout(f"{host} does not answer") from error
+        except OSError as error:
+            raise httpcore2.ConnectError(error.strerror or str(error)) from error
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _EgressTransport(httpx2.AsyncHTTPTransport):
+    def __init__(self, egress: EgressCheck, trust: ssl.SSLContext) -> None:
+        super().__init__(verify=trust, trust_env=False)
+        self._pool = httpcore2.AsyncConnectionPool(  # httpx has no option for a backend
+            ssl_context=trust,
+            max_connections=MOST_CONNECTIONS,
+            max_keepalive_connections=16,
+            keepalive_expiry=IDLE_S,
+            network_backend=_EgressBackend(egress),
+        )
+
+
+@lru_cache(maxsize=1)
+def _system_trust() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def make_checked_http_client(
+    egress: EgressCheck, auth: httpx2.Auth | None = None, trust: ssl.SSLContext | None = None
+) -> httpx2.AsyncClient:
+    """Return an HTTP client for one server.
+
+    It follows no redirects, uses no proxy from the environment, keeps no cookies of other sites, and has no timeout for answers.
+    """
+    return httpx2.AsyncClient(
+        transport=_EgressTransport(egress, trust or _system_trust()),
+        auth=auth,
+        timeout=httpx2.Timeout(None, connect=CONNECT_S),
+        trust_env=False,
+        follow_redirects=False,
+    )
+
+
+def find_same_server_redirect(response: httpx2.Response) -> str | None:
+    """Return the target of a redirect that keeps the method and the server; None for any other response."""
+    onward = response.next_request
+    if response.status_code not in (307, 308) or onward is None:
+        return None
+    before, after = response.request.url, onward.url
+    same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
+    return str(after) if same and not after.userinfo else None
+
+
+def describe_http_error(error: Exception) -> str:
+    """Return the text for an error of a connection."""
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return f"the server cannot be reached: {str(error)[:300] or 'no answer'}"
+    if isinstance(error, SignInRequired):
+        return str(error)
+    return f"the connection broke: {str(error)[:300] or type(error).__name__}"

@@ -1,0 +1,526 @@
+"""OAuth sign-in at an upstream server, by the SDK's client, with its tokens in the state root, mode 0600.
+
+Each request gets a token without waiting. On a 401 the token is refreshed once, else the user signs in if possible, and then
+the request is tried once more. No token is ever logged or shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import orjson
+from mcp.client.auth import OAuthClientProvider, OAuthFlowError, TokenStorage
+from mcp.client.auth.utils import issuers_match
+from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
+
+from handrail.contract.errors import StartError
+from handrail.store import operator_decisions
+from handrail.upstream.server_definition import OauthSignInOptions, ServerDefinition
+
+if TYPE_CHECKING:
+    from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
+    from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken
+
+
+_MAX_BYTES = 1024 * 1024
+_SECRET = ("access_token", "refresh_token", "id_token", "client_secret", "registration_access_token")
+_LEAST_SECRET = 8
+"""The minimum length in characters of a value to redact; a server could name a shorter one to hide ordinary text."""
+
+
+class SignInRequired(Exception):
+    """The server requires a sign-in that is not possible now; the text has the next step."""
+
+
+class SignInPrompt:
+    """The means by which a user signs in.
+
+    :param redirect: the address to which the authorization server redirects the user
+    :param open_browser: opens an address for the user, and returns the full address of the redirect
+    """
+
+    def __init__(self, redirect: str, open_browser: Callable[[str], Awaitable[str]]) -> None:
+        self.redirect = redirect
+        self.open_browser = open_browser
+
+
+class OauthTokenStore:
+    """The client registration and the token of one server, in a private file of this user.
+
+    Implements the SDK's ``TokenStorage``.
+
+    :param register_secret: called with every secret value before it is sent
+    """
+
+    def __init__(
+        self, definition: ServerDefinition, state: Path, register_secret: Callable[[str], None] = lambda value: None
+    ) -> None:
+        self._learn = register_secret
+        key = hashlib.sha256(f"{definition.name}\0{definition.url.partition('?')[0]}".encode()).hexdigest()[:24]
+        self._path = state / "mcp" / "tokens" / f"{key}.json"
+        self._held: dict[str, Any] | None = None
+
+    @property
+    def access_token(self) -> str:
+        """The access token; empty without one."""
+        token: Any = self._all().get("tokens")
+        found = cast("dict[str, Any]", token).get("access_token") if isinstance(token, dict) else None
+        return found if isinstance(found, str) else ""
+
+    def delete(self) -> bool:
+        """Delete the tokens, and return whether any existed."""
+        self._held = {}
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
+
+    async def get_tokens(self) -> OAuthToken | None:
+        from mcp.shared.auth import OAuthToken
+
+        found = self._all().get("tokens")
+        return None if found is None else OAuthToken.model_validate(found)
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._held = {key: value for key, value in self._all().items() if key != "giver"}
+        said = tokens.model_dump(mode="json", exclude_none=True)
+        self._register_secrets(said)
+        self._write("tokens", said)
+
+    @property
+    def token_issuer(self) -> dict[str, Any] | None:
+        """The metadata of the authorization server that issued the token.
+
+        Empty if it publishes none; None if it is not known which server issued the token.
+        """
+        found: Any = self._all().get("giver")
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+    def set_token_issuer(self, metadata: OAuthMetadata | None) -> None:
+        """Store the issuer of the token.
+
+        :param metadata: None for the server itself, at the endpoints that need no metadata
+        """
+        self._write("giver", {} if metadata is None else metadata.model_dump(mode="json", exclude_none=True))
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        from mcp.shared.auth import OAuthClientInformationFull
+
+        found = self._all().get("client")
+        return None if found is None else OAuthClientInformationFull.model_validate(found)
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        said = client_info.model_dump(mode="json", exclude_none=True)
+        self._register_secrets(said)
+        self._write("client", said)
+
+    def _register_secrets(self, said: object) -> None:
+        """Register the secret values in a message, so that they are redacted."""
+        members = cast("dict[str, object]", said) if isinstance(said, dict) else {}
+        for key in _SECRET:
+            if isinstance(value := members.get(key), str) and len(value) >= _LEAST_SECRET:
+                self._learn(value)
+
+    def _all(self) -> dict[str, Any]:
+        if self._held is None:
+            content = operator_decisions.read_private_file(self._path, _MAX_BYTES)
+            try:
+                read: Any = json.loads(content) if content is not None else {}
+            except (ValueError, RecursionError):
+                read = {}
+            self._held = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
+            self._register_secrets(self._held.get("tokens"))
+            self._register_secrets(self._held.get("client"))
+        return self._held
+
+    def _write(self, key: str, value: dict[str, Any]) -> None:
+        self._held = {**self._all(), key: value}
+        with contextlib.suppress(OSError, StartError):  # kept in memory for the life of this process
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            operator_decisions.write_private_file(self._path, json.dumps(self._held).encode())
+
+
+class UpstreamSignIn(httpx2.Auth):
+    """The sign-in at one server. The SDK is imported when a server first asks for it."""
+
+    def __init__(
+        self,
+        definition: ServerDefinition,
+        state: Path,
+        prompt: SignInPrompt | None = None,
+        register_secret: Callable[[str], None] = lambda value: None,
+    ) -> None:
+        self._definition = definition
+        self._tokens = OauthTokenStore(definition, state, register_secret)
+        self._prompt = prompt
+        self._turn = asyncio.Lock()
+        self._provider: OAuthClientProvider | None = None
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        sent = self._tokens.access_token
+        _set_bearer_token(request, sent)
+        response = yield request
+        tried = 0
+        while _requires_more_scopes(response) and tried < 2:
+            tried += 1
+            async with self._turn:
+                if self._tokens.access_token == sent or not self._tokens.access_token:
+                    await response.aread()
+                    flow = self._run_sdk_flow_after_401(request, refreshing=tried == 1 and response.status_code == 401)
+                    try:
+                        to_send, told = await anext(flow), False
+                        while to_send is not request or not (told or self._tokens.access_token != sent):
+                            if to_send is request:
+                                answer, told = response, True  # the present response answers it
+                            else:
+                                answer = yield to_send
+                                await answer.aread()
+                            to_send = await flow.asend(answer)
+                    except StopAsyncIteration:
+                        return
+                    finally:
+                        await flow.aclose()
+            sent = self._tokens.access_token
+            _set_bearer_token(request, sent)
+            response = yield request
+
+    async def _run_sdk_flow_after_401(
+        self, request: httpx2.Request, *, refreshing: bool
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Run the SDK's flow from the point where the server has answered 401."""
+        provider = self._provider
+        if provider is None:
+            provider = self._provider = await asyncio.to_thread(self._make_provider)
+        if refreshing:
+            with contextlib.suppress(ValueError):
+                await self._pin_refresh_to_issuer(provider)
+        before = self._tokens.access_token
+        flow = provider.async_auth_flow(request)
+        try:
+            answer: httpx2.Response | None = None
+            while True:
+                to_send = await (anext(flow) if answer is None else flow.asend(answer))
+                answer = yield to_send
+        except StopAsyncIteration:
+            return
+        except SignInRequired:
+            raise
+        except Exception as error:
+            raise SignInRequired(f"the sign-in failed: {str(error)[:300]}") from None
+        finally:
+            await flow.aclose()  # it holds a lock until then
+            if self._tokens.access_token != before:
+                self._tokens.set_token_issuer(provider.context.oauth_metadata)
+
+    async def _pin_refresh_to_issuer(self, provider: OAuthClientProvider) -> None:
+        """Make the provider refresh the token at the server that issued it, and at no other.
+
+        :raises ValueError: if the stored metadata is invalid
+        """
+        from mcp.client.auth.utils import issuers_match
+        from mcp.shared.auth import OAuthMetadata
+
+        giver, trusted = self._tokens.token_issuer, self._definition.oauth.issuer
+        if giver is None or (trusted and not issuers_match(str(giver.get("issuer", "")), trusted)):
+            return
+        provider.context.oauth_metadata = OAuthMetadata.model_validate(giver) if giver else None
+        provider.context.current_tokens = await self._tokens.get_tokens()
+        provider.context.client_info = await self._tokens.get_client_info() or provider.context.client_info
+        provider.context.token_expiry_time = 1.0  # refused by the server, whatever its expiry time
+
+    def _make_provider(self) -> OAuthClientProvider:
+        """Return the SDK's provider for the configured grant. Loads the SDK, so call it in a thread."""
+        said = self._definition.oauth
+        if said.grant == "identity_assertion":
+            return self._make_identity_provider(said)
+        if said.private_key or said.grant == "client_credentials":
+            return self._make_credentials_provider(said)
+        return self._make_browser_provider(said)
+
+    def _make_identity_provider(self, said: OauthSignInOptions) -> OAuthClientProvider:
+        """Return a provider that uses the assertion of an identity provider that both sides trust."""
+
+        return IdentityAssertionSignIn(
+            self._definition.url,
+            self._tokens,
+            client_id=said.client_id,
+            client_secret=said.client_secret,
+            id_token=said.identity_token,
+            identity_client_id=said.identity_client_id,
+            exchange=said.identity_exchange,
+            issuer=said.issuer,
+            scopes=said.scopes,
+        )
+
+    def _make_credentials_provider(self, said: OauthSignInOptions) -> OAuthClientProvider:
+        """Return a provider that uses the client's own credentials: a signing key or a shared secret."""
+        from mcp.client.auth.extensions.client_credentials import (
+            ClientCredentialsOAuthProvider,
+            PrivateKeyJWTOAuthProvider,
+            SignedJWTParameters,
+        )
+
+        url, scope, issuer = self._definition.url, " ".join(said.scopes) or None, said.issuer or None
+        if not said.private_key:
+            return ClientCredentialsOAuthProvider(
+                url, self._tokens, said.client_id, said.client_secret, scope=scope, issuer=issuer
+            )
+        signed = SignedJWTParameters(
+            issuer=said.client_id,
+            subject=said.client_id,
+            signing_algorithm=said.signing_algorithm,
+            signing_key=said.private_key,
+        )
+        prove = signed.create_assertion_provider()
+        return PrivateKeyJWTOAuthProvider(url, self._tokens, said.client_id, prove, scope=scope, issuer=issuer)
+
+    def _make_browser_provider(self, said: OauthSignInOptions) -> OAuthClientProvider:
+        """Return a provider that lets the user sign in with a browser."""
+        from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
+
+        redirect = self._prompt.redirect if self._prompt is not None else "http://127.0.0.1:0/callback"
+        metadata = OAuthClientMetadata.model_validate(
+            {
+                "client_name": "Handrail",
+                "redirect_uris": [redirect],
+                "grant_types": ["authorization_code", "refresh_token"],
+                "response_types": ["code"],
+                "scope": " ".join(said.scopes) or None,
+            }
+        )
+        back: list[AuthorizationCodeResult] = []
+
+        async def visit(address: str) -> None:
+            if self._prompt is None:
+                raise SignInRequired(
+                    "the server requires a sign-in, and no user is present; sign in once with: handrail mcp "
+                    f"login {self._definition.name}"
+                )
+            back[:] = [_parse_redirect(await self._prompt.open_browser(address))]
+
+        async def returned() -> AuthorizationCodeResult:
+            return back[0]
+
+        known: OAuthClientInformationFull | None = None
+        if said.client_id:
+            known = OAuthClientInformationFull.model_validate(
+                {
+                    **metadata.model_dump(mode="json", exclude_none=True),
+                    "client_id": said.client_id,
+                    "client_secret": said.client_secret or None,
+                    "token_endpoint_auth_method": "client_secret_basic" if said.client_secret else "none",
+                }
+            )
+        at = said.client_metadata_url or None
+        provider = BrowserSignIn(self._definition.url, metadata, self._tokens, visit, returned, client_metadata_url=at)
+        provider.known_client, provider.trusted_issuer = known, said.issuer
+        return provider
+
+
+def _parse_redirect(address: str) -> AuthorizationCodeResult:
+    from mcp.client.auth import AuthorizationCodeResult
+
+    said = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
+    if "error" in said:
+        raise SignInRequired(f"the sign-in was rejected: {said.get('error_description', said['error'])[:300]}")
+    return AuthorizationCodeResult.model_validate({key: said.get(key) for key in ("code", "state", "iss")})
+
+
+def _set_bearer_token(request: httpx2.Request, token: str) -> None:
+    if token:
+        request.headers["authorization"] = f"Bearer {token}"
+
+
+def _requires_more_scopes(response: httpx2.Response) -> bool:
+    if response.status_code == 401:
+        return True
+    return response.status_code == 403 and "insufficient_scope" in response.headers.get("www-authenticate", "")
+
+
+# Two OAuth flows that the SDK's providers lack: that of servers of 2025-03-26, and identity assertion.
+#
+# Source: https://modelcontextprotocol.io/specification/2025-03-26/basic/authorization,
+# https://github.com/modelcontextprotocol/ext-auth (enterprise-managed authorization), RFC 8693, RFC 7523
+
+ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a kind of token
+ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
+TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105
+JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+
+_WELL_KNOWN = "/.well-known/oauth-authorization-server"
+
+
+class BrowserSignIn(OAuthClientProvider):
+    """The authorization code flow, also with a server of 2025-03-26 that is its own authorization server.
+
+    Such a server publishes no protected-resource metadata, and its own metadata is at the root of its origin, whatever the path of
+    its issuer. An issuer of the same origin is accepted; one of any other origin is refused.
+
+    :ivar known_client: the client's id, if the operator has set one
+    :ivar trusted_issuer: the only authorization server to which the user and the client's secret may be sent; empty for the one that
+        the server names
+    """
+
+    known_client: OAuthClientInformationFull | None = None
+    trusted_issuer: str = ""
+
+    async def _initialize(self) -> None:
+        await super()._initialize()
+        self.context.client_info = self.known_client or self.context.client_info
+
+    async def _perform_authorization(self) -> httpx2.Request:
+        metadata = self.context.oauth_metadata
+        named = str(metadata.issuer) if metadata is not None else _origin(self.context.server_url)
+        if self.trusted_issuer and not issuers_match(named, self.trusted_issuer):
+            raise OAuthFlowError(
+                f"the server names the authorization server {named}, but {self.trusted_issuer} is configured"
+            )
+        return await super()._perform_authorization()
+
+    async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        flow = super()._auth_flow(request)
+        try:
+            outgoing = await anext(flow)
+            while True:
+                response = yield outgoing
+                if self._is_root_metadata(outgoing, response):
+                    response = await self._issued_by_origin(outgoing, response)
+                outgoing = await flow.asend(response)
+        except StopAsyncIteration:
+            return
+        finally:
+            await flow.aclose()
+
+    def _is_root_metadata(self, asked: httpx2.Request, response: httpx2.Response) -> bool:
+        legacy = self.context.auth_server_url is None and response.status_code == 200
+        return legacy and str(asked.url) == _origin(self.context.server_url) + _WELL_KNOWN
+
+    async def _issued_by_origin(self, asked: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        body = await response.aread()
+        try:
+            metadata: Any = orjson.loads(body)
+            issuer = metadata["issuer"]
+        except (orjson.JSONDecodeError, TypeError, KeyError):
+            return response
+        origin = _origin(self.context.server_url)
+        if not isinstance(issuer, str) or _origin(issuer) != origin:
+            return response
+        said = orjson.dumps({**metadata, "issuer": origin})
+        return httpx2.Response(200, headers={"content-type": "application/json"}, content=said, request=asked)
+
+
+class IdentityAssertionSignIn(OAuthClientProvider):
+    """Enterprise-managed authorization: an identity provider vouches for the user at each server.
+
+    :param id_token: the user's token from the identity provider
+    :param identity_client_id: this client's id at the identity provider
+    :param exchange: the URL of the identity provider's token exchange
+    :param issuer: the only authorization server that may receive the client's secret; empty for the one that the server names
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        storage: TokenStorage,
+        *,
+        client_id: str,
+        client_secret: str,
+        id_token: str,
+        identity_client_id: str,
+        exchange: str,
+        issuer: str = "",
+        scopes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(server_url, OAuthClientMetadata(redirect_uris=None, grant_types=[JWT_BEARER]), storage)
+        self._scope = " ".join(scopes)
+        self._id_token = id_token
+        self._identity_client_id = identity_client_id
+        self._exchange = exchange
+        self._issuer = issuer
+        self._known = OAuthClientInformationFull(
+            redirect_uris=None,
+            client_id=client_id,
+            client_secret=client_secret,
+            grant_types=[JWT_BEARER],
+            token_endpoint_auth_method="client_secret_basic",  # noqa: S106 - a method's name
+        )
+
+    async def _initialize(self) -> None:
+        self.context.current_tokens = await self.context.storage.get_tokens()
+        self.context.client_info = self._known
+        self._initialized = True
+
+    async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Ask the identity provider before the authorization server, in the flow of the caller's requests."""
+        flow = super()._auth_flow(request)
+        try:
+            outgoing = await anext(flow)
+            while True:
+                response = yield outgoing
+                if str(outgoing.url) == self._exchange:
+                    response = yield self._token_request(await _read_identity_assertion(response))
+                outgoing = await flow.asend(response)
+        except StopAsyncIteration:
+            return
+        finally:
+            await flow.aclose()
+
+    async def _perform_authorization(self) -> httpx2.Request:
+        metadata = self.context.oauth_metadata
+        if metadata is None:
+            raise OAuthFlowError("the server names no authorization server for an identity assertion")
+        issuer = str(metadata.issuer)
+        if self._issuer and issuer != self._issuer:
+            raise OAuthFlowError(
+                f"the server names the authorization server {issuer}, but {self._issuer} is configured"
+            )
+        form = {
+            "grant_type": TOKEN_EXCHANGE,
+            "requested_token_type": ID_JAG,
+            "subject_token": self._id_token,
+            "subject_token_type": ID_TOKEN,
+            "audience": issuer,
+            "resource": self.context.get_resource_url(),
+            "client_id": self._identity_client_id,
+        }
+        return httpx2.Request("POST", self._exchange, data=form)
+
+    def _token_request(self, assertion: str) -> httpx2.Request:
+        form = {"grant_type": JWT_BEARER, "assertion": assertion, "resource": self.context.get_resource_url()}
+        if self._scope:
+            form["scope"] = self._scope
+        form, headers = self.context.prepare_token_auth(form, {"Content-Type": "application/x-www-form-urlencoded"})
+        return httpx2.Request("POST", self._get_token_endpoint(), data=form, headers=headers)
+
+
+async def _read_identity_assertion(response: httpx2.Response) -> str:
+    """Return the assertion of the identity provider.
+
+    :raises OAuthFlowError: if there is none
+    """
+    body = await response.aread()
+    try:
+        answer: Any = orjson.loads(body)
+        vouched = response.status_code == 200 and answer.get("issued_token_type") == ID_JAG
+        assertion = answer["access_token"] if vouched else None
+    except (orjson.JSONDecodeError, AttributeError, KeyError):
+        assertion = None
+    if not isinstance(assertion, str):
+        raise OAuthFlowError(
+            f"the identity provider returned no assertion; it answered with HTTP {response.status_code}"
+        )
+    return assertion
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}".lower()
