@@ -19,13 +19,13 @@ FACADES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "handrail": (
         "This module is for programs that embed Handrail, and for tools.",
         {
-            "Kernel and sessions": ("kernel", "session", "contract.session"),
-            "Calls and results": ("contract.call",),
+            "Kernel and sessions": ("kernel", "session", "contract.session_protocols"),
+            "Calls and results": ("contract.calls_and_results",),
             "Errors": ("contract.errors",),
             "Tools": ("contract.tool",),
             "Services for tools": ("contract.services",),
-            "Triggers": ("contract.tool.triggers",),
-            "Approvals": ("contract.approvals",),
+            "Triggers": ("contract.tool.trigger_tools",),
+            "Approvals": ("contract.approval_requests",),
             "Agents and models": ("agent",),
             "Records": ("record",),
             "State and texts": ("store", "contract.text"),
@@ -34,18 +34,18 @@ FACADES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "handrail.testing": (
         "This module is for tests of tools and agents.",
         {
-            "Kernel, user and client": ("testing.kernels",),
-            "Models in the process": ("testing.request_checks",),
-            "Scripts of models": ("agent.providers.script",),
-            "Servers with the protocols of providers": ("testing.model_servers",),
-            "Third-party tools": ("testing.upstream_servers",),
+            "Kernel, user and client": ("testing.scripted_kernel",),
+            "Models in the process": ("testing.provider_request_checks",),
+            "Scripts of models": ("agent.providers.scripted_model",),
+            "Servers with the protocols of providers": ("testing.provider_servers",),
+            "Third-party tools": ("testing.scripted_mcp_servers",),
         },
     ),
     "handrail.policy": ("This module is for authors of watchdogs.", {"Watchdogs": ("policy",)}),
     "handrail.sandbox": (
         "This module is for authors of sandbox providers.",
         {
-            "Sandbox providers": ("contract.sandbox",),
+            "Sandbox providers": ("contract.sandbox_protocol",),
             "Capabilities": ("contract.tool",),
             "Choice and checks": ("sandbox",),
             "Programs": ("origins",),
@@ -53,7 +53,7 @@ FACADES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     ),
     "handrail.sources": (
         "This module is for authors of sources of tools.",
-        {"Sources": ("contract.generation",), "Resources and prompts": ("contract.tool",)},
+        {"Sources": ("contract.tool_generation",), "Resources and prompts": ("contract.tool",)},
     ),
 }
 """The purpose of each facade, and its groups with the modules that their names come from."""

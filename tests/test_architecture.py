@@ -88,13 +88,13 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     assert "handrail.kernel.local_kernel" in loaded
     assert not [name for name in COSTLY if name in loaded and name not in ("click", "jsonschema_rs", "sqlite3")]
     features = (
-        "agent.loop",
+        "agent.agent_loop",
         "agent.providers",
         "authoring",
         "kernel.doctor",
         "frontends.mcp",
-        "kernel.mcp_servers",
-        "kernel.remote",
+        "kernel.upstream_mcp_servers",
+        "kernel.remote_kernel",
     )
     assert not [name for name in features if f"handrail.{name}" in loaded]
 

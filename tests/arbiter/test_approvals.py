@@ -48,7 +48,7 @@ class Desk:
             self.log = CommitLog(store.database)
             approvals = ApprovalBroker(ApprovalTable(store.database), self.log, self.shaper, clock=self.clock)
             yield approvals
-            approvals.stop_expiry_timer()
+            approvals.close()
             await self.log.flush()
         finally:
             await store.aclose()

@@ -353,10 +353,10 @@ def test_answering_makes_no_kernel_where_no_process_holds_the_workspace(here: He
     _, loaded = loaded_for(handrail, approval, "--once")
     rooms = {
         "kernel.held",
-        "kernel.assembly",
+        "kernel.kernel_assembly",
         "arbiter.arbiter",
-        "registry.generations",
-        "sandbox.tiers",
+        "registry.generation_lifecycle",
+        "sandbox.tier_probe",
         "kernel.sessions",
     }
     assert "store.lease" in loaded and not rooms & loaded

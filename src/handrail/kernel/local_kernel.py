@@ -434,7 +434,7 @@ class LocalKernel(Kernel):
                 steps.push_async_callback(context.aclose)
             steps.push_async_callback(self.components.arbiter.tool_runner.wait_for_late_work)
             steps.push_async_callback(self.server.aclose)  # before `settled`, which tools of clients could delay
-            steps.callback(self.components.arbiter.approval_broker.stop_expiry_timer)
+            steps.callback(self.components.arbiter.approval_broker.close)
             steps.push_async_callback(self._suspend_all)
             steps.push_async_callback(self.components.arbiter.jobs.stop_and_wait, "shutdown")
             steps.push_async_callback(self._end_all)

@@ -1,4 +1,4 @@
-"""An MCP server over stdin and stdout with scripted misbehaviour: ``python upstream_program.py PLAN.json``.
+"""An MCP server over stdin and stdout with scripted misbehaviour: ``python scripted_mcp_program.py PLAN.json``.
 
 It is a separate program and needs only Python. The plan lists its tools and its misbehaviour; see
 :class:`handrail.testing.scripted_mcp_servers.StdioServerProgram`. A plan that changes on disk applies from the next message on.

@@ -28,7 +28,7 @@ from handrail.kernel.local_kernel import LocalKernel
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 
 ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
-_PROGRAM = Path(__file__).with_name("upstream_program.py")
+_PROGRAM = Path(__file__).with_name("scripted_mcp_program.py")
 
 
 def make_tool_entry(name: str, description: str = "", **more: Any) -> dict[str, Any]:

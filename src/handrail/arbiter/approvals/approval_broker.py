@@ -518,7 +518,7 @@ class ApprovalBroker:
         for session_id in self._table.reader.list_waiting_subagents():
             await self.refuse_requests_of_session(session_id, "its sub-agent ended with Handrail", "parent")
 
-    def stop_expiry_timer(self) -> None:
+    def close(self) -> None:
         """Stop checking for expiry."""
         if self._timer is not None:
             self._timer.cancel()

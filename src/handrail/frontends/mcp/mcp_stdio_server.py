@@ -267,7 +267,7 @@ async def serve_stdio(
         if ends is None:
             server = import_module("handrail.frontends.mcp.mcp_server")
             started()
-            await server.serve_on(kernel, serving, None)
+            await server.serve_single_client(kernel, serving, None)
             return
         lines, output = ends
         reception = StartupResponder(kernel, serving, output)
@@ -275,7 +275,7 @@ async def serve_stdio(
             server = await reception.load_server_module()
             started()
             try:
-                await server.serve_on(
+                await server.serve_single_client(
                     kernel, serving, (reception.replay_client_lines(lines), reception.make_answer_filter())
                 )
             except* ConnectionError:
