@@ -37,7 +37,7 @@ async def main(folder: Path) -> None:
         print(f"other calls run meanwhile: {other.type}")
 
         result = await session.jobs.wait(job_id, timeout_ms=60_000)
-        last = await session.jobs.lines(job_id, offset=-1)
+        last = await session.jobs.read_line_range(job_id, offset=-1)
         print(last.text, end="")
         assert result is not None
         print(f"result: {result.data}")
