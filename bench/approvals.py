@@ -71,7 +71,7 @@ async def main() -> int:
             "answer one": await median_ms(answered),
             "(one record committed)": await median_ms(recorded),
         }
-        approvals.stop_expiry_timer()
+        approvals.close()
         await store.aclose()
     for what, spent in figures.items():
         print(f"{what:32} {spent:8.3f} ms")
