@@ -269,7 +269,7 @@ class Agent:
     def serve(self, task: str | None = None) -> AsyncGenerator[AgentEvent, None]:
         """Work on ``task``, and then on whatever arrives, until :meth:`stop`.
 
-        Messages from :meth:`say`, finished jobs and fired triggers arrive. Each gets a run with a separate budget. A run that a
+        Messages from :meth:`send`, finished jobs and fired triggers arrive. Each gets a run with a separate budget. A run that a
         trigger starts is headless. Unanswered work is tried again.
 
         :raises UsageError: if the agent serves already
@@ -294,7 +294,7 @@ class Agent:
         self._serve_loop.queue_user_message(text)
 
     def stop(self, reason: StopReason = "user") -> None:
-        """Stop the current run as :meth:`cancel` does, and end :meth:`live`."""
+        """Stop the current run as :meth:`cancel` does, and end :meth:`serve`."""
         (self.cancel if self._serve_loop is None else self._serve_loop.stop_serving)(reason)
 
     def get_usage_of_call(self, call_id: str) -> RunUsage | None:

@@ -43,7 +43,7 @@ class RetryPolicy:
     """The number of requests and the delays between them.
 
     :param attempts: requests altogether, including the first
-    :param min_delay_s: seconds before the second request; doubled each time, up to ``longest_s``
+    :param min_delay_s: seconds before the second request; doubled each time, up to ``max_delay_s``
     :param max_delay_s: the longest delay in seconds, also if the provider sends ``retry-after``
     :param sleep: waits the given seconds; tests may replace it
     """
@@ -140,7 +140,7 @@ class ReplyStreamTask(Generic[T]):
         self._task.add_done_callback(self._on_task_done)
 
     def close_stream(self) -> None:
-        """Close the stream; :meth:`events` then ends with :class:`ReplyReadingStopped`."""
+        """Close the stream; :meth:`iterate_results` then ends with :class:`ReplyReadingStopped`."""
         self._stopped = True
         self._task.cancel()
 
@@ -150,12 +150,12 @@ class ReplyStreamTask(Generic[T]):
         await asyncio.wait({self._task})
 
     async def iterate_results(self) -> AsyncGenerator[T, None]:
-        """Yield the results of ``heed`` in order.
+        """Yield the results of the event handler in order.
 
-        :raises ReplyTooLong: if ``heed`` raises it
+        :raises ReplyTooLong: if the handler raises it
         :raises ProviderError: see :func:`stream_with_retries`
         :raises ReplyDeadlineExceeded: at the deadline
-        :raises ReplyReadingStopped: after :meth:`stop`
+        :raises ReplyReadingStopped: after :meth:`close_stream`
         """
         while not isinstance(told := await self._queue.get(), _EndOfStream):
             yield told

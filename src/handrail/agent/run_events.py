@@ -79,7 +79,7 @@ class ProviderToolUsed:
 class ReplyInterrupted:
     """The reply was interrupted.
 
-    With ``again`` the request is sent once more, and the text so far does not count.
+    If ``will_retry`` is true, the request is sent once more, and the text so far does not count.
     """
 
     reason: str

@@ -190,7 +190,7 @@ def _documentation_hint(tool_id: str) -> str:
 _LOOK_AGAIN_S = 0.02
 _tuple: Any = tuple
 _new_answer: Callable[..., CallAnswer] = _tuple.__new__
-"""Makes an ``Answer`` in half the time of its own constructor."""
+"""Create a ``CallAnswer`` in half the time of its own constructor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class ArbiterLimits:
 
 
 class Arbiter:
-    """The only code that runs calls."""
+    """The arbiter: the only code that runs tool calls."""
 
     def __init__(
         self,
@@ -636,7 +636,7 @@ class Arbiter:
     def prevalidate(
         self, call_id: str, proposed: ProposedCall, lane: Lane, generation: Generation
     ) -> PrevalidationResult | None:
-        """Prevalidate a proposed call; see :func:`look_ahead`."""
+        """Prevalidate a proposed call; see :func:`prevalidate_call`."""
         return prevalidate_call(
             self.create_call(call_id, proposed, lane, generation), self.lock_resolver, self.authorisation
         )

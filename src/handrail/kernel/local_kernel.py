@@ -80,7 +80,7 @@ logger = logging.getLogger("handrail.ipc")
 
 
 OpenLocal = Callable[[ClientProcessRegistrations], AbstractAsyncContextManager[Kernel]]
-"""Holds the workspace in this process; see :func:`hold`."""
+"""Holds the workspace in this process; see :func:`open_local_kernel`."""
 
 OpenRemote = Callable[[WorkspaceHeld, ClientProcessRegistrations], AbstractAsyncContextManager[Kernel]]
 """Connects to the process that holds a workspace; see :func:`handrail.kernel.remote_kernel.open_remote_kernel`."""

@@ -196,7 +196,7 @@ class LocalMcpServers(McpServers):
     async def connect_until_removed(
         self, name: str, server: UpstreamServerSettings, prompt: SignInPrompt | None
     ) -> ConnectedMcpServer:
-        """Connect a server until :meth:`remove`; see :meth:`connect`."""
+        """Connect a server until :meth:`disconnect_server`; see :meth:`connect`."""
         rooms = self._components
         definition = build_definition(
             name, server, "Kernel.mcp.connect", self._secrets, rooms.upstreams.register_secret

@@ -101,7 +101,7 @@ class LoggedCallSummary:
 class LogReader:
     """A reader of the log through one connection.
 
-    :raises StartError: from :meth:`at`, if the log cannot be read or is damaged
+    :raises StartError: from :meth:`open_database`, if the log cannot be read or is damaged
     :raises sqlite3.Error: from every other method, if the file is damaged
     """
 
@@ -312,7 +312,7 @@ class LogReader:
         return [str(row[0]) for row in self._connection.execute(sql, (f"{call_id}.", f"{call_id}/"))]
 
     def describe_session(self, session_id: str) -> dict[str, Any]:
-        """Return ``agent``, ``face`` and ``topic`` of a session; empty if the session is unknown."""
+        """Return ``agent``, ``frontend`` and ``topic`` of a session; empty if the session is unknown."""
         row = self._connection.execute(
             "SELECT agent, frontend, topic FROM session WHERE id = ?", (session_id,)
         ).fetchone()

@@ -58,14 +58,14 @@ class UnavailableReason(NamedTuple):
 
 NOT_BUILT = "its executable is not built; run handrail build AGENT, and start Handrail with the folder that it writes"
 PROVIDER_CONFINEMENT = "the model's provider"
-"""``Entry.sandbox`` of a tool that the model's provider carries out."""
+"""``ToolEntry.sandbox`` of a tool that the model's provider carries out."""
 _STATUSES_BY_SEVERITY: tuple[ToolState, ...] = ("disabled", "quarantined", "offline", "error", "available")
 
 
 def resolve_status(
     spec: ToolSpec, foreign: ThirdPartyOrigin | None, reasons: Iterable[UnavailableReason]
 ) -> tuple[str | None, ToolState]:
-    """Return the text for ``Entry.unavailable_reason`` (None if the tool can run) and the status of a tool.
+    """Return the text for ``ToolEntry.unavailable_reason`` (None if the tool can run) and the status of a tool.
 
     A tool that can run is ``connected`` if the user configured or approved it, else ``system``.
     """

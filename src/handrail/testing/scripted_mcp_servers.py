@@ -66,7 +66,7 @@ class StdioServerProgram:
         return [sys.executable, "-I", str(self.path), str(self._plan)]
 
     def connect_arguments(self, **more: Any) -> dict[str, Any]:
-        """Return the server as arguments for ``kernel.mcp.connect``."""
+        """Return the server as arguments for ``kernel.mcp_servers.connect``."""
         command, *args = self.argv
         return {"command": command, "args": tuple(args), "folders": (str(self.folder),), **more}
 

@@ -227,7 +227,7 @@ class ScriptMismatch(ProviderError):
 
 
 class ScriptedModel:
-    """A model that plays a :class:`Script`, one turn per request.
+    """A model that plays a :class:`ModelScript`, one turn per request.
 
     :param source: the name of the script in messages
     """

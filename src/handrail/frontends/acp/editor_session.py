@@ -405,7 +405,7 @@ class EditorSession:
     # ── end of the session ───────────────────────────────────────────────────────────────────────
 
     async def suspend(self) -> None:
-        """Suspend the session. Call :meth:`release` afterwards.
+        """Suspend the session. Call :meth:`close_unused_models` afterwards.
 
         Running calls are stopped and answered. Calls that wait for approval, and sub-agents in the background, continue.
         """

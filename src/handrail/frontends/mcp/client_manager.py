@@ -194,7 +194,7 @@ class McpClientManager:
         self._over_http = over_http
         """Over HTTP, several clients may come without credentials. Over stdio there is one client."""
         self._stateless_clients: dict[tuple[Any, bool], McpClientState] = {}
-        """The clients of the stateless version, by their identity (:meth:`_who`) and whether they answer forms."""
+        """The clients of the stateless version, by their identity (:meth:`_identify_client`) and whether they answer forms."""
         self._last_used: dict[tuple[Any, bool], float] = {}
         self._clients: set[McpClientState] = set()
         self._clients_by_connection: dict[str, McpClientState] = {}

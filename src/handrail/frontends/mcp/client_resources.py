@@ -129,7 +129,7 @@ class CallOutputResources:
     async def read_artifacts(self, refs: Iterable[str], most: int = MAX_INLINE_BYTES) -> dict[str, bytes]:
         """Return the content of artifacts, up to ``most`` bytes in all.
 
-        :param refs: from :func:`artifact_refs`, because this method does not check to whom they belong
+        :param refs: from :func:`collect_result_artifacts`, because this method does not check to whom they belong
         """
         found: dict[str, bytes] = {}
         for ref in refs:

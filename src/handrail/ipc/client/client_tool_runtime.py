@@ -267,7 +267,7 @@ class ClientToolRuntime:
         return self._streams.open(lambda piece: _call_in_loop(here, listener, piece))
 
     async def _request_streamed(self, op: str, method: MethodSignature, told: dict[str, Any]) -> Any:
-        """Invoke a service method that sends pieces before its answer; see :meth:`ask`."""
+        """Invoke a service method that sends pieces before its answer; see :meth:`invoke_runtime_service`."""
         assert method.callback is not None
         listener: Callable[[bytes], None] = told[method.callback]
         failures: list[BaseException] = []

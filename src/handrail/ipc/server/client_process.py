@@ -193,7 +193,7 @@ class KernelForClients(Protocol):
 
 
 class ServerForClients(Protocol):
-    """The parts of the server that a :class:`Guest` needs."""
+    """The parts of the server that a :class:`ClientProcess` needs."""
 
     @property
     def host(self) -> KernelForClients: ...

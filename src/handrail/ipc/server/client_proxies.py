@@ -40,7 +40,7 @@ from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
 
 APPROVAL_PREFIX, CLIENT_PREFIX, BUFFERS_PREFIX, SUBAGENT_PREFIX = "people.", "client.", "buffers.", "model."
-"""The prefixes of the operations of :class:`ApprovalHandler`, :class:`Peer`, :class:`EditorClientHandler` and :class:`SubagentRunner`."""
+"""The prefixes of the operations of :class:`ApprovalHandler`, :class:`ClientHandler`, :class:`EditorClientHandler` and :class:`SubagentRunner`."""
 _MAX_KEPT_CALLS = 1_024
 """The number of calls whose client capabilities are remembered."""
 _STAMP_TIMEOUT_S = 5.0

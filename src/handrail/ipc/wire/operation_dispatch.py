@@ -20,7 +20,7 @@ MAX_RUNNING = 16_384
 logger = logging.getLogger("handrail.ipc")
 
 OperationHandler = Callable[[Any], Coroutine[Any, Any, Any]]
-"""Answers one request: takes its body, returns the body of the answer, raises :class:`Refused`. JSON, hence ``Any``."""
+"""Answers one request: takes its body, returns the body of the answer, raises :class:`OperationRefused`. JSON, hence ``Any``."""
 
 LEAVING = "leaving"
 """The kind of refusal of a lease holder that shuts down: nothing was started. Repeat the request with the next holder."""

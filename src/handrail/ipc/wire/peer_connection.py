@@ -98,10 +98,10 @@ class HandshakeHandler(Protocol):
 
 
 class IpcConnection(asyncio.BufferedProtocol):
-    """One end of a connection, created by :func:`handrail.ipc.wire.socket_handshake.connect_to_lease_holder` and ``listen``.
+    """One end of a connection, created by :func:`handrail.ipc.wire.socket_handshake.connect_to_lease_holder` and by the listener.
 
     :param operations: the operations that the other side may request
-    :param gate: receives all messages until it calls :meth:`open`; None: no handshake
+    :param gate: receives all messages until it calls :meth:`finish_handshake`; None: no handshake
     """
 
     def __init__(self, operations: OperationTable | None = None, gate: HandshakeHandler | None = None) -> None:
@@ -164,7 +164,7 @@ class IpcConnection(asyncio.BufferedProtocol):
     def send_request(self, op: str, body: Any) -> tuple[int, asyncio.Future[Any]]:
         """Send a request, and return its number and the future of its answer.
 
-        This is the first half of :meth:`request`. If you are cancelled while you wait for the answer, call :meth:`give_up`.
+        This is the first half of :meth:`request`. If you are cancelled while you wait for the answer, call :meth:`cancel_request`.
         """
         if self.lost_reason is not None:
             raise ConnectionLost(self.lost_reason, sent=False)
@@ -196,7 +196,7 @@ class IpcConnection(asyncio.BufferedProtocol):
     def notify(self, op: str, body: Any = None, *, skip_when_behind: bool = False) -> bool:
         """Send a notification, and return whether it was sent.
 
-        :param skip_when_behind: do not send it to a peer that is behind, but count it in :attr:`left_out`
+        :param skip_when_behind: do not send it to a peer that is behind, but count it in :attr:`skipped_notifications`
         """
         if self.lost_reason is not None or self._handshake is not None:
             return False
@@ -236,7 +236,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         self._frames.limit = MAX_FRAME
 
     def limit_frame_size(self, max_frame: int) -> None:
-        """Limit the size of messages, in bytes, until :meth:`open`."""
+        """Limit the size of messages, in bytes, until :meth:`finish_handshake`."""
         self._frames.limit = max_frame
 
     def send_handshake_message(self, message: Message) -> None:

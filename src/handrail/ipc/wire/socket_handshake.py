@@ -45,7 +45,7 @@ class NoLeaseHolder(StartError):
 
 
 class SocketListener:
-    """The listening socket of the lease holder, created by :func:`listen`."""
+    """The listening socket of the lease holder, created by :func:`listen_on_socket`."""
 
     def __init__(self, server: asyncio.Server, folder: Path, name: str, made: os.stat_result) -> None:
         self._server = server
@@ -146,7 +146,7 @@ async def connect_to_lease_holder(
     """Connect to the process that listens there, and do the handshake.
 
     :param operations: the operations that it may request of this process
-    :param hello: the fields of the greeting; the answer is the connection's :attr:`~Connection.peer_greeting`
+    :param hello: the fields of the greeting; the answer is the connection's :attr:`~IpcConnection.peer_greeting`
     :param seconds: the time limit for the connection and the handshake together
     :param lost: called with the reason if the connection is lost later
     :raises NoLeaseHolder: if no process listens there
@@ -349,7 +349,7 @@ def get_handrail_version() -> str:
 
 
 AcceptClient = Callable[[IpcConnection, Message], tuple[OperationTable, Message]]
-"""Accepts a process: returns the operations that it may request and the answer to its greeting, or raises :class:`Refused`."""
+"""Accepts a process: returns the operations that it may request and the answer to its greeting, or raises :class:`OperationRefused`."""
 
 
 class HandshakeServer:

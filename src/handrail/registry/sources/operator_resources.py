@@ -339,7 +339,7 @@ class FileResourceProvider:
         return {"values": fitting, "total": len(fitting), "hasMore": False}
 
     async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        """Return a function that does nothing, since subscribers poll :meth:`glance` and :meth:`stamp`."""
+        """Return a function that does nothing, since subscribers poll :meth:`quick_stamp` and :meth:`content_stamp`."""
         return _nothing
 
     def content_stamp(self, uri: str) -> str:

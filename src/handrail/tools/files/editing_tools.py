@@ -101,7 +101,7 @@ def convert_patch_operations(text: str, operations: Sequence[dict[str, Any]]) ->
 
 
 def apply_line_replacements(text: str, blocks: Sequence[LineReplacement]) -> str:
-    """Return ``text`` with ``split_into_block_starts`` applied."""
+    """Return ``text`` with ``blocks`` applied."""
     lines = split_lines(text)
     out: list[str] = []
     line = at = 0
