@@ -275,7 +275,7 @@ class Agent:
         :raises UsageError: if the agent serves already
         """
         if self._serve_loop is not None:
-            raise UsageError("This agent serves already. Send it messages with say().")
+            raise UsageError("This agent serves already. Send it messages with send().")
         self._serve_loop = ServeLoop(self)
         return self._serve_loop.serve_events(task, lambda: setattr(self, "_serve_loop", None))
 
@@ -290,7 +290,7 @@ class Agent:
         :raises UsageError: if the agent does not serve
         """
         if self._serve_loop is None:
-            raise UsageError("This agent does not serve. Pass the task to run(), or start live() first.")
+            raise UsageError("This agent does not serve. Pass the task to run(), or start serve() first.")
         self._serve_loop.queue_user_message(text)
 
     def stop(self, reason: StopReason = "user") -> None:

@@ -84,7 +84,7 @@ async def stream_with_retries(
             if begun:
                 raise error if isinstance(error, ReplyStreamCut) else ReplyStreamCut(str(error)) from error
             if attempt == policy.attempts:
-                raise ProviderBusy(f"{error} (asked {attempt} times)") from error
+                raise ProviderBusy(f"{error} All {attempt} attempts failed. Try again later.") from error
             asked_for_s = error.retry_after_s if isinstance(error, ProviderBusy) else None
             delay_s = policy.get_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
@@ -177,7 +177,9 @@ class ReplyStreamTask(Generic[T]):
                         # Bounds the queue of a slow reader. The assembly of the reply has the exact limit.
                         units += EVENT_UNITS + len(getattr(event, "text", ""))
                         if units > MAX_REPLY_UNITS + EVENT_UNITS:
-                            raise ReplyStreamCut(f"The reply is longer than {MAX_REPLY_UNITS:,} characters.")
+                            raise ReplyStreamCut(
+                                f"The reply is longer than {MAX_REPLY_UNITS:,} characters. Ask the model for a shorter one."
+                            )
                         steps += 1
                         for told in await self._handle(event):
                             self._put(told)
@@ -193,7 +195,7 @@ class ReplyStreamTask(Generic[T]):
             late = (
                 ReplyDeadlineExceeded()
                 if timer.expired()
-                else ReplyStreamCut("The provider sent nothing for too long.")
+                else ReplyStreamCut("The provider sent nothing for too long. Try again later.")
             )
             self._put(_EndOfStream(late))
         except asyncio.CancelledError:

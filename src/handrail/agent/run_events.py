@@ -165,6 +165,7 @@ class RunOutcome:
 
     @property
     def ok(self) -> bool:
+        """Whether the run ended with an answer."""
         return self.status == "answered"
 
 
@@ -190,3 +191,4 @@ AgentEvent = (
     | BudgetExhausted
     | RunFinished
 )
+"""One event of a run, as :meth:`handrail.agent.agent_loop.Agent.run` yields it."""

@@ -346,9 +346,7 @@ class Arbiter:
         call.tool_id = entry.id
         if entry.unavailable_reason is not None:
             self._propose(call, redact_rejected_arguments(proposed.arguments, self.shaper.redactor))
-            raise CallRefusal(
-                "resolve", "unavailable", f"Tool `{entry.spec.id}` is unavailable: {entry.unavailable_reason}"
-            )
+            raise CallRefusal("resolve", "unavailable", entry.unavailable_text)
         if call.parent is None:
             call.lane.catalog.keep_called_tool(entry.id)
 

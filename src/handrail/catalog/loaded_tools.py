@@ -557,7 +557,7 @@ class CallCatalog:
         :raises ToolError: ``unavailable``, with the reason
         """
         if entry.unavailable_reason is not None:
-            raise ToolError(f"Tool {entry.id} is not available: {entry.unavailable_reason}", kind="unavailable")
+            raise ToolError(entry.unavailable_text, kind="unavailable")
         if entry.id in view.barred_agents:
             text = (
                 f"Tool {entry.id} cannot be used here: a parent agent may not delegate to this agent, or the maximum depth of "

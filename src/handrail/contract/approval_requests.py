@@ -232,7 +232,9 @@ class DeferApprovals:
     """
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        """Defer the request."""
         return ApprovalAnswer("defer")
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
+        """Defer the questions."""
         return None

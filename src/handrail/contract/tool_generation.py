@@ -115,6 +115,12 @@ class ToolEntry:
         object.__setattr__(self, "answering_spec", None if self.answered_by is None else self.answered_by.spec)
         object.__setattr__(self, "has_check", type(self.tool).check is not Tool.check)
 
+    @property
+    def unavailable_text(self) -> str:
+        """The error text for a call of this tool while it is unavailable."""
+        reason = (self.unavailable_reason or "").rstrip(".")
+        return f"Tool `{self.id}` is unavailable: {reason}. Use another tool, or ask the user to correct this."
+
     def validate_arguments(
         self,
         arguments: dict[str, Any],

@@ -396,7 +396,9 @@ class RemoteMcpServers(McpServers):
 
     async def _open_address(self, name: str, url: str) -> str:
         if name not in self._prompts:
-            raise UsageError(f"This process has no sign-in for the MCP server {name[:60]!r}.")
+            raise UsageError(
+                f"This process has no sign-in for the MCP server {name[:60]!r}. Start one in this process."
+            )
         return await self._prompts[name].open_browser(url)
 
 

@@ -70,6 +70,7 @@ class LoggedRecord:
 
     @property
     def tool(self) -> str | None:
+        """The tool id in the body, or None."""
         return _text((self.body or {}).get("tool"))
 
 
@@ -122,6 +123,7 @@ class LogReader:
 
     @property
     def connection(self) -> sqlite3.Connection:
+        """The connection that it reads through."""
         return self._connection
 
     def head(self) -> LogHead:
@@ -180,6 +182,7 @@ class LogReader:
         return LogHead(walk.sequence, walk.head.hex())
 
     def read_mark(self, key: Literal["settled", "began"]) -> int:
+        """Return a sequence of the log: where the settled records end, or where its present part began."""
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row is not None and isinstance(row[0], int) else 0
 

@@ -167,6 +167,7 @@ class CheckOutcome:
     detail: str = ""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return its fields as JSON-able data."""
         return asdict(self)
 
 

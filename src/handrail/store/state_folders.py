@@ -296,6 +296,7 @@ class StateFolders:
 
     @property
     def database_file(self) -> Path:
+        """The file with the log of the workspace."""
         return self.workspace_state_folder / "handrail.db"
 
     @property
@@ -310,6 +311,7 @@ class StateFolders:
 
     @property
     def artifact_folder(self) -> Path:
+        """The folder of the artifacts of the workspace."""
         return self.workspace_state_folder / "artifacts"
 
     @property

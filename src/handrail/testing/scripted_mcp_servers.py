@@ -279,9 +279,11 @@ class ThirdPartySource:
         self.tools = [*(old for old in self.tools if old.spec.id not in {new.spec.id for new in tools}), *tools]
 
     def withdraw(self, *tool_ids: str) -> None:
+        """Remove tools from now on."""
         self.tools = [tool for tool in self.tools if tool.spec.id not in tool_ids]
 
     def load(self) -> SourceContents:
+        """Return the tools and faults, or raise the exception of ``broken``."""
         if self.broken is not None:
             raise self.broken
         return SourceContents(self._found_tools(self.tools), tuple(self.faults), self.name, self.about)

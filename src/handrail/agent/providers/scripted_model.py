@@ -250,6 +250,7 @@ class ScriptedModel:
 
     @property
     def name(self) -> str:
+        """The name of the model, with the source of its script."""
         return f"script:{self._source}"
 
     @property

@@ -409,7 +409,11 @@ class McpClientManager:
         """
         held = self._held_calls.get(state)
         if held is None or held[0] is not client:
-            raise MCPError(INVALID_PARAMS, "Invalid or expired requestState", {"reason": "invalid_request_state"})
+            raise MCPError(
+                INVALID_PARAMS,
+                "The `requestState` is invalid or has expired. Make the call again without it.",
+                {"reason": "invalid_request_state"},
+            )
         del self._held_calls[state]
         held[1].cancel()
         return client.held_calls.pop(state)

@@ -177,7 +177,9 @@ class RemoteClientService:
     async def send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         for key, ask in requests.items():
             if not isinstance(ask, ClientRequest):  # pyright: ignore[reportUnnecessaryIsInstance] - a tool may pass anything
-                raise ToolError(f"Invalid client request {key!r}: expected an Ask.", kind="invalid_input")
+                raise ToolError(
+                    f"Invalid client request {key!r}: expected a ClientRequest. Pass one.", kind="invalid_input"
+                )
         return await self._proxy.send_requests(requests)
 
 

@@ -131,7 +131,7 @@ class IpcConnection(asyncio.BufferedProtocol):
     @property
     def transport(self) -> asyncio.Transport:
         if self._transport is None:
-            raise UsageError("The connection is not established yet.")
+            raise UsageError("The connection is not established yet. Wait for the handshake first.")
         return self._transport
 
     @property
@@ -169,7 +169,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         if self.lost_reason is not None:
             raise ConnectionLost(self.lost_reason, sent=False)
         if self._handshake is not None:
-            raise UsageError("The handshake is not finished yet.")
+            raise UsageError("The handshake is not finished yet. Wait for it first.")
         number = self._next_id
         try:
             data = encode_frame({"id": number, "op": op, "body": body})
@@ -206,7 +206,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         try:
             data = encode_frame({"op": op, "body": body})
         except FrameTooLong as error:
-            raise OperationRefused("limit", f"Notification too large: {error}.") from None
+            raise OperationRefused("limit", f"Notification too large: {error}. Send less data.") from None
         self._send(data, owed=True)
         return self.lost_reason is None
 
@@ -371,7 +371,10 @@ class IpcConnection(asyncio.BufferedProtocol):
             data = encode_frame(message)
         except FrameTooLong as error:
             data = encode_frame(
-                {"id": message["id"], "error": {"kind": "limit", "text": f"the answer cannot be sent: {error}."}}
+                {
+                    "id": message["id"],
+                    "error": {"kind": "answer_too_large", "text": f"The answer cannot be sent: {error}."},
+                }
             )
         self._send(data, owed=True)
 

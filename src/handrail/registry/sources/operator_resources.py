@@ -416,7 +416,10 @@ class FileResourceProvider:
         except LoadError as error:
             raise ToolError(f"{named}: {error.diagnostics[0].problem}", kind="unavailable") from None
         if len(content) > MAX_RESOURCE_BYTES:
-            raise ToolError(f"File {named} is too large. The limit is {MAX_RESOURCE_BYTES:,} bytes.", kind="limit")
+            raise ToolError(
+                f"File {named} is too large. The limit is {MAX_RESOURCE_BYTES:,} bytes. Ask the user to make it smaller.",
+                kind="limit",
+            )
         return content
 
 

@@ -176,7 +176,7 @@ class OutputPipe:
             if kept and self._on_output is not None:
                 self._on_output(kept)
             if goes_on and self._on_output is not None:  # else the kept part would look like the whole output
-                self._on_output(f"\n[the output goes on; its first {self._cap:,} bytes are kept]\n".encode())
+                self._on_output(f"\n[the output continues; its first {self._cap:,} bytes are kept]\n".encode())
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
         return more

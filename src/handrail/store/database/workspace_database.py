@@ -302,7 +302,11 @@ class _DatabaseSink:
     def write(self, batch: Sequence[TableWork]) -> None:
         connection = self._connection
         if connection is None:
-            raise self._lost_lease_error() if self._lost else SinkUnavailable(f"The database {self._path} is closed.")
+            raise (
+                self._lost_lease_error()
+                if self._lost
+                else SinkUnavailable(f"The database {self._path} is closed. Open the kernel again.")
+            )
         if any(table is _TOGETHER for table, _ in batch):
             batch = _split_works(batch)
         if (fault := self._explain_lost_visibility()) is not None:

@@ -191,7 +191,10 @@ def remove_json_value(text: str, pointer: str) -> str:
     """
     place = locate_json_value(text, pointer)
     if isinstance(place, MissingJsonValue):
-        raise ToolError(f"No value exists at {_short(pointer)}, so nothing was removed.", kind="invalid_input")
+        raise ToolError(
+            f"No value exists at {_short(pointer)}, so nothing was removed. Read the file, and correct `pointer`.",
+            kind="invalid_input",
+        )
     if not pointer:
         raise ToolError(
             "The whole value cannot be removed. Write another value, or delete the file.", kind="invalid_input"
