@@ -102,10 +102,10 @@ def make_trigger_spec(id: str, description: str, properties: Mapping[str, Any], 
 
 
 class TriggerTool(Tool):
-    """A class of triggers. Set ``spec`` with :func:`make_trigger_spec`, and write :meth:`wait_until_firing` or :meth:`next_firing_time_ns`.
+    """A class of triggers. Set ``spec`` with :func:`make_trigger_spec`, and write :meth:`wait` or :meth:`next_ns`.
 
     A trigger waits until its session is closed, in the process that has the session open and knows the class. If
-    :meth:`wait_until_firing` raises five times in a row, or :meth:`next_firing_time_ns` once, the session gets the error, and the trigger
+    :meth:`wait` raises five times in a row, or :meth:`next_ns` once, the session gets the error, and the trigger
     waits no more until the session is opened again.
     """
 
