@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections import Counter
@@ -74,3 +75,44 @@ def test_no_class_has_the_name_of_another() -> None:
 def test_no_file_of_a_room_has_the_name_of_another() -> None:
     counts = Counter(f"{path.parts[0]}/{path.name}" for path in modules())
     compare((name for name, count in counts.items() if count > 1), LISTS["files_twice"])
+
+
+_REFERENCE = re.compile(r":(?:meth|attr|class|func|data|exc):`(?:[^`<]*<)?~?([\w.]+)>?`")
+
+
+def definitions(tree: ast.AST) -> set[str]:
+    """Return every name that a file defines or imports."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                found.add(name)
+            case ast.alias(name=name, asname=alias):
+                found.update((alias or name).split("."))
+            case _:
+                pass
+    return found
+
+
+def test_a_reference_in_a_docstring_names_something() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    defined = {path: definitions(tree) for path, tree in trees.items()}
+    anywhere = set[str]().union(*defined.values())
+    lost: list[str] = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Expr) or not isinstance(text := getattr(node.value, "value", None), str):
+                continue
+            for reference in _REFERENCE.findall(text):
+                first, _, rest = reference.partition(".")
+                if first == "handrail" or first[0].isupper():
+                    is_known = set(reference.split(".")) - {"handrail"} <= anywhere | {
+                        part for other in trees for part in other.with_suffix("").parts
+                    }
+                else:
+                    is_known = bool(rest) or first in defined[path]
+                if not is_known:
+                    lost.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {reference}")
+    assert not lost, "\n".join(lost)

@@ -82,7 +82,7 @@ def test_a_tool_whose_secrets_nobody_gave_is_withheld_with_the_reason_and_the_re
     place.put("fetch", ONCE, secrets=["TOKEN", "GONE", "BROKEN"])
     store = SecretStore(VALUES, {"BROKEN": "the variable X is not set; set it"})
     withheld = load(place, store)["fetch"].unavailable_reason
-    assert withheld is not None and withheld.startswith("available, but needs configuration")
+    assert withheld is not None and withheld.startswith("it needs configuration")
     assert "GONE (not set; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
     assert "TOKEN" not in withheld and "hunter2" not in withheld
     assert (

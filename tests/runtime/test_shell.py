@@ -177,7 +177,7 @@ async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
         "for n in 1 2 3 4 5; do printf %050d $n; done", on_output=pieces.append
     )
     assert (len(done.output), done.dropped_bytes) == (100, 150)
-    assert b"".join(pieces) == done.output + b"\n[the output goes on; its first 100 bytes are kept]\n"
+    assert b"".join(pieces) == done.output + b"\n[the output continues; its first 100 bytes are kept]\n"
     pieces.clear()
     await shell_on(sandbox, workspace, ANY).run("printf %0100d 1", on_output=pieces.append)
     assert len(b"".join(pieces)) == 100, "nothing was left out"

@@ -269,13 +269,13 @@ class Agent:
     def serve(self, task: str | None = None) -> AsyncGenerator[AgentEvent, None]:
         """Work on ``task``, and then on whatever arrives, until :meth:`stop`.
 
-        Messages from :meth:`say`, finished jobs and fired triggers arrive. Each gets a run with a separate budget. A run that a
+        Messages from :meth:`send`, finished jobs and fired triggers arrive. Each gets a run with a separate budget. A run that a
         trigger starts is headless. Unanswered work is tried again.
 
         :raises UsageError: if the agent serves already
         """
         if self._serve_loop is not None:
-            raise UsageError("This agent serves already. Send it messages with say().")
+            raise UsageError("This agent serves already. Send it messages with send().")
         self._serve_loop = ServeLoop(self)
         return self._serve_loop.serve_events(task, lambda: setattr(self, "_serve_loop", None))
 
@@ -290,11 +290,11 @@ class Agent:
         :raises UsageError: if the agent does not serve
         """
         if self._serve_loop is None:
-            raise UsageError("This agent does not serve. Pass the task to run(), or start live() first.")
+            raise UsageError("This agent does not serve. Pass the task to run(), or start serve() first.")
         self._serve_loop.queue_user_message(text)
 
     def stop(self, reason: StopReason = "user") -> None:
-        """Stop the current run as :meth:`cancel` does, and end :meth:`live`."""
+        """Stop the current run as :meth:`cancel` does, and end :meth:`serve`."""
         (self.cancel if self._serve_loop is None else self._serve_loop.stop_serving)(reason)
 
     def get_usage_of_call(self, call_id: str) -> RunUsage | None:

@@ -78,7 +78,7 @@ async def summarize_messages(
         if not isinstance(event, (RetryDelayed, ProviderToolResult)):
             assembly.feed_event(event)
             if assembly.reply_length_units > 64 * MOST_CHARACTERS:
-                raise ReplyTooLong("The summary is much longer than requested.")
+                raise ReplyTooLong("The summary is much longer than requested. It was discarded.")
         return ()
 
     patience = replace(retry, attempts=min(retry.attempts, _ATTEMPTS))
@@ -95,7 +95,7 @@ async def summarize_messages(
     text = reply.text.strip()
     if reply.calls or reply.reason not in ("end", "length") or not text:
         raise ModelSummaryUnavailable(
-            f"The model wrote none ({'calls' if reply.calls else reply.reason or 'no text'})."
+            f"The model wrote no summary ({'calls' if reply.calls else reply.reason or 'no text'})."
         )
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 

@@ -520,7 +520,7 @@ class Conversation:
             self._add(message)
 
     def draft_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
-        """Compute in advance what :meth:`propose` adds if it gets exactly this reply."""
+        """Compute in advance what :meth:`add_reply` adds if it gets exactly this reply."""
         self._drop_draft()
         self._draft = self._make_draft(reply, call_ids)
 

@@ -344,7 +344,7 @@ def detect_picture_types(pictures: Sequence[bytes]) -> list[Blob]:
 async def make_user_message(text: str, pictures: Sequence[Blob], history: ConversationHistory | None) -> UserMessage:
     """Store the pictures and return the user's message, which an agent takes as its task.
 
-    :param pictures: see :func:`checked`
+    :param pictures: see :func:`detect_picture_types`
     :param history: the history of the agent's session; None stores nothing
     :raises HandrailError: if a picture cannot be stored
     """

@@ -289,7 +289,7 @@ class ReplyAssembly:
 
     def _open_call(self, index: int, provider_id: str | None, name: str) -> None:
         if len(self._calls) >= MAX_CALLS:
-            raise ReplyTooLong(f"The reply has more than {MAX_CALLS} calls.")
+            raise ReplyTooLong(f"The reply has more than {MAX_CALLS} calls. Ask the model to make fewer in one reply.")
         name = repair_surrogates(name)[:MAX_SHOWN_ARGUMENTS]
         fault = None if name.strip() else NO_NAME
         self._by_index[index] = len(self._calls)
@@ -318,7 +318,9 @@ class ReplyAssembly:
     def _add_units(self, characters: int) -> None:
         self._units += characters + EVENT_UNITS
         if self._units > MAX_REPLY_UNITS:
-            raise ReplyTooLong(f"The reply is longer than {MAX_REPLY_UNITS:,} characters.")
+            raise ReplyTooLong(
+                f"The reply is longer than {MAX_REPLY_UNITS:,} characters. Ask the model for a shorter one."
+            )
 
 
 def _join_parts(parts: Iterable[list[str] | ProviderBlock | int]) -> tuple[TextPart | ProviderBlock | int, ...]:

@@ -43,7 +43,7 @@ class RetryPolicy:
     """The number of requests and the delays between them.
 
     :param attempts: requests altogether, including the first
-    :param min_delay_s: seconds before the second request; doubled each time, up to ``longest_s``
+    :param min_delay_s: seconds before the second request; doubled each time, up to ``max_delay_s``
     :param max_delay_s: the longest delay in seconds, also if the provider sends ``retry-after``
     :param sleep: waits the given seconds; tests may replace it
     """
@@ -84,7 +84,7 @@ async def stream_with_retries(
             if begun:
                 raise error if isinstance(error, ReplyStreamCut) else ReplyStreamCut(str(error)) from error
             if attempt == policy.attempts:
-                raise ProviderBusy(f"{error} (asked {attempt} times)") from error
+                raise ProviderBusy(f"{error} All {attempt} attempts failed. Try again later.") from error
             asked_for_s = error.retry_after_s if isinstance(error, ProviderBusy) else None
             delay_s = policy.get_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
@@ -140,7 +140,7 @@ class ReplyStreamTask(Generic[T]):
         self._task.add_done_callback(self._on_task_done)
 
     def close_stream(self) -> None:
-        """Close the stream; :meth:`events` then ends with :class:`ReplyReadingStopped`."""
+        """Close the stream; :meth:`iterate_results` then ends with :class:`ReplyReadingStopped`."""
         self._stopped = True
         self._task.cancel()
 
@@ -150,12 +150,12 @@ class ReplyStreamTask(Generic[T]):
         await asyncio.wait({self._task})
 
     async def iterate_results(self) -> AsyncGenerator[T, None]:
-        """Yield the results of ``heed`` in order.
+        """Yield the results of the event handler in order.
 
-        :raises ReplyTooLong: if ``heed`` raises it
+        :raises ReplyTooLong: if the handler raises it
         :raises ProviderError: see :func:`stream_with_retries`
         :raises ReplyDeadlineExceeded: at the deadline
-        :raises ReplyReadingStopped: after :meth:`stop`
+        :raises ReplyReadingStopped: after :meth:`close_stream`
         """
         while not isinstance(told := await self._queue.get(), _EndOfStream):
             yield told
@@ -177,7 +177,9 @@ class ReplyStreamTask(Generic[T]):
                         # Bounds the queue of a slow reader. The assembly of the reply has the exact limit.
                         units += EVENT_UNITS + len(getattr(event, "text", ""))
                         if units > MAX_REPLY_UNITS + EVENT_UNITS:
-                            raise ReplyStreamCut(f"The reply is longer than {MAX_REPLY_UNITS:,} characters.")
+                            raise ReplyStreamCut(
+                                f"The reply is longer than {MAX_REPLY_UNITS:,} characters. Ask the model for a shorter one."
+                            )
                         steps += 1
                         for told in await self._handle(event):
                             self._put(told)
@@ -193,7 +195,7 @@ class ReplyStreamTask(Generic[T]):
             late = (
                 ReplyDeadlineExceeded()
                 if timer.expired()
-                else ReplyStreamCut("The provider sent nothing for too long.")
+                else ReplyStreamCut("The provider sent nothing for too long. Try again later.")
             )
             self._put(_EndOfStream(late))
         except asyncio.CancelledError:

@@ -79,7 +79,7 @@ class ProviderToolUsed:
 class ReplyInterrupted:
     """The reply was interrupted.
 
-    With ``again`` the request is sent once more, and the text so far does not count.
+    If ``will_retry`` is true, the request is sent once more, and the text so far does not count.
     """
 
     reason: str
@@ -165,6 +165,7 @@ class RunOutcome:
 
     @property
     def ok(self) -> bool:
+        """Whether the run ended with an answer."""
         return self.status == "answered"
 
 
@@ -190,3 +191,4 @@ AgentEvent = (
     | BudgetExhausted
     | RunFinished
 )
+"""One event of a run, as :meth:`handrail.agent.agent_loop.Agent.run` yields it."""

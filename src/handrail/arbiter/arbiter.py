@@ -190,7 +190,7 @@ def _documentation_hint(tool_id: str) -> str:
 _LOOK_AGAIN_S = 0.02
 _tuple: Any = tuple
 _new_answer: Callable[..., CallAnswer] = _tuple.__new__
-"""Makes an ``Answer`` in half the time of its own constructor."""
+"""Create a ``CallAnswer`` in half the time of its own constructor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class ArbiterLimits:
 
 
 class Arbiter:
-    """The only code that runs calls."""
+    """The arbiter: the only code that runs tool calls."""
 
     def __init__(
         self,
@@ -346,9 +346,7 @@ class Arbiter:
         call.tool_id = entry.id
         if entry.unavailable_reason is not None:
             self._propose(call, redact_rejected_arguments(proposed.arguments, self.shaper.redactor))
-            raise CallRefusal(
-                "resolve", "unavailable", f"Tool `{entry.spec.id}` is unavailable: {entry.unavailable_reason}"
-            )
+            raise CallRefusal("resolve", "unavailable", entry.unavailable_text)
         if call.parent is None:
             call.lane.catalog.keep_called_tool(entry.id)
 
@@ -636,7 +634,7 @@ class Arbiter:
     def prevalidate(
         self, call_id: str, proposed: ProposedCall, lane: Lane, generation: Generation
     ) -> PrevalidationResult | None:
-        """Prevalidate a proposed call; see :func:`look_ahead`."""
+        """Prevalidate a proposed call; see :func:`prevalidate_call`."""
         return prevalidate_call(
             self.create_call(call_id, proposed, lane, generation), self.lock_resolver, self.authorisation
         )

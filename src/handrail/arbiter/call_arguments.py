@@ -137,10 +137,10 @@ class ArgumentCheckRunner:
     async def check_in_subprocess(
         self, entry: ToolEntry, unfinished: UnfinishedArgumentCheck, *, shared: bool
     ) -> dict[str, Any]:
-        """Return what :meth:`Entry.validate_arguments` returns, after a check in a separate process.
+        """Return what :meth:`ToolEntry.validate_arguments` returns, after a check in a separate process.
 
         :param shared: the caller still holds the arguments object, so it is copied
-        :raises ToolError: as :meth:`Entry.validate_arguments`; :class:`UnfinishedArgumentCheck` if the process did not finish the check
+        :raises ToolError: as :meth:`ToolEntry.validate_arguments`; :class:`UnfinishedArgumentCheck` if the process did not finish the check
         """
         arguments = copy.deepcopy(unfinished.arguments) if shared else unfinished.arguments
         problems = await self._find_problems(unfinished, arguments)

@@ -133,7 +133,7 @@ class Lane:
     :func:`handrail.kernel.session_manager.make_session_lane` builds it. Fields with a default change while the session is open.
 
     :param authority: the most that its agent may do; the policy evaluates each call by it
-    :param rules: replaced as a whole, by :meth:`rule_by`, when a user answers "for this session"
+    :param rules: replaced as a whole, by :meth:`set_rules`, when a user answers "for this session"
     :param current_generation: returns the current generation of tools, which may be newer than that of a turn
     :param catalog: the tools that are loaded for its model
     :param skills: the skills of its session
@@ -318,7 +318,7 @@ class Call:
     resumed: bool = False
     """An earlier process recorded its proposal: it continues with the user's answers, or as a job."""
     preceding_message: QueuedWrite | None = None
-    """The write of the latest message before its proposal, which may not be durable yet; see :meth:`known`."""
+    """The write of the latest message before its proposal, which may not be durable yet; see :meth:`wait_until_proposal_durable`."""
     prevalidated: PrevalidationResult | None = None
     """The results of its prevalidation; None if it was not prevalidated."""
 

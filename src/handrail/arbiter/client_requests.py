@@ -88,7 +88,10 @@ class CallClientService:
             self._check_supported(peer, root.id, ask)
         schemas = {key: _form_schema(key, ask) for key, ask in put.items()}
         if call.tool_ended or call.execution.reason is not None:
-            raise ToolError(f"`{call.tool_id}` has ended, so its request was not sent.", kind="cancelled")
+            raise ToolError(
+                f"`{call.tool_id}` has ended, so its request was not sent. Send requests while the call runs.",
+                kind="cancelled",
+            )
         root.client_request_count += len(put)
         if root.client_request_count > MAX_REQUESTS_PER_CALL:
             raise ToolError(
@@ -145,7 +148,8 @@ class CallClientService:
                 size = MAX_REQUEST_BYTES + 1
             if size > MAX_REQUEST_BYTES:
                 raise ToolError(
-                    f"The requests to the client are too large. The limit is {MAX_REQUEST_BYTES:,} bytes.", kind="limit"
+                    f"The requests to the client are too large. The limit is {MAX_REQUEST_BYTES:,} bytes. Send less.",
+                    kind="limit",
                 )
             if call.redactor.active:
                 params = call.redactor.redact_json(params)
@@ -246,7 +250,9 @@ def _form_schema(key: str, ask: ClientRequest) -> ParametersSchema | None:
     if ask.method != "elicitation/create":
         return None
     if not isinstance(ask.params.get("message"), str):
-        raise ToolError(f"Request {key!r} has no `message`. An elicitation needs a text.", kind="invalid_input")
+        raise ToolError(
+            f"Request {key!r} has no `message`. Expected a text for the user. Add it to `params`.", kind="invalid_input"
+        )
     if ask.params.get("mode") == "url":
         if not isinstance(ask.params.get("url"), str) or not ask.params["url"].startswith(("https://", "http://")):
             raise ToolError(
@@ -256,11 +262,16 @@ def _form_schema(key: str, ask: ClientRequest) -> ParametersSchema | None:
         return None
     wanted = ask.params.get("requestedSchema")
     if not isinstance(wanted, Mapping):
-        raise ToolError(f"Request {key!r} has no `requestedSchema`. A form needs an object.", kind="invalid_input")
+        raise ToolError(
+            f"Request {key!r} has no `requestedSchema`. Expected a JSON schema of the form. Add it to `params`.",
+            kind="invalid_input",
+        )
     try:
         return compile_schema(dict(cast("Mapping[str, Any]", wanted)))
     except InvalidSchema as error:
-        raise ToolError(f"Request {key!r} has an invalid `requestedSchema`: {error}", kind="invalid_input") from None
+        raise ToolError(
+            f"Request {key!r} has an invalid `requestedSchema`: {error}. Correct the schema.", kind="invalid_input"
+        ) from None
 
 
 def _check_answers(

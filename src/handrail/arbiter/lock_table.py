@@ -17,8 +17,8 @@ conflict passes at once.
 
 **Cost.** Each resource has one packed counter for each mode, over the requests whose turn has come there. Only while
 requests wait there, it also has one FIFO per mode. The head of a FIFO enters as soon as it conflicts with no counter and no
-earlier FIFO, together with all compatible requests behind it. A request that has its turn at every resource (``missing`` is
-0) is granted. The table visits a request once per resource when it arrives, once when its turn comes and once when it
+earlier FIFO, together with all compatible requests behind it. A request that has its turn at every resource (it misses
+none) is granted. The table visits a request once per resource when it arrives, once when its turn comes and once when it
 leaves, however many others wait. It visits queues only when the last holder of a mode leaves.
 """
 
@@ -69,7 +69,7 @@ class LockTimeout(HandrailError):
 
 
 class LockGrant:
-    """The locks of one call, from ``try_acquire`` or ``granted`` until ``release``."""
+    """The locks of one call, from ``try_acquire`` or ``wait_granted`` until their release."""
 
     __slots__ = ("_plan", "owner")
 
@@ -94,7 +94,7 @@ class LockGrant:
 
 
 class QueuedRequest:
-    """A place in the queues. Await :meth:`granted`, or call :meth:`withdraw`."""
+    """A place in the queues. Await :meth:`wait_granted`, or call :meth:`withdraw_from_queue`."""
 
     __slots__ = ("_arrival", "_grant", "_missing", "_plan", "_state", "_table", "_wake", "owner")
 
@@ -110,7 +110,7 @@ class QueuedRequest:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its turn has come, so that :meth:`granted` returns at once."""
+        """Whether its turn has come, so that :meth:`wait_granted` returns at once."""
         return self._state == "granted"
 
     async def wait_granted(self, timeout_s: float | None = None) -> LockGrant:
@@ -155,7 +155,7 @@ class QueuedRequest:
             self.withdraw_from_queue()
 
     def withdraw_from_queue(self) -> None:
-        """Give up a queued place, or a grant that :meth:`granted` has not returned yet.
+        """Give up a queued place, or a grant that :meth:`wait_granted` has not returned yet.
 
         Later calls have no effect, so it may be called in a ``finally``.
         """

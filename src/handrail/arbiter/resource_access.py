@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 _MOST_KEPT = 64
 _read: dict[int, tuple[ToolSpec, ToolSpec]] = {}
-"""Cached results of :func:`reading`, by the identity of the spec."""
+"""Cached results of :func:`make_read_only_spec`, by the identity of the spec."""
 
 
 def resolve_evaluated_target(

@@ -229,7 +229,7 @@ class StoppableExecution:
             self.loop.call_later(self.grace_s, self._cancel_again, self._task)
 
     def pause_timeout(self) -> None:
-        """Pause the time-out until each pause has its :meth:`resume`, since the work waits for others."""
+        """Pause the time-out until each pause has its :meth:`resume_timeout`, since the work waits for others."""
         self._pauses += 1
         if self._timer is not None:
             self._left_s = max(self._timer.when() - self.loop.time(), 0.0)
@@ -237,7 +237,7 @@ class StoppableExecution:
             self._timer = None
 
     def resume_timeout(self) -> None:
-        """Continue the time-out where it was paused; see :meth:`pause`."""
+        """Continue the time-out where it was paused; see :meth:`pause_timeout`."""
         self._pauses -= 1
         if not self._pauses and self._left_s is not None:
             self._timer = self.loop.call_later(self._left_s, self.stop, "timeout")
@@ -267,7 +267,7 @@ class StoppableExecution:
         return await self.run_remaining_steps(work, first, timeout_s)
 
     def run_first_step(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Start ``work`` in this task. Most short reads finish here; otherwise :meth:`rest` awaits the remainder.
+        """Start ``work`` in this task. Most short reads finish here; otherwise :meth:`run_remaining_steps` awaits the remainder.
 
         :return: the future that it waits for
         :raises StopIteration: with its result, if it never had to wait
@@ -284,7 +284,7 @@ class StoppableExecution:
             raise _wrap_failure(error) from error
 
     async def run_remaining_steps(self, work: Coroutine[Any, Any, Any], first: Any, timeout_s: float | None) -> Any:
-        """Await the remainder of ``work`` in this task, after its :meth:`first_step`.
+        """Await the remainder of ``work`` in this task, after its :meth:`run_first_step`.
 
         :param timeout_s: counted from now on
         :raises Stopped: if it ended because it was asked to
@@ -329,10 +329,10 @@ class StoppableExecution:
     ) -> Any:
         """Await ``work`` in a separate task, which takes its first step at once.
 
-        :param cancellable: False for work in a thread, which only sees :attr:`requested`
+        :param cancellable: False for work in a thread, which only sees :attr:`is_requested`
         :raises Stopped: if it ended because it was asked to
         :raises StillRunning: if it was asked to stop and did not within the grace period
-        :raises WorkHandedOver: if another task awaits it from now on, with :meth:`to_its_end`
+        :raises WorkHandedOver: if another task awaits it from now on, with :meth:`wait_for_separate_task`
         """
         if self.reason is not None:
             work.close()
@@ -347,7 +347,7 @@ class StoppableExecution:
         self._child = child
 
     async def wait_for_separate_task(self) -> Any:
-        """Await the work that runs apart; see :meth:`apart`."""
+        """Await the work that runs apart; see :meth:`run_in_separate_task`."""
         child = self._child
         assert child is not None
         while not (child.done() or self._overdue) or self.handover is not None:
@@ -445,7 +445,7 @@ async def _contain_failures(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def wait_until_records_written(written: UncancellableWriteFuture, execution: StoppableExecution) -> None:
-    """Wait until records are durable or failed. A cancellation of this task is raised later, as ``execution.owed``.
+    """Wait until records are durable or failed. A cancellation of this task is raised later, as ``execution.owed_cancellation``.
 
     :raises LogUnavailable: if they could not be written
     """
@@ -457,7 +457,7 @@ async def wait_until_records_written(written: UncancellableWriteFuture, executio
 
 
 async def run_uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: StoppableExecution) -> T:
-    """Await ``work`` to its end. A cancellation of this task is raised later, as ``execution.owed``."""
+    """Await ``work`` to its end. A cancellation of this task is raised later, as ``execution.owed_cancellation``."""
     task = asyncio.ensure_future(work)
     while not task.done():
         try:

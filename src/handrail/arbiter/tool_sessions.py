@@ -271,7 +271,9 @@ class ToolSessions:
             ) from None
         except Exception as error:
             said = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]
-            raise ToolError(f"`{going.id}` is closed, but its end failed: {said}", kind="backend") from None
+            raise ToolError(
+                f"`{going.id}` is closed, but its end failed: {said}. Check its effect.", kind="backend"
+            ) from None
         return answer
 
     async def _take_step_or_end(
@@ -414,7 +416,10 @@ class CallToolSession:
 
     def __init__(self, call: Call, states: ToolSessions, runtime: Runtime) -> None:
         if call.session_step is None or call.session_step.kind == "open":
-            raise ToolError(f"`{call.tool_id}` does not continue a tool session.", kind="denied")
+            raise ToolError(
+                f"`{call.tool_id}` does not continue a tool session. Only a step of a stateful tool can use it.",
+                kind="denied",
+            )
         self._call = call
         self._states = states
         self._runtime = runtime

@@ -353,7 +353,7 @@ class InteractionTools:
             self._finder.preload_index(generation)
 
     def get_tools_for_turn(self, generation: Generation) -> ActiveState:
-        """Start a turn. Return its loaded tools, for :meth:`specs`."""
+        """Start a turn. Return its loaded tools, for :meth:`loaded_tool_specs`."""
         self.preload_index(generation)
         self.active = self.active.with_few_steps()
         self.turn_state = self.active, len(self.active)
@@ -362,7 +362,7 @@ class InteractionTools:
     def loaded_tool_specs(self, generation: Generation, in_view: ActiveState | None = None) -> list[ToolSpec]:
         """Return the loaded tools, in order.
 
-        :param in_view: the result of :meth:`turn`; None for the tools that are loaded now
+        :param in_view: the result of :meth:`get_tools_for_turn`; None for the tools that are loaded now
         """
         view = self.get_view(generation)
         active, count = in_view or (self.active, None)
@@ -483,7 +483,7 @@ class InteractionTools:
 
 
 class CallCatalog:
-    """Implements :class:`~handrail.contract.services.job_and_tool_services.CatalogService` for one call."""
+    """The catalog service of one call: it lists, searches and loads tools, and reads their documentation."""
 
     __slots__ = ("_found", "_generation", "_of")
 
@@ -557,7 +557,7 @@ class CallCatalog:
         :raises ToolError: ``unavailable``, with the reason
         """
         if entry.unavailable_reason is not None:
-            raise ToolError(f"Tool {entry.id} is not available: {entry.unavailable_reason}", kind="unavailable")
+            raise ToolError(entry.unavailable_text, kind="unavailable")
         if entry.id in view.barred_agents:
             text = (
                 f"Tool {entry.id} cannot be used here: a parent agent may not delegate to this agent, or the maximum depth of "

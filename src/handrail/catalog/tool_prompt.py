@@ -141,7 +141,7 @@ def tool_sections(
 ) -> list[str]:
     """Return the sections of the prompt about tools, in their fixed order, without empty ones.
 
-    :param index: the result of :func:`format_index`
+    :param index: the result of :func:`format_unloaded_tool_index`
     :param native: the provider tools that this model gets
     :param specs: the loaded tools; besides their LLM view, only ``guidance`` is used
     """

@@ -331,7 +331,7 @@ class CatalogView:
         return [*filled, *(ToolCategory(name, text, 0) for name, text in self.empty_categories.items())]
 
     def loaded_tool_specs(self, loaded: Iterable[str]) -> list[ToolSpec]:
-        """Return the loaded tools: the core tools, then those of ``brought``, in their order."""
+        """Return the loaded tools: the core tools, then those of ``loaded``, in their order."""
         core, ready = self.core_tools, self.available_tools
         shown = [entry.spec for entry in core.values()]
         shown += [ready[tool_id].spec for tool_id in loaded if tool_id in ready and tool_id not in core]

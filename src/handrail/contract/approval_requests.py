@@ -169,7 +169,7 @@ class ApprovalHandler(Protocol):
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         """Ask the user about a call.
 
-        :return: the answer; the choice ``write_file_later`` defers the request if no user is present
+        :return: the answer; the choice ``defer`` defers the request if no user is present
         """
         ...
 
@@ -218,7 +218,7 @@ class ApprovalService(Protocol):
         ...
 
     async def revoke_rule(self, rule_id: str) -> StoredProjectRule:
-        """Remove one of :meth:`rules` and return it.
+        """Remove one of :meth:`list_rules` and return it.
 
         :raises ToolError: ``invalid_input`` if no stored rule has this id
         """
@@ -232,7 +232,9 @@ class DeferApprovals:
     """
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        """Defer the request."""
         return ApprovalAnswer("defer")
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
+        """Defer the questions."""
         return None

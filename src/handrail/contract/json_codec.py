@@ -59,7 +59,7 @@ class Codec:
         return made
 
     def get_type_reader(self, kind: type[T]) -> Reader[T]:
-        """Return the reader of a type; see :meth:`form_of`."""
+        """Return the reader of a type; see :meth:`get_type_form`."""
         return self.get_type_form(kind).read
 
     def encode_value(self, kind: Any, value: Any) -> Any:
@@ -184,7 +184,7 @@ _SIMPLE: Mapping[Any, TypeJsonForm[Any]] = {
 def _add_annotated_checks(form: TypeJsonForm[Any], checks: Sequence[Any]) -> TypeJsonForm[Any]:
     """Return ``form`` with the checks of an ``Annotated`` type.
 
-    Each check receives the value that was read, and returns it or raises :class:`Malformed`.
+    Each check receives the value that was read, and returns it or raises :class:`MalformedData`.
     """
 
     def read(value: Any) -> Any:

@@ -84,11 +84,11 @@ class PathDenials(Protocol):
 class SandboxProfile:
     """The folders and limits of one sandbox, in addition to its capability set.
 
-    Paths are absolute and canonical. The workspace, ``writable`` and ``further`` (read-only) are mounted where the
+    Paths are absolute and canonical. The workspace, ``writable`` and ``read_only_roots`` are mounted where the
     capability set also reaches; ``readable`` extras such as a tool's own folder are always mounted. Without
     ``workspace_writable`` only ``scratch``, which is HOME, is writable. ``hidden`` paths are masked, and so are
     ``masked`` files, which rules deny. ``pinned`` paths inside writable folders are read-only and cannot be moved.
-    ``secrets`` go through a file descriptor, never the environment. ``gate`` evaluates each host and port that the
+    ``secrets`` go through a file descriptor, never the environment. ``check_host`` evaluates each host and port that the
     program wants to reach, in addition to the set's hosts; it returns the reason of a refusal, or None.
     ``on_attempt`` receives each such attempt with its decision. A guard derives the masked and pinned paths from
     ``denials``; it moves files that a program made under a protected name to ``quarantine``.

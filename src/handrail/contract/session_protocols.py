@@ -42,7 +42,7 @@ class Turn(Protocol):
 
     @property
     def tool_index(self) -> str:
-        """The index of the tools beyond :attr:`specs`, for the system text; ``""`` if all tools are active."""
+        """The index of the tools beyond :attr:`tool_specs`, for the system text; ``""`` if all tools are active."""
         ...
 
     @property
@@ -170,14 +170,14 @@ class Session(Protocol):
         """Return the recorded answer of an earlier call whose answer was lost.
 
         The answer is ``interrupted`` if the outcome is unknown. A call that awaits approval is resumed: after the
-        approval it runs once. While it still waits, the answer has ``parked`` in its metadata.
+        approval it runs once. While it still waits, the answer has ``awaiting_approval`` in its metadata.
 
         :raises LogUnavailable: if the log cannot be read
         """
         ...
 
     async def recover_results(self, call_ids: Sequence[str]) -> list[CallAnswer]:
-        """Return the recorded answers of several calls, in the order of their proposals; see :meth:`recall`.
+        """Return the recorded answers of several calls, in the order of their proposals; see :meth:`recover_result`.
 
         Calls that await approval are resumed together, as one reply, and all their requests are asked at once.
 

@@ -15,16 +15,16 @@ from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_n
 from handrail.contract.tool.tool_protocol import Tool
 
 IN_PROCESS = "runtime"
-"""``Entry.sandbox`` of the operator's own Python: the checks of the runtime confine it, not the operating system."""
+"""``ToolEntry.sandbox`` of the operator's own Python: the checks of the runtime confine it, not the operating system."""
 
 BUILT_IN = "built-in"
-"""``Entry.source`` of what ships with Handrail."""
+"""``ToolEntry.source`` of what ships with Handrail."""
 
 AGENT_SOURCE = "agents"
-"""``Entry.source`` of agents that another agent has as tools."""
+"""``ToolEntry.source`` of agents that another agent has as tools."""
 
 UNCONFINED = "none: the operator listed this tool in [sandbox] unconfined"
-"""``Entry.sandbox`` of programs that run without a sandbox."""
+"""``ToolEntry.sandbox`` of programs that run without a sandbox."""
 
 _MAX_UNLISTED_NAMED = 3
 """How many sources one text names."""
@@ -114,6 +114,12 @@ class ToolEntry:
         object.__setattr__(self, "is_inline", reads and not self.is_blocking)
         object.__setattr__(self, "answering_spec", None if self.answered_by is None else self.answered_by.spec)
         object.__setattr__(self, "has_check", type(self.tool).check is not Tool.check)
+
+    @property
+    def unavailable_text(self) -> str:
+        """The error text for a call of this tool while it is unavailable."""
+        reason = (self.unavailable_reason or "").rstrip(".")
+        return f"Tool `{self.id}` is unavailable: {reason}. Use another tool, or ask the user to correct this."
 
     def validate_arguments(
         self,

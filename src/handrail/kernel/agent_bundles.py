@@ -147,8 +147,8 @@ async def _run_build(tool: PerCallExecutableTool, sandbox: Sandbox, folder: Path
         await process.kill()
         lines.flush()
     if code != 0:
-        said = f" Last line of its output: {lines.last}" if lines.last else ""
-        raise ToolError(f"`{command}` ended with exit code {code}.{said}")
+        said = f" Last line of its output: {lines.last}." if lines.last else ""
+        raise ToolError(f"`{command}` ended with exit code {code}.{said} Correct the tool, then build again.")
 
 
 def _check_build_result(tool: PerCallExecutableTool, folder: Path) -> None:
@@ -160,9 +160,11 @@ def _check_build_result(tool: PerCallExecutableTool, folder: Path) -> None:
     named = str(Path(tool.executable).relative_to(Path(tool.folder).parent))
     executable = folder.parent / named
     if not executable.exists():
-        raise ToolError(f"`{command}` did not create {named!r}. Expected the executable that `exec_path` names.")
+        raise ToolError(
+            f"`{command}` did not create {named!r}. Expected the executable that `exec_path` names. Correct `build` or `exec_path`."
+        )
     if problem := find_executable_problem(folder.parent, named, executable.resolve()):
-        raise ToolError(f"`{command}` created a file that cannot be run: {problem}")
+        raise ToolError(f"`{command}` created a file that cannot be run: {problem}. Correct `build`.")
     if problem := next(_find_problems(folder), None):
         raise ToolError(f"`{command}` created a folder that cannot be frozen: {problem}")
 
@@ -174,12 +176,12 @@ def _find_problems(folder: Path) -> Iterator[str]:
         try:
             found = path.stat()
         except OSError as error:
-            yield f"{name} cannot be read: {error.strerror}."
+            yield f"{name} cannot be read: {error.strerror}. Correct its permissions."
             continue
         if not path.resolve().is_relative_to(folder.resolve()):
             yield f"{name} is a link out of the tool's folder. Put the file itself there."
         elif not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            yield f"{name} is not a regular file."
+            yield f"{name} is not a regular file. Remove it, or replace it by one."
         count, size = count + 1, size + found.st_size
     if count > MAX_FILES or size > MAX_BYTES:
         yield f"{count:,} files with {size:,} bytes. The maximum is {MAX_FILES:,} files with {MAX_BYTES:,} bytes."
@@ -337,8 +339,11 @@ def _manifest_path(config: MergedConfiguration, agent: str) -> Path:
 
 def _find_unresolved_reasons(generation: Generation) -> dict[str, str]:
     """Return why tools are unavailable, without the reasons that a build has resolved."""
-    reasons = {i: (entry.unavailable_reason or "").replace(NOT_BUILT, "") for i, entry in generation.entries.items()}
-    return {i: text for i, text in reasons.items() if text not in ("", "available, but ")}
+    return {
+        i: reason
+        for i, entry in generation.entries.items()
+        if (reason := entry.unavailable_reason) is not None and reason != NOT_BUILT
+    }
 
 
 def _write_bundle(

@@ -35,7 +35,7 @@ from handrail.upstream.upstream_registry import list_cached_sources
 
 @dataclass(frozen=True, slots=True)
 class LoadedAgent:
-    """An agent for one workspace, without its tools.
+    """An agent loaded for one workspace: its manifest, roots and rules, but not yet its tools.
 
     :param checked_agent: the manifest, with the faults of its roots
     :param further_roots: its additional folders

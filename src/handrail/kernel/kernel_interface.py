@@ -171,7 +171,7 @@ class Kernel(ABC):
 
         :param id: the id of the session to reopen; None for a new one
         :param agent: the agent of the session instead of this kernel's
-        :param headless: deny what requires approval; ignored if there is an ``attendant``
+        :param headless: deny what requires approval; ignored if there is an ``approval_handler``
         :param approval_handler: asks the user for approvals and answers
         :param client: the client, if it supports requests: ``runtime.client`` of the session's tools sends them to it
         :param rules: further rules of this session, while it is open

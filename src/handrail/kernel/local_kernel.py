@@ -80,7 +80,7 @@ logger = logging.getLogger("handrail.ipc")
 
 
 OpenLocal = Callable[[ClientProcessRegistrations], AbstractAsyncContextManager[Kernel]]
-"""Holds the workspace in this process; see :func:`hold`."""
+"""Holds the workspace in this process; see :func:`open_local_kernel`."""
 
 OpenRemote = Callable[[WorkspaceHeld, ClientProcessRegistrations], AbstractAsyncContextManager[Kernel]]
 """Connects to the process that holds a workspace; see :func:`handrail.kernel.remote_kernel.open_remote_kernel`."""
@@ -234,7 +234,7 @@ class LocalKernel(Kernel):
             )
             raise ToolError(f"Tool `{escape_terminal_controls(tool[:80])}` does not exist. {hint}", kind="unknown_tool")
         if entry.unavailable_reason is not None:
-            raise ToolError(f"Tool `{entry.id}` is unavailable: {entry.unavailable_reason}", kind="unavailable")
+            raise ToolError(entry.unavailable_text, kind="unavailable")
         try:
             entry.validate_arguments(dict(arguments))
         except UnfinishedArgumentCheck as unfinished:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class RemoteKernel(Kernel):
-    """A kernel in a client process, created by :func:`join`."""
+    """A kernel in a client process, created by :func:`open_remote_kernel`."""
 
     def __init__(
         self,

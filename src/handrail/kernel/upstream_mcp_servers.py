@@ -196,7 +196,7 @@ class LocalMcpServers(McpServers):
     async def connect_until_removed(
         self, name: str, server: UpstreamServerSettings, prompt: SignInPrompt | None
     ) -> ConnectedMcpServer:
-        """Connect a server until :meth:`remove`; see :meth:`connect`."""
+        """Connect a server until :meth:`disconnect_server`; see :meth:`connect`."""
         rooms = self._components
         definition = build_definition(
             name, server, "Kernel.mcp.connect", self._secrets, rooms.upstreams.register_secret
@@ -396,7 +396,9 @@ class RemoteMcpServers(McpServers):
 
     async def _open_address(self, name: str, url: str) -> str:
         if name not in self._prompts:
-            raise UsageError(f"This process has no sign-in for the MCP server {name[:60]!r}.")
+            raise UsageError(
+                f"This process has no sign-in for the MCP server {name[:60]!r}. Start one in this process."
+            )
         return await self._prompts[name].open_browser(url)
 
 

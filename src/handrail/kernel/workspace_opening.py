@@ -170,6 +170,6 @@ def _check_watchdogs(watchdogs: tuple[Watchdog, ...]) -> tuple[Watchdog, ...]:
     for one in watchdogs:
         if not callable(one):
             raise UsageError(
-                f"Invalid watchdog in `watchdogs`: {one!r}. Expected a function that takes a call and returns an Opinion."
+                f"Invalid watchdog in `watchdogs`: {one!r}. Expected a function that takes a call and returns a WatchdogDecision."
             )
     return watchdogs

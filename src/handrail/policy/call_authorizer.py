@@ -64,7 +64,7 @@ class CallAuthorizer:
     """
 
     base_authorizer: CallAuthorizer | None = None
-    """If this is the authority of one sub-agent session: the authority of the agent itself. See :meth:`within`."""
+    """If this is the authority of one sub-agent session: the authority of the agent itself. See :meth:`restrict_to_delegation`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class CallAuthorizer:
 
     @property
     def own_capability_layer(self) -> CapabilityLayer:
-        """The current capability layer of the agent. :meth:`renew` replaces it."""
+        """The current capability layer of the agent. :meth:`replace_layer` replaces it."""
         return self.agent_layer if self.base_authorizer is None else self.base_authorizer.agent_layer
 
     def requires_folder(self, folder: str) -> bool:
@@ -143,7 +143,7 @@ class CallAuthorizer:
         origin: str | None = None,
         substitute: ToolSpec | None = None,
     ) -> PolicyVerdict:
-        """Decide one call by capabilities and rules. :meth:`watch` follows.
+        """Decide one call by capabilities and rules. :meth:`ask_watchdogs` follows.
 
         Never raises for arguments that a model sent.
 
@@ -172,7 +172,7 @@ class CallAuthorizer:
         rules: RuleBook,
         parent: CapabilitySet | None,
     ) -> PolicyVerdict:
-        """Decide input typed into a running shell, as :meth:`judge` does.
+        """Decide input typed into a running shell, as :meth:`evaluate` does.
 
         :param typed: the target, which comes from the terminal and not from the arguments
         """
@@ -627,7 +627,7 @@ def _is_about(rule: Rule, capability: Capability) -> bool:
 
 
 class RulePathDenialsCache:
-    """The last result of :func:`hidden`, made again when the rule book is another one."""
+    """The last result of :func:`path_denials_of_rules`, made again when the rule book is another one."""
 
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace

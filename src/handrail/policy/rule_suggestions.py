@@ -183,7 +183,7 @@ def _argument_words(arguments: Mapping[str, Any]) -> str:
 def suggest_denying_rule(verdict: PolicyVerdict) -> str | None:
     """Return a rule that denies exactly this call, or None if no single rule does.
 
-    It is the rule of :func:`always` as a deny.
+    It is the rule of :func:`suggest_rule` as a deny.
     """
     text = suggest_rule(verdict)
     if text is None:

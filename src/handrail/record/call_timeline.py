@@ -34,7 +34,7 @@ class CallTimeline:
     :param generation: the number of the registry generation in which the call was proposed
     :param definition: the hash of the tool's definition at that time
     :param source: the source of the tool
-    :param session: ``agent``, ``face`` and ``topic`` of its session, if they are known
+    :param session: ``agent``, ``frontend`` and ``topic`` of its session, if they are known
     :param happenings: all records of the call, in order
     :param locks: the locks that the call required
     :param lock_wait_ms: the time that the call waited for its locks

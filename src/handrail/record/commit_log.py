@@ -162,7 +162,7 @@ class CommitLog:
         return self._writer.start_commit((self._table, _new_entry(_LogEntry, (self._clock(), records))))
 
     def start_journalled_commit(self, records: Sequence[Record]) -> PromisedWriteFuture:
-        """Start a commit whose result is needed a moment later, or only after a crash; see :meth:`begin`."""
+        """Start a commit whose result is needed a moment later, or only after a crash; see :meth:`start_commit`."""
         return self._writer.start_journalled_write((self._table, _new_entry(_LogEntry, (self._clock(), records))))
 
     def wake_writer(self) -> None:

@@ -70,6 +70,7 @@ class LoggedRecord:
 
     @property
     def tool(self) -> str | None:
+        """The tool id in the body, or None."""
         return _text((self.body or {}).get("tool"))
 
 
@@ -101,7 +102,7 @@ class LoggedCallSummary:
 class LogReader:
     """A reader of the log through one connection.
 
-    :raises StartError: from :meth:`at`, if the log cannot be read or is damaged
+    :raises StartError: from :meth:`open_database`, if the log cannot be read or is damaged
     :raises sqlite3.Error: from every other method, if the file is damaged
     """
 
@@ -122,6 +123,7 @@ class LogReader:
 
     @property
     def connection(self) -> sqlite3.Connection:
+        """The connection that it reads through."""
         return self._connection
 
     def head(self) -> LogHead:
@@ -180,6 +182,7 @@ class LogReader:
         return LogHead(walk.sequence, walk.head.hex())
 
     def read_mark(self, key: Literal["settled", "began"]) -> int:
+        """Return a sequence of the log: where the settled records end, or where its present part began."""
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row is not None and isinstance(row[0], int) else 0
 
@@ -312,7 +315,7 @@ class LogReader:
         return [str(row[0]) for row in self._connection.execute(sql, (f"{call_id}.", f"{call_id}/"))]
 
     def describe_session(self, session_id: str) -> dict[str, Any]:
-        """Return ``agent``, ``face`` and ``topic`` of a session; empty if the session is unknown."""
+        """Return ``agent``, ``frontend`` and ``topic`` of a session; empty if the session is unknown."""
         row = self._connection.execute(
             "SELECT agent, frontend, topic FROM session WHERE id = ?", (session_id,)
         ).fetchone()

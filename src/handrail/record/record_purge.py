@@ -275,7 +275,7 @@ def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelecti
 async def purge_records(
     log: CommitLog, database: WorkspaceDatabase, folders: StateFolders, selection: PurgeSelection, *, reason: str
 ) -> PurgeResult:
-    """Remove the data that :func:`survey` finds. The caller must hold the lease, and no call may run.
+    """Remove the data that :func:`plan_purge` finds. The caller must hold the lease, and no call may run.
 
     If it is interrupted, it has removed and recorded a part. Run it again to remove the rest.
 

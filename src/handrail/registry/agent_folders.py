@@ -131,7 +131,7 @@ def select_tools_of_agent(
     secrets: SecretStore = NO_SECRETS,
     other_agents_tools: Collection[str] = (),
 ) -> Generation:
-    """Return the part of ``everything`` that a valid agent has, with its aliases.
+    """Return the part of ``all_tools`` that a valid agent has, with its aliases.
 
     A tool to which the agent gives hosts requires them, and is unavailable if they cannot be enforced.
 

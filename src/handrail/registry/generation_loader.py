@@ -58,21 +58,20 @@ class UnavailableReason(NamedTuple):
 
 NOT_BUILT = "its executable is not built; run handrail build AGENT, and start Handrail with the folder that it writes"
 PROVIDER_CONFINEMENT = "the model's provider"
-"""``Entry.sandbox`` of a tool that the model's provider carries out."""
+"""``ToolEntry.sandbox`` of a tool that the model's provider carries out."""
 _STATUSES_BY_SEVERITY: tuple[ToolState, ...] = ("disabled", "quarantined", "offline", "error", "available")
 
 
 def resolve_status(
     spec: ToolSpec, foreign: ThirdPartyOrigin | None, reasons: Iterable[UnavailableReason]
 ) -> tuple[str | None, ToolState]:
-    """Return the text for ``Entry.unavailable_reason`` (None if the tool can run) and the status of a tool.
+    """Return the text for ``ToolEntry.unavailable_reason`` (None if the tool can run) and the status of a tool.
 
     A tool that can run is ``connected`` if the user configured or approved it, else ``system``.
     """
     found = sorted(reasons, key=lambda reason: _STATUSES_BY_SEVERITY.index(reason.status))
     if found:
-        texts = [f"available, but {one.text}" if one.status == "available" else one.text for one in found]
-        return "; ".join(texts), found[0].status
+        return "; ".join(one.text for one in found), found[0].status
     if spec.provider_support:
         return PROVIDER_ONLY_TEXT, "connected"
     given = foreign is not None or bool(spec.secrets or spec.config)
@@ -120,14 +119,12 @@ def find_unavailable_reasons(
 def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> Iterator[UnavailableReason]:
     """Yield the reasons that the operator can remove by configuration."""
     if unknown := _unknown_secrets(tool, spec, secrets):
-        yield UnavailableReason(
-            "available", f"needs configuration: it declares secrets that are not known here: {unknown}"
-        )
+        yield UnavailableReason("available", f"it needs configuration; secrets that are not known here: {unknown}")
     if unset := _unset_secrets(tool, spec, secrets):
-        yield UnavailableReason("available", f"needs configuration: it has secret settings without a value: {unset}")
+        yield UnavailableReason("available", f"it needs configuration; secret settings without a value: {unset}")
     needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
     if unset := [f"{key} ({spec.config[key].description}; add {settings_line(spec.id, key)})" for key in needed]:
-        text = f"needs configuration: it has settings without a value: {', '.join(unset)}"
+        text = f"it needs configuration; settings without a value: {', '.join(unset)}"
         yield UnavailableReason("available", f"{text}. A program passes them with open_kernel(tool_config=…)")
     if isinstance(tool, PerCallExecutableTool) and tool.unbuilt:
         yield UnavailableReason("available", NOT_BUILT)

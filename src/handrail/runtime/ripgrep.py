@@ -99,7 +99,7 @@ class SearchPathFilter:
     """A filter for the paths below a folder.
 
     ripgrep's ``--glob`` overrides ignore files, so it is not used: a *type* narrows the search by the last part of the
-    path, and :meth:`wants` decides on the whole path.
+    path, and :meth:`matches` decides on the whole path.
     """
 
     patterns: tuple[str, ...] = ()

@@ -113,7 +113,7 @@ class CheckFixture:
         return CheckProgramResult(code, out.decode("utf-8", "replace"), errors.decode("utf-8", "replace"), dropped)
 
     def end_marked_processes(self, mark: str) -> list[int]:
-        """End the processes of this machine with ``write_marker_file`` among their arguments, and return their ids."""
+        """End the processes of this machine with ``mark`` among their arguments, and return their ids."""
         found: list[int] = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -138,7 +138,7 @@ class SandboxCheck:
 
 @contextlib.contextmanager
 def run_marked_bystander(mark: str) -> Generator[int, None, None]:
-    """Run a process on this machine with ``write_marker_file`` in its arguments."""
+    """Run a process on this machine with ``mark`` in its arguments."""
     waiting = subprocess.Popen(["/bin/sh", "-c", "read -r _", mark], stdin=subprocess.PIPE, env={})
     try:
         yield waiting.pid
@@ -167,6 +167,7 @@ class CheckOutcome:
     detail: str = ""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return its fields as JSON-able data."""
         return asdict(self)
 
 

@@ -1,6 +1,6 @@
 """The confinement that this machine can enforce, found by a trial, once per process.
 
-No weaker way to start a program exists. If one of the layers is missing, :func:`choose` gives a sandbox that refuses, with
+No weaker way to start a program exists. If one of the layers is missing, :func:`choose_sandbox` gives a sandbox that refuses, with
 the missing layer and its remedy. Only an operator can name a layer that may be missing; then the sandbox's name says so
 too, and with it every result.
 """

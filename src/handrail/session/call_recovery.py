@@ -173,7 +173,7 @@ class EarlierCallResolver:
         return await find_suspended_calls(self._arbiter, self._lane, self._generation())
 
     async def resume_awaiting_calls(self) -> list[CallAnswer]:
-        """Resume all calls that await approval and return their answers; see ``Session.resume_suspended_calls``."""
+        """Resume all calls that await approval and return their answers; see ``LocalSession.resume_suspended_calls``."""
         stopped = self._start_lookup()
         try:
             return await self._carry_out(await self.find_suspended(), stopped)

@@ -280,7 +280,7 @@ class LocalSession:
     def call_in_turn(
         self, number: int, generation: Generation, proposed: ProposedCall
     ) -> Coroutine[Any, Any, CallAnswer]:
-        """Run the only call of a turn; see :meth:`turn_at`."""
+        """Run the only call of a turn; see :meth:`open_numbered_turn`."""
         self._claim_turn_number(number)
         self._catalog.get_tools_for_turn(generation)
         return self._arbiter.carry_out(
@@ -288,7 +288,7 @@ class LocalSession:
         )
 
     def _claim_turn_number(self, number: int) -> None:
-        """Mark the turn of this number as started; see :meth:`turn_at`."""
+        """Mark the turn of this number as started; see :meth:`open_numbered_turn`."""
         self._check_open()
         if number == self._last_turn + 1:
             self._last_turn = number
@@ -320,7 +320,7 @@ class LocalSession:
         return (await self._earlier_calls.recover_answers((call_id,)))[0]
 
     async def recover_results(self, call_ids: Sequence[str]) -> list[CallAnswer]:
-        """Return the answers to several earlier calls, in order; see :meth:`recall`.
+        """Return the answers to several earlier calls, in order; see :meth:`recover_result`.
 
         :raises LogUnavailable: if the log cannot be read
         """
@@ -330,7 +330,7 @@ class LocalSession:
         return await self._earlier_calls.recover_answers(call_ids)
 
     async def calls_awaiting_approval(self) -> list[str]:
-        """Return the ids of the calls that :meth:`resume_parked` would resume.
+        """Return the ids of the calls that :meth:`resume_suspended_calls` would resume.
 
         :raises LogUnavailable: if the log cannot be read
         """

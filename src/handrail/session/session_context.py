@@ -363,7 +363,7 @@ def validate_options(options: SessionOptions) -> SessionOptions:
         raise TypeError(f"session() got an unexpected keyword argument {unknown[0]!r}")
     if options.get("approval_handler") is None and not options.get("headless", True):
         raise UsageError(
-            "The session is not headless and has no approval handler. Pass `attendant` or `headless=True`."
+            "The session is not headless and has no approval handler. Pass `approval_handler` or `headless=True`."
         )
     return {**options, "rules": normalise_rules(options.get("rules", ()))}
 

@@ -43,7 +43,7 @@ def encode_any_json(value: object, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def decode_any_json(encoded: bytes) -> Any:
-    """Return the inverse of :func:`encode`.
+    """Return the inverse of :func:`encode_any_json`.
 
     :raises ValueError: if the bytes are not JSON
     """

@@ -70,7 +70,7 @@ class LeaseHolder:
 
     :param since_ns: wall-clock time of the acquisition
     :param protocol: the version of the protocol for client processes; 0: none can connect
-    :param socket: the name of its socket in the workspace's private folder, or ``""``; see also :attr:`is_brief`
+    :param socket: the name of its socket in the workspace's private folder, or ``""``; see also :attr:`is_short_lived`
     :param state: ``alive`` renews its lease; ``paused`` was stopped (Ctrl-Z, SIGSTOP), and ``hung`` does not renew: both may be
         replaced
     """
@@ -111,7 +111,7 @@ def find_lease_holder(folders: StateFolders, clock: Callable[[], int] = monotoni
 def find_holder_by_token(
     folders: StateFolders, token: int, clock: Callable[[], int] = monotonic_ns
 ) -> LeaseHolder | None:
-    """Return the living process that acquired ``token``; None if there is none. See :func:`holder_of`."""
+    """Return the living process that acquired ``token``; None if there is none. See :func:`find_lease_holder`."""
     path = _holder_path(folders, token)
     try:
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
@@ -430,8 +430,8 @@ class WorkspaceLease:
         :param frontend: the frontend of this process, for messages of other processes (``cli``, ``mcp``, ``library``)
         :param clock: wall-clock time in nanoseconds, for users to read
         :param monotonic: the machine's monotonic time in nanoseconds
-        :param protocol: see :class:`Holder`
-        :param socket: see :class:`Holder`
+        :param protocol: see :class:`LeaseHolder`
+        :param socket: see :class:`LeaseHolder`
         :param renewing: renew in a separate thread; otherwise the caller calls :meth:`renew`
         :raises WorkspaceHeld: if another process holds it
         :raises StartError: if the state cannot be used
@@ -473,7 +473,7 @@ class WorkspaceLease:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is neither released nor lost. A process that was paused may not know yet; see :attr:`valid`."""
+        """Whether it is neither released nor lost. A process that was paused may not know yet; see :attr:`is_valid`."""
         return not self._released and self._lost is None
 
     @property

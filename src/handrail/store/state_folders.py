@@ -296,6 +296,7 @@ class StateFolders:
 
     @property
     def database_file(self) -> Path:
+        """The file with the log of the workspace."""
         return self.workspace_state_folder / "handrail.db"
 
     @property
@@ -310,6 +311,7 @@ class StateFolders:
 
     @property
     def artifact_folder(self) -> Path:
+        """The folder of the artifacts of the workspace."""
         return self.workspace_state_folder / "artifacts"
 
     @property
@@ -323,7 +325,7 @@ class StateFolders:
         return self.state / "user-data"
 
     def prepare_user_data(self) -> Path:
-        """Create :attr:`user_data` as a private folder.
+        """Create :attr:`user_data_folder` as a private folder.
 
         :raises StartError: if it cannot be created or is not private
         """
@@ -355,11 +357,11 @@ class StateFolders:
         return self._prepare_session_folder("output", session_id)
 
     def prepare_session_scratch(self, session_id: str) -> Path:
-        """Return the session's scratch folder, which is HOME in its sandbox; see :meth:`output`."""
+        """Return the session's scratch folder, which is HOME in its sandbox; see :meth:`prepare_session_output`."""
         return self._prepare_session_folder("scratch", session_id)
 
     def prepare_tool_home(self, tool_id: str) -> str:
-        """Return the separate HOME of a tool's programs, which all sessions share; see :meth:`output`."""
+        """Return the separate HOME of a tool's programs, which all sessions share; see :meth:`prepare_session_output`."""
         return str(self.prepare_session_scratch(f"tool-{wire_name(tool_id)[-59:]}"))
 
     def remove_old_sockets(self, name: str) -> None:

@@ -423,9 +423,11 @@ class PlaybackModel:
 
     @property
     def name(self) -> str:
+        """The name of the model."""
         return "played:model"
 
     async def aclose(self) -> None:
+        """Mark the model as closed."""
         self.closed = True
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:

@@ -110,6 +110,7 @@ class ScriptedReply:
 
     @property
     def has_calls(self) -> bool:
+        """Whether the reply calls a tool."""
         return any(isinstance(part, ReplyCall) for part in self.parts)
 
 

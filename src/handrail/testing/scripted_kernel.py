@@ -86,6 +86,7 @@ class ScriptedApprovalHandler:
         self.may_answer.set()
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        """Record the request, and return the next prepared answer."""
         self.requests.append(request)
         self.request_received.set()
         await self.may_answer.wait()
@@ -94,6 +95,7 @@ class ScriptedApprovalHandler:
         )
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
+        """Record the questions, and return the next prepared answers."""
         self.questions.extend(questions)
         self.request_received.set()
         await self.may_answer.wait()
@@ -126,11 +128,13 @@ class ScriptedClient:
         self.may_answer.set()
 
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
+        """Return whether the client declared this kind of request."""
         return client_request_kind(method, params) in self.kinds
 
     async def send_requests(
         self, call_id: str, requests: Mapping[str, ClientRequest]
     ) -> Mapping[str, Mapping[str, Any]]:
+        """Record the requests, and return the next prepared answers, or raise the next prepared exception."""
         self.calls.append(call_id)
         self.asks.append(requests)
         self.request_received.set()
@@ -141,6 +145,7 @@ class ScriptedClient:
         return prepared
 
     def detach(self, call_id: str) -> None:
+        """Record that the call was detached."""
         self.detached.append(call_id)
 
 
@@ -168,6 +173,10 @@ class ScriptedResolver:
         """All queries, in order."""
 
     async def resolve(self, name: str) -> Sequence[str]:
+        """Return the next answer of the table for a host name.
+
+        :raises OSError: if the table has no such name
+        """
         self.queries.append(name)
         answers = self._answers.get(name)
         if answers is None:

@@ -66,7 +66,7 @@ class StdioServerProgram:
         return [sys.executable, "-I", str(self.path), str(self._plan)]
 
     def connect_arguments(self, **more: Any) -> dict[str, Any]:
-        """Return the server as arguments for ``kernel.mcp.connect``."""
+        """Return the server as arguments for ``kernel.mcp_servers.connect``."""
         command, *args = self.argv
         return {"command": command, "args": tuple(args), "folders": (str(self.folder),), **more}
 
@@ -279,9 +279,11 @@ class ThirdPartySource:
         self.tools = [*(old for old in self.tools if old.spec.id not in {new.spec.id for new in tools}), *tools]
 
     def withdraw(self, *tool_ids: str) -> None:
+        """Remove tools from now on."""
         self.tools = [tool for tool in self.tools if tool.spec.id not in tool_ids]
 
     def load(self) -> SourceContents:
+        """Return the tools and faults, or raise the exception of ``broken``."""
         if self.broken is not None:
             raise self.broken
         return SourceContents(self._found_tools(self.tools), tuple(self.faults), self.name, self.about)

@@ -259,7 +259,9 @@ class ScratchpadTool(Tool):
             return {"key": key, "replaced": key in notes}
         if key not in notes:
             alike = ", ".join(nearest_names(key, list(notes))) or "none"
-            raise ToolError(f"Note {key!r} does not exist. Similar keys: {alike}.", kind="invalid_input")
+            raise ToolError(
+                f"Note {key!r} does not exist. Similar keys: {alike}. Use one of these.", kind="invalid_input"
+            )
         if action == "get":
             return {"key": key, "value": notes[key]}
         await runtime.state.put(_NOTES, {name: value for name, value in notes.items() if name != key})

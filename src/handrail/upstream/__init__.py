@@ -2,10 +2,10 @@
 
 Each server has one owner, is connected on first use, and lists its tools from a cache before that.
 
-- ``server_config`` and ``definition``: the operator's settings · ``package_installer``: the installed program of a server
-- ``connection_manager``: the task that keeps a connection · ``servers``: all servers of a workspace
-- ``client``: the protocol, its transports, and the server's requests · ``oauth``: sign-in
-- ``source``, ``tools``: the registry's view of a server
+- ``server_config_loader`` and ``server_definition``: the operator's settings · ``server_programs``: installed programs
+- ``upstream_connection``: the task that keeps a connection · ``upstream_registry``: all servers of a workspace
+- ``client``: the protocol, its transports, and the server's requests · ``oauth_sign_in``: sign-in
+- ``mcp_source``, ``mcp_tool``: the registry's view of a server
 
 Nothing here is imported before a server is configured. The MCP SDK is imported when a server is first reached over HTTP.
 """

@@ -161,7 +161,10 @@ def to_tool_error(server: str, error: RpcError) -> ToolError:
     if error.code == _MISSING_CAPABILITY and (lacking := _find_missing_request(error.data)):
         return ToolError(f"MCP server {server} failed: {said}; {UNSUPPORTED_REQUEST} {lacking}", kind="unavailable")
     kind = "invalid_input" if error.code == -32602 else "failed"
-    return ToolError(f"MCP server {server} returned an error: {said} (error {error.code})", kind=kind)
+    return ToolError(
+        f"MCP server {server} returned an error: {said} (error {error.code}). Correct the arguments, or continue without this tool.",
+        kind=kind,
+    )
 
 
 def _find_missing_request(data: object) -> str:

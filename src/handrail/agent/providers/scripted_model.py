@@ -227,7 +227,7 @@ class ScriptMismatch(ProviderError):
 
 
 class ScriptedModel:
-    """A model that plays a :class:`Script`, one turn per request.
+    """A model that plays a :class:`ModelScript`, one turn per request.
 
     :param source: the name of the script in messages
     """
@@ -250,6 +250,7 @@ class ScriptedModel:
 
     @property
     def name(self) -> str:
+        """The name of the model, with the source of its script."""
         return f"script:{self._source}"
 
     @property

@@ -479,7 +479,10 @@ class ApprovalFlow:
                 if answer.arguments is None:
                     raise
                 request = replace(request, reason=f"{row.request.reason}\nThese arguments are invalid: {error}")
-        raise ToolError(f"the changed arguments were invalid {MAX_TRIES} times", kind="invalid_input")
+        raise ToolError(
+            f"The changed arguments were invalid {MAX_TRIES} times, so the call is not run. Make the call again.",
+            kind="invalid_input",
+        )
 
     async def _reload_request(self, row: Approval) -> Approval:
         """Return the current row after another answer or the expiry came first."""

@@ -225,7 +225,7 @@ class BackgroundJobs:
         call = lane.running_calls.get(call_id)
         if call is None or call.parent is not None or call.entry is None:
             raise ToolError(
-                f"Call `{escape_terminal_controls(call_id[:80])}` is not running in session {lane.session_id}.",
+                f"Call `{escape_terminal_controls(call_id[:80])}` is not running in session {lane.session_id}. Pass the id of a call that is running.",
                 kind="invalid_input",
             )
         if call.job is not None:

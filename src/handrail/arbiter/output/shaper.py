@@ -45,7 +45,7 @@ from handrail.record.artifacts import ArtifactStore
 
 # Truncation of one output to its tool's limits: a head for the reader of the result, the whole for the sidecar.
 #
-# A pure function from plain data to a :class:`Cut`. Three shapes, in this order:
+# A pure function from plain data to a :class:`TruncatedOutput`. Three shapes, in this order:
 #
 # - a list longer than ``max_entries``, alone or as the only list of an object: ``head`` is its first entries, and
 #   the whole has one entry a line (``path:line:text`` for a match, the text itself for a text, else JSON);
@@ -64,7 +64,7 @@ class TruncatedOutput(NamedTuple):
     data: dict[str, Any]
     """``head``, and the small other keys."""
     counts: dict[str, Any]
-    """Metadata: ``head_is``, and ``output_bytes`` and ``omitted_bytes``, or ``entries`` and ``omitted_entries``."""
+    """Metadata: ``truncated_as``, and ``output_bytes`` and ``omitted_bytes``, or ``entries`` and ``omitted_entries``."""
     whole: str
     """The text for the output file."""
 
@@ -248,7 +248,7 @@ class OutputShaper:
         self._threads.shutdown(wait=True)
 
     def shape_small_output(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> AudienceOutputs | None:
-        """Shape a plain, small output that all audiences may see; return None for any other, which needs :meth:`shape`.
+        """Shape a plain, small output that all audiences may see; return None for any other, which needs :meth:`shape_output`.
 
         :param metadata: the arbiter's metadata, plain JSON; the result takes it over
         """

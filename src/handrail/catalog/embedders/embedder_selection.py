@@ -34,7 +34,7 @@ _ENDPOINT_HANG_S = 5.0
 class EmbedderChoice:
     """The operator's choice of an embedder.
 
-    :param name: one of :data:`SHIPPED`, or an entry point of :data:`ENTRY_POINT_GROUP`
+    :param name: one of :data:`SHIPPED_EMBEDDERS`, or an entry point of :data:`ENTRY_POINT_GROUP`
     :param url: the URL of the endpoint
     :param model: the model of the endpoint or of fastembed
     :param key: the API key of the endpoint
@@ -135,7 +135,7 @@ class EndpointEmbedder:
     :param url: the URL without ``/embeddings``: ``http://localhost:11434/v1``
     :param model: the endpoint's name of the model
     :param key: sent as a bearer token; never part of a message
-    :param timeout_s: the maximum time for a whole answer. A search waits less (``patience_s``), and then uses words only
+    :param timeout_s: the maximum time for a whole answer. A search waits less (a few seconds at most), and then uses words only
     :raises EmbedderError: if the URL is invalid, or ``httpx2`` is not installed
     """
 

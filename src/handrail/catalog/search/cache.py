@@ -32,7 +32,7 @@ class UnusableCacheFile(Exception):
 
 
 def write_cache_file(path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryview]) -> None:
-    """Replace ``path`` by a file of ``head`` and ``split_into_block_starts``.
+    """Replace ``path`` by a file of ``head`` and ``blocks``.
 
     :raises OSError: if the file cannot be written; the old one stays
     """

@@ -86,8 +86,8 @@ class VectorConsumer(Protocol):
 class _PendingRequest:
     """The remaining work for one consumer, while the consumer exists."""
 
-    def __init__(self, wishing: VectorConsumer) -> None:
-        self._of = weakref.ref(wishing)
+    def __init__(self, consumer: VectorConsumer) -> None:
+        self._of = weakref.ref(consumer)
         self.texts: Mapping[bytes, str] | None = None
         self.missing: list[bytes] = []
         """Keys without a vector, those of short texts last."""
@@ -137,13 +137,13 @@ class EncoderThread:
         self.state = "not started"
         """Why semantic search is not ready, or not for all tools, as text for people; empty if it is ready."""
 
-    def encode_in_background(self, wishing: VectorConsumer) -> None:
-        """Encode the texts of ``wishing`` in the background. The smallest set comes first.
+    def encode_in_background(self, consumer: VectorConsumer) -> None:
+        """Encode the texts of ``consumer`` in the background. The smallest set comes first.
 
-        The work is dropped when nothing refers to ``wishing`` any more.
+        The work is dropped when nothing refers to ``consumer`` any more.
         """
         with self._change:
-            self._requests.append(_PendingRequest(wishing))
+            self._requests.append(_PendingRequest(consumer))
             self._start()
             self._change.notify_all()
 
@@ -184,17 +184,17 @@ class EncoderThread:
         return f"{several} searched by words only, because the embedder refuses their texts" if number else ""
 
     def is_excluded(self, key: bytes) -> bool:
-        """Return whether the embedder refuses the text of this key at any length; only for use in ``joined``."""
+        """Return whether the embedder refuses the text of this key at any length; only for use on its thread."""
         return key in self._excluded
 
     def background_tools(self) -> Vectors:
-        """Return the vectors of typical texts of tools; only for use in ``joined``."""
+        """Return the vectors of typical texts of tools; only for use on its thread."""
         return self._usual["tools"]
 
     def common_tool_vectors(self) -> Vectors:
-        """Return the vectors of common tools; only for use in ``joined``.
+        """Return the vectors of common tools; only for use on its thread.
 
-        There are many for the local model. For others, they are the vectors of :meth:`usual_tools`.
+        There are many for the local model. For others, they are the vectors of :meth:`background_tools`.
         """
         return (
             self._embedder.common_tool_vectors()
@@ -205,7 +205,7 @@ class EncoderThread:
     def adapt_tool_vectors(self, tools: Vectors) -> Vectors:
         """Return directions of tools, moved by the local model towards their requests.
 
-        Only for use in ``joined``.
+        Only for use on the encoder thread.
         """
         return self._embedder.adapt_tool_vectors(tools) if isinstance(self._embedder, AdaptiveEmbedder) else tools
 
@@ -389,8 +389,8 @@ class EncoderThread:
         return True
 
     def _finish(self, wish: _PendingRequest) -> None:
-        if (wishing := wish.request) is not None:
-            wishing.accept_vectors(self._known)
+        if (consumer := wish.request) is not None:
+            consumer.accept_vectors(self._known)
         with self._change:
             self._requests.remove(wish)
             waiting = tuple(self._requests)
@@ -403,12 +403,12 @@ class EncoderThread:
             self._change.notify_all()
 
     def _begin(self, wish: _PendingRequest) -> None:
-        wishing = wish.request
-        texts: Mapping[bytes, str] = {} if wishing is None else wishing.texts_to_encode()
+        consumer = wish.request
+        texts: Mapping[bytes, str] = {} if consumer is None else consumer.texts_to_encode()
         wish.texts = texts
         wish.missing = self._find_missing(texts)
-        if wishing is not None and wish.missing and len(wish.missing) * 2 <= len(texts):
-            wishing.accept_vectors(self._known)
+        if consumer is not None and wish.missing and len(wish.missing) * 2 <= len(texts):
+            consumer.accept_vectors(self._known)
 
     def _find_missing(self, texts: Mapping[bytes, str]) -> list[bytes]:
         """Return the keys of texts without a vector, after a look into the cache."""

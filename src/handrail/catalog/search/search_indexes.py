@@ -61,7 +61,7 @@ class GenerationSearchIndexes:
 
     :param folder: the folder of the cache; None for no cache
     :param encoder: makes the encoder for semantic search, or returns why there is none; called once, at the first search or load
-    :param ahead_s: see :meth:`load_ahead`; None to load nothing before a search
+    :param ahead_s: see :meth:`preload_index`; None to load nothing before a search
     :param first_wait_s: how long after the start of an index a search waits for semantic search
     """
 

@@ -1,7 +1,7 @@
 """The search over a catalogue: for a need in plain words, the tools that serve it, or "nothing fits".
 
-An :class:`ToolIndex` is an immutable value over one list of documents. Search by words works at once. Search by meaning is added
-when the embedder's thread has the vectors. :attr:`Found.search_method` names the methods behind an answer.
+A :class:`ToolIndex` is an immutable value over one list of documents. Search by words works at once. Search by meaning is added
+when the embedder's thread has the vectors. :attr:`IndexResult.search_method` names the methods behind an answer.
 """
 
 from __future__ import annotations
@@ -407,7 +407,7 @@ class ToolIndex:
     :param documents: of several with one id, the last one counts
     :param encoder: makes vectors; without it, the search uses words only
     :param cache: stores the word index between two starts
-    :param without: why there is no encoder, for :attr:`Found.note`
+    :param without: why there is no encoder, for :attr:`IndexResult.note`
     """
 
     def __init__(

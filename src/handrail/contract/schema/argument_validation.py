@@ -662,7 +662,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "workdir": ("cwd", "path", "repository"),
 }
 """Arguments of other agents' tools, in lower case without separators, with ours for the same purpose. They are
-suggested only if the tool has the argument: their spelling is often too different for :func:`nearest`."""
+suggested only if the tool has the argument: their spelling is often too different for :func:`nearest_names`."""
 
 
 def _suggest_name(name: str, known: list[str]) -> str:

@@ -152,7 +152,7 @@ class TriggerService(Protocol):
     async def add_schedule(self, cron: str, prompt: str, *, name: str | None = None) -> Trigger:
         """Add a schedule.
 
-        :raises ToolError: as :meth:`timer`; ``invalid_input`` for a text that is not a cron expression, or for a time
+        :raises ToolError: as :meth:`add_timer`; ``invalid_input`` for a text that is not a cron expression, or for a time
             that never comes
         """
         ...
@@ -162,7 +162,7 @@ class TriggerService(Protocol):
     ) -> Trigger:
         """Add a trigger that fires for each message on a channel.
 
-        :raises ToolError: as :meth:`timer`
+        :raises ToolError: as :meth:`add_timer`
         """
         ...
 
@@ -171,7 +171,7 @@ class TriggerService(Protocol):
     ) -> Trigger:
         """Add a trigger of a class that a tool defines.
 
-        :raises ToolError: as :meth:`timer`; ``invalid_input`` for a trigger that never fires; ``failed`` if its class
+        :raises ToolError: as :meth:`add_timer`; ``invalid_input`` for a trigger that never fires; ``failed`` if its class
             cannot compute a time
         """
         ...
@@ -275,7 +275,7 @@ class NotificationInbox(NotificationQueue, Protocol):
         ...
 
     def stop_expecting(self, source: str) -> None:
-        """Withdraw :meth:`expect` for a source that posts nothing after all.
+        """Withdraw :meth:`expect_from` for a source that posts nothing after all.
 
         A source that has posted needs no call of this method.
         """

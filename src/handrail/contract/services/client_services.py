@@ -1,6 +1,6 @@
 """The Protocol of a client that can do more than call tools: answer forms, lend its model, name its roots.
 
-These are MCP's client features, in MCP's own shapes. A frontend with such a client gives the session a :class:`Peer`.
+These are MCP's client features, in MCP's own shapes. A frontend with such a client gives the session a :class:`ClientHandler`.
 A tool reaches it through ``runtime.client``; each request has its own capability: ``elicit``, ``sample``, ``roots``.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/client
@@ -74,7 +74,7 @@ class ClientHandler(Protocol):
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
         """Return whether the client supports such a request with these parameters (a form, a URL, tools).
 
-        :param call_id: as for :meth:`ask`: a client without a session states its features with each request
+        :param call_id: as for :meth:`send_requests`: a client without a session states its features with each request
         """
         ...
 
@@ -100,7 +100,7 @@ class ClientHandler(Protocol):
 
 @runtime_checkable
 class EditorClientHandler(Protocol):
-    """An extension of :class:`Peer` for a client that is an editor on this machine."""
+    """An extension of :class:`ClientHandler` for a client that is an editor on this machine."""
 
     async def read_unsaved_text(self, path: str) -> str | None:
         """Return the text of a file as the editor shows it, saved or not; None if the editor does not say.
@@ -120,7 +120,7 @@ class ClientService(Protocol):
         ...
 
     async def send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
-        """Send requests; see :meth:`Peer.send_requests`. The tool's time-out does not count the wait.
+        """Send requests; see :meth:`ClientHandler.send_requests`. The tool's time-out does not count the wait.
 
         :raises ToolError: ``denied`` without the capability of each method; ``unavailable`` if the session has no
             such client
@@ -128,5 +128,5 @@ class ClientService(Protocol):
         ...
 
     def detach(self) -> None:
-        """Detach the client; see :meth:`Peer.detach`."""
+        """Detach the client; see :meth:`ClientHandler.detach`."""
         ...

@@ -129,7 +129,7 @@ class LineMatch:
 
 @dataclass(frozen=True, slots=True)
 class FileSearchResult:
-    """The results of a search, at most as many as requested. ``more`` is true if the search stopped there."""
+    """The results of a search, at most as many as requested. ``is_truncated`` is true if the search stopped there."""
 
     matches: tuple[LineMatch, ...] = ()
     paths: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ class ConversationHistory(Protocol):
         ...
 
     async def load_attachment(self, ref: str) -> bytes:
-        """Return an attachment that :meth:`attached` stored.
+        """Return an attachment that :meth:`store_attachment` stored.
 
         :raises ToolError: if it is removed or damaged
         """

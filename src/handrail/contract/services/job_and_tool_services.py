@@ -200,7 +200,7 @@ class ToolSearchResult:
     """The result of a tool search.
 
     :param matches: the best first
-    :param no_match: whether no tool serves the query; ``hits`` may still have the nearest ones
+    :param no_match: whether no tool serves the query; ``matches`` may still have the nearest ones
     :param search_method: what was compared, in an operator's words: words only, or words and meaning
     :param query_problem: if nothing matches: why the query may not have been understood, and what to do; else empty
     :param unloaded: tools that were unloaded to make room for the new ones
@@ -366,7 +366,7 @@ class TerminalService(Protocol):
         ...
 
     async def wait_for_change(self, since: int, timeout_s: float) -> bool:
-        """Wait until the counter of :meth:`changes` is above ``since``; return False if the time expires first."""
+        """Wait until the counter of :meth:`change_count` is above ``since``; return False if the time expires first."""
         ...
 
     async def track_read_position(self, terminal_id: str, cursor: int | None = None) -> int:

@@ -132,7 +132,7 @@ class SourceResponse:
 
 
 class ResourceService(Protocol):
-    """The resources and prompts of all sources: ``runtime.offers``.
+    """The resources and prompts of all sources: ``runtime.resources``.
 
     A call reaches only the source that it was evaluated for.
     """

@@ -420,7 +420,7 @@ class FunctionTool(Tool, Generic[P, R]):
         return self.return_value_to_json(await self.start_call(args, runtime))
 
     def start_call(self, args: dict[str, Any], runtime: Runtime | None) -> Coroutine[Any, Any, Any]:
-        """Return the function's coroutine, for callers that await it and pass its value to :meth:`finished`.
+        """Return the function's coroutine, for callers that await it and pass its value to :meth:`return_value_to_json`.
 
         Not for a :attr:`blocking` function.
 

@@ -43,7 +43,7 @@ class ResourceProvider(ResourceListing, Protocol):
         ...
 
     async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        """Call ``updated`` with the URI whenever the resource changes.
+        """Call ``on_update`` with the URI whenever the resource changes.
 
         :return: a function that ends the subscription
         :raises ToolError: ``unavailable`` if the source does not report changes
@@ -63,7 +63,7 @@ class PollableResourceProvider(Protocol):
         ...
 
     def quick_stamp(self, uri: str) -> str:
-        """Return a cheap text that changes when :meth:`stamp` may have changed. Called in a thread.
+        """Return a cheap text that changes when :meth:`content_stamp` may have changed. Called in a thread.
 
         It is empty if only a reload of the sources can tell.
         """

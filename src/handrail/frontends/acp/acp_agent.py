@@ -339,7 +339,9 @@ class AcpAgent:
         :raises RequestError: if the session does not exist, is closed, or is open and may not be
         """
         if not may_be_open and (session_id in self._open or session_id in self._opening_ids):
-            raise RequestError(INVALID_PARAMS, f"Session {session_id[:80]!r} is already open.")
+            raise RequestError(
+                INVALID_PARAMS, f"Session {session_id[:80]!r} is already open. Close it first, or continue it."
+            )
         try:
             with self._settings.open_reader(folder) as reader:
                 found = reader.get(session_id)

@@ -346,7 +346,9 @@ class EditorSession:
         if (failure := self.updates.failure) is not None:
             raise UsageError(f"Could not send part of the conversation: {type(failure).__name__}: {failure}.")
         if self.updates.is_closed:
-            raise UsageError("The session was closed, or the client disconnected, before the conversation was sent.")
+            raise UsageError(
+                "The session was closed, or the client disconnected, before the conversation was sent. Load the session again."
+            )
 
     async def _replay_messages(self, messages: Sequence[Message]) -> object:
         """Send the client earlier messages, and return the last todo list among them."""
@@ -405,7 +407,7 @@ class EditorSession:
     # ── end of the session ───────────────────────────────────────────────────────────────────────
 
     async def suspend(self) -> None:
-        """Suspend the session. Call :meth:`release` afterwards.
+        """Suspend the session. Call :meth:`close_unused_models` afterwards.
 
         Running calls are stopped and answered. Calls that wait for approval, and sub-agents in the background, continue.
         """
@@ -516,7 +518,7 @@ def _decode_image(data: str, number: int) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except ValueError:
-        raise RequestError(INVALID_PARAMS, f"Image {number} is not valid base64.") from None
+        raise RequestError(INVALID_PARAMS, f"Image {number} is not valid base64. Encode it again.") from None
 
 
 def _inline_text(text: str) -> str:

@@ -250,7 +250,7 @@ class OpenWorkspacePool:
         self._workspaces: dict[str, _OpenWorkspace] = {}
 
     async def acquire_kernel(self, folder: str) -> Kernel:
-        """Return the kernel of a workspace. Call :meth:`leave` once for each call of this method.
+        """Return the kernel of a workspace. Call :meth:`release_workspace` once for each call of this method.
 
         :param folder: the canonical path
         :raises HandrailError: if the workspace cannot be opened

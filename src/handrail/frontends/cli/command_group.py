@@ -151,7 +151,7 @@ def _make_output_writable() -> None:
 def _report_write_error(error: OSError) -> int:
     """Report output that could not be written, for example to a full disk."""
     _discard_output(sys.stdout)
-    _print_error(f"handrail: Could not write the output: {error.strerror}.")
+    _print_error(f"handrail: Could not write the output: {error.strerror}. Check the target of the output.")
     return ERROR
 
 

@@ -243,7 +243,7 @@ class ModelOptions:
 
 
 def model_options(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add the model options to a command, and pass them as one :class:`Asked` by the name ``asked``.
+    """Add the model options to a command, and pass them as one :class:`ModelOptions` in the keyword argument ``asked``.
 
     :param of: the scope of each limit, such as " for each prompt"; "" if the command is one run
     """

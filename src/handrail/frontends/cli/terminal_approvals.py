@@ -77,7 +77,9 @@ def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping
             make_diff_of_replacements(path, lines, blocks, created=before is None).text or "The file would not change."
         )
     if before is None:
-        raise ToolError(f"The file {path} does not exist.", kind="invalid_input")
+        raise ToolError(
+            f"The file {path} does not exist. Reject the call, or create the file first.", kind="invalid_input"
+        )
     text = decode_bytes_losslessly(before)
     if tool_id == "edit":
         replace_all = bool(arguments.get("replace_all", False))

@@ -134,7 +134,7 @@ def print_note(text: str) -> None:
 
 
 def print_note_block(text: str) -> None:
-    """Write lines to stderr, escaped, with the error handling of :func:`note`."""
+    """Write lines to stderr, escaped, with the error handling of :func:`print_note`."""
     with suppress(OSError):
         sys.stderr.write(escape_controls(text) + "\n")
         sys.stderr.flush()

@@ -194,7 +194,7 @@ class McpClientManager:
         self._over_http = over_http
         """Over HTTP, several clients may come without credentials. Over stdio there is one client."""
         self._stateless_clients: dict[tuple[Any, bool], McpClientState] = {}
-        """The clients of the stateless version, by their identity (:meth:`_who`) and whether they answer forms."""
+        """The clients of the stateless version, by their identity (:meth:`_identify_client`) and whether they answer forms."""
         self._last_used: dict[tuple[Any, bool], float] = {}
         self._clients: set[McpClientState] = set()
         self._clients_by_connection: dict[str, McpClientState] = {}
@@ -409,7 +409,11 @@ class McpClientManager:
         """
         held = self._held_calls.get(state)
         if held is None or held[0] is not client:
-            raise MCPError(INVALID_PARAMS, "Invalid or expired requestState", {"reason": "invalid_request_state"})
+            raise MCPError(
+                INVALID_PARAMS,
+                "The `requestState` is invalid or has expired. Make the call again without it.",
+                {"reason": "invalid_request_state"},
+            )
         del self._held_calls[state]
         held[1].cancel()
         return client.held_calls.pop(state)

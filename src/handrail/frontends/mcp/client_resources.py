@@ -106,7 +106,9 @@ class CallOutputResources:
         ref = uri.removeprefix(ARTIFACT_URI)
         found = (await self.read_artifacts([ref], MAX_READ_BYTES)).get(ref)
         if found is None:
-            raise CallOutputTooLong(f"The artifact {ref} is larger than {MAX_READ_BYTES:,} bytes, or no longer exists.")
+            raise CallOutputTooLong(
+                f"The artifact {ref} is larger than {MAX_READ_BYTES:,} bytes, or no longer exists. Make the call that created it again, with less output."
+            )
         return [{"uri": uri, "mimeType": media_type, "blob": base64.b64encode(found).decode()}]
 
     async def read_full_data(self, result: Result) -> object:
@@ -129,7 +131,7 @@ class CallOutputResources:
     async def read_artifacts(self, refs: Iterable[str], most: int = MAX_INLINE_BYTES) -> dict[str, bytes]:
         """Return the content of artifacts, up to ``most`` bytes in all.
 
-        :param refs: from :func:`artifact_refs`, because this method does not check to whom they belong
+        :param refs: from :func:`collect_result_artifacts`, because this method does not check to whom they belong
         """
         found: dict[str, bytes] = {}
         for ref in refs:

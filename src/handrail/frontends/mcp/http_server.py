@@ -186,7 +186,7 @@ class HttpFrontendSettings:
         for origin in origins:
             _check_origin(origin)
         if scopes and auth_server is None:
-            raise UsageError("`--scope` requires `--auth-server`.")
+            raise UsageError("`--scope` requires `--auth-server`. Pass both, or leave out `--scope`.")
         tokens = read_token_file(token_file) if token_file is not None else {}
         _add_configured_tokens(tokens, own, secrets)
         asked = _introspection_settings(own, auth_server, secrets)
@@ -277,7 +277,7 @@ def _secret_value(named: PrefixedSecretReference, secrets: SecretStore, place: s
     :raises StartError: if the secret has no value
     """
     if (why := secrets.explain_missing(named.secret)) is not None:
-        raise StartError(f"The secret of `{place}` is not available: {why}")
+        raise StartError(f"The secret of `{place}` is not available: {why}. Set it, and start again.")
     return named.prefix + secrets.select([named.secret])[named.secret]
 
 

@@ -212,7 +212,7 @@ class _McpServer(Server[dict[str, Any]]):
 
 
 def build_mcp_server(clients: McpClientManager) -> Server[dict[str, Any]]:
-    """Build the MCP server for all clients of ``house``."""
+    """Build the MCP server for all clients of ``clients``."""
     faces = McpRequestHandlers(clients)
     server = _McpServer(
         "handrail",

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     Context = ServerRequestContext[dict[str, Any]]
 
 KEY_FILE = "mcp-tasks.key"
-"""The file in the workspace's state folder with the key that seals task IDs."""
+"""The file in the workspace's state folder with the key that seals task IDs. Send fewer IDs."""
 _KEY_BYTES = 32
 _SEAL_BYTES = 18
 POLL_MS = (500, 5_000)
@@ -261,7 +261,10 @@ class McpTaskManager:
             raise _tasks_required_error("Notifications about tasks require the tasks extension")
         given = cast("list[object]", named) if isinstance(named, list) else None
         if given is None or len(given) > MAX_STREAM_TASKS or not all(isinstance(one, str) for one in given):
-            raise MCPError(types.INVALID_PARAMS, f"`taskIds` must be a list of at most {MAX_STREAM_TASKS} task IDs.")
+            raise MCPError(
+                types.INVALID_PARAMS,
+                f"`taskIds` must be a list of at most {MAX_STREAM_TASKS} task IDs. Send fewer IDs.",
+            )
         ids = dict.fromkeys(cast("list[str]", given))
         return {
             one: self._watch_state(line, client, one, job)
@@ -329,9 +332,15 @@ class McpTaskManager:
             raise _tasks_required_error("Tasks require the tasks extension")
         named: Any = getattr(context.request, "headers", None)
         if named is not None and named.get(MCP_NAME_HEADER) != task_id:
-            raise MCPError(HEADER_MISMATCH, f"{MCP_NAME_HEADER} header does not match the request body's 'taskId'")
+            raise MCPError(
+                HEADER_MISMATCH,
+                f"The header {MCP_NAME_HEADER} does not match `taskId` in the body. Send the same value in both.",
+            )
         if (job := await self._find_job(task_id)) is None:
-            raise MCPError(types.INVALID_PARAMS, "Task not found: it does not exist, or its result has expired.")
+            raise MCPError(
+                types.INVALID_PARAMS,
+                f"Task `{task_id[:80]}` was not found. It does not exist, or its result has expired. Make the call again.",
+            )
         return line, job
 
     async def _find_job(self, task_id: str) -> Job | None:
@@ -401,7 +410,9 @@ class McpTaskManager:
         try:
             result = await self._kernel.jobs.wait(job.id, timeout_ms=0)
         except HandrailError as error:
-            raise MCPError(types.INTERNAL_ERROR, f"The result of the task could not be read: {error}") from None
+            raise MCPError(
+                types.INTERNAL_ERROR, f"The result of the task could not be read: {error} Try again."
+            ) from None
         if result is None:
             return {"status": "working"}
         text = result.error_text or ""
@@ -433,7 +444,7 @@ def _tasks_required_error(why: str) -> MCPError:
         required_capabilities=types.ClientCapabilities(extensions={TASKS_EXTENSION: {}})
     )
     data = needed.model_dump(mode="json", by_alias=True, exclude_none=True)
-    text = f"{why}. The client did not declare {TASKS_EXTENSION}."
+    text = f"{why}. The client did not declare {TASKS_EXTENSION}. Declare it, and send the request again."
     return MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, text, data)
 
 

@@ -17,7 +17,7 @@ from handrail.arbiter.client_requests import make_log_event_data
 from handrail.arbiter.output.json_conversion import ValueTooLarge
 from handrail.arbiter.stoppable_execution import STOPPED_TEXT, stop_error_kind
 from handrail.contract.calls_and_results import Result
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.json_codec import MalformedData, expect_object
 from handrail.contract.services.client_services import LOG_LEVELS, ClientService, LogLevel
 from handrail.contract.services.tool_runtime import Runtime, SecretService, UserContext
@@ -250,14 +250,17 @@ class ClientToolRuntime:
                 raise failure
             return method.result_form.read(answer.get("value"))
         except ConnectionLost:
-            text = f"`{door}` is unavailable: the process that holds the workspace has disconnected."
+            text = f"`{door}` is unavailable: the process that holds the workspace has disconnected. Try again."
             raise ToolError(text, kind="unavailable") from None
         except OperationRefused as refused:
             self.cancellation.raise_if_requested()
-            kind = "limit" if refused.kind == "limit" else "cancelled" if refused.kind == "not_running" else "backend"
-            raise ToolError(refused.text, kind=kind) from None
+            kinds: Mapping[str, ErrorKind] = {"limit": "limit", "answer_too_large": "limit", "not_running": "cancelled"}
+            raise ToolError(refused.text, kind=kinds.get(refused.kind, "backend")) from None
         except MalformedData as error:
-            raise ToolError(f"`{door}` returned an invalid answer: {error}.", kind="backend") from None
+            raise ToolError(
+                f"`{door}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
+                kind="backend",
+            ) from None
 
     def add_output_listener(self, listener: Callable[[bytes], None]) -> int:
         """Register a listener for the output of a program, and return its number."""
@@ -267,7 +270,7 @@ class ClientToolRuntime:
         return self._streams.open(lambda piece: _call_in_loop(here, listener, piece))
 
     async def _request_streamed(self, op: str, method: MethodSignature, told: dict[str, Any]) -> Any:
-        """Invoke a service method that sends pieces before its answer; see :meth:`ask`."""
+        """Invoke a service method that sends pieces before its answer; see :meth:`invoke_runtime_service`."""
         assert method.callback is not None
         listener: Callable[[bytes], None] = told[method.callback]
         failures: list[BaseException] = []

@@ -161,7 +161,7 @@ class ReconnectingClient:
                 deadline, late = began + _SLOW_TIMEOUT_S, late + (loop.time() - asked >= greeting_s)
             except ConnectionRejected as error:
                 if error.kind != LEAVING:
-                    told = error_from_refusal(OperationRefused(error.kind, _extract_lease_holder_text(error)))
+                    told = error_from_refusal(OperationRefused(error.kind, error.holder_text))
                     raise (error if isinstance(told, OperationRefused) else told) from None
                 problem = str(error)
             else:
@@ -182,7 +182,7 @@ class ReconnectingClient:
             if loop.time() >= deadline:
                 raise StartError(
                     f"No process has answered for the workspace {self._folders.workspace} for "
-                    f"{deadline - began:g} s. Last problem: {problem}"
+                    f"{deadline - began:g} s. Last problem: {problem} Check the other Handrail processes of the workspace, then try again."
                 )
             await asyncio.sleep(_RETRY_S)
 
@@ -196,7 +196,7 @@ class ReconnectingClient:
         if (holder is None or holder.state != "alive") and await self._take_over():
             holder = find_lease_holder(self._folders)
         if holder is None:
-            raise NoLeaseHolder("No process holds the workspace yet.")
+            raise NoLeaseHolder("No process holds the workspace yet. Try again.")
         _check_connectable(holder)
         return await connect_to_lease_holder(
             self._folders.workspace_state_folder,
@@ -266,8 +266,3 @@ def _check_connectable(holder: LeaseHolder) -> None:
         raise NoLeaseHolder(
             f"The workspace is in use by {holder}, which does not accept connections. Stop that process, then try again."
         )
-
-
-def _extract_lease_holder_text(error: ConnectionRejected) -> str:
-    """Return the text of the lease holder."""
-    return str(error).removeprefix("Connection rejected: ")

@@ -316,7 +316,7 @@ class ToolHost:
 
     async def _watchdog(self, number: int, call: WatchdogCall, spec: ToolSpec | None) -> Message:
         if not 0 <= number < len(self._watchdogs):
-            raise OperationRefused("unavailable", "The process no longer has this watchdog.")
+            raise OperationRefused("unavailable", "The process no longer has this watchdog. Start a new turn.")
         watchdog = self._watchdogs[number]
         try:
             if spec is not None and _skips_tool(watchdog, spec):
@@ -329,7 +329,9 @@ class ToolHost:
 
     def _find_provider(self, number: int) -> ResourceProvider:
         if not 0 <= number < len(self._offerings):
-            raise OperationRefused("unavailable", "The process no longer has these resources and prompts.")
+            raise OperationRefused(
+                "unavailable", "The process no longer has these resources and prompts. Start a new turn."
+            )
         return self._offerings[number]
 
     async def _subscribe(self, offering: int, number: int, uri: str) -> None:
@@ -366,7 +368,9 @@ class ToolHost:
         """
         found = self._find_tool(tool, definition)
         if not isinstance(found, TriggerTool):
-            raise OperationRefused("malformed", f"{tool[:80]!r} is not a trigger class.")
+            raise OperationRefused(
+                "malformed", f"{tool[:80]!r} is not a trigger class. Pass a class that this process registered."
+            )
         return found
 
     def _find_tool(self, tool: str, definition: str) -> Tool:

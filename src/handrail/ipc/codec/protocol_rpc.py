@@ -196,7 +196,7 @@ def _make_proxy_method(name: str, function: Callable[..., Any]) -> Any:
 
 
 def make_connection_invoker(connection: IpcConnection, *, settle: bool = False, **keys: Any) -> RemoteMethodInvoker:
-    """Return an :class:`Ask` for a connection. Errors of the other side are raised here.
+    """Return an :class:`RemoteMethodInvoker` for a connection. Errors of the other side are raised here.
 
     :param settle: see :meth:`~handrail.ipc.wire.peer_connection.IpcConnection.request`
     :param keys: further fields of each request, which identify the target object
@@ -226,7 +226,7 @@ class RequestSender(Protocol):
 
 
 def make_lease_holder_invoker(sender: RequestSender, *, repeatable: bool = True, **keys: Any) -> RemoteMethodInvoker:
-    """Return an :class:`Ask` for the current lease holder.
+    """Return an :class:`RemoteMethodInvoker` for the current lease holder.
 
     :param repeatable: the methods are idempotent: send the request to the next holder if one disconnects before it answers
     :param keys: further fields of each request, which identify the target object

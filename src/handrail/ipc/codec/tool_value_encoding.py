@@ -78,11 +78,11 @@ def _locate_binaries(data: Any, binaries: Sequence[BinaryPart]) -> list[list[Any
 
 
 def decode_return_value(message: object) -> object:
-    """Decode a value that :func:`pack` encoded: the data with its blobs, or a :class:`Result`.
+    """Decode a value that :func:`encode_return_value` encoded: the data with its blobs, or a :class:`Result`.
 
     It is a :class:`Result` if the tool returned one, or if there are notes about converted values.
 
-    :raises Malformed: if :func:`pack` cannot have produced the message
+    :raises Malformed: if :func:`encode_return_value` cannot have produced the message
     """
     packed = expect_object(message)
     if "data" not in packed:

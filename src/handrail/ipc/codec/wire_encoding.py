@@ -49,7 +49,7 @@ _spec_data: SpecCache[dict[str, Any]] = SpecCache(lambda spec: write(ToolSpec, s
 
 _tuple: Any = tuple
 _new_answer: Callable[..., CallAnswer] = _tuple.__new__
-"""Create an ``Answer`` in half the time of its constructor."""
+"""Create a ``CallAnswer`` in half the time of its constructor."""
 
 _ERROR_CLASSES: Mapping[str, type[HandrailError]] = {
     error.__name__: error for error in (UsageError, LogUnavailable, StartError)

@@ -193,7 +193,7 @@ class KernelForClients(Protocol):
 
 
 class ServerForClients(Protocol):
-    """The parts of the server that a :class:`Guest` needs."""
+    """The parts of the server that a :class:`ClientProcess` needs."""
 
     @property
     def host(self) -> KernelForClients: ...
@@ -517,7 +517,7 @@ class ClientProcess:
         else:
             answers = await found.open_numbered_turn(turn, tools).call_all(calls)
         if self._server.is_shutting_down and any(_was_ended_by_shutdown(answer.result) for answer in answers):
-            raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended.")
+            raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended. Try again.")
         return [wire_encoding.write_answer(answer) for answer in answers]
 
     def _tools_for_turn(self, session: LocalSession, token: int, generation: int) -> Generation:
@@ -550,7 +550,8 @@ class ClientProcess:
         found = self._find_session(session)
         if behind not in (0, self._last_stored.get(session)):
             raise OperationRefused(
-                TRANSFERRED, f"The messages of session {session} before this call did not arrive, or were refused."
+                TRANSFERRED,
+                f"The messages of session {session} before this call did not arrive, or were refused. Start a new turn.",
             )
         begun = self._streamed_turns.get(session)
         if not position:
@@ -563,11 +564,11 @@ class ClientProcess:
                 begun = None  # the log or the history has calls of the turn: another lease holder received them
         if begun is None or (begun.number, begun.proposed_count) != (turn, position):
             raise OperationRefused(
-                TRANSFERRED, f"Turn {turn} of session {session} did not start with this lease holder."
+                TRANSFERRED, f"Turn {turn} of session {session} did not start with this lease holder. Start a new turn."
             )
         answer = await begun.start_streamed_call(call)
         if self._server.is_shutting_down and _was_ended_by_shutdown(answer.result):
-            raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended.")
+            raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended. Try again.")
         return wire_encoding.write_answer(answer)
 
     async def _call_with_key(self, session: str, call: ProposedCall, key: str) -> Result:
@@ -609,7 +610,7 @@ class ClientProcess:
 
     def _history(self, session: str) -> ConversationHistory:
         if (history := self._find_session(session).history) is None:
-            raise UsageError(f"Session {session} has no stored history.")
+            raise UsageError(f"Session {session} has no stored history. Pass the id of a stored session.")
         return history
 
     async def _append_history(self, session: str, entries: Sequence[CheckedHistoryEntry], number: int) -> None:
@@ -619,7 +620,7 @@ class ClientProcess:
 
     def _notifications(self, session: str) -> NotificationQueue:
         if (notices := self._find_session(session).notifications) is None:
-            raise UsageError(f"Session {session} receives no notifications.")
+            raise UsageError(f"Session {session} receives no notifications. Open it first.")
         return notices
 
     async def _stop(self, session: str, reason: StopReason) -> int:

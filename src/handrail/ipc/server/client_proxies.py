@@ -40,7 +40,7 @@ from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
 
 APPROVAL_PREFIX, CLIENT_PREFIX, BUFFERS_PREFIX, SUBAGENT_PREFIX = "people.", "client.", "buffers.", "model."
-"""The prefixes of the operations of :class:`ApprovalHandler`, :class:`Peer`, :class:`EditorClientHandler` and :class:`SubagentRunner`."""
+"""The prefixes of the operations of :class:`ApprovalHandler`, :class:`ClientHandler`, :class:`EditorClientHandler` and :class:`SubagentRunner`."""
 _MAX_KEPT_CALLS = 1_024
 """The number of calls whose client capabilities are remembered."""
 _STAMP_TIMEOUT_S = 5.0
@@ -177,7 +177,9 @@ class RemoteClientService:
     async def send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         for key, ask in requests.items():
             if not isinstance(ask, ClientRequest):  # pyright: ignore[reportUnnecessaryIsInstance] - a tool may pass anything
-                raise ToolError(f"Invalid client request {key!r}: expected an Ask.", kind="invalid_input")
+                raise ToolError(
+                    f"Invalid client request {key!r}: expected a ClientRequest. Pass one.", kind="invalid_input"
+                )
         return await self._proxy.send_requests(requests)
 
 

@@ -396,9 +396,10 @@ def _read_return_value(answer: object) -> object:
 
 
 def _refusal_error(run: _RunningToolCall, refused: OperationRefused) -> ToolError:
+    if refused.kind == "answer_too_large":
+        return ToolError(f"`{run.tool_id}` ran. {refused.text} Request less at once.", kind="limit")
     if refused.kind == "limit":
-        ran = " ran, and " if refused.text.startswith("the answer") else ": "
-        return ToolError(f"`{run.tool_id}`{ran}{refused.text}", kind="limit")
+        return ToolError(f"`{run.tool_id}` was not called. {refused.text}", kind="limit")
     if refused.kind == "cancelled":
         return ToolError(
             f"The process of `{run.tool_id}` is shutting down. It is unknown whether the call took effect. "

@@ -115,7 +115,7 @@ class FrameReceiveBuffer:
         return messages
 
     def feed_bytes(self, data: bytes) -> list[Message]:
-        """Copy ``data`` into the buffer, and return the completed messages like :meth:`filled`."""
+        """Copy ``data`` into the buffer, and return the completed messages like :meth:`read_messages`."""
         messages: list[Message] = []
         rest = memoryview(data)
         while len(rest) and self.fault is None:

@@ -20,7 +20,7 @@ MAX_RUNNING = 16_384
 logger = logging.getLogger("handrail.ipc")
 
 OperationHandler = Callable[[Any], Coroutine[Any, Any, Any]]
-"""Answers one request: takes its body, returns the body of the answer, raises :class:`Refused`. JSON, hence ``Any``."""
+"""Answers one request: takes its body, returns the body of the answer, raises :class:`OperationRefused`. JSON, hence ``Any``."""
 
 LEAVING = "leaving"
 """The kind of refusal of a lease holder that shuts down: nothing was started. Repeat the request with the next holder."""
@@ -32,8 +32,8 @@ next holder takes those that had not started."""
 class OperationRefused(HandrailError):
     """The peer refused a request. A handler raises it to refuse one.
 
-    :param kind: a word for programs; the wire itself uses ``unknown_op``, ``limit``, ``cancelled`` and ``defect``, and any
-        other :class:`HandrailError` of a handler arrives under the name of its class
+    :param kind: a word for programs; the wire itself uses ``unknown_op``, ``limit``, ``answer_too_large``, ``cancelled``
+        and ``defect``, and any other :class:`HandrailError` of a handler arrives under the name of its class
     :param text: the text for users: what was wrong, what was expected, what to do next
     """
 

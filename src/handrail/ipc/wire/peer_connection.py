@@ -98,10 +98,10 @@ class HandshakeHandler(Protocol):
 
 
 class IpcConnection(asyncio.BufferedProtocol):
-    """One end of a connection, created by :func:`handrail.ipc.wire.socket_handshake.connect_to_lease_holder` and ``listen``.
+    """One end of a connection, created by :func:`handrail.ipc.wire.socket_handshake.connect_to_lease_holder` and by the listener.
 
     :param operations: the operations that the other side may request
-    :param gate: receives all messages until it calls :meth:`open`; None: no handshake
+    :param gate: receives all messages until it calls :meth:`finish_handshake`; None: no handshake
     """
 
     def __init__(self, operations: OperationTable | None = None, gate: HandshakeHandler | None = None) -> None:
@@ -131,7 +131,7 @@ class IpcConnection(asyncio.BufferedProtocol):
     @property
     def transport(self) -> asyncio.Transport:
         if self._transport is None:
-            raise UsageError("The connection is not established yet.")
+            raise UsageError("The connection is not established yet. Wait for the handshake first.")
         return self._transport
 
     @property
@@ -164,12 +164,12 @@ class IpcConnection(asyncio.BufferedProtocol):
     def send_request(self, op: str, body: Any) -> tuple[int, asyncio.Future[Any]]:
         """Send a request, and return its number and the future of its answer.
 
-        This is the first half of :meth:`request`. If you are cancelled while you wait for the answer, call :meth:`give_up`.
+        This is the first half of :meth:`request`. If you are cancelled while you wait for the answer, call :meth:`cancel_request`.
         """
         if self.lost_reason is not None:
             raise ConnectionLost(self.lost_reason, sent=False)
         if self._handshake is not None:
-            raise UsageError("The handshake is not finished yet.")
+            raise UsageError("The handshake is not finished yet. Wait for it first.")
         number = self._next_id
         try:
             data = encode_frame({"id": number, "op": op, "body": body})
@@ -196,7 +196,7 @@ class IpcConnection(asyncio.BufferedProtocol):
     def notify(self, op: str, body: Any = None, *, skip_when_behind: bool = False) -> bool:
         """Send a notification, and return whether it was sent.
 
-        :param skip_when_behind: do not send it to a peer that is behind, but count it in :attr:`left_out`
+        :param skip_when_behind: do not send it to a peer that is behind, but count it in :attr:`skipped_notifications`
         """
         if self.lost_reason is not None or self._handshake is not None:
             return False
@@ -206,7 +206,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         try:
             data = encode_frame({"op": op, "body": body})
         except FrameTooLong as error:
-            raise OperationRefused("limit", f"Notification too large: {error}.") from None
+            raise OperationRefused("limit", f"Notification too large: {error}. Send less data.") from None
         self._send(data, owed=True)
         return self.lost_reason is None
 
@@ -236,7 +236,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         self._frames.limit = MAX_FRAME
 
     def limit_frame_size(self, max_frame: int) -> None:
-        """Limit the size of messages, in bytes, until :meth:`open`."""
+        """Limit the size of messages, in bytes, until :meth:`finish_handshake`."""
         self._frames.limit = max_frame
 
     def send_handshake_message(self, message: Message) -> None:
@@ -371,7 +371,10 @@ class IpcConnection(asyncio.BufferedProtocol):
             data = encode_frame(message)
         except FrameTooLong as error:
             data = encode_frame(
-                {"id": message["id"], "error": {"kind": "limit", "text": f"the answer cannot be sent: {error}."}}
+                {
+                    "id": message["id"],
+                    "error": {"kind": "answer_too_large", "text": f"The answer cannot be sent: {error}."},
+                }
             )
         self._send(data, owed=True)
 

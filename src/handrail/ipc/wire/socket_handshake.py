@@ -45,7 +45,7 @@ class NoLeaseHolder(StartError):
 
 
 class SocketListener:
-    """The listening socket of the lease holder, created by :func:`listen`."""
+    """The listening socket of the lease holder, created by :func:`listen_on_socket`."""
 
     def __init__(self, server: asyncio.Server, folder: Path, name: str, made: os.stat_result) -> None:
         self._server = server
@@ -105,7 +105,9 @@ async def listen_on_socket(
                 raise StartError(
                     f"Another process created {path} at the same time. It holds the workspace now. Try again."
                 ) from None
-            raise StartError(f"Cannot create the socket {path}: {error.strerror or error}.") from None
+            raise StartError(
+                f"Cannot create the socket {path}: {error.strerror or error}. Check the state folder and its free space."
+            ) from None
         except BaseException:
             door.close()
             raise
@@ -146,7 +148,7 @@ async def connect_to_lease_holder(
     """Connect to the process that listens there, and do the handshake.
 
     :param operations: the operations that it may request of this process
-    :param hello: the fields of the greeting; the answer is the connection's :attr:`~Connection.peer_greeting`
+    :param hello: the fields of the greeting; the answer is the connection's :attr:`~IpcConnection.peer_greeting`
     :param seconds: the time limit for the connection and the handshake together
     :param lost: called with the reason if the connection is lost later
     :raises NoLeaseHolder: if no process listens there
@@ -171,7 +173,9 @@ async def connect_to_lease_holder(
             raise ConnectionRejected("user", f"Cannot connect to the process at {path}. {reason}")
     except OSError as error:
         line.close()
-        raise StartError(f"Cannot identify the process that listens at {path}: {error}.") from None
+        raise StartError(
+            f"Cannot identify the process that listens at {path}: {error}. Check that /proc is mounted."
+        ) from None
     except BaseException:
         line.close()
         raise
@@ -212,7 +216,7 @@ async def _connect_checked_socket(socket_file: int, path: Path, deadline: float)
                 await asyncio.sleep(_RETRY_SECONDS)
     except ConnectionRefusedError:
         line.close()
-        raise NoLeaseHolder(f"No process listens at {path} any more.") from None
+        raise NoLeaseHolder(f"No process listens at {path} any more. Try again.") from None
     except OSError as error:
         line.close()
         raise StartError(f"Cannot connect to {path}: {error.strerror or error}.{_NEEDS_PROC_TEXT}") from None
@@ -243,7 +247,9 @@ def _open_private_folder(folder: Path, missing: type[StartError] = StartError) -
     except FileNotFoundError:
         raise missing(f"The state folder {folder} does not exist.") from None
     except OSError as error:
-        raise StartError(f"Cannot open the state folder {folder}: {error.strerror or error}.") from None
+        raise StartError(
+            f"Cannot open the state folder {folder}: {error.strerror or error}. Check its permissions."
+        ) from None
     try:
         found = os.fstat(descriptor)
         if (reason := _ownership_problem(found)) is not None:
@@ -271,7 +277,7 @@ def _open_socket_file(
     except FileNotFoundError:
         raise NoLeaseHolder(f"No process listens at {path}.") from None
     except OSError as error:
-        raise StartError(f"Cannot open {path}: {error.strerror or error}.") from None
+        raise StartError(f"Cannot open {path}: {error.strerror or error}. Check its permissions.") from None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISSOCK(found.st_mode):
@@ -314,7 +320,9 @@ def _remove_dead_socket(folder: int, name: str, path: Path) -> None:
     except NoLeaseHolder:
         return
     except OSError as error:
-        raise StartError(f"Cannot remove the old socket {path}: {error.strerror or error}.") from None
+        raise StartError(
+            f"Cannot remove the old socket {path}: {error.strerror or error}. Remove it, then try again."
+        ) from None
 
 
 # ── the handshake: identity, version and admission ───────────────────────────────────────────────
@@ -326,11 +334,13 @@ class ConnectionRejected(StartError):
     """The process that holds the workspace rejected this one.
 
     :param kind: ``version``, ``user``, ``full``, or another word that the lease holder chose
+    :param holder_text: the lease holder's own text, if it sent one
     """
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: str, text: str, *, holder_text: str | None = None) -> None:
         super().__init__(text)
         self.kind = kind
+        self.holder_text = text if holder_text is None else holder_text
 
 
 class LeaseHolderNotResponding(StartError):
@@ -349,7 +359,7 @@ def get_handrail_version() -> str:
 
 
 AcceptClient = Callable[[IpcConnection, Message], tuple[OperationTable, Message]]
-"""Accepts a process: returns the operations that it may request and the answer to its greeting, or raises :class:`Refused`."""
+"""Accepts a process: returns the operations that it may request and the answer to its greeting, or raises :class:`OperationRefused`."""
 
 
 class HandshakeServer:
@@ -434,9 +444,8 @@ class HandshakeClient:
             error: StartError = ConnectionRejected("version", reason)
         elif isinstance(refused, dict):
             fields = cast("Message", refused)
-            error = ConnectionRejected(
-                str(fields.get("kind"))[:80], f"Connection rejected: {str(fields.get('text'))[:2000]}"
-            )
+            text = str(fields.get("text"))[:2000]
+            error = ConnectionRejected(str(fields.get("kind"))[:80], f"Connection rejected: {text}", holder_text=text)
         elif type(bye := message.get("bye")) is str:  # it is shutting down
             error = LeaseHolderNotResponding(f"{_NOT_ADMITTED_TEXT}: {bye[:500]}")
         else:

@@ -1,6 +1,6 @@
 """The commands that an argv may run: its other spellings, and the command that its program would start.
 
-:func:`readings` returns them. Every rule that denies or asks is compared with each of them. A reading is *certain* if the
+:func:`find_possible_commands` returns them. Every rule that denies or asks is compared with each of them. A reading is *certain* if the
 program is known to run it. Otherwise it is a guess: an unknown program may run any of its words.
 :mod:`handrail.policy.shell.program_risks` answers the opposite question: which form of a program an allow rule covers.
 """

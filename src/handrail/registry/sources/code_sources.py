@@ -143,7 +143,7 @@ class BuiltinSource:
 # Provider tools as a source: the tools in an agent's manifest that a model's provider carries out itself.
 
 PROVIDER_SOURCE = "native"
-"""``Entry.source`` of provider tools."""
+"""``ToolEntry.source`` of provider tools."""
 
 
 class ProviderToolPlaceholder(Tool):
@@ -210,7 +210,7 @@ class AgentSource:
         return SourceContents(tuple(DiscoveredTool(AgentTool(one.id, one.description), AGENT_SOURCE) for one in chosen))
 
 
-# Tools of installed Python packages, from the entry point group ``handrail.tool_availability``.
+# Tools of installed Python packages, from the entry point group ``handrail.tools``.
 #
 # An entry point names a tool, a tool class, a module of tools, or a list or tuple of these. Only installed packages count;
 # nothing is fetched.

@@ -339,7 +339,7 @@ class FileResourceProvider:
         return {"values": fitting, "total": len(fitting), "hasMore": False}
 
     async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        """Return a function that does nothing, since subscribers poll :meth:`glance` and :meth:`stamp`."""
+        """Return a function that does nothing, since subscribers poll :meth:`quick_stamp` and :meth:`content_stamp`."""
         return _nothing
 
     def content_stamp(self, uri: str) -> str:
@@ -416,7 +416,10 @@ class FileResourceProvider:
         except LoadError as error:
             raise ToolError(f"{named}: {error.diagnostics[0].problem}", kind="unavailable") from None
         if len(content) > MAX_RESOURCE_BYTES:
-            raise ToolError(f"File {named} is too large. The limit is {MAX_RESOURCE_BYTES:,} bytes.", kind="limit")
+            raise ToolError(
+                f"File {named} is too large. The limit is {MAX_RESOURCE_BYTES:,} bytes. Ask the user to make it smaller.",
+                kind="limit",
+            )
         return content
 
 

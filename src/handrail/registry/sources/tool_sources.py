@@ -48,7 +48,7 @@ class SourceLoadOutcome:
 class AgentToolSources:
     """The sources of one agent's tools.
 
-    Each :meth:`load` reads the folders again, but checks only tools that changed.
+    Each :meth:`load_generation_of_agent` reads the folders again, but checks only tools that changed.
 
     :param global_folder: the folder of tools for all agents
     :param agent_folder: the folder of tools for this agent
@@ -81,7 +81,7 @@ class AgentToolSources:
     def load_generation_of_agent(self, number: int, only: Collection[ToolSource] | None = None) -> Generation:
         """Return generation ``number`` of the agent's tools.
 
-        :param only: the ``further`` sources that have changed; the others keep their last result
+        :param only: the sources that have changed; the others keep their last result
         :raises LoadError: with every fault of every source and of the agent's manifest
         """
         looked = self.try_load_generation(number, only)
@@ -90,7 +90,7 @@ class AgentToolSources:
         return looked.generation
 
     def try_load_generation(self, number: int, only: Collection[ToolSource] | None = None) -> SourceLoadOutcome:
-        """Load as :meth:`load` does, and return faults instead of raising them."""
+        """Load as :meth:`load_generation_of_agent` does, and return faults instead of raising them."""
         checked = self.manifest
         try:
             everything = self._load_all_tools(number, only)

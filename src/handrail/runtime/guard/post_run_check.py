@@ -273,7 +273,7 @@ class PostRunCheck:
         )
 
     def take_unreported_violation(self) -> ProtectedPathViolation | None:
-        """Return the error as :meth:`veto` does, and mark its findings as reported.
+        """Return the error as :meth:`get_violation_so_far` does, and mark its findings as reported.
 
         For a call of a long-running process.
         """

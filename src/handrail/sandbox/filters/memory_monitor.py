@@ -324,7 +324,7 @@ def _measure_memfds(members: tuple[int, ...]) -> tuple[dict[tuple[int, int], int
 
 
 def _measure_mapped_memfds(pid: int, files: dict[tuple[int, int], int]) -> int:
-    """Return how many bytes of these files the process maps, which :func:`_part` has counted."""
+    """Return how many bytes of these files the process maps, which :func:`_read_proportional` has counted."""
     names = {b"%02x:%02x %d" % (os.major(device), os.minor(device), inode) for device, inode in files}
     counted, ours = 0, False
     try:

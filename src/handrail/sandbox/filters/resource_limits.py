@@ -313,7 +313,7 @@ def _clamp_limit(which: int, soft: int, hard: int) -> tuple[int, int]:
 class ReachedLimit(NamedTuple):
     """A limit that a program reached, in words.
 
-    If not ``sure``, the limit is only a guess from the program's output, and the words say so.
+    Without ``is_certain``, the limit is only a guess from the program's output, and the words say so.
     """
 
     text: str

@@ -97,14 +97,14 @@ class WaitingSandbox(Process, Protocol):
         ...
 
     async def wait_until_pid_known(self) -> bool:
-        """Wait until :attr:`inner_pid` is known; return False if the sandbox ended instead."""
+        """Wait until :attr:`first_process_pid` is known; return False if the sandbox ended instead."""
         ...
 
 
 class EarlyProxyListener:
     """A listening socket for the proxy of a waiting sandbox, made while the sandbox waits.
 
-    The caller of :meth:`taken` owns the socket. Otherwise :meth:`close` closes it.
+    The caller of :meth:`take_socket` owns the socket. Otherwise :meth:`close_untaken_socket` closes it.
     """
 
     def __init__(self, process: WaitingSandbox) -> None:

@@ -176,20 +176,20 @@ class OutputPipe:
             if kept and self._on_output is not None:
                 self._on_output(kept)
             if goes_on and self._on_output is not None:  # else the kept part would look like the whole output
-                self._on_output(f"\n[the output goes on; its first {self._cap:,} bytes are kept]\n".encode())
+                self._on_output(f"\n[the output continues; its first {self._cap:,} bytes are kept]\n".encode())
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
         return more
 
     def read_rest_after_end(self) -> None:
-        """Read the rest of the pipe after all writers have ended. :meth:`put_away` closes it."""
+        """Read the rest of the pipe after all writers have ended. :meth:`close_if_fully_read` closes it."""
         if self._fd >= 0 and self._cap is not None and not self._drained:
             while self._read_pieces(_READS_PER_TURN):
                 pass
             self._drained = True
 
     def close_if_fully_read(self) -> None:
-        """Close the pipe if :meth:`drain` has read everything."""
+        """Close the pipe if :meth:`read_rest_after_end` has read everything."""
         if self._drained:
             self.close()
 
@@ -224,7 +224,7 @@ class OutputPipe:
 class PipedProcess:
     """A process with three pipes: the stream methods of :class:`handrail.contract.sandbox_protocol.Process`.
 
-    A subclass calls :meth:`_tell` once no writer is left. Owns the descriptors.
+    A subclass calls :meth:`_resolve_exit` once no writer is left. Owns the descriptors.
 
     :param stderr: None if it was merged into stdout
     """

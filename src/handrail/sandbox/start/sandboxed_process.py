@@ -40,7 +40,7 @@ _MAX_KEPT_LETTER = 1 << 16
 _SETUP_S = 5.0
 """How long a kill waits for bubblewrap to end by itself before it has reported its first process."""
 DISMANTLING_S = 10.0
-"""How long :func:`settled` waits at most."""
+"""How long :func:`wait_until_all_dismantled` waits at most."""
 
 _VANISHED_PATH = re.compile(
     r"bwrap: Can't (?!exec).*(?:Unable to (?:find|remount).*"
@@ -87,7 +87,7 @@ class HolderDescriptors:
 class SandboxedProcess(PipedProcess):
     """A process in a bubblewrap sandbox: :class:`handrail.contract.sandbox_protocol.Process`.
 
-    Its program begins with :meth:`begin`; until then the sandbox waits. Owns the descriptors of ``ends``.
+    Its program begins with :meth:`begin_program`; until then the sandbox waits. Owns the descriptors of ``ends``.
 
     :param table: what its mounts must be, compared before its program begins
     """
@@ -149,7 +149,7 @@ class SandboxedProcess(PipedProcess):
         return not self._begun and self._pidfd >= 0 and not self._killed and not self._exit_code.done()
 
     async def wait_until_pid_known(self) -> bool:
-        """Wait until :attr:`inner_pid` is known; return False if the sandbox ended instead."""
+        """Wait until :attr:`first_process_pid` is known; return False if the sandbox ended instead."""
         await asyncio.wait({self._known, self._exit_code}, return_when=asyncio.FIRST_COMPLETED)
         return self._inner_pid > 0 and not self._exit_code.done()
 

@@ -334,7 +334,7 @@ def find_misplaced(table: ExpectedMounts, described: bytes) -> str | None:
     """Return the first path in a sandbox whose mount is not the expected one; None if all are right.
 
     :param described: items, each after its length in 4 bytes: the sandbox's own mountinfo(5), and ``DEVICE:INODE`` of
-        each path of :func:`looked_at`, empty for a missing one
+        each path of :func:`list_checked_paths`, empty for a missing one
     """
     wanted, looked = _index_mounts(table)
     text, *identities = _split_items(described)

@@ -73,7 +73,7 @@ def _assemble_options(
     folders: tuple[str, ...],
     mounts: tuple[_Mount, ...],
 ) -> tuple[str, ...]:
-    """Return the result of :func:`arguments` from all lookups, cached for equal arguments."""
+    """Return the result of :func:`build_mount_options` from all lookups, cached for equal arguments."""
     options = [option for part in system for option in part]
     for place, size in zip(("/dev/shm", "/tmp"), sizes, strict=True):  # noqa: S108
         options += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
@@ -419,7 +419,7 @@ def _ensure_mount_point(path: str) -> None:
 
 
 def refresh_mount_options(options: Sequence[str], table: ExpectedMounts) -> tuple[list[str], ExpectedMounts]:
-    """Return the options of :func:`arguments`, and their mounts, without missing paths."""
+    """Return the options of :func:`build_mount_options`, and their mounts, without missing paths."""
     left = list(options)
     gone = _configuration.find_masks_of_missing_paths()
     for _, mask in gone:

@@ -284,7 +284,7 @@ DEFAULT_LOCALE = "C.UTF-8"
 """Replaces every other locale."""
 _KEPT_LOCALES = ("LANG", "LC_ALL", "LC_CTYPE")
 LOCALE_VARIABLES = (*_KEPT_LOCALES, "TZ")
-"""The variables that :func:`passed_on` reads."""
+"""The variables that :func:`select_locale_variables` reads."""
 _READ_ALIKE = re.compile(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
 
 

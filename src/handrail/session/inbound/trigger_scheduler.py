@@ -642,7 +642,7 @@ class WorkspaceInboundServices:
     def for_session(
         self, session_id: str, root_id: str, agent: str, workdir: str, current: Callable[[], Generation]
     ) -> SessionInboundServices:
-        """Return the services for a session that is about to be open, until :meth:`leave`.
+        """Return the services for a session that is about to be open, until :meth:`release_session`.
 
         :param root_id: the session at the top of its tree
         :param current: returns its current tools

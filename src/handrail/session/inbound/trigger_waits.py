@@ -134,7 +134,7 @@ def next_class_firing_ns(of: CustomTriggerTool, arguments: Mapping[str, Any], no
         return None
     if not isinstance(found, int) or not 0 <= found < 2**63:
         raise ToolError(
-            f"Tool {of.spec.id} returned an invalid time: {found!r:.80}. Expected nanoseconds since 1970, or None."
+            f"Tool {of.spec.id} returned an invalid time: {found!r:.80}. Expected nanoseconds since 1970, or None. Ask the user to repair the tool."
         )
     return max(found, now_ns + _SECOND_NS)
 

@@ -216,7 +216,7 @@ class UncancellableWriteFuture(asyncio.Future[None]):
 
 
 class PromisedWriteFuture(UncancellableWriteFuture):
-    """A :class:`Written` for an item that must be durable as soon as possible and may become readable a moment later."""
+    """A :class:`UncancellableWriteFuture` for an item that must be durable as soon as possible and may become readable a moment later."""
 
 
 class QueuedWrite:
@@ -290,7 +290,7 @@ class WriteSink(Protocol[T_contra]):
         ...
 
     def warm_up(self) -> None:
-        """Prepare for a :meth:`promise` that may follow soon. Never raises."""
+        """Prepare for a :meth:`start_journalled_write` that may follow soon. Never raises."""
         ...
 
     def write(self, batch: Sequence[T_contra]) -> None:

@@ -216,7 +216,7 @@ def map_to_log_unavailable(source: Path | sqlite3.Connection) -> Generator[None]
     """Map errors of reading to :class:`LogUnavailable`. Wrap each read of a running kernel in it, with the opening.
 
     :param source: the database, by its file or a connection
-    :raises LogUnavailable: if it cannot be read or a row is :func:`damaged <not_as_written>`
+    :raises LogUnavailable: if it cannot be read or a row is :func:`damaged <damaged_row_error>`
     """
     try:
         yield

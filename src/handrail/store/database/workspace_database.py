@@ -60,7 +60,7 @@ class DatabaseTable(Protocol):
         """Return the statements that make ``batch`` durable, in order.
 
         ``batch`` holds payloads of :meth:`WorkspaceDatabase.write_soon` and ``commit``. A single statement that begins with a
-        :meth:`fenced <Database.fenced>` value is the cheapest: it needs no transaction. A ``PRAGMA`` runs after the
+        :meth:`fenced <WorkspaceDatabase.fence_value>` value is the cheapest: it needs no transaction. A ``PRAGMA`` runs after the
         transaction.
         """
         ...
@@ -302,7 +302,11 @@ class _DatabaseSink:
     def write(self, batch: Sequence[TableWork]) -> None:
         connection = self._connection
         if connection is None:
-            raise self._lost_lease_error() if self._lost else SinkUnavailable(f"The database {self._path} is closed.")
+            raise (
+                self._lost_lease_error()
+                if self._lost
+                else SinkUnavailable(f"The database {self._path} is closed. Open the kernel again.")
+            )
         if any(table is _TOGETHER for table, _ in batch):
             batch = _split_works(batch)
         if (fault := self._explain_lost_visibility()) is not None:
@@ -351,7 +355,7 @@ class _DatabaseSink:
         return self._judged[1]
 
     def _find_fault_after(self, statements: Sequence[Statement]) -> str | None:
-        """Return the result of :meth:`_fault` after a write of this process."""
+        """Return the result of :meth:`_explain_lost_visibility` after a write of this process."""
         found, was = self._stat_files(), self._files
         if found is None or was is None or not found.is_same_files(was) or found.database.size < was.database.size:
             return self._explain_lost_visibility()

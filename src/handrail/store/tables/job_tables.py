@@ -59,7 +59,7 @@ class JobRow:
 class JobRetention:
     """How many jobs that ended are kept, and for how long.
 
-    :param min_age_ns: the minimum age, also if there are more than ``most``
+    :param min_age_ns: the minimum age, also if there are more than ``max_jobs``
     """
 
     max_jobs: int = 1_000

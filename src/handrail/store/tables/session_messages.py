@@ -64,7 +64,7 @@ class SessionMessageTable:
 
 
 def read_session_messages(connection: sqlite3.Connection, session_id: str, *, limit: int = -1) -> list[HistoryEntry]:
-    """Return a session's messages through any connection; see :meth:`Messages.read`.
+    """Return a session's messages through any connection; see :meth:`SessionMessageTable.read`.
 
     :param limit: the number of messages from the start; -1 for all
     :raises sqlite3.Error: if the database cannot be read

@@ -101,7 +101,7 @@ def convert_patch_operations(text: str, operations: Sequence[dict[str, Any]]) ->
 
 
 def apply_line_replacements(text: str, blocks: Sequence[LineReplacement]) -> str:
-    """Return ``text`` with ``split_into_block_starts`` applied."""
+    """Return ``text`` with ``blocks`` applied."""
     lines = split_lines(text)
     out: list[str] = []
     line = at = 0
@@ -582,4 +582,7 @@ async def _missing_file_error(error: ToolError, path: str, runtime: Runtime) -> 
     if not alike:
         return error
     shown = ", ".join(posixpath.join(folder, one) for one in alike)
-    return ToolError(f"File {path} does not exist. Similar names: {shown}.", kind=error.kind)
+    return ToolError(
+        f"File {path} does not exist. Similar names: {shown}. Use one of these, or create the file with write.",
+        kind=error.kind,
+    )

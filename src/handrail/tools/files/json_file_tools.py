@@ -147,7 +147,7 @@ def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonVal
 def get_json_value(text: str, pointer: str) -> Any:
     """Return the value at a pointer.
 
-    :raises ToolError: see :func:`locate`; also if the value is missing
+    :raises ToolError: see :func:`locate_json_value`; also if the value is missing
     """
     place = locate_json_value(text, pointer)
     if isinstance(place, MissingJsonValue):
@@ -160,7 +160,7 @@ def get_json_value(text: str, pointer: str) -> Any:
 def put_json_value(text: str, pointer: str, value: Any) -> str:
     """Return ``text`` with ``value`` at the pointer: replaced, under a new key, or appended to a list.
 
-    :raises ToolError: see :func:`locate`
+    :raises ToolError: see :func:`locate_json_value`
     """
     place = locate_json_value(text, pointer)
     if isinstance(place, JsonValueSpan):
@@ -187,11 +187,14 @@ def put_json_value(text: str, pointer: str, value: Any) -> str:
 def remove_json_value(text: str, pointer: str) -> str:
     """Return ``text`` without the value at the pointer, its key and its comma.
 
-    :raises ToolError: see :func:`locate`; also if the value is missing, or is the whole text
+    :raises ToolError: see :func:`locate_json_value`; also if the value is missing, or is the whole text
     """
     place = locate_json_value(text, pointer)
     if isinstance(place, MissingJsonValue):
-        raise ToolError(f"No value exists at {_short(pointer)}, so nothing was removed.", kind="invalid_input")
+        raise ToolError(
+            f"No value exists at {_short(pointer)}, so nothing was removed. Read the file, and correct `pointer`.",
+            kind="invalid_input",
+        )
     if not pointer:
         raise ToolError(
             "The whole value cannot be removed. Write another value, or delete the file.", kind="invalid_input"

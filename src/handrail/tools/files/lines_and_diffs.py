@@ -26,7 +26,7 @@ _LINES = 64 * 1024
 
 
 def decode_bytes_losslessly(data: bytes) -> str:
-    """Decode bytes so that :func:`encoded` returns exactly these bytes, even if they are not UTF-8."""
+    """Decode bytes so that :func:`encode_text_losslessly` returns exactly these bytes, even if they are not UTF-8."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -214,7 +214,7 @@ class UnifiedDiff:
 def make_diff_of_replacements(
     path: str, before: Sequence[str], blocks: Sequence[LineReplacement], *, created: bool = False
 ) -> UnifiedDiff:
-    """Return the unified diff of ``split_into_block_starts``, with three lines of context.
+    """Return the unified diff of ``blocks``, with three lines of context.
 
     The blocks ascend and do not touch each other.
     """

@@ -60,7 +60,7 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
     found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
     if not found.lines and found.size:
         raise ToolError(
-            f"`offset` is beyond the end of {found.path}: {first}. The file has {found.total} lines.",
+            f"`offset` is beyond the end of {found.path}: {first}. The file has {found.total} lines. Pass a smaller `offset`.",
             kind="invalid_input",
         )
     text = "\n".join(found.lines)

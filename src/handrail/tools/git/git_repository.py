@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from handrail.contract.errors import ToolError, decode_text
+from handrail.contract.errors import ErrorKind, ToolError, decode_text
 from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.host_names import ParsedUrl, parse_url
@@ -251,7 +251,7 @@ class GitRepository:
         if self.writing and not done.exit_code and _HALF_DONE.search(done.stderr):
             error = make_git_error(words, done)
             raise ToolError(
-                f"git could not write all files. Check git.status. {error.text}",
+                f"git could not write all files. {error.text}",
                 kind=error.kind,
             )
         return done
@@ -459,14 +459,39 @@ def check_single_commit(given: str) -> str:
     return check_revision(given)
 
 
-def make_git_error(words: Sequence[str], done: CompletedProcess) -> ToolError:
-    """Return git's message as an error."""
-    said = extract_git_message(done) or f"git {words[0]} failed with exit code {done.exit_code} and without a message"
-    in_the_way = ".lock': File exists" in said or "already exists" in said or _CONFIG_IN_USE.search(said) is not None
-    kind = "conflict" if in_the_way else "failed"
+_NETWORK_COMMANDS = frozenset({"clone", "fetch", "ls-remote", "push"})
+
+
+class GitCommandError(ToolError):
+    """A git command failed.
+
+    :param message: git's own message
+    """
+
+    def __init__(self, text: str, *, message: str, kind: ErrorKind) -> None:
+        super().__init__(text, kind=kind)
+        self.message = message
+
+
+def make_git_error(words: Sequence[str], done: CompletedProcess) -> GitCommandError:
+    """Return git's message as an error, with the next step."""
+    message = extract_git_message(done) or f"exit code {done.exit_code}, without a message"
+    is_locked = ".lock': File exists" in message or _CONFIG_IN_USE.search(message) is not None
+    text = f"git {words[0]} failed: {message.rstrip('.')}."
     if done.exceeded_limit is not None:
-        return ToolError(f"{said} ({done.exceeded_limit})", kind="limit")
-    return ToolError("; ".join((said, *done.notes)), kind=kind)
+        text = f"{text} The limit was reached: {done.exceeded_limit}. Do less in one call."
+        return GitCommandError(text, message=message, kind="limit")
+    if is_locked:
+        advice = "Another git process may be running. Wait until it ends, then call again."
+    elif "already exists" in message:
+        advice = "Choose another name."
+    elif words[0] in _NETWORK_COMMANDS:
+        advice = "Check the address and the network access, then try again."
+    else:
+        advice = "Compare the arguments with git.status, and correct the call."
+    notes = "".join(f" {note.rstrip('.')}." for note in done.notes)
+    kind: ErrorKind = "conflict" if is_locked or "already exists" in message else "failed"
+    return GitCommandError(f"{text}{notes} {advice}", message=message, kind=kind)
 
 
 def extract_git_message(done: CompletedProcess) -> str:

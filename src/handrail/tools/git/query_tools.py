@@ -22,6 +22,7 @@ from handrail.tools.git.git_output_parsers import (
     make_limited_list,
 )
 from handrail.tools.git.git_repository import (
+    GitCommandError,
     GitRepository,
     check_revision,
     check_single_commit,
@@ -176,8 +177,8 @@ class GitLogTool(Tool):
             found = await repository.parse_command_output(
                 git_output_parsers.parse_commits, *words, "--", *repository.make_pathspecs(args.get("paths", ()))
             )
-        except ToolError as error:
-            if "does not have any commits yet" not in error.text:
+        except GitCommandError as error:
+            if "does not have any commits yet" not in error.message:
                 raise
             found = []
         answer: dict[str, Any] = {"commits": found[:limit]}
@@ -228,15 +229,16 @@ class GitBlameTool(Tool):
         words += [check_single_commit(args["ref"])] if "ref" in args else []
         try:
             output = await repository.read_git_output(*words, "--", f"./{repository.to_work_tree_path(path)}")
-        except ToolError as error:
-            if "has only" in error.text:  # fewer lines than the first
+        except GitCommandError as error:
+            if "has only" in error.message:  # fewer lines than the first
                 raise ToolError(
-                    f"`first` is too large for {path}: {error.text.rstrip('.')}. Use a smaller number.",
+                    f"`first` is too large: {error.message.rstrip('.')}. Use a smaller number.",
                     kind="invalid_input",
                 ) from None
-            if "no such ref: HEAD" in error.text:
+            if "no such ref: HEAD" in error.message:
                 raise ToolError(
-                    "The repository has no commits yet, so blame is not available.", kind="failed"
+                    "The repository has no commits yet, so blame is not available. Create one with git.commit first.",
+                    kind="failed",
                 ) from None
             raise
         found = await parse_git_output(output, git_output_parsers.parse_blame)

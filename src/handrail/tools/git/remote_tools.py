@@ -73,7 +73,10 @@ class GitInitTool(Tool):
             if error.kind != "failed":
                 raise
         else:
-            raise ToolError(f"{path} has a .git already; it is a repository, or a part of one", kind="conflict")
+            raise ToolError(
+                f"{path} already is a git repository, or a part of one: it has a .git. Use it, or pass another `path`.",
+                kind="conflict",
+            )
         words = ("init", "--quiet", f"--initial-branch={branch}", "--", word)
         done = await run_git_unchecked(
             runtime, runtime.workdir, words, make_git_environment(runtime.workdir, writing=True)
@@ -363,9 +366,9 @@ def _map_server_error(error: ToolError, address: str) -> ToolError:
             kind="unavailable",
         )
     if "already exists and is not an empty directory" in said:
-        return ToolError(f"The folder exists already: {said.rstrip('.')}. Pass another `path`.", kind="conflict")
+        return ToolError("The target folder already exists and is not empty. Pass another `path`.", kind="conflict")
     if "403" in said and ("CONNECT" in said or "returned error: 403" in said):
-        said += ". The server or a rule rejected the request. metadata.network lists the hosts that rules denied."
+        said += " The server or a rule rejected the request. metadata.network lists the hosts that rules denied."
     return ToolError(said, kind=error.kind, data=error.data)
 
 

@@ -106,7 +106,7 @@ class McpTransport(Protocol):
     """The transport of one connection. One task opens, closes and reads it; any task may write."""
 
     async def open(self, handler: TransportCallbacks) -> None:
-        """Connect, and deliver messages to ``ears`` from now on.
+        """Connect, and deliver messages to ``handler`` from now on.
 
         :raises Lost: if the server cannot be reached
         """

@@ -42,7 +42,9 @@ def command(setting: CommandOptions, name: str, target: str | None) -> int:
             config, name, place, make_limited_sandbox(config), folder, lambda text: print_note_block(text.rstrip("\n"))
         )
     except OSError as error:
-        raise StartError(f"Could not write {folder}: {error.strerror or error}.") from None
+        raise StartError(
+            f"Could not write {folder}: {error.strerror or error}. Check the folder and its permissions."
+        ) from None
     if setting.json:
         print_json(
             {

@@ -37,7 +37,9 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         written = _write_new(path, format_template(kind).encode())
     except OSError as error:
-        raise StartError(f"Could not write {path}: {error.strerror or error}.") from None
+        raise StartError(
+            f"Could not write {path}: {error.strerror or error}. Check the folder and its permissions."
+        ) from None
     if not written:
         print_note(f"handrail init: {path} already exists, and was not changed. `handrail config` shows its settings.")
         return ERROR

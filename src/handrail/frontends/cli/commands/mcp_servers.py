@@ -83,7 +83,7 @@ def _select_servers(file: Path, found: Iterable[ImportedMcpServer], names: tuple
     """
     named = [one for one in found if one.name in names]
     if unknown := set(names) - {one.name for one in named}:
-        raise click.UsageError(f"Server {min(unknown)!r} is not in {file}.")
+        raise click.UsageError(f"Server {min(unknown)!r} is not in {file}. Leave out the names to see its servers.")
     return named
 
 

@@ -54,7 +54,9 @@ def tool(tool_id: str, kind: str, folder: str, as_json: bool) -> int:
     try:
         written = write_tool_files(Path(folder), make_tool_files(kind, tool_id))  # type: ignore[arg-type]
     except OSError as error:
-        raise StartError(f"Could not write {folder}: {error.strerror or error}.") from None
+        raise StartError(
+            f"Could not write {folder}: {error.strerror or error}. Check the folder and its permissions."
+        ) from None
     if as_json:
         print_json({"written": [str(path) for path in written]})
         return OUTPUT
