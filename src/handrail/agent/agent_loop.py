@@ -158,7 +158,7 @@ class AgentProviderTools:
         """
         forms: list[Mapping[str, Any]] = []
         offered: list[ToolSpec] = []
-        withheld: list[ProviderToolUnavailable] = []
+        unavailable: list[ProviderToolUnavailable] = []
         names, dialect = set(taken), self._model.dialect
         for spec, refused in offers:
             form = refused or format_provider_tool(spec, dialect, self._model.name.partition(":")[2])
@@ -167,14 +167,14 @@ class AgentProviderTools:
             if isinstance(form, str):
                 if self._reported.get(spec.id) != form:
                     self._reported[spec.id] = form
-                    withheld.append(ProviderToolUnavailable(spec.id, form))
+                    unavailable.append(ProviderToolUnavailable(spec.id, form))
                 continue
             self._reported.pop(spec.id, None)
             forms.append(form)
             offered.append(spec)
             self._ids[provider_tool_name_in_replies(spec, dialect)] = spec.id
         self.forms, self.offered = tuple(forms), tuple(offered)
-        return withheld
+        return unavailable
 
     async def record_tool_use(self, given: ProviderToolResult) -> tuple[ProviderToolUsed, BlockEvent]:
         """Store the output of a tool use, and return the event and the block for the reply."""
@@ -495,10 +495,10 @@ class Agent:
             run.usage.turn_numbers.add(turn.number)
             specs = turn.tool_specs
             views = [spec.llm_view() for spec in specs]
-            for withheld in self._provider_tools.choose_request_tools(
+            for unavailable in self._provider_tools.choose_request_tools(
                 turn.provider_tools, (view["name"] for view in views)
             ):
-                yield withheld
+                yield unavailable
             request = self._make_request(turn, specs, views)
             assembly = ReplyAssembly(find_tools_with_renames(request.tools, self.model.dialect))
             dispatch = run.dispatch = ReplyCallDispatcher(

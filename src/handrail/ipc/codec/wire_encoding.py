@@ -310,8 +310,8 @@ def _write_entry(entry: ToolEntry) -> dict[str, Any]:
         "spec": _spec_data(entry.spec),
         "definition": entry.definition_hash,
         "source": entry.source,
-        "withheld": entry.unavailable_reason,
-        "confined_by": entry.sandbox,
+        "unavailable_reason": entry.unavailable_reason,
+        "sandbox": entry.sandbox,
         "blocking": entry.is_blocking,
         "status": entry.status,
         "foreign": None if entry.third_party is None else [entry.third_party.name, entry.third_party.description],
@@ -333,7 +333,7 @@ def read_generation(data: Mapping[str, Any], before: Generation | None = None) -
 
 def _read_entry(told: Mapping[str, Any], before: ToolEntry | None) -> ToolEntry:
     foreign = None if told["foreign"] is None else ThirdPartyOrigin(*told["foreign"])
-    state = (told["source"], told["withheld"], told["confined_by"], told["blocking"], foreign, told["status"])
+    state = (told["source"], told["unavailable_reason"], told["sandbox"], told["blocking"], foreign, told["status"])
     if before is not None and before.definition_hash == told["definition"]:
         same = (
             before.source,
@@ -349,15 +349,15 @@ def _read_entry(told: Mapping[str, Any], before: ToolEntry | None) -> ToolEntry:
     else:
         spec = reader_of(ToolSpec)(told["spec"])
         tool, schema = ToolStub(spec), compile_schema(spec.parameters)
-    source, withheld, confined_by, blocking, _, status = state
+    source, unavailable_reason, sandbox, blocking, _, status = state
     return ToolEntry(
         spec,
         tool,
         schema,
         source,
         told["definition"],
-        withheld,
-        confined_by,
+        unavailable_reason,
+        sandbox,
         blocking,
         third_party=foreign,
         status=status,

@@ -234,9 +234,9 @@ def _refuse_to_run(_: object) -> NoReturn:
 def _check_tools(entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
     every = list(entries)
     every = [entry for entry in every if entry.unavailable_reason != PROVIDER_ONLY_TEXT]
-    withheld = [entry for entry in every if entry.unavailable_reason is not None]
-    yield DoctorCheck("tools", "ok", f"{len(every) - len(withheld)} ready, {len(withheld)} unavailable")
-    for entry in withheld:
+    unavailable = [entry for entry in every if entry.unavailable_reason is not None]
+    yield DoctorCheck("tools", "ok", f"{len(every) - len(unavailable)} ready, {len(unavailable)} unavailable")
+    for entry in unavailable:
         yield DoctorCheck(f"tool {entry.id}", "problem", f"unavailable: {entry.unavailable_reason}")
     trusted = [entry.id for entry in every if entry.sandbox.startswith(IN_PROCESS) and entry.source != "built-in"]
     if trusted:
@@ -258,8 +258,8 @@ class ToolCapabilities:
     id: str
     has: tuple[str, ...]
     adds: tuple[str, ...]
-    confined_by: str
-    withheld: str | None
+    sandbox: str
+    unavailable_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
