@@ -237,7 +237,7 @@ def create_redactor(given: Mapping[str, str] | None) -> SecretRedactor:
     try:
         return SecretRedactor(given)
     except ValueError as error:
-        raise UsageError(f"secrets: {error}") from None
+        raise UsageError(f"Invalid `secrets`: {error}") from None
 
 
 def explain_unredactable(value: object) -> str | None:
