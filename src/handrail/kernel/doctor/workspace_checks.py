@@ -34,6 +34,7 @@ from handrail.kernel.doctor.machine_checks import (
 from handrail.kernel.doctor.storage_checks import check_lease_holder, check_storage
 from handrail.kernel.kernel_assembly import collect_process_rules, parse_rule_texts
 from handrail.kernel.sandbox_selection import choose_unlimited_sandbox, make_limited_sandbox
+from handrail.origins.import_guard import can_import_module
 from handrail.policy.call_targets import ceiling_layer
 from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS
 from handrail.registry.sources.executable_tools import ToolConfinement
@@ -70,11 +71,23 @@ def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorChec
 def check_configured_servers(config: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the servers of a configuration, without connecting to them."""
     from handrail.kernel.agent_loading import make_placeholder_secrets
-    from handrail.kernel.upstream_mcp_servers import get_server_status
-    from handrail.upstream.mcp_source import McpSource
     from handrail.upstream.server_config_loader import load_enabled_servers
 
     found = load_enabled_servers(config, make_placeholder_secrets(config))
+    if not found:
+        return
+    if not can_import_module("httpx2"):
+        names = ", ".join(one.name for one in found)
+        yield DoctorCheck(
+            "mcp servers",
+            "problem",
+            f"{names}: configured, but the extra mcp is not installed",
+            "pip install 'handrail[mcp]'",
+        )
+        return
+    from handrail.kernel.upstream_mcp_servers import get_server_status
+    from handrail.upstream.mcp_source import McpSource
+
     yield from check_mcp_servers(
         get_server_status(McpSource(one, folders.state, str(folders.workspace))) for one in found
     )
