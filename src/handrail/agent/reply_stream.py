@@ -84,7 +84,7 @@ async def stream_with_retries(
             if begun:
                 raise error if isinstance(error, ReplyStreamCut) else ReplyStreamCut(str(error)) from error
             if attempt == policy.attempts:
-                raise ProviderBusy(f"{error} All {attempt} attempts failed. Try again later.") from error
+                raise ProviderBusy(f"{str(error).rstrip('.')}. All {attempt} attempts failed.") from error
             asked_for_s = error.retry_after_s if isinstance(error, ProviderBusy) else None
             delay_s = policy.get_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
