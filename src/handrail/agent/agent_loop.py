@@ -405,10 +405,10 @@ class Agent:
 
     async def _answer_open_calls(self, run: AgentRunState) -> AsyncGenerator[AgentEvent, None]:
         """Answer the calls that an earlier run left open, all at once and in the order of their reply."""
-        exchange = self._conversation.open_exchange
-        if exchange is None:
+        open_exchange = self._conversation.open_exchange
+        if open_exchange is None:
             return
-        missing = [] if run.stopped is not None else exchange.missing_calls
+        missing = [] if run.stopped is not None else open_exchange.missing_calls
         if missing:
             recalled = self.session.recover_results([known_as for _, _, known_as in missing])
             positions = [position for position, _, _ in missing]
@@ -423,12 +423,12 @@ class Agent:
 
     async def _add_task(self, run: AgentRunState, task: RunTask) -> Sequence[AgentEvent]:
         if task is not None:
-            heard = await self._deliver_notifications(run)
+            delivered = await self._deliver_notifications(run)
             if run.end_reason is None:
                 text = self._conversation.add_user_message(task)
                 await self._conversation.store_new_messages()
                 await self._start_interaction(run, text)
-            return heard
+            return delivered
         told = () if (notices := self.session.notifications) is None else await notices.list_pending()
         ended = not self._conversation.is_awaiting_answer
         if ended and not told:
@@ -447,12 +447,15 @@ class Agent:
 
     async def _deliver_notifications(self, run: AgentRunState) -> Sequence[AgentEvent]:
         try:
-            heard = await deliver_notifications(self.session.notifications, self._conversation)
-            room = await self._compactor.compact_if_needed(run)
+            delivered = await deliver_notifications(self.session.notifications, self._conversation)
+            compaction = await self._compactor.compact_if_needed(run)
         except (LogUnavailable, UsageError) as error:
             run.end_run("failed", f"The notifications cannot be read, stored or marked as delivered: {error}")
             return ()
-        return [*((NotificationsDelivered(heard),) if heard else ()), *((room,) if room is not None else ())]
+        return [
+            *((NotificationsDelivered(delivered),) if delivered else ()),
+            *((compaction,) if compaction is not None else ()),
+        ]
 
     async def _wait_for_notification(self, run: AgentRunState, coming: asyncio.Future[bool]) -> bool:
         """Wait for a notification within the run's time, and return whether the run continues with it."""
@@ -482,8 +485,8 @@ class Agent:
             self._stop(run, "budget")
         if run.has_budget_for_request():
             if not run.paused:
-                for heard in await self._deliver_notifications(run):
-                    yield heard
+                for delivered in await self._deliver_notifications(run):
+                    yield delivered
             if self._project is None and self._workspace is not None and run.has_budget_for_request():
                 self._project = await read_project_instructions(self.session, self._workspace)
         if run.has_budget_for_request(taking=True):

@@ -584,9 +584,9 @@ class CallCatalog:
             )
 
     async def _load_tools(self, ids: Iterable[str], *, found: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        brought = self._of.load_tools(self._generation, ids, found=found, keep=self._found)
+        loaded = self._of.load_tools(self._generation, ids, found=found, keep=self._found)
         await self._of.store_loaded_tools()
-        return brought
+        return loaded
 
     def _other_kind_hint(self, name: str, view: CatalogView, kind: _Kind | None) -> str | None:
         if kind == "tool" and _is_category(name, view):

@@ -261,7 +261,9 @@ def flags_layer(flags: Iterable[str]) -> tuple[ConfigLayer, list[Diagnostic]]:
         key, sign, value = text.partition("=")
         key = key.strip()
         if not sign or not key:
-            raise UsageError(f"Option --set {text!r} is not valid. Expected KEY=VALUE, as in --set limits.lock_wait_ms=20000.")
+            raise UsageError(
+                f"Option --set {text!r} is not valid. Expected KEY=VALUE, as in --set limits.lock_wait_ms=20000."
+            )
         if key in known:
             layer.add(key, value.strip(), f"Option --set {key}")
             continue

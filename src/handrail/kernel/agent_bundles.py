@@ -306,18 +306,18 @@ def _collect_generations(
         name = wanted.pop(0)
         if name in found:
             continue
-        appointed = everybody.get(name) or load_agent(config, name, folders)
+        loaded = everybody.get(name) or load_agent(config, name, folders)
         sources = make_tool_sources(
-            config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config)
+            config, loaded.checked_agent, folders, confinement, make_placeholder_secrets(config)
         )
-        generation, _, problems = load_tools_and_rules(sources, 1, appointed)
+        generation, _, problems = load_tools_and_rules(sources, 1, loaded)
         faults += problems
         if generation is None:
             continue
         found[name] = generation
         wanted += _agents_as_tools(generation)
         if TASK_TOOL in generation.entries:
-            wanted += [i for i, one in everybody.items() if one.manifest.accepts_work_from(appointed.manifest)]
+            wanted += [i for i, one in everybody.items() if one.manifest.accepts_work_from(loaded.manifest)]
         wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest_path(config, i).exists()]
     if faults:
         raise LoadError(list(dict.fromkeys(faults)))

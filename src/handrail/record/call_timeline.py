@@ -123,8 +123,8 @@ def read_timeline(reader: LogReader, call_id: str) -> CallTimeline | None:
     records = list(reader.records(call=call_id))
     proposal = next((one for one in records if one.kind == "proposed"), None)
     proposed = _get_body(proposal)
-    begun = next((one for one in reversed(records) if one.kind == "intended"), None)
-    intended = _get_body(begun)
+    intent = next((one for one in reversed(records) if one.kind == "intended"), None)
+    intended = _get_body(intent)
     result = _mapping(_get_body(reader.find_outcome(call_id)).get("result"))
     number = proposed.get("generation")
     generation = number if isinstance(number, int) else None

@@ -94,13 +94,13 @@ class LoadToolsTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         kind = "category" if "category" in args else "tool"
-        brought = await runtime.catalog.load(args[kind], kind=kind)
-        message = _load_message(brought)
-        if not brought.tools:
-            about = (one.description for one in await runtime.catalog.list_categories() if one.name == brought.name)
+        loaded = await runtime.catalog.load(args[kind], kind=kind)
+        message = _load_message(loaded)
+        if not loaded.tools:
+            about = (one.description for one in await runtime.catalog.list_categories() if one.name == loaded.name)
             message = " ".join([message, *about])
-        told = {"loaded": brought.name, "tools_added": list(brought.added), "message": message}
-        return told | _describe_unloaded_tools(brought.unloaded)
+        told = {"loaded": loaded.name, "tools_added": list(loaded.added), "message": message}
+        return told | _describe_unloaded_tools(loaded.unloaded)
 
 
 class FindToolsTool(Tool):
@@ -231,17 +231,17 @@ def _parse_queries(args: dict[str, Any]) -> list[str]:
     return args.get("queries") or [args["query"]]
 
 
-def _load_message(brought: ToolLoadResult) -> str:
-    name, count = brought.name, len(brought.tools)
-    if brought.is_core:
+def _load_message(loaded: ToolLoadResult) -> str:
+    name, count = loaded.name, len(loaded.tools)
+    if loaded.is_core:
         return (
-            "Core tools are always loaded." if brought.kind == "category" else f"{name} is a core tool: always loaded."
+            "Core tools are always loaded." if loaded.kind == "category" else f"{name} is a core tool: always loaded."
         )
-    if brought.kind == "tool":
-        return f"{name} is now available." if brought.added else f"{name} was already loaded."
+    if loaded.kind == "tool":
+        return f"{name} is now available." if loaded.added else f"{name} was already loaded."
     if not count:
         return f"No {name} tools were loaded."
-    if not brought.added:
+    if not loaded.added:
         return f"All {count} {name} tools were already loaded."
     return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
 

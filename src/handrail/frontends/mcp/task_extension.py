@@ -230,10 +230,10 @@ class McpTaskManager:
     # ── requests about a task ────────────────────────────────────────────────────────────────────
 
     async def on_get(self, context: Context, params: TaskIdParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as visit:
+        async with self._clients.use_client(context) as client_state:
             line, job = await self._require_task(context, params.task_id)
             followed = await self._reach_task(job, line)
-            return {**await self._task_state(visit, job, params.task_id, followed), "resultType": "complete"}
+            return {**await self._task_state(client_state, job, params.task_id, followed), "resultType": "complete"}
 
     async def _task_state(
         self, client: McpClientState, job: Job, task_id: str, followed: _VisibleTaskState | None
@@ -371,10 +371,12 @@ class McpTaskManager:
         async with self._reopening:
             if job.id not in self._followed:
                 try:
-                    visit = await self._clients.reopen_client(job.session_id, request.context)
+                    client_state = await self._clients.reopen_client(job.session_id, request.context)
                 except HandrailError:
                     return None
-                self._follow_task(job, visit.client, visit.client.add_attended_call(job.call_id), visit)
+                self._follow_task(
+                    job, client_state.client, client_state.client.add_attended_call(job.call_id), client_state
+                )
         followed = self._followed.get(job.id)
         if followed is not None:
             followed.exchange.mark_task_seen(request)

@@ -141,9 +141,9 @@ class ClientToolRuntime:
         protocol = RUNTIME_SERVICES.get(name)
         if protocol is None:
             raise AttributeError(name)
-        door: object = make_protocol_proxy(cast("type[object]", protocol), f"{name}.", self.invoke_runtime_service)
-        setattr(self, name, door)
-        return door
+        service: object = make_protocol_proxy(cast("type[object]", protocol), f"{name}.", self.invoke_runtime_service)
+        setattr(self, name, service)
+        return service
 
     @property
     def call_id(self) -> str:
@@ -242,15 +242,15 @@ class ClientToolRuntime:
         there = asyncio.run_coroutine_threadsafe(self._request(op, method, told), self._loop)
         return await asyncio.wrap_future(there)
 
-    async def _request(self, door: str, method: MethodSignature, told: Mapping[str, Any]) -> Any:
+    async def _request(self, service: str, method: MethodSignature, told: Mapping[str, Any]) -> Any:
         body = {"run": self._number, "arguments": told}
         try:
-            answer = expect_object(await self._connection.request(RUNTIME_PREFIX + door, body, settle=True))
+            answer = expect_object(await self._connection.request(RUNTIME_PREFIX + service, body, settle=True))
             if (failure := decode_tool_error(answer)) is not None:
                 raise failure
             return method.result_form.read(answer.get("value"))
         except ConnectionLost:
-            text = f"`{door}` is unavailable: the process that holds the workspace has disconnected. Try again."
+            text = f"`{service}` is unavailable: the process that holds the workspace has disconnected. Try again."
             raise ToolError(text, kind="unavailable") from None
         except OperationRefused as refused:
             self.cancellation.raise_if_requested()
@@ -258,7 +258,7 @@ class ClientToolRuntime:
             raise ToolError(refused.text, kind=kinds.get(refused.kind, "backend")) from None
         except MalformedData as error:
             raise ToolError(
-                f"`{door}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
+                f"`{service}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
                 kind="backend",
             ) from None
 

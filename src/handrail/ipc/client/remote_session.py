@@ -333,8 +333,8 @@ class RemoteSession:
         answers = [answer for answer, _ in told]
         again = [index for index, (_, begun) in enumerate(told) if not begun]
         if again:
-            anew = await self.start_turn().call_all([calls[index] for index in again])
-            for index, answer in zip(again, anew, strict=True):
+            retry = await self.start_turn().call_all([calls[index] for index in again])
+            for index, answer in zip(again, retry, strict=True):
                 answers[index] = answer
         return answers
 

@@ -82,8 +82,10 @@ class ClientProcessTools:
         self._runs: dict[int, _RunningToolCall] = {}
         self.tools: tuple[Tool, ...] = self.replace_tools(described)
         self.requests: Mapping[str, OperationSpec] = {
-            RUNTIME_PREFIX + name: OperationSpec(partial(self._call_service, name, door), cancel_when_lost=True)
-            for name, door in list_runtime_methods().items()
+            RUNTIME_PREFIX + name: OperationSpec(
+                partial(self._call_service, name, service_method), cancel_when_lost=True
+            )
+            for name, service_method in list_runtime_methods().items()
         }
         """The requests that the client process may send: the runtime services of the calls that it runs."""
         self.notifications: Mapping[str, Callable[[Any], None]] = {
@@ -252,9 +254,9 @@ class ClientProcessTools:
 
     # ── requests of the client process ───────────────────────────────────────────────────────────
 
-    async def _call_service(self, name: str, door: RuntimeServiceMethod, body: Any) -> Message:
+    async def _call_service(self, name: str, service_method: RuntimeServiceMethod, body: Any) -> Message:
         """Call a runtime service of a call that the process is running."""
-        of, method = door.get_function, read_method_signature(door.function)
+        of, method = service_method.get_function, read_method_signature(service_method.function)
         try:
             asked = read_exact_fields(body, {"run": WIRE_CODEC.get_type_reader(int), "arguments": expect_object})
             arguments = read_exact_fields(asked["arguments"], method.readers)

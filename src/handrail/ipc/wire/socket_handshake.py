@@ -446,8 +446,8 @@ class HandshakeClient:
             fields = cast("Message", refused)
             text = str(fields.get("text"))[:2000]
             error = ConnectionRejected(str(fields.get("kind"))[:80], f"Connection rejected: {text}", holder_text=text)
-        elif type(bye := message.get("bye")) is str:  # it is shutting down
-            error = LeaseHolderNotResponding(f"{_NOT_ADMITTED_TEXT}: {bye[:500]}")
+        elif type(reason_text := message.get("bye")) is str:  # it is shutting down
+            error = LeaseHolderNotResponding(f"{_NOT_ADMITTED_TEXT}: {reason_text[:500]}")
         else:
             error = StartError(
                 "The process that listens at the workspace's socket did not answer the greeting. "

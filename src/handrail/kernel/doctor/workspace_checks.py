@@ -219,11 +219,11 @@ def _load_entries(found: MergedConfiguration, folders: StateFolders) -> Iterable
 
 def _check_agent(found: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the configured agent for faults that prevent its start, and the rules for unknown tools."""
-    appointed = load_agent(found, found.settings.agent, folders)
+    loaded = load_agent(found, found.settings.agent, folders)
     confinement = ToolConfinement(make_limited_sandbox(found), _refuse_to_run, _refuse_to_run)
-    sources = make_tool_sources(found, appointed.checked_agent, folders, confinement, make_placeholder_secrets(found))
-    generation, _, faults = load_tools_and_rules(sources, 1, appointed)
-    if own := [fault for fault in faults if fault.source == str(appointed.checked_agent.source)]:
+    sources = make_tool_sources(found, loaded.checked_agent, folders, confinement, make_placeholder_secrets(found))
+    generation, _, faults = load_tools_and_rules(sources, 1, loaded)
+    if own := [fault for fault in faults if fault.source == str(loaded.checked_agent.source)]:
         remedy = "list the agents with their faults with handrail agents"
         yield DoctorCheck(f"agent {found.settings.agent}", "problem", str(LoadError(own)), remedy)
     if of_rules := find_config_rule_faults(found, generation):
@@ -300,19 +300,19 @@ def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders
     :raises UsageError: if the agent does not exist; the text names the existing ones
     :raises LoadError: with all faults of its manifest and its tools
     """
-    appointed = load_agent(config, agent, folders)
+    loaded = load_agent(config, agent, folders)
     confinement = ToolConfinement(make_limited_sandbox(config), _nothing_runs, _nothing_runs)
-    sources = make_tool_sources(config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config))
-    generation, _, faults = load_tools_and_rules(sources, 1, appointed)
+    sources = make_tool_sources(config, loaded.checked_agent, folders, confinement, make_placeholder_secrets(config))
+    generation, _, faults = load_tools_and_rules(sources, 1, loaded)
     if generation is None or faults:
         raise LoadError(faults)
-    variables = appointed.get_requirement_variables(folders.requires_variables)
-    own = expand_requires(appointed.manifest.requires, variables, agent)
+    variables = loaded.get_requirement_variables(folders.requires_variables)
+    own = expand_requires(loaded.manifest.requires, variables, agent)
     ceiling = ceiling_layer(config.settings.ceiling, variables)
     entries = list(generation.entries.values())
     layers = [expand_requires(entry.spec.requires, variables, entry.id) for entry in entries]
     return CapabilityReport(
-        appointed.manifest.id,
+        loaded.manifest.id,
         tuple(format_permission_layer(own)),
         tuple(format_permission_layer(union_of_layers(agent, [own, *layers]))),
         None if ceiling is None else tuple(format_permission_layer(ceiling)),

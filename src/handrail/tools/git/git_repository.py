@@ -244,8 +244,10 @@ class GitRepository:
         :param variables: additional environment variables
         :raises ToolError: with git's message, for any other exit code
         """
-        around = make_git_environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
-        done = await run_git_unchecked(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
+        environment = make_git_environment(
+            self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols
+        )
+        done = await run_git_unchecked(self.runtime, self.top, words, {**environment, **(variables or {})}, stdin)
         if done.exit_code not in codes:
             raise await self.make_error_with_hints(words, done)
         if self.writing and not done.exit_code and _HALF_DONE.search(done.stderr):
@@ -348,9 +350,9 @@ class GitRepository:
         )
 
     async def _unknown_name_error(self, words: Sequence[str], said: str) -> ToolError | None:
-        around = make_git_environment(self.runtime.workdir, self.entries)
+        environment = make_git_environment(self.runtime.workdir, self.entries)
         listing = ("for-each-ref", "--format=%(refname:short)", "--count=2000")
-        done = await run_git_unchecked(self.runtime, self.top, listing, around)
+        done = await run_git_unchecked(self.runtime, self.top, listing, environment)
         known = decode_git_output(done.output).split()
         operands = [word for word in words[1:] if word[:1] not in ("-", ":", "") and word in said]
         for operand in operands:
@@ -371,11 +373,11 @@ async def open_repository(runtime: Runtime, folder: str, *, writing: bool = Fals
     :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old
     """
     place = resolve_tool_path(runtime, folder)
-    around = make_git_environment(runtime.workdir, writing=writing)
+    environment = make_git_environment(runtime.workdir, writing=writing)
     asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
     where, listed = await asyncio.gather(
-        run_git_unchecked(runtime, place, asked, around),
-        run_git_unchecked(runtime, place, ("config", "--list", "--show-scope", "-z"), around),
+        run_git_unchecked(runtime, place, asked, environment),
+        run_git_unchecked(runtime, place, ("config", "--list", "--show-scope", "-z"), environment),
     )
     if where.exit_code:
         raise _no_repository_error(folder, where)
