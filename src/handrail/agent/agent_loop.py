@@ -120,13 +120,13 @@ def is_about_started_work(notices: Iterable[Notification]) -> bool:
 
 def _notification_line(notice: Notification) -> str:
     at = datetime.fromtimestamp(notice.at_ns / 1e9, UTC).isoformat(timespec="seconds")
-    told: dict[str, Any] = {"notice": notice.kind, "from": notice.source, "at": at}
+    fields: dict[str, Any] = {"notice": notice.kind, "from": notice.source, "at": at}
     if notice.untrusted is not None:
-        told["untrusted_source"] = notice.untrusted
-    told["text"] = notice.text
+        fields["untrusted_source"] = notice.untrusted
+    fields["text"] = notice.text
     if notice.data:
-        told["data"] = dict(notice.data)
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"), default=str)
+        fields["data"] = dict(notice.data)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 # Provider tools within one run: the offered ones, and the stored record of their use.
@@ -344,14 +344,14 @@ class Agent:
             removed, tokens, kept = made.removed_messages, made.tokens_before - made.tokens_after, made.kept_messages
         else:
             removed, tokens, kept = self._compactor.request_compaction()
-        told = {"removed_messages": removed, "removed_tokens": tokens, "kept_messages": kept}
+        fields = {"removed_messages": removed, "removed_tokens": tokens, "kept_messages": kept}
         if not removed:
             note = "Nothing to compact: the conversation has no older messages that could be left out."
         elif self._run is None:
             note = "An outline or a summary has replaced the older messages."
         else:
             note = "Before your next reply, an outline or a summary replaces the older messages."
-        return Result.output({**told, "note": f"{note} Use search_memory to find earlier messages."})
+        return Result.output({**fields, "note": f"{note} Use search_memory to find earlier messages."})
 
     async def run(self, task: RunTask, *, until: RunUntil = "answered") -> AsyncGenerator[AgentEvent, None]:
         """Work on ``task`` until the model answers without calls, and yield the events.
@@ -581,16 +581,16 @@ class Agent:
         async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
             if isinstance(event, RetryDelayed):
                 return (event,)
-            told: list[AgentEvent] = []
+            items: list[AgentEvent] = []
             if isinstance(event, ProviderToolResult):
                 used, event = await self._provider_tools.record_tool_use(
                     event
                 )  # with the references to its stored output
-                told.append(used)
+                items.append(used)
             if isinstance(news := assembly.feed_event(event), str):
-                told.append(TextDelta(news))
-            told += [CallProposed(position, call) for position, call in dispatch.start_ready_calls()]
-            return told
+                items.append(TextDelta(news))
+            items += [CallProposed(position, call) for position, call in dispatch.start_ready_calls()]
+            return items
 
         return heed
 

@@ -157,10 +157,10 @@ class ReplyStreamTask(Generic[T]):
         :raises ReplyDeadlineExceeded: at the deadline
         :raises ReplyReadingStopped: after :meth:`close_stream`
         """
-        while not isinstance(told := await self._queue.get(), _EndOfStream):
-            yield told
-        if told.why is not None:
-            raise told.why
+        while not isinstance(value := await self._queue.get(), _EndOfStream):
+            yield value
+        if value.why is not None:
+            raise value.why
 
     def _put(self, told: T | _EndOfStream) -> None:
         # Not at once, so that a call that the event started runs first.

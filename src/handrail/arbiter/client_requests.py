@@ -98,8 +98,8 @@ class CallClientService:
                 f"The call sent too many requests to the client. The limit is {MAX_REQUESTS_PER_CALL}. Continue without it.",
                 kind="limit",
             )
-        told = [{"method": ask.method, "origin": ask.origin} for ask in sent_requests.values()]
-        call.queue_log_record("client-request", {"asks": told})
+        items = [{"method": ask.method, "origin": ask.origin} for ask in sent_requests.values()]
+        call.queue_log_record("client-request", {"asks": items})
         call.pass_records_to_log()
         with pause_timeouts(call):
             try:
@@ -107,9 +107,9 @@ class CallClientService:
             except (ToolError, asyncio.CancelledError):
                 raise
             except Exception as error:
-                said = f"{type(error).__name__}: {call.redactor.redact_head(str(error), 300)}"
+                message = f"{type(error).__name__}: {call.redactor.redact_head(str(error), 300)}"
                 raise ToolError(
-                    f"The request to the client failed: {said}. Continue without it.", kind="unavailable"
+                    f"The request to the client failed: {message}. Continue without it.", kind="unavailable"
                 ) from None
         return _check_answers(answers, sent_requests, schemas)
 
@@ -214,12 +214,12 @@ def make_progress_event_data(
     message: str, fraction: float | None, done: float | None, total: float | None
 ) -> dict[str, Any]:
     """Return the data of a progress event, without figures that are not finite numbers."""
-    told: dict[str, Any] = {"message": str(message)[:MAX_PROGRESS_CHARACTERS], "fraction": _finite_number(fraction)}
+    fields: dict[str, Any] = {"message": str(message)[:MAX_PROGRESS_CHARACTERS], "fraction": _finite_number(fraction)}
     if done is not None:
-        told["done"], told["total"] = have, of = _finite_number(done), _finite_number(total)
+        fields["done"], fields["total"] = have, of = _finite_number(done), _finite_number(total)
         if fraction is None and have is not None and of is not None and of > 0:
-            told["fraction"] = min(max(have / of, 0.0), 1.0)
-    return told
+            fields["fraction"] = min(max(have / of, 0.0), 1.0)
+    return fields
 
 
 def _finite_number(value: object) -> float | int | None:
@@ -325,12 +325,12 @@ def _is_deeper(value: Any, levels: int) -> bool:
 def _find_fault(ask: ClientRequest, answer: Any, form: ParametersSchema | None) -> str | None:
     if not isinstance(answer, dict):
         return "expected an object"
-    told = cast("dict[str, Any]", answer)
+    fields = cast("dict[str, Any]", answer)
     if ask.method == "elicitation/create":
-        return _elicitation_fault(told, form)
+        return _elicitation_fault(fields, form)
     if ask.method == "sampling/createMessage":
-        return _sampling_fault(told)
-    roots = told.get("roots")
+        return _sampling_fault(fields)
+    roots = fields.get("roots")
     if not isinstance(roots, list) or len(cast("list[Any]", roots)) > MAX_ROOTS:
         return f"expected a list of at most {MAX_ROOTS:,} roots"
     for root in cast("list[Any]", roots):
@@ -344,8 +344,8 @@ def _find_fault(ask: ClientRequest, answer: Any, form: ParametersSchema | None) 
     return None
 
 
-def _elicitation_fault(told: dict[str, Any], form: ParametersSchema | None) -> str | None:
-    action, content = told.get("action"), told.get("content")
+def _elicitation_fault(fields: dict[str, Any], form: ParametersSchema | None) -> str | None:
+    action, content = fields.get("action"), fields.get("content")
     if action not in ("accept", "decline", "cancel"):
         return "the action is not accept, decline or cancel"
     if action != "accept" or form is None:
@@ -362,12 +362,12 @@ def _elicitation_fault(told: dict[str, Any], form: ParametersSchema | None) -> s
     return None if not problems else "; ".join(problems)[:500]
 
 
-def _sampling_fault(told: dict[str, Any]) -> str | None:
-    if told.get("role") not in ("user", "assistant"):
+def _sampling_fault(fields: dict[str, Any]) -> str | None:
+    if fields.get("role") not in ("user", "assistant"):
         return "the role is not user or assistant"
-    if not isinstance(told.get("model"), str):
+    if not isinstance(fields.get("model"), str):
         return "the model is missing"
-    content: Any = told.get("content")
+    content: Any = fields.get("content")
     blocks: list[Any] = cast("list[Any]", content) if isinstance(content, list) else [content]
     for block in blocks:
         if not isinstance(block, dict):

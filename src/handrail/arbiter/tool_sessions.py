@@ -270,9 +270,9 @@ class ToolSessions:
                 f"`{step.id}` is closed, but its end failed: {error.text}", kind=error.kind, data=error.data
             ) from None
         except Exception as error:
-            said = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]
+            message = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]
             raise ToolError(
-                f"`{step.id}` is closed, but its end failed: {said}. Check its effect.", kind="backend"
+                f"`{step.id}` is closed, but its end failed: {message}. Check its effect.", kind="backend"
             ) from None
         return answer
 
@@ -299,8 +299,8 @@ class ToolSessions:
             self._remove(state, "failed")
             if call.execution.reason is not None or call.session_step is None or call.session_step.kind == "open":
                 raise
-            said = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]  # redacted first, then cut
-            text = f"`{state.entry.id}` failed unexpectedly: {said}. {session_ended_by_failure_text(state.id)}"
+            message = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]  # redacted first, then cut
+            text = f"`{state.entry.id}` failed unexpectedly: {message}. {session_ended_by_failure_text(state.id)}"
             raise ToolError(text, kind="backend") from None
         finally:
             state.is_busy = False
@@ -358,8 +358,8 @@ class ToolSessions:
         if state.end is not None:
             return None
         self._remove(state, ended)
-        told = {"tool": state.entry.id, "state": state.id, "ended": ended}
-        self._log.record_soon([Record("tool-session-closed", state.session_id, state.call_id, told)])
+        fields = {"tool": state.entry.id, "state": state.id, "ended": ended}
+        self._log.record_soon([Record("tool-session-closed", state.session_id, state.call_id, fields)])
         return self._abandon(state)
 
     def _abandon(self, state: LiveToolSession) -> asyncio.Task[None]:

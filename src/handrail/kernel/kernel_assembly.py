@@ -233,8 +233,8 @@ class KernelComponents:
         manifest = loaded.manifest
         return agent_layer(manifest.id, manifest.requires, specs, loaded.get_requirement_variables(self.variables))
 
-    def _record_generation(self, told: Mapping[str, Any]) -> None:
-        self.log.record_soon([Record("generation", "", "", told)])
+    def _record_generation(self, fields: Mapping[str, Any]) -> None:
+        self.log.record_soon([Record("generation", "", "", fields)])
 
 
 async def assemble_components(

@@ -259,8 +259,8 @@ class RemoteKernel(Kernel):
         )
 
     async def tool_statuses(self) -> Sequence[ToolStatus]:
-        told = await self.ipc_client.request("statuses", {}, repeatable=True)
-        return WIRE_CODEC.get_type_form(Sequence[ToolStatus]).read(told)
+        answer = await self.ipc_client.request("statuses", {}, repeatable=True)
+        return WIRE_CODEC.get_type_form(Sequence[ToolStatus]).read(answer)
 
     async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> RemoteSession:
         options = validate_options(options)

@@ -271,8 +271,8 @@ def _with_origin(ask: ClientRequest) -> ClientRequest:
     params: dict[str, Any] = {**ask.params, "_meta": {**kept, "handrail/origin": ask.origin}}
     if ask.method == FORM_METHOD and isinstance(message := params.get("message"), str):
         # Hiding and reordering characters are written out, and each further line is marked as the server's text.
-        said = escape_invisible(message).replace("\n", "\n| ")
-        params["message"] = f"{ask.origin} asks: {said}"
+        text = escape_invisible(message).replace("\n", "\n| ")
+        params["message"] = f"{ask.origin} asks: {text}"
     return ClientRequest(ask.method, params, ask.origin)
 
 

@@ -393,8 +393,8 @@ class McpRequestHandlers:
     ) -> dict[str, Any]:
         """Return the data of an answer with its result metadata, such as its origin."""
         data = await self._result_data(client, request, answer, about)
-        said = {f"handrail/{key}": value for key, value in answer.model.metadata.items()}
-        return {**data, "_meta": said} if said else data
+        fields = {f"handrail/{key}": value for key, value in answer.model.metadata.items()}
+        return {**data, "_meta": fields} if fields else data
 
     async def _result_data(
         self, client: McpClientState, request: OpenClientRequest, answer: CallAnswer, about: Mapping[str, Any]

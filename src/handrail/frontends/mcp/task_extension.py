@@ -391,16 +391,16 @@ class McpTaskManager:
         now = time.time_ns()
         ended, changed = job.ended_ns or now, job.ended_ns or job.created_ns
         age_ms = max(0, ended - job.created_ns) // _MS
-        told: dict[str, Any] = {"taskId": task_id, "status": "working"}
+        fields: dict[str, Any] = {"taskId": task_id, "status": "working"}
         if followed is not None:
             shown = (followed.exchange.status_message, tuple(followed.exchange.list_unanswered_requests()))
             if shown != followed.shown:
                 followed.shown, followed.changed_ns = shown, now if followed.shown else followed.changed_ns
             changed = followed.changed_ns
             if followed.exchange.status_message:
-                told["statusMessage"] = followed.exchange.status_message
+                fields["statusMessage"] = followed.exchange.status_message
         return {
-            **told,
+            **fields,
             "createdAt": _iso_time(job.created_ns),
             "lastUpdatedAt": _iso_time(changed),
             "ttlMs": age_ms + _RETENTION_MS,

@@ -476,7 +476,7 @@ class ClientProcess:
             catalog.start_next_interaction(interaction, client_tools)
         catalog.preload_index(context.generation)
         session.change_notifier.on_tools_loaded = partial(self._send_loaded_tools, session.id, catalog)
-        told: Message = {
+        fields: Message = {
             "turns": session.last_turn,
             "catalog": WIRE_CODEC.encode_value(CatalogOptions, catalog.options),
             "brought": list(catalog.active.shortest_steps()),
@@ -485,8 +485,8 @@ class ClientProcess:
             "agents": WIRE_CODEC.encode_value(Sequence[SubagentType], session.subagent_types),
         }
         if context is self.context:  # the process knows these tools already
-            return told
-        return told | {"generation": wire_encoding.write_generation(context.generation)}
+            return fields
+        return fields | {"generation": wire_encoding.write_generation(context.generation)}
 
     async def _start_interaction(self, session: str, interaction: int, text: str, headless: bool) -> Any:
         opened = self._find_session(session)

@@ -213,10 +213,10 @@ class ClientProcessTools:
         tool_id = tool.spec.id
         asked = {"tool": tool_id, "definition": tool.definition, **body}
         try:
-            told = expect_object(await self._connection.request(asks, asked, settle=settle))
-            if (failure := decode_tool_error(told)) is not None:
+            fields = expect_object(await self._connection.request(asks, asked, settle=settle))
+            if (failure := decode_tool_error(fields)) is not None:
                 raise failure
-            return WIRE_CODEC.get_type_form(gives).read(told.get("value"))
+            return WIRE_CODEC.get_type_form(gives).read(fields.get("value"))
         except ConnectionLost:
             raise _ClientDisconnected(_DISCONNECTED_TEXT.format(tool_id), kind="unavailable") from None
         except OperationRefused as refused:
@@ -387,14 +387,14 @@ def _read_return_value(answer: object) -> object:
     :raises asyncio.CancelledError: if the tool ended because the call was stopped
     :raises Malformed: if the answer is invalid
     """
-    told = expect_object(answer)
-    if told.get("cancelled") is True:
+    fields = expect_object(answer)
+    if fields.get("cancelled") is True:
         raise asyncio.CancelledError
-    if told.get("over") is True:
+    if fields.get("over") is True:
         return END_OF_STEPS
-    if (failure := decode_tool_error(told)) is not None:
+    if (failure := decode_tool_error(fields)) is not None:
         raise failure
-    return decode_return_value(told.get("value"))
+    return decode_return_value(fields.get("value"))
 
 
 def _refusal_error(run: _RunningToolCall, refused: OperationRefused) -> ToolError:

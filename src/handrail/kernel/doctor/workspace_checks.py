@@ -323,9 +323,9 @@ def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders
 def _compute_shares(
     own: CapabilityLayer, entries: list[ToolEntry], layers: list[CapabilityLayer]
 ) -> Iterator[ToolCapabilities]:
-    told = [tuple(format_permission_layer(layer)) for layer in layers]
-    counts = Counter(line for one in (*told, tuple(format_permission_layer(own))) for line in one)
-    for entry, has in zip(entries, told, strict=True):
+    items = [tuple(format_permission_layer(layer)) for layer in layers]
+    counts = Counter(line for one in (*items, tuple(format_permission_layer(own))) for line in one)
+    for entry, has in zip(entries, items, strict=True):
         adds = tuple(line for line in has if counts[line] == 1)
         yield ToolCapabilities(entry.id, has, adds, entry.sandbox, entry.unavailable_reason)
 

@@ -130,8 +130,8 @@ async def _decide(
         return _report_unknown_request(request_id)
     try:
         if answers:
-            told = [_parse_answer(answer) for answer in answers]
-            decided = await approvals.answer_questions(request_id, told, by=ANSWERED_BY)
+            items = [_parse_answer(answer) for answer in answers]
+            decided = await approvals.answer_questions(request_id, items, by=ANSWERED_BY)
         else:
             answer = ApprovalAnswer(choice or "once", message, changed)
             decided = await approvals.decide(request_id, answer, by=ANSWERED_BY)

@@ -193,8 +193,8 @@ def _print_event(event: Event) -> None:
         share = f" {fraction:.0%}" if isinstance(fraction, float) else ""
         print_note(f"{to_one_line(event.tool_id)}{share}: {to_one_line(str(event.data.get('message', '')))}")
     elif event.kind == "log":
-        said = event.data.get("data", "")
-        text = said if isinstance(said, str) else json.dumps(said)
+        value = event.data.get("data", "")
+        text = value if isinstance(value, str) else json.dumps(value)
         print_note(to_one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
     elif event.kind == "awaiting-locks":
         print_note(f"{to_one_line(event.tool_id)}: waiting for locks")
