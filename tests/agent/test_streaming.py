@@ -302,7 +302,7 @@ async def write(name: str) -> str:
 async def main():
     async with temporary_kernel(folder, tools=[write], rules=["allow crash.*"]) as kernel:
         session = await kernel.session("ses_midreply")
-        await kernel.arrivals.notifications.post(Notification("n1", session.id, "job", "bash_1", "it is done", 1))
+        await kernel.inbound_events.notifications.store_notification(Notification("n1", session.id, "job", "bash_1", "it is done", 1))
         pause, steps = ReplyPause(), []
         for n, name in enumerate(("done", "held", "partial")):
             steps += [CallBlockOpened(n, None, "crash__write"), CallArgumentsDelta(n, '{"name":"%s"}' % name), CallBlockClosed(n)]

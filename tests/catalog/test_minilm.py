@@ -145,7 +145,7 @@ def test_a_file_that_is_not_the_model_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_the_extra_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minilm, "is_installed", lambda name: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(minilm, "can_import_module", lambda name: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     assert "pip install 'handrail[search]'" in (minilm.explain_model_unavailable() or "")
     index = ToolIndex(ALL, encoder=EncoderThread(MiniLMEmbedder()))
     assert index.search("weather").hits[0].id == "get_weather"

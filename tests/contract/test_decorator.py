@@ -373,9 +373,9 @@ def test_what_cannot_come_from_a_json_object_is_refused_with_what_to_write() -> 
     class Whole:
         """A."""
 
-    assert "remove the '/'" in decorate(positional)
+    assert "Remove the '/'" in decorate(positional)
     assert "paths: list[str]" in decorate(several)
-    assert "name each parameter" in decorate(anything)
+    assert "Name each parameter" in decorate(anything)
     assert "'a' has no type annotation" in decorate(cast("Any", untyped))
     assert "'NoSuchThing' of 'a' cannot be resolved" in decorate(cast("Any", unknown))
     assert "cannot come from JSON" in decorate(function) or "no JSON form" in decorate(function)
@@ -384,19 +384,19 @@ def test_what_cannot_come_from_a_json_object_is_refused_with_what_to_write() -> 
     assert "the docstring is missing" in decorate(silent)
     assert "a function with yield is a stateful tool" in decorate(steps)
     assert "subclass of handrail.Tool" in decorate(Whole)
-    assert "write @tool(id=…)" in decorate(lambda: None, description="A.")
+    assert "Write @tool(id=…)" in decorate(lambda: None, description="A.")
 
 
 def test_faulty_options_are_refused_with_the_nearest_name() -> None:
     async def fine(a: int) -> None:
         """A."""
 
-    assert "did you mean 'side_effect'?" in decorate(fine, side_efect="read")
+    assert "Did you mean 'side_effect'?" in decorate(fine, side_efect="read")
     assert "not a lock" in decorate(fine, locks=["workspace"])
-    assert "locks must be a list" in decorate(fine, locks="workspace:X")
+    assert "`locks` must be a list" in decorate(fine, locks="workspace:X")
     said = decorate(fine, requires={"fs": {"raed": []}})
-    assert "requires is invalid: fs.raed: unknown key; did you mean 'read'?" in said
-    assert "requires is invalid: is 'fs'; expected" in decorate(fine, requires="fs")
+    assert "`requires` is invalid: fs.raed: unknown key; did you mean 'read'?" in said
+    assert "`requires` is invalid: is 'fs'; expected" in decorate(fine, requires="fs")
 
 
 def test_a_schema_that_the_function_cannot_take_is_refused() -> None:

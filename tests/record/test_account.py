@@ -64,7 +64,7 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
     account = read_timeline(log.reader, CALL)
     assert account is not None
     assert (account.generation, account.source, account.definition) == (1, "built-in", "abcdef0123456789")
-    assert (account.locks, account.lock_wait_ms, account.confined_by) == (("workspace:X",), 41.5, "bubblewrap")
+    assert (account.locks, account.lock_wait_ms, account.sandbox) == (("workspace:X",), 41.5, "bubblewrap")
     assert account.children == (f"{CALL}.1",) and account.result is not None and account.result["data"] == "built"
     page = str(account)
     for said in (

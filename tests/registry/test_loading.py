@@ -160,10 +160,10 @@ def test_aliases_are_checked_against_all_names() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"secrets": ("key",)}, "declares secrets that are not known here: key (not set; add key = "),
+        ({"secrets": ("key",)}, "secrets that are not known here: key (not set; add key = "),
         (
             {"config": {"key": ConfigKey("k", secret=True)}},
-            "it has secret settings without a value: key (not set",
+            "secret settings without a value: key (not set",
         ),
         (
             {"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}},

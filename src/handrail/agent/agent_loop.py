@@ -120,13 +120,13 @@ def is_about_started_work(notices: Iterable[Notification]) -> bool:
 
 def _notification_line(notice: Notification) -> str:
     at = datetime.fromtimestamp(notice.at_ns / 1e9, UTC).isoformat(timespec="seconds")
-    told: dict[str, Any] = {"notice": notice.kind, "from": notice.source, "at": at}
+    fields: dict[str, Any] = {"notice": notice.kind, "from": notice.source, "at": at}
     if notice.untrusted is not None:
-        told["untrusted_source"] = notice.untrusted
-    told["text"] = notice.text
+        fields["untrusted_source"] = notice.untrusted
+    fields["text"] = notice.text
     if notice.data:
-        told["data"] = dict(notice.data)
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"), default=str)
+        fields["data"] = dict(notice.data)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 # Provider tools within one run: the offered ones, and the stored record of their use.
@@ -158,7 +158,7 @@ class AgentProviderTools:
         """
         forms: list[Mapping[str, Any]] = []
         offered: list[ToolSpec] = []
-        withheld: list[ProviderToolUnavailable] = []
+        unavailable: list[ProviderToolUnavailable] = []
         names, dialect = set(taken), self._model.dialect
         for spec, refused in offers:
             form = refused or format_provider_tool(spec, dialect, self._model.name.partition(":")[2])
@@ -167,14 +167,14 @@ class AgentProviderTools:
             if isinstance(form, str):
                 if self._reported.get(spec.id) != form:
                     self._reported[spec.id] = form
-                    withheld.append(ProviderToolUnavailable(spec.id, form))
+                    unavailable.append(ProviderToolUnavailable(spec.id, form))
                 continue
             self._reported.pop(spec.id, None)
             forms.append(form)
             offered.append(spec)
             self._ids[provider_tool_name_in_replies(spec, dialect)] = spec.id
         self.forms, self.offered = tuple(forms), tuple(offered)
-        return withheld
+        return unavailable
 
     async def record_tool_use(self, given: ProviderToolResult) -> tuple[ProviderToolUsed, BlockEvent]:
         """Store the output of a tool use, and return the event and the block for the reply."""
@@ -344,14 +344,14 @@ class Agent:
             removed, tokens, kept = made.removed_messages, made.tokens_before - made.tokens_after, made.kept_messages
         else:
             removed, tokens, kept = self._compactor.request_compaction()
-        told = {"removed_messages": removed, "removed_tokens": tokens, "kept_messages": kept}
+        fields = {"removed_messages": removed, "removed_tokens": tokens, "kept_messages": kept}
         if not removed:
             note = "Nothing to compact: the conversation has no older messages that could be left out."
         elif self._run is None:
             note = "An outline or a summary has replaced the older messages."
         else:
             note = "Before your next reply, an outline or a summary replaces the older messages."
-        return Result.output({**told, "note": f"{note} Use search_memory to find earlier messages."})
+        return Result.output({**fields, "note": f"{note} Use search_memory to find earlier messages."})
 
     async def run(self, task: RunTask, *, until: RunUntil = "answered") -> AsyncGenerator[AgentEvent, None]:
         """Work on ``task`` until the model answers without calls, and yield the events.
@@ -405,10 +405,10 @@ class Agent:
 
     async def _answer_open_calls(self, run: AgentRunState) -> AsyncGenerator[AgentEvent, None]:
         """Answer the calls that an earlier run left open, all at once and in the order of their reply."""
-        exchange = self._conversation.open_exchange
-        if exchange is None:
+        open_exchange = self._conversation.open_exchange
+        if open_exchange is None:
             return
-        missing = [] if run.stopped is not None else exchange.missing_calls
+        missing = [] if run.stopped is not None else open_exchange.missing_calls
         if missing:
             recalled = self.session.recover_results([known_as for _, _, known_as in missing])
             positions = [position for position, _, _ in missing]
@@ -423,12 +423,12 @@ class Agent:
 
     async def _add_task(self, run: AgentRunState, task: RunTask) -> Sequence[AgentEvent]:
         if task is not None:
-            heard = await self._deliver_notifications(run)
+            delivered = await self._deliver_notifications(run)
             if run.end_reason is None:
                 text = self._conversation.add_user_message(task)
                 await self._conversation.store_new_messages()
                 await self._start_interaction(run, text)
-            return heard
+            return delivered
         told = () if (notices := self.session.notifications) is None else await notices.list_pending()
         ended = not self._conversation.is_awaiting_answer
         if ended and not told:
@@ -447,12 +447,15 @@ class Agent:
 
     async def _deliver_notifications(self, run: AgentRunState) -> Sequence[AgentEvent]:
         try:
-            heard = await deliver_notifications(self.session.notifications, self._conversation)
-            room = await self._compactor.compact_if_needed(run)
+            delivered = await deliver_notifications(self.session.notifications, self._conversation)
+            compaction = await self._compactor.compact_if_needed(run)
         except (LogUnavailable, UsageError) as error:
             run.end_run("failed", f"The notifications cannot be read, stored or marked as delivered: {error}")
             return ()
-        return [*((NotificationsDelivered(heard),) if heard else ()), *((room,) if room is not None else ())]
+        return [
+            *((NotificationsDelivered(delivered),) if delivered else ()),
+            *((compaction,) if compaction is not None else ()),
+        ]
 
     async def _wait_for_notification(self, run: AgentRunState, coming: asyncio.Future[bool]) -> bool:
         """Wait for a notification within the run's time, and return whether the run continues with it."""
@@ -482,8 +485,8 @@ class Agent:
             self._stop(run, "budget")
         if run.has_budget_for_request():
             if not run.paused:
-                for heard in await self._deliver_notifications(run):
-                    yield heard
+                for delivered in await self._deliver_notifications(run):
+                    yield delivered
             if self._project is None and self._workspace is not None and run.has_budget_for_request():
                 self._project = await read_project_instructions(self.session, self._workspace)
         if run.has_budget_for_request(taking=True):
@@ -495,10 +498,10 @@ class Agent:
             run.usage.turn_numbers.add(turn.number)
             specs = turn.tool_specs
             views = [spec.llm_view() for spec in specs]
-            for withheld in self._provider_tools.choose_request_tools(
+            for unavailable in self._provider_tools.choose_request_tools(
                 turn.provider_tools, (view["name"] for view in views)
             ):
-                yield withheld
+                yield unavailable
             request = self._make_request(turn, specs, views)
             assembly = ReplyAssembly(find_tools_with_renames(request.tools, self.model.dialect))
             dispatch = run.dispatch = ReplyCallDispatcher(
@@ -578,16 +581,16 @@ class Agent:
         async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
             if isinstance(event, RetryDelayed):
                 return (event,)
-            told: list[AgentEvent] = []
+            items: list[AgentEvent] = []
             if isinstance(event, ProviderToolResult):
                 used, event = await self._provider_tools.record_tool_use(
                     event
                 )  # with the references to its stored output
-                told.append(used)
+                items.append(used)
             if isinstance(news := assembly.feed_event(event), str):
-                told.append(TextDelta(news))
-            told += [CallProposed(position, call) for position, call in dispatch.start_ready_calls()]
-            return told
+                items.append(TextDelta(news))
+            items += [CallProposed(position, call) for position, call in dispatch.start_ready_calls()]
+            return items
 
         return heed
 

@@ -208,14 +208,14 @@ class AgentRunState:
     def count_and_check_call(self, call: ProposedCall) -> ProposedCall:
         """Count a call and return it, with a fault if it may not start."""
         usage = None if self.reading is None else self.reading.usage
-        room = self.usage.count_proposed_calls(1)
+        accepted_count = self.usage.count_proposed_calls(1)
         if self.stopped is not None:
             return _with_fault(call, "limit" if self.stopped == "budget" else "cancelled", self.stop_text())
         if self.storage_error is not None:
             return _with_fault(call, "unavailable", f"The conversation cannot be stored ({self.storage_error}).")
         if (why := self.usage.explain_spent_tokens(usage)) is not None:
             self.exhausted = self.exhausted or ("tokens", why)
-        elif not room:
+        elif not accepted_count:
             why = self.usage.calls_spent_text()
             self.exhausted = self.exhausted or ("calls", why)
         return call if why is None else _with_fault(call, "limit", why)

@@ -100,11 +100,11 @@ async def summarize_messages(
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
-def format_transcript(messages: Sequence[Message], room: int) -> str:
+def format_transcript(messages: Sequence[Message], max_characters: int) -> str:
     """Return ``messages`` as data, one line each. If they are too long, the first and the last stay."""
     lines = [neutralise_text(json.dumps(line, ensure_ascii=False, default=str)) for line in _summary_lines(messages)]
     head, tail = lines[:1], lines[1:]
-    left = room - sum(map(len, head))
+    left = max_characters - sum(map(len, head))
     kept: list[str] = []
     for line in reversed(tail):
         left -= len(line) + 1
@@ -256,16 +256,16 @@ class ConversationCompactor:
         return first if first > 1 else 0
 
 
-def find_first_kept_message(messages: Sequence[Message], room: int) -> int:
+def find_first_kept_message(messages: Sequence[Message], max_characters: int) -> int:
     """Return the position of the first message to keep.
 
-    Kept messages have at most ``room`` characters, but always include the last exchange. Answers stay with their calls.
+    Kept messages have at most ``max_characters`` characters, but always include the last exchange. Answers stay with their calls.
     """
     first = len(messages)
     taken = 0
     for position in range(len(messages) - 1, -1, -1):
         taken += count_message_characters(messages[position])
-        if taken > room and first < len(messages):
+        if taken > max_characters and first < len(messages):
             break
         if not isinstance(messages[position], CallResultsMessage):
             first = position
@@ -279,11 +279,11 @@ def make_conversation_outline(messages: Sequence[Message]) -> str:
     """
     lines = list(_outline_lines(messages))
     head, tail = [*lines[:1], *_preserved_lines(messages)], lines[1:]
-    room = _MOST_OUTLINED - sum(map(len, head))
+    max_characters = _MOST_OUTLINED - sum(map(len, head))
     kept: list[str] = []
     for line in reversed(tail):
-        room -= len(line) + 1
-        if room < 0:
+        max_characters -= len(line) + 1
+        if max_characters < 0:
             kept.append(f"- ({len(tail) - len(kept):,} lines omitted)")
             break
         kept.append(line)

@@ -127,8 +127,8 @@ def encode_message(message: Message, call_ids: Sequence[str] = (), *, partial: b
             ids = iter(call_ids)
             return {"v": VERSION, "role": "assistant", "parts": [_part_data(part, ids) for part in parts]}
         case CallResultsMessage(results):
-            told = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
-            data = {"v": VERSION, "role": "results", "results": told}
+            items = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
+            data = {"v": VERSION, "role": "results", "results": items}
             return {**data, "partial": True} if partial else data
 
 
@@ -558,8 +558,8 @@ class Conversation:
             result = answer.model if self._reads is None else self._reads.shorten_repeated(answer)
             exchange.results[wire_id] = CallResult(wire_id, format_result_for_model(result), not result.ok)
         if exchange.missing_calls:
-            told = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
-            self._store(encode_message(CallResultsMessage(tuple(told)), partial=True))
+            items = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
+            self._store(encode_message(CallResultsMessage(tuple(items)), partial=True))
         else:
             self._open = None
             self._messages.append(exchange.message)

@@ -84,7 +84,7 @@ async def stream_with_retries(
             if begun:
                 raise error if isinstance(error, ReplyStreamCut) else ReplyStreamCut(str(error)) from error
             if attempt == policy.attempts:
-                raise ProviderBusy(f"{error} All {attempt} attempts failed. Try again later.") from error
+                raise ProviderBusy(f"{str(error).rstrip('.')}. All {attempt} attempts failed.") from error
             asked_for_s = error.retry_after_s if isinstance(error, ProviderBusy) else None
             delay_s = policy.get_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
@@ -157,10 +157,10 @@ class ReplyStreamTask(Generic[T]):
         :raises ReplyDeadlineExceeded: at the deadline
         :raises ReplyReadingStopped: after :meth:`close_stream`
         """
-        while not isinstance(told := await self._queue.get(), _EndOfStream):
-            yield told
-        if told.why is not None:
-            raise told.why
+        while not isinstance(value := await self._queue.get(), _EndOfStream):
+            yield value
+        if value.why is not None:
+            raise value.why
 
     def _put(self, told: T | _EndOfStream) -> None:
         # Not at once, so that a call that the event started runs first.

@@ -191,7 +191,7 @@ def _usage_factory(above: RunUsage | None) -> MakeUsage:
 
 def _outcome_to_result(agent: str, session_id: str, outcome: RunOutcome) -> Result:
     """Return an outcome as the result for the parent agent's model. Details for the operator are logged."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "agent": agent,
         "session_id": session_id,
         "text": outcome.text,
@@ -199,10 +199,10 @@ def _outcome_to_result(agent: str, session_id: str, outcome: RunOutcome) -> Resu
         "calls": outcome.calls,
     }
     if outcome.ok:
-        return Result.output(told)
+        return Result.output(fields)
     why = outcome.detail
     if outcome.status == "failed":
         logger.warning("Sub-agent %s in session %s failed: %s", agent, session_id, outcome.detail)
         why = "Its model returned no complete reply."
     text = f"Sub-agent {agent} did not finish. {why} `text` has its last message. Continue from there, or do the work yourself."
-    return Result.error(_KINDS.get(outcome.status, "failed"), text, told)
+    return Result.error(_KINDS.get(outcome.status, "failed"), text, fields)

@@ -163,14 +163,16 @@ async def read_project_instructions(session: Session, workspace: str, folder: st
     for path, text in there:
         if text.strip() and all(text != known for _, known in found):
             found.append((path, text))
-    room = MAX_TOKENS * CHARACTERS_PER_TOKEN
+    max_characters = MAX_TOKENS * CHARACTERS_PER_TOKEN
     kept: list[str] = []
     for path, text in reversed(found):  # the nearest file comes first
-        if room <= 0:
+        if max_characters <= 0:
             kept.append(f"## {path}\n\n{_CUT}")
             continue
-        kept.append(f"## {path}\n\n{_quote_lines(text[:room])}" + (f"\n{_CUT}" if len(text) > room else ""))
-        room -= len(text)
+        kept.append(
+            f"## {path}\n\n{_quote_lines(text[:max_characters])}" + (f"\n{_CUT}" if len(text) > max_characters else "")
+        )
+        max_characters -= len(text)
     return "\n\n".join((_INTRO, *reversed(kept))) if kept else ""
 
 

@@ -291,13 +291,13 @@ class TextCallReader:
 
     def _read_text(self, text: str) -> Generator[BlockEvent, None, str]:
         """Process plain text, and return the rest of ``text`` if a call begins in it."""
-        said: list[str] = []
+        items: list[str] = []
         at = 0
         while at < len(text):
             if self._at_line_start and not self._quoting.is_inside:
                 if (opening := self._grammar.opening.match(text, at)) is not None:
-                    if said:
-                        yield TextDelta("".join(said))
+                    if items:
+                        yield TextDelta("".join(items))
                     self._open = opening[1]
                     yield CallBlockOpened(self.calls, None, opening[1])
                     self.calls += 1
@@ -306,11 +306,11 @@ class TextCallReader:
                     self._held = text[at:]
                     break
             begun, at = at, text.find("\n", at) + 1 or len(text)
-            said.append(line := text[begun:at])
+            items.append(line := text[begun:at])
             self._quoting.feed_line_piece(line)
             self._at_line_start = line.endswith("\n")
-        if said:
-            yield TextDelta("".join(said))
+        if items:
+            yield TextDelta("".join(items))
         return ""
 
     def _read_call(self, text: str) -> Generator[BlockEvent, None, str]:
@@ -501,8 +501,8 @@ class TextCallModel:
     def _as_text(self, request: ModelRequest, views: Sequence[Mapping[str, Any]]) -> ModelRequest:
         system = request.system.replace(STRUCTURED_ONLY, "")
         if views:
-            told = [{**view, "parameters": view["inputSchema"]} for view in views]
-            system = f"{system.rstrip()}\n\n{explain_text_calls(self._grammar, told)}\n"
+            items = [{**view, "parameters": view["inputSchema"]} for view in views]
+            system = f"{system.rstrip()}\n\n{explain_text_calls(self._grammar, items)}\n"
         return replace(
             request, system=system, messages=list(_text_messages(request.messages, self._grammar)), tools=[], native=()
         )

@@ -141,12 +141,12 @@ def load_unseen_tool_schema(call: Call) -> dict[str, Any]:
     if catalog.was_schema_shown(call.generation, entry.id):
         return {}
     catalog.load_tools(call.generation, (entry.id,))
-    told: dict[str, Any] = {"tool": entry.id, "description": entry.spec.description}
+    fields: dict[str, Any] = {"tool": entry.id, "description": entry.spec.description}
     if len(orjson.dumps(entry.spec.parameters, default=str)) <= MAX_SCHEMA_BYTES:
-        told["parameters"] = dict(entry.spec.parameters)
+        fields["parameters"] = dict(entry.spec.parameters)
     else:
-        told["manual"] = f"The schema is too long for this error. To read it, {_documentation_hint(entry.id)}."
-    details: dict[str, Any] = {"data": call.redactor.redact_json(told) if call.redactor.active else told}
+        fields["manual"] = f"The schema is too long for this error. To read it, {_documentation_hint(entry.id)}."
+    details: dict[str, Any] = {"data": call.redactor.redact_json(fields) if call.redactor.active else fields}
     if entry.untrusted_source:
         details["untrusted_source"] = entry.untrusted_source
     return details

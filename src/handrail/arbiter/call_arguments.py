@@ -220,13 +220,13 @@ def read_recorded_result(outcome: LoggedRecord) -> Result | None:
     wire: Any = (outcome.body or {}).get("result")
     if not isinstance(wire, Mapping):
         return None
-    told = cast("Mapping[str, Any]", wire)
+    fields = cast("Mapping[str, Any]", wire)
     sound = (
-        told.get("type") in ("output", "error")
-        and isinstance(told.get("error_text") or "", str)
-        and isinstance(told.get("metadata", {}), Mapping)
+        fields.get("type") in ("output", "error")
+        and isinstance(fields.get("error_text") or "", str)
+        and isinstance(fields.get("metadata", {}), Mapping)
     )
-    return Result.from_dict(told) if sound else None
+    return Result.from_dict(fields) if sound else None
 
 
 class IdempotencyKeyLookup:

@@ -54,19 +54,19 @@ class CallClientService:
         self._require = require
 
     def supports(self, method: ClientMethod, params: Mapping[str, Any] | None = None) -> bool:
-        peer = self._call.lane.environment.client
-        if peer is None or method not in METHOD_CAPABILITIES:
+        client = self._call.lane.environment.client
+        if client is None or method not in METHOD_CAPABILITIES:
             return False
         try:
             self._require(METHOD_CAPABILITIES[method])
-            return peer.supports(find_root_call(self._call).id, method, params or {}) is True
+            return client.supports(find_root_call(self._call).id, method, params or {}) is True
         except Exception:  # without the capability, or with a frontend that cannot tell
             return False
 
     def detach(self) -> None:
         call = self._call
-        if (peer := call.lane.environment.client) is not None and not call.tool_ended:
-            call_on_kernel_loop(call, partial(peer.detach, find_root_call(call).id))
+        if (client := call.lane.environment.client) is not None and not call.tool_ended:
+            call_on_kernel_loop(call, partial(client.detach, find_root_call(call).id))
 
     async def send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         home = self._call.execution.loop
@@ -75,51 +75,54 @@ class CallClientService:
         # The thread of a tool, which has a separate loop.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._send_requests(requests), home))
 
-    async def _send_requests(self, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def _send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         call = self._call
-        put = self._validate_and_redact_requests(asks)
-        peer, root = call.lane.environment.client, find_root_call(call)
-        if peer is None:
+        sent_requests = self._validate_and_redact_requests(requests)
+        client, root = call.lane.environment.client, find_root_call(call)
+        if client is None:
             raise ToolError(
-                f"This session has no client that answers {_name_methods(put)}. Continue without it.",
+                f"This session has no client that answers {_name_methods(sent_requests)}. Continue without it.",
                 kind="unavailable",
             )
-        for ask in put.values():
-            self._check_supported(peer, root.id, ask)
-        schemas = {key: _form_schema(key, ask) for key, ask in put.items()}
+        for ask in sent_requests.values():
+            self._check_supported(client, root.id, ask)
+        schemas = {key: _form_schema(key, ask) for key, ask in sent_requests.items()}
         if call.tool_ended or call.execution.reason is not None:
             raise ToolError(
                 f"`{call.tool_id}` has ended, so its request was not sent. Send requests while the call runs.",
                 kind="cancelled",
             )
-        root.client_request_count += len(put)
+        root.client_request_count += len(sent_requests)
         if root.client_request_count > MAX_REQUESTS_PER_CALL:
             raise ToolError(
                 f"The call sent too many requests to the client. The limit is {MAX_REQUESTS_PER_CALL}. Continue without it.",
                 kind="limit",
             )
-        told = [{"method": ask.method, "origin": ask.origin} for ask in put.values()]
-        call.queue_log_record("client-request", {"asks": told})
+        items = [{"method": ask.method, "origin": ask.origin} for ask in sent_requests.values()]
+        call.queue_log_record("client-request", {"asks": items})
         call.pass_records_to_log()
         with pause_timeouts(call):
             try:
-                answers = cast("object", await peer.send_requests(root.id, put))
+                answers = cast("object", await client.send_requests(root.id, sent_requests))
             except (ToolError, asyncio.CancelledError):
                 raise
             except Exception as error:
-                said = f"{type(error).__name__}: {call.redactor.redact_head(str(error), 300)}"
+                message = f"{type(error).__name__}: {call.redactor.redact_head(str(error), 300)}"
                 raise ToolError(
-                    f"The request to the client failed: {said}. Continue without it.", kind="unavailable"
+                    f"The request to the client failed: {message}. Continue without it.", kind="unavailable"
                 ) from None
-        return _check_answers(answers, put, schemas)
+        return _check_answers(answers, sent_requests, schemas)
 
-    def _validate_and_redact_requests(self, asks: object) -> dict[str, ClientRequest]:
+    def _validate_and_redact_requests(self, requests: object) -> dict[str, ClientRequest]:
         """Return the requests as they are sent: validated, within limits, redacted and with their origin.
 
         :raises ToolError: for an invalid or forbidden request
         """
         call = self._call
-        if not isinstance(asks, Mapping) or not 0 < len(cast("Mapping[Any, Any]", asks)) <= MAX_REQUESTS_AT_ONCE:
+        if (
+            not isinstance(requests, Mapping)
+            or not 0 < len(cast("Mapping[Any, Any]", requests)) <= MAX_REQUESTS_AT_ONCE
+        ):
             raise ToolError(
                 f"Invalid requests to the client. Expected a mapping of 1 to {MAX_REQUESTS_AT_ONCE} requests by key.",
                 kind="invalid_input",
@@ -128,7 +131,7 @@ class CallClientService:
         foreign = call.entry.third_party
         found: dict[str, ClientRequest] = {}
         size = 0
-        for key, ask in cast("Mapping[object, object]", asks).items():
+        for key, ask in cast("Mapping[object, object]", requests).items():
             if not isinstance(key, str) or not 0 < len(key) <= _MAX_KEY or not key.isprintable():
                 raise ToolError(
                     f"Invalid key of a request: {str(key)[:80]!r}. Expected 1 to {_MAX_KEY} printable characters.",
@@ -157,9 +160,9 @@ class CallClientService:
         return found
 
     @staticmethod
-    def _check_supported(peer: ClientHandler, call_id: str, ask: ClientRequest) -> None:
+    def _check_supported(client: ClientHandler, call_id: str, ask: ClientRequest) -> None:
         try:
-            offered = peer.supports(call_id, ask.method, ask.params) is True
+            offered = client.supports(call_id, ask.method, ask.params) is True
         except Exception:
             offered = False
         if not offered:
@@ -211,12 +214,12 @@ def make_progress_event_data(
     message: str, fraction: float | None, done: float | None, total: float | None
 ) -> dict[str, Any]:
     """Return the data of a progress event, without figures that are not finite numbers."""
-    told: dict[str, Any] = {"message": str(message)[:MAX_PROGRESS_CHARACTERS], "fraction": _finite_number(fraction)}
+    fields: dict[str, Any] = {"message": str(message)[:MAX_PROGRESS_CHARACTERS], "fraction": _finite_number(fraction)}
     if done is not None:
-        told["done"], told["total"] = have, of = _finite_number(done), _finite_number(total)
+        fields["done"], fields["total"] = have, of = _finite_number(done), _finite_number(total)
         if fraction is None and have is not None and of is not None and of > 0:
-            told["fraction"] = min(max(have / of, 0.0), 1.0)
-    return told
+            fields["fraction"] = min(max(have / of, 0.0), 1.0)
+    return fields
 
 
 def _finite_number(value: object) -> float | int | None:
@@ -238,8 +241,8 @@ def make_log_event_data(level: LogLevel, data: object, logger: str | None) -> di
 # Validation of the client's answers.
 
 
-def _name_methods(put: Mapping[str, ClientRequest]) -> str:
-    return " or ".join(dict.fromkeys(ask.method for ask in put.values()))
+def _name_methods(sent_requests: Mapping[str, ClientRequest]) -> str:
+    return " or ".join(dict.fromkeys(ask.method for ask in sent_requests.values()))
 
 
 def _form_schema(key: str, ask: ClientRequest) -> ParametersSchema | None:
@@ -275,17 +278,17 @@ def _form_schema(key: str, ask: ClientRequest) -> ParametersSchema | None:
 
 
 def _check_answers(
-    answers: object, put: Mapping[str, ClientRequest], schemas: Mapping[str, ParametersSchema | None]
+    answers: object, sent_requests: Mapping[str, ClientRequest], schemas: Mapping[str, ParametersSchema | None]
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the validated answers of the client.
 
     :raises ToolError: ``backend``
     """
-    if not isinstance(answers, Mapping) or set(cast("Mapping[Any, Any]", answers)) != set(put):
-        raise _invalid_answer(f"expected answers to exactly {', '.join(put)[:200]}")
+    if not isinstance(answers, Mapping) or set(cast("Mapping[Any, Any]", answers)) != set(sent_requests):
+        raise _invalid_answer(f"expected answers to exactly {', '.join(sent_requests)[:200]}")
     try:
         given = cast("Mapping[str, Any]", answers)
-        plain = JsonConversion({key: given[key] for key in put}, _MAX_PARTS + MAX_ANSWER_BYTES)
+        plain = JsonConversion({key: given[key] for key in sent_requests}, _MAX_PARTS + MAX_ANSWER_BYTES)
         encoded = orjson.dumps(plain.data)
     except (ValueTooLarge, TypeError, ValueError):
         raise _invalid_answer("the answer is too large") from None
@@ -295,7 +298,7 @@ def _check_answers(
         raise _invalid_answer(f"the answer is not JSON: {plain.notes[0][:200]}")
     if _is_deeper(plain.data, MAX_ANSWER_DEPTH):
         raise _invalid_answer(f"the answer is nested deeper than {MAX_ANSWER_DEPTH} levels")
-    for key, ask in put.items():
+    for key, ask in sent_requests.items():
         if (problem := _find_fault(ask, plain.data[key], schemas[key])) is not None:
             raise _invalid_answer(f"{ask.method}: {problem}")
     return plain.data
@@ -322,12 +325,12 @@ def _is_deeper(value: Any, levels: int) -> bool:
 def _find_fault(ask: ClientRequest, answer: Any, form: ParametersSchema | None) -> str | None:
     if not isinstance(answer, dict):
         return "expected an object"
-    told = cast("dict[str, Any]", answer)
+    fields = cast("dict[str, Any]", answer)
     if ask.method == "elicitation/create":
-        return _elicitation_fault(told, form)
+        return _elicitation_fault(fields, form)
     if ask.method == "sampling/createMessage":
-        return _sampling_fault(told)
-    roots = told.get("roots")
+        return _sampling_fault(fields)
+    roots = fields.get("roots")
     if not isinstance(roots, list) or len(cast("list[Any]", roots)) > MAX_ROOTS:
         return f"expected a list of at most {MAX_ROOTS:,} roots"
     for root in cast("list[Any]", roots):
@@ -341,8 +344,8 @@ def _find_fault(ask: ClientRequest, answer: Any, form: ParametersSchema | None) 
     return None
 
 
-def _elicitation_fault(told: dict[str, Any], form: ParametersSchema | None) -> str | None:
-    action, content = told.get("action"), told.get("content")
+def _elicitation_fault(fields: dict[str, Any], form: ParametersSchema | None) -> str | None:
+    action, content = fields.get("action"), fields.get("content")
     if action not in ("accept", "decline", "cancel"):
         return "the action is not accept, decline or cancel"
     if action != "accept" or form is None:
@@ -359,12 +362,12 @@ def _elicitation_fault(told: dict[str, Any], form: ParametersSchema | None) -> s
     return None if not problems else "; ".join(problems)[:500]
 
 
-def _sampling_fault(told: dict[str, Any]) -> str | None:
-    if told.get("role") not in ("user", "assistant"):
+def _sampling_fault(fields: dict[str, Any]) -> str | None:
+    if fields.get("role") not in ("user", "assistant"):
         return "the role is not user or assistant"
-    if not isinstance(told.get("model"), str):
+    if not isinstance(fields.get("model"), str):
         return "the model is missing"
-    content: Any = told.get("content")
+    content: Any = fields.get("content")
     blocks: list[Any] = cast("list[Any]", content) if isinstance(content, list) else [content]
     for block in blocks:
         if not isinstance(block, dict):

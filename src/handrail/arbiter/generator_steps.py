@@ -140,7 +140,7 @@ class GeneratorSteps:
                 while self.task.uncancel():
                     pass
                 failure = await self._close_after_ignored_cancel(failure)
-            _settle(answer, result, failure, struck=self._cancelled)
+            _settle(answer, result, failure, cancellation_received=self._cancelled)
         await self._abandon()
 
     async def _advance(self, sent: object) -> object:
@@ -175,17 +175,19 @@ class GeneratorSteps:
         """Abandon the generator and close it once more, so that the event loop does not have to."""
         while not self._requested.empty():
             _, _, answer = self._requested.get_nowait()
-            _settle(answer, END_OF_STEPS, None, struck=False)
+            _settle(answer, END_OF_STEPS, None, cancellation_received=False)
         with contextlib.suppress(BaseException):
             await self._generator.aclose()
 
 
-def _settle(answer: asyncio.Future[object], result: object, failure: BaseException | None, *, struck: bool) -> None:
+def _settle(
+    answer: asyncio.Future[object], result: object, failure: BaseException | None, *, cancellation_received: bool
+) -> None:
     if answer.done():
         return
     if isinstance(failure, Exception) and not isinstance(failure, StopIteration):
         answer.set_exception(failure)
-    elif struck:
+    elif cancellation_received:
         answer.cancel()
     elif failure is None:
         answer.set_result(result)

@@ -297,11 +297,11 @@ class StoppableExecution:
             self.stop(self.reason)
         if timeout_s is not None:
             self._start_timer(timeout_s)
-        struck: asyncio.CancelledError | None = None
+        cancellation_received: asyncio.CancelledError | None = None
         try:
             return await StartedCoroutine(work, first)
         except asyncio.CancelledError as cancellation:
-            struck = cancellation
+            cancellation_received = cancellation
         except _ORDINARY:
             raise
         except BaseException as error:
@@ -316,13 +316,13 @@ class StoppableExecution:
             # Cancellations that are still counted came from elsewhere, whatever the work did with them. The caller may
             # also have cancelled its own task just before, so that the cancellation arrives here.
             if task.cancelling() > before or (
-                struck and self.reason is None and before and self.owed_cancellation is None
+                cancellation_received and self.reason is None and before and self.owed_cancellation is None
             ):
-                self.owed_cancellation = struck or asyncio.CancelledError()
+                self.owed_cancellation = cancellation_received or asyncio.CancelledError()
                 self.reason = self.reason or "user"
         if self.reason is not None:
             raise WorkStopped(self.reason) from None
-        raise _wrap_failure(struck or asyncio.CancelledError()) from struck
+        raise _wrap_failure(cancellation_received or asyncio.CancelledError()) from cancellation_received
 
     async def run_in_separate_task(
         self, work: Coroutine[Any, Any, Any], timeout_s: float, *, cancellable: bool = True

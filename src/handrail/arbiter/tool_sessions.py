@@ -111,12 +111,12 @@ class ToolSessions:
         named: object = (arguments or {}).get(goes_on.argument)
         state_id = named if isinstance(named, str) else ""
         given = None if goes_on.input is None else (arguments or {}).get(goes_on.input)
-        going = call.session_step = ToolSessionStep(
+        step = call.session_step = ToolSessionStep(
             "close" if goes_on.input is None else "step", state_id, step_tool=entry, step_input=given
         )
         state = self.open_sessions.get(state_id)
         if state is not None and state.session_id == call.session_id:
-            going.session = state
+            step.session = state
             call.entry = replace(state.entry, tool=entry.tool, schema=ChangedStepSchema(state), is_blocking=False)
             call.tool_id = state.entry.id
 
@@ -158,16 +158,16 @@ class ToolSessions:
                     raise CallRefusal("validate", "invalid_input", f"`{entry.id}`: " + "; ".join(problems))
                 call.arguments[STEP_INPUT] = step.coerce_integers({"input": sent})["input"]
 
-    def _check_ended(self, call: Call, going: ToolSessionStep) -> None:
-        ended = self._last.get((call.session_id, going.id))
-        if ended is None and (row := self.table.get(going.id, call.session_id)) is not None:
+    def _check_ended(self, call: Call, step: ToolSessionStep) -> None:
+        ended = self._last.get((call.session_id, step.id))
+        if ended is None and (row := self.table.get(step.id, call.session_id)) is not None:
             ended = row.ended or "suspended"
         if ended is None:
-            text = f"Tool session `{escape_terminal_controls(going.id[:80])}` does not exist. {self._describe_open(call.session_id)}"
+            text = f"Tool session `{escape_terminal_controls(step.id[:80])}` does not exist. {self._describe_open(call.session_id)}"
             raise CallRefusal("validate", "invalid_input", text)
-        going.ended = ended
-        if going.kind == "step":
-            raise refuse_step_of_ended_session(going.id, ended)
+        step.ended = ended
+        if step.kind == "step":
+            raise refuse_step_of_ended_session(step.id, ended)
 
     def _describe_open(self, session_id: str) -> str:
         named = ", ".join(state.id for state in self.list_open(session_id)[-_MOST_NAMED:])
@@ -189,30 +189,30 @@ class ToolSessions:
 
     async def open_session(self, call: Call, tool: Tool, runtime: Runtime) -> object:
         """Start a stateful tool, and return its first step with the id of the tool session, or that it took no step."""
-        going, entry = call.session_step, call.entry
-        assert going is not None and entry is not None and call.arguments is not None
+        step, entry = call.session_step, call.entry
+        assert step is not None and entry is not None and call.arguments is not None
         if (full := self._limit_reached(call.session_id)) is not None:  # other calls of the same reply opened some
             raise ToolError(full, kind="limit")
         arguments = copy.deepcopy(call.arguments)
-        none = f"No step of `{going.id}` is running. `{entry.id}` can use its runtime only during a step."
+        none = f"No step of `{step.id}` is running. `{entry.id}` can use its runtime only during a step."
         steps = GeneratorSteps(lambda of: iterate_generator_steps(tool, call.arguments or {}, of), entry.id, none)
         own = replace(entry, tool=tool)
-        state = LiveToolSession(going.id, call.id, call.lane, own, arguments, steps, call.generation)
+        state = LiveToolSession(step.id, call.id, call.lane, own, arguments, steps, call.generation)
         self._opening[call.id] = call.session_id
         try:
             value = await self._take_step_or_end(state, call, runtime)
             if value is END_OF_STEPS:
                 return {"done": True}
             answer = self._step_result(state, tool, value, first=True)
-            await self.table.add(ToolSessionRow(going.id, call.session_id, call.id, entry.id, self._clock()))
+            await self.table.add(ToolSessionRow(step.id, call.session_id, call.id, entry.id, self._clock()))
         except BaseException:
-            self.table.end(going.id, "cancelled", self._clock())
+            self.table.end(step.id, "cancelled", self._clock())
             self._abandon(state)
             raise
         finally:
             del self._opening[call.id]
         if call.lane.closed_reason is not None:
-            self.table.end(going.id, "suspended", self._clock())
+            self.table.end(step.id, "suspended", self._clock())
             self._abandon(state)
             raise ToolError(call.lane.closed_reason, kind="cancelled")
         self.open_sessions[state.id] = state
@@ -221,7 +221,7 @@ class ToolSessions:
         return answer
 
     async def take_step(self, call: Call, runtime: Runtime) -> object:
-        state, going = self._get_target(call)
+        state, step = self._get_target(call)
         if state.is_busy:
             raise ToolError(
                 f"Another step of `{state.id}` is running. Wait for it, then repeat the call.", kind="conflict"
@@ -232,7 +232,7 @@ class ToolSessions:
                 kind=error_kind_of_session_end(state.end),
             )
         assert call.arguments is not None
-        value = await self._take_step_or_end(state, call, runtime, call.arguments.get(STEP_INPUT, going.step_input))
+        value = await self._take_step_or_end(state, call, runtime, call.arguments.get(STEP_INPUT, step.step_input))
         if value is END_OF_STEPS:
             self._remove(state, "done")
             return {"state_id": state.id, "done": True}
@@ -247,11 +247,11 @@ class ToolSessions:
         return answer
 
     async def close_session(self, call: Call, runtime: Runtime) -> object:
-        going = call.session_step
-        assert going is not None
-        state = going.session
-        ended = going.ended if state is None else state.end
-        answer: dict[str, object] = {"state_id": going.id, "closed": True}
+        step = call.session_step
+        assert step is not None
+        state = step.session
+        ended = step.ended if state is None else state.end
+        answer: dict[str, object] = {"state_id": step.id, "closed": True}
         if state is None or ended is not None:
             return {
                 **answer,
@@ -263,16 +263,16 @@ class ToolSessions:
         try:
             await state.steps.close(runtime)
         except GeneratorIgnoredClose:
-            text = f"`{going.id}` is closed, but `{state.entry.id}` ignored the request to end (GeneratorExit)."
+            text = f"`{step.id}` is closed, but `{state.entry.id}` ignored the request to end (GeneratorExit)."
             raise ToolError(f"{text} Report this defect to the user.", kind="backend") from None
         except ToolError as error:
             raise ToolError(
-                f"`{going.id}` is closed, but its end failed: {error.text}", kind=error.kind, data=error.data
+                f"`{step.id}` is closed, but its end failed: {error.text}", kind=error.kind, data=error.data
             ) from None
         except Exception as error:
-            said = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]
+            message = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]
             raise ToolError(
-                f"`{going.id}` is closed, but its end failed: {said}. Check its effect.", kind="backend"
+                f"`{step.id}` is closed, but its end failed: {message}. Check its effect.", kind="backend"
             ) from None
         return answer
 
@@ -281,11 +281,11 @@ class ToolSessions:
     ) -> object:
         """Take one step. A step that fails ends the tool session."""
 
-        def struck() -> None:  # at once, so that other calls see the end while the step still runs
+        def end_session_early() -> None:  # at once, so that other calls see the end while the step still runs
             self._remove(state, "timeout" if call.execution.reason == "timeout" else "cancelled")
 
         state.is_busy = True
-        state.steps.on_cancelled = struck
+        state.steps.on_cancelled = end_session_early
         self._stop_idle_timer(state)
         try:
             return await state.steps.take_step(runtime, sent)
@@ -299,17 +299,17 @@ class ToolSessions:
             self._remove(state, "failed")
             if call.execution.reason is not None or call.session_step is None or call.session_step.kind == "open":
                 raise
-            said = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]  # redacted first, then cut
-            text = f"`{state.entry.id}` failed unexpectedly: {said}. {session_ended_by_failure_text(state.id)}"
+            message = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]  # redacted first, then cut
+            text = f"`{state.entry.id}` failed unexpectedly: {message}. {session_ended_by_failure_text(state.id)}"
             raise ToolError(text, kind="backend") from None
         finally:
             state.is_busy = False
 
     @staticmethod
     def _get_target(call: Call) -> tuple[LiveToolSession, ToolSessionStep]:
-        going = call.session_step
-        assert going is not None and going.session is not None
-        return going.session, going
+        step = call.session_step
+        assert step is not None and step.session is not None
+        return step.session, step
 
     def _step_result(self, state: LiveToolSession, tool: Tool, value: object, *, first: bool = False) -> object:
         answer: dict[str, object] = {"state_id": state.id}
@@ -358,8 +358,8 @@ class ToolSessions:
         if state.end is not None:
             return None
         self._remove(state, ended)
-        told = {"tool": state.entry.id, "state": state.id, "ended": ended}
-        self._log.record_soon([Record("tool-session-closed", state.session_id, state.call_id, told)])
+        fields = {"tool": state.entry.id, "state": state.id, "ended": ended}
+        self._log.record_soon([Record("tool-session-closed", state.session_id, state.call_id, fields)])
         return self._abandon(state)
 
     def _abandon(self, state: LiveToolSession) -> asyncio.Task[None]:

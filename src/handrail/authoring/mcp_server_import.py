@@ -177,11 +177,11 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _find_server_tables(whole: object, workspace: Path) -> Iterable[Mapping[str, Any]]:
     if not isinstance(whole, dict):
         return
-    said = cast("dict[str, Any]", whole)
-    projects: Any = said.get("projects")
+    fields = cast("dict[str, Any]", whole)
+    projects: Any = fields.get("projects")
     inner: Any = cast("dict[str, Any]", projects).get(str(workspace)) if isinstance(projects, dict) else None
-    more: Any = said.get("mcp")
-    places = (said.get("mcpServers"), said.get("servers"), inner, more)
+    more: Any = fields.get("mcp")
+    places = (fields.get("mcpServers"), fields.get("servers"), inner, more)
     for place in places:
         table: Any = place
         if (place is inner or place is more) and isinstance(place, dict):

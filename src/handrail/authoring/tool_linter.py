@@ -293,7 +293,7 @@ def lint_tools(path: Path, sandbox: Sandbox) -> tuple[list[str], list[LintFindin
 def find_tool_weaknesses(found: DiscoveredTool) -> list[LintFinding]:
     """Return the weaknesses of a tool that can be loaded."""
     spec, declared = found.tool.spec, _get_declared_view(found)
-    said = [
+    items = [
         *_check_texts(spec),
         *_check_effects(spec, declared),
         *_check_build(spec, found),
@@ -301,7 +301,7 @@ def find_tool_weaknesses(found: DiscoveredTool) -> list[LintFinding]:
         *find_unusable_parts(spec.parameters),
         *_check_providers(spec),
     ]
-    return [LintFinding("warning", found.location, where, text, spec.id) for where, text in said]
+    return [LintFinding("warning", found.location, where, text, spec.id) for where, text in items]
 
 
 # The sources of the tools under a path.

@@ -584,9 +584,9 @@ class CallCatalog:
             )
 
     async def _load_tools(self, ids: Iterable[str], *, found: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        brought = self._of.load_tools(self._generation, ids, found=found, keep=self._found)
+        loaded = self._of.load_tools(self._generation, ids, found=found, keep=self._found)
         await self._of.store_loaded_tools()
-        return brought
+        return loaded
 
     def _other_kind_hint(self, name: str, view: CatalogView, kind: _Kind | None) -> str | None:
         if kind == "tool" and _is_category(name, view):
@@ -596,11 +596,11 @@ class CallCatalog:
         return None
 
     def _unknown_name_text(self, name: str, view: CatalogView, kind: _Kind | None) -> str:
-        told = f"No {kind or 'category or tool'} has the name {name[:80]!r}."
+        text = f"No {kind or 'category or tool'} has the name {name[:80]!r}."
         if awaited := self._generation.describe_unlisted_sources(name):
-            return f"{told} {awaited}"
+            return f"{text} {awaited}"
         if other := self._other_kind_hint(name, view, kind):
-            return f"{told} {other}"
+            return f"{text} {other}"
         names = list(view.category_members)
         tools = (
             []
@@ -610,10 +610,10 @@ class CallCatalog:
         close = tools if kind == "tool" else [*nearest_names(name, names, 1), *tools]
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         if kind == "tool":
-            return told + (hint or " Use find_tools to search by capability.")
+            return text + (hint or " Use find_tools to search by capability.")
         there = ", ".join(names[:_MAX_NAMED]) or "none"
         more = f" and {len(names) - _MAX_NAMED} more, which browse_tools lists" if len(names) > _MAX_NAMED else ""
-        return f"{told}{hint} The categories are: {there}{more}."
+        return f"{text}{hint} The categories are: {there}{more}."
 
 
 def _is_category(name: str, view: CatalogView) -> bool:

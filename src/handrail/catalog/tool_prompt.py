@@ -154,8 +154,8 @@ def tool_sections(
     if carried_out := [f"- {provider_tool_name(spec)}: {spec.description}" for spec in native]:
         sections.append(f"{_PROVIDER_TOOLS_TEXT}\n\n" + "\n".join(carried_out))
     for title, texts in (("# Skills", skills), ("# Hints", hints)):
-        if told := [text.strip() for text in texts if text.strip()]:
-            sections.append(f"{title}\n\n" + "\n".join(told))
+        if items := [text.strip() for text in texts if text.strip()]:
+            sections.append(f"{title}\n\n" + "\n".join(items))
     return sections
 
 

@@ -164,15 +164,15 @@ def describe_category(name: str, ids: Collection[str], entry: ToolEntry, texts: 
     return _OWN_TEXT if name == OWN_CATEGORY else f"Tools of this installation for {name}."
 
 
-def describe_empty_category(name: str, withheld: Iterable[ToolEntry], beyond: Iterable[str]) -> str:
+def describe_empty_category(name: str, unavailable: Iterable[ToolEntry], beyond: Iterable[str]) -> str:
     """Return the text of a shipped category without tools, for models.
 
     It says what belongs in the category, and how it gets tools.
 
-    :param withheld: the unavailable tools of this category
+    :param unavailable: the unavailable tools of this category
     :param beyond: the ids of tools that only other agents have
     """
-    topic, without = SHIPPED_CATEGORIES[name], list(withheld)
+    topic, without = SHIPPED_CATEGORIES[name], list(unavailable)
     if without:
         line = " ".join(str(without[0].unavailable_reason).split())
         reason = line if len(line) <= MAX_CATEGORY_TEXT else f"{line[: MAX_CATEGORY_TEXT - 1]}…"
@@ -294,7 +294,7 @@ class CatalogView:
         self.category_texts: Mapping[str, str] = MappingProxyType(
             {n: describe_category(n, members[n], ready[members[n][0]], given) for n in ordered}
         )
-        withheld = [
+        unavailable = [
             one
             for one in every
             if one.unavailable_reason is not None and not one.spec.provider_support and not _is_core(one)
@@ -302,7 +302,7 @@ class CatalogView:
         self.empty_categories: Mapping[str, str] = MappingProxyType(
             {
                 name: describe_empty_category(
-                    name, [one for one in withheld if find_category_name(one) == name], generation.other_tool_ids
+                    name, [one for one in unavailable if find_category_name(one) == name], generation.other_tool_ids
                 )
                 for name in SHIPPED_CATEGORIES
                 if name not in members

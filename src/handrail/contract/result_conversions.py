@@ -162,19 +162,19 @@ def _repeats_structured(text: str, structured: object) -> bool:
 def _content_part(part: object) -> object:
     if not isinstance(part, Mapping):
         return {"type": "unknown", "problem": "The content block is not an object."}
-    said = cast("Mapping[str, Any]", part)
-    match said.get("type"):
+    fields = cast("Mapping[str, Any]", part)
+    match fields.get("type"):
         case "text":
-            return str(said.get("text", ""))
+            return str(fields.get("text", ""))
         case "image" | "audio":
-            return _blob(said.get("data"), said.get("mimeType"), said)
-        case "resource" if isinstance(said.get("resource"), Mapping):
-            resource = dict(cast("Mapping[str, Any]", said["resource"]))
+            return _blob(fields.get("data"), fields.get("mimeType"), fields)
+        case "resource" if isinstance(fields.get("resource"), Mapping):
+            resource = dict(cast("Mapping[str, Any]", fields["resource"]))
             if not isinstance(resource.get("text"), str):
-                resource["blob"] = _blob(resource.get("blob"), resource.get("mimeType"), said)
+                resource["blob"] = _blob(resource.get("blob"), resource.get("mimeType"), fields)
             return {"type": "resource", "resource": resource}
         case _:
-            return dict(said)
+            return dict(fields)
 
 
 def _blob(data: object, media_type: object, part: Mapping[str, Any]) -> object:
@@ -242,23 +242,23 @@ def _is_content_part(part: object) -> bool:
         return True
     if not isinstance(part, Mapping):
         return False
-    said = cast("Mapping[str, object]", part)
-    if (kind := said.get("type")) == "resource":
-        return isinstance(said.get("resource"), Mapping)
+    fields = cast("Mapping[str, object]", part)
+    if (kind := fields.get("type")) == "resource":
+        return isinstance(fields.get("resource"), Mapping)
     if kind == "resource_link":
-        return isinstance(said.get("uri"), str) and isinstance(said.get("name"), str)
-    return _artifact_ref_and_type(said) is not None and said.keys() <= _PLACE_KEYS
+        return isinstance(fields.get("uri"), str) and isinstance(fields.get("name"), str)
+    return _artifact_ref_and_type(fields) is not None and fields.keys() <= _PLACE_KEYS
 
 
 def _block(part: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
     if isinstance(part, Mapping):
-        said = cast("Mapping[str, Any]", part)
-        if (place := _artifact_ref_and_type(said)) is not None:
+        fields = cast("Mapping[str, Any]", part)
+        if (place := _artifact_ref_and_type(fields)) is not None:
             return _binary_block(*place, stored)
-        if said.get("type") == "resource" and isinstance(said.get("resource"), Mapping):
-            return _resource_block(cast("Mapping[str, Any]", said["resource"]), stored)
-        if said.get("type") == "resource_link" and _is_content_part(said):
-            return dict(said)
+        if fields.get("type") == "resource" and isinstance(fields.get("resource"), Mapping):
+            return _resource_block(cast("Mapping[str, Any]", fields["resource"]), stored)
+        if fields.get("type") == "resource_link" and _is_content_part(fields):
+            return dict(fields)
     return {"type": "text", "text": _as_text(cast("object", part))}
 
 

@@ -276,11 +276,11 @@ class Generation:
         """
         if not self.unlisted_sources:
             return ""
-        said = name.removeprefix("mcp:").replace(":", "_")
+        message = name.removeprefix("mcp:").replace(":", "_")
         found = [
             one
             for one in self.unlisted_sources
-            if said == one.name or (one.prefix and _has_source_prefix(said, one.prefix))
+            if message == one.name or (one.prefix and _has_source_prefix(message, one.prefix))
         ]
         if not found and include_unprefixed:
             found = [one for one in self.unlisted_sources if not one.prefix]

@@ -147,8 +147,8 @@ async def _run_build(tool: PerCallExecutableTool, sandbox: Sandbox, folder: Path
         await process.kill()
         lines.flush()
     if code != 0:
-        said = f" Last line of its output: {lines.last}." if lines.last else ""
-        raise ToolError(f"`{command}` ended with exit code {code}.{said} Correct the tool, then build again.")
+        message = f" Last line of its output: {lines.last}." if lines.last else ""
+        raise ToolError(f"`{command}` ended with exit code {code}.{message} Correct the tool, then build again.")
 
 
 def _check_build_result(tool: PerCallExecutableTool, folder: Path) -> None:
@@ -306,18 +306,18 @@ def _collect_generations(
         name = wanted.pop(0)
         if name in found:
             continue
-        appointed = everybody.get(name) or load_agent(config, name, folders)
+        loaded = everybody.get(name) or load_agent(config, name, folders)
         sources = make_tool_sources(
-            config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config)
+            config, loaded.checked_agent, folders, confinement, make_placeholder_secrets(config)
         )
-        generation, _, problems = load_tools_and_rules(sources, 1, appointed)
+        generation, _, problems = load_tools_and_rules(sources, 1, loaded)
         faults += problems
         if generation is None:
             continue
         found[name] = generation
         wanted += _agents_as_tools(generation)
         if TASK_TOOL in generation.entries:
-            wanted += [i for i, one in everybody.items() if one.manifest.accepts_work_from(appointed.manifest)]
+            wanted += [i for i, one in everybody.items() if one.manifest.accepts_work_from(loaded.manifest)]
         wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest_path(config, i).exists()]
     if faults:
         raise LoadError(list(dict.fromkeys(faults)))
@@ -447,19 +447,19 @@ def _make_bundle_config(config: MergedConfiguration, agent: str) -> str:
     :raises UsageError: if the line that sets another agent cannot be identified
     """
     text = config.file.read_text(encoding="utf-8") if config.file is not None and config.file.exists() else ""
-    said = tomllib.loads(text)
-    if "agent" in said:
-        del said["agent"]
+    fields = tomllib.loads(text)
+    if "agent" in fields:
+        del fields["agent"]
         cut = (text[: line.start()] + text[line.end() :] for line in _AGENT_KEY.finditer(text))
-        rest = next((one for one in cut if _parses_to(one, said)), None)
+        rest = next((one for one in cut if _parses_to(one, fields)), None)
         if rest is None:
             raise UsageError(f'Cannot replace `agent` in {config.file}. Write it on a separate line: agent = "{agent}"')
         text = rest
     return f'agent = "{agent}"\n{text}'
 
 
-def _parses_to(text: str, said: dict[str, Any]) -> bool:
+def _parses_to(text: str, fields: dict[str, Any]) -> bool:
     try:
-        return tomllib.loads(text) == said
+        return tomllib.loads(text) == fields
     except tomllib.TOMLDecodeError:
         return False

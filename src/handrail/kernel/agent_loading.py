@@ -114,12 +114,12 @@ def validate_agents(config: MergedConfiguration, folders: StateFolders, sandbox:
     It starts nothing, and does not know tools that are passed in code.
     """
     confinement = ToolConfinement(sandbox, _refuse_to_run, _refuse_to_run)
-    for appointed in iterate_agents(config, folders):
+    for loaded in iterate_agents(config, folders):
         sources = make_tool_sources(
-            config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config)
+            config, loaded.checked_agent, folders, confinement, make_placeholder_secrets(config)
         )
-        generation, _, faults = load_tools_and_rules(sources, 1, appointed)
-        yield ValidatedAgent(appointed, generation, tuple(faults))
+        generation, _, faults = load_tools_and_rules(sources, 1, loaded)
+        yield ValidatedAgent(loaded, generation, tuple(faults))
 
 
 def make_tool_sources(

@@ -116,47 +116,49 @@ class KernelComponents:
         with self._context_lock:
             return self._make_context(agent, registrations or ClientProcessRegistrations())
 
-    def _make_context(self, agent: str, brought: ClientProcessRegistrations) -> AgentContext:
-        given = (brought.tools, brought.offerings)
-        texts = collect_process_rules(self.config, brought.rules)
+    def _make_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
+        given = (registrations.tools, registrations.offerings)
+        texts = collect_process_rules(self.config, registrations.rules)
         values = (
-            ToolSettingsLayer(_STARTUP_SOURCE, brought.tool_settings, known=True),
-            make_settings_layer("open_kernel", brought.tool_config, known=True),
+            ToolSettingsLayer(_STARTUP_SOURCE, registrations.tool_settings, known=True),
+            make_settings_layer("open_kernel", registrations.tool_config, known=True),
         )
-        shared = given == ((), ()) and not brought.secrets and not any(layer.tools for layer in values)
-        store = self.secrets.with_values(brought.secrets or {})
-        appointed = load_agent(self.config, agent, self.store.folders)
+        shared = given == ((), ()) and not registrations.secrets and not any(layer.tools for layer in values)
+        store = self.secrets.with_values(registrations.secrets or {})
+        loaded = load_agent(self.config, agent, self.store.folders)
         before, shelf = self.shared_shelves.get(agent, (None, None)) if shared else (None, None)
-        if shelf is not None and before == appointed:
+        if shelf is not None and before == loaded:
             current = shelf.succession.current
             parsed = _combine_with_rule_texts(
-                *appointed.parse_manifest_rules(current.entries, current.other_tool_ids, current), texts, current
+                *loaded.parse_manifest_rules(current.entries, current.other_tool_ids, current), texts, current
             )
         else:
-            fresh, parsed = self._make_shelf(appointed, given, texts, store, values)
+            fresh, parsed = self._make_shelf(loaded, given, texts, store, values)
             if shelf is not None:
                 self.outdated_shelves.append(shelf)
             if shared:
-                self.shared_shelves[agent] = (appointed, fresh)
+                self.shared_shelves[agent] = (loaded, fresh)
             shelf = fresh
         authority = CallAuthorizer(
-            appointed.get_requirement_variables(self.variables),
-            self._make_requirement_layer(appointed, shelf.succession.generations_in_use),
-            (*brought.watchdogs, *self.watchdogs),
+            loaded.get_requirement_variables(self.variables),
+            self._make_requirement_layer(loaded, shelf.succession.generations_in_use),
+            (*registrations.watchdogs, *self.watchdogs),
             ceiling=self.ceiling,
-            agent=appointed.manifest.to_data(),
+            agent=loaded.manifest.to_data(),
         )
-        chosen = brought.mode or appointed.manifest.mode or brought.configured_mode or self.config.settings.mode
-        book = with_mode(RuleBook(appointed.make_default_rules()).with_rules(*parsed), chosen)
+        chosen = (
+            registrations.mode or loaded.manifest.mode or registrations.configured_mode or self.config.settings.mode
+        )
+        book = with_mode(RuleBook(loaded.make_default_rules()).with_rules(*parsed), chosen)
         return AgentContext(
-            appointed.manifest,
+            loaded.manifest,
             shelf,
             authority,
             book,
-            appointed.further_roots,
+            loaded.further_roots,
             shared=shared,
             secrets=store,
-            catalog=(brought.catalog or self.config.settings.catalog).to_options(appointed.manifest.core),
+            catalog=(registrations.catalog or self.config.settings.catalog).to_options(loaded.manifest.core),
         )
 
     async def publish_source_tools(self, source: ToolSource) -> None:
@@ -175,14 +177,14 @@ class KernelComponents:
 
     def _make_shelf(
         self,
-        appointed: LoadedAgent,
+        loaded: LoadedAgent,
         given: _CodeSources,
         texts: Sequence[RuleText],
         secrets: SecretStore,
         values: Sequence[ToolSettingsLayer],
     ) -> tuple[AgentGenerations, list[Rule]]:
-        workspace, further = str(self.store.folders.workspace), appointed.further_roots
-        variables = appointed.get_requirement_variables(self.variables)
+        workspace, further = str(self.store.folders.workspace), loaded.further_roots
+        variables = loaded.get_requirement_variables(self.variables)
         shelf: AgentGenerations
 
         def own(spec: ToolSpec) -> tuple[CapabilitySet, SandboxProfile]:
@@ -197,16 +199,16 @@ class KernelComponents:
                 read_only_roots=further.readable,
                 hidden=hidden,
                 secrets=secrets.secrets_for_tool(spec),
-                denials=hides(RuleBook(appointed.make_default_rules()).with_rules(*parsed), workspace),
+                denials=hides(RuleBook(loaded.make_default_rules()).with_rules(*parsed), workspace),
             )
-            layer = self._make_requirement_layer(appointed, shelf.succession.generations_in_use)
+            layer = self._make_requirement_layer(loaded, shelf.succession.generations_in_use)
             return call_capabilities(spec, variables, layer, self.ceiling), profile
 
         confinement = ToolConfinement(self.sandbox, _get_session_folders, own)
         upstreams = self.upstreams
         sources = make_tool_sources(
             self.config,
-            appointed.checked_agent,
+            loaded.checked_agent,
             self.store.folders,
             confinement,
             secrets,
@@ -214,25 +216,25 @@ class KernelComponents:
             lambda: upstreams.sources,
             values,
         )
-        generation, parsed = _load_first_generation(sources, next(self.generation_numbers), appointed, texts)
+        generation, parsed = _load_first_generation(sources, next(self.generation_numbers), loaded, texts)
         shelf = AgentGenerations(
             sources,
             GenerationLifecycle(generation, self.open_tools, self._loop),
-            lambda living: self._make_requirement_layer(appointed, living),
+            lambda living: self._make_requirement_layer(loaded, living),
             lambda: next(self.generation_numbers),
             self._record_generation,
         )
         self.all_shelves.add(shelf)
         return shelf, parsed
 
-    def _make_requirement_layer(self, appointed: LoadedAgent, generations: Iterable[Generation]) -> CapabilityLayer:
+    def _make_requirement_layer(self, loaded: LoadedAgent, generations: Iterable[Generation]) -> CapabilityLayer:
         """Return the requirements of the agent and its tools, including generations that turns still use."""
         specs = (entry.spec for generation in generations for entry in generation.entries.values())
-        manifest = appointed.manifest
-        return agent_layer(manifest.id, manifest.requires, specs, appointed.get_requirement_variables(self.variables))
+        manifest = loaded.manifest
+        return agent_layer(manifest.id, manifest.requires, specs, loaded.get_requirement_variables(self.variables))
 
-    def _record_generation(self, told: Mapping[str, Any]) -> None:
-        self.log.record_soon([Record("generation", "", "", told)])
+    def _record_generation(self, fields: Mapping[str, Any]) -> None:
+        self.log.record_soon([Record("generation", "", "", fields)])
 
 
 async def assemble_components(
@@ -406,13 +408,13 @@ def _group_rules_by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
 
 
 def _load_first_generation(
-    tools: AgentToolSources, number: int, appointed: LoadedAgent, texts: Sequence[RuleText]
+    tools: AgentToolSources, number: int, loaded: LoadedAgent, texts: Sequence[RuleText]
 ) -> tuple[Generation, list[Rule]]:
     """Load the first generation of a shelf, and the rules that refer to its tools.
 
     :raises LoadError: with all faults of both
     """
-    generation, rules, faults = load_tools_and_rules(tools, number, appointed)
+    generation, rules, faults = load_tools_and_rules(tools, number, loaded)
     parsed = _combine_with_rule_texts(rules, faults, texts, generation)
     assert generation is not None, "without faults there is one"
     return generation, parsed

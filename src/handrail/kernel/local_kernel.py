@@ -383,7 +383,7 @@ class LocalKernel(Kernel):
 
     async def _connect_to_new_holder(self) -> None:
         """Connect to the process that has taken over, and continue all sessions of this process there."""
-        others = {session.id for guest in self.server.clients for session in guest.sessions}
+        others = {session.id for client in self.server.clients for session in client.sessions}
         own = [
             one
             for one in self.sessions.sessions_by_id.values()
@@ -444,7 +444,7 @@ class LocalKernel(Kernel):
 
     async def _end_own_sessions(self) -> None:
         """End the sessions of this process. The calls of client processes may finish meanwhile."""
-        others = {session.id for guest in self.server.clients for session in guest.sessions}
+        others = {session.id for client in self.server.clients for session in client.sessions}
         own = [session for session in self.sessions.sessions_by_id.values() if session.id not in others]
         await asyncio.gather(
             *(session.stop_and_refuse_calls("shutdown", ENDED) for session in own), self.server.drain_running_calls()

@@ -119,15 +119,15 @@ class RemoteKernel(Kernel):
     # ── the connection ───────────────────────────────────────────────────────────────────────────
 
     def _make_greeting(self) -> Message:
-        brought = self._registrations
+        registrations = self._registrations
         return {
-            "face": brought.frontend,
+            "face": registrations.frontend,
             "agent": self._agent_id,
-            "rules": [rule_to_json_data(rule) for rule in brought.rules],
-            "mode": brought.mode,
+            "rules": [rule_to_json_data(rule) for rule in registrations.rules],
+            "mode": registrations.mode,
             "configured_mode": self._config.settings.mode,
-            "secrets": dict(brought.secrets or {}),
-            "tool_config": {tool: dict(config) for tool, config in brought.tool_config.items()},
+            "secrets": dict(registrations.secrets or {}),
+            "tool_config": {tool: dict(config) for tool, config in registrations.tool_config.items()},
             "tool_settings": self._tool_settings,
             "catalog": self._catalog,
             "tools": self._described_tools,
@@ -259,8 +259,8 @@ class RemoteKernel(Kernel):
         )
 
     async def tool_statuses(self) -> Sequence[ToolStatus]:
-        told = await self.ipc_client.request("statuses", {}, repeatable=True)
-        return WIRE_CODEC.get_type_form(Sequence[ToolStatus]).read(told)
+        answer = await self.ipc_client.request("statuses", {}, repeatable=True)
+        return WIRE_CODEC.get_type_form(Sequence[ToolStatus]).read(answer)
 
     async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> RemoteSession:
         options = validate_options(options)
@@ -387,14 +387,14 @@ class TakeoverCandidate:
 
 
 async def _collect_tool_secrets(
-    brought: ClientProcessRegistrations, settings: MergedConfiguration
+    registrations: ClientProcessRegistrations, settings: MergedConfiguration
 ) -> Mapping[str, str]:
     """Return the secrets for the registered tools.
 
     These are the secrets that were passed, and the configured ones that the tools declare or use in settings.
     """
-    given, settings_of = dict(brought.secrets or {}), map_settings_to_secrets(settings)
-    specs = [found.tool.spec for found in flatten_tool_list(brought.tools)]
+    given, settings_of = dict(registrations.secrets or {}), map_settings_to_secrets(settings)
+    specs = [found.tool.spec for found in flatten_tool_list(registrations.tools)]
     declared = {
         name for spec in specs for name in (*spec.secrets, *settings_of.get(spec.id, {}).values())
     } - given.keys()
@@ -403,14 +403,14 @@ async def _collect_tool_secrets(
     return {**known.select(known.names), **given}
 
 
-def _merge_tool_config(brought: ClientProcessRegistrations, settings: MergedConfiguration) -> ToolConfig:
+def _merge_tool_config(registrations: ClientProcessRegistrations, settings: MergedConfiguration) -> ToolConfig:
     """Return the tool settings that were passed, and the configured ones of the registered tools."""
-    tools = {found.tool.spec.id for found in flatten_tool_list(brought.tools)}
+    tools = {found.tool.spec.id for found in flatten_tool_list(registrations.tools)}
     merged: dict[str, dict[str, str]] = {}
     for tool in tools & settings.settings.tools.keys():
         config = settings.settings.tools[tool].config
         merged[tool] = {key: given for key, given in config.items() if isinstance(given, str)}
-    for tool, config in brought.tool_config.items():
+    for tool, config in registrations.tool_config.items():
         merged[tool] = {**merged.get(tool, {}), **config}
     return {tool: config for tool, config in merged.items() if config}
 

@@ -390,8 +390,8 @@ class RemoteMcpServers(McpServers):
         body["redirect"] = None if live.prompt is None else live.prompt.redirect
         if live.prompt is not None:
             self._prompts[name] = live.prompt
-        told = await self._ipc_client().request("mcp.connect", body, settle=True, repeatable=True)
-        self._listings[name] = listing = WIRE_CODEC.get_type_reader(ServerListing)(told)
+        answer = await self._ipc_client().request("mcp.connect", body, settle=True, repeatable=True)
+        self._listings[name] = listing = WIRE_CODEC.get_type_reader(ServerListing)(answer)
         return listing
 
     async def _open_address(self, name: str, url: str) -> str:

@@ -74,7 +74,7 @@ async def open_kernel(
     :raises UsageError: if an argument has the wrong form
     :raises StartError: if the state, the lease or the sandbox is not available
     """
-    brought = ClientProcessRegistrations(
+    registrations = ClientProcessRegistrations(
         frontend,
         agent,
         list_argument_to_tuple("tools", tools),
@@ -87,35 +87,35 @@ async def open_kernel(
         copy_tool_config(tool_config),
     )
 
-    def holding(brought: ClientProcessRegistrations) -> AbstractAsyncContextManager[Kernel]:
-        return open_local_kernel(workspace, state, config, brought, joining, allow_home=allow_home)
+    def holding(registrations: ClientProcessRegistrations) -> AbstractAsyncContextManager[Kernel]:
+        return open_local_kernel(workspace, state, config, registrations, joining, allow_home=allow_home)
 
-    def joining(held: WorkspaceHeld, brought: ClientProcessRegistrations) -> AbstractAsyncContextManager[Kernel]:
+    def joining(held: WorkspaceHeld, registrations: ClientProcessRegistrations) -> AbstractAsyncContextManager[Kernel]:
         from handrail.kernel.remote_kernel import open_remote_kernel  # most processes hold the workspace
 
-        return open_remote_kernel(held, config, brought, holding)
+        return open_remote_kernel(held, config, registrations, holding)
 
     async with AsyncExitStack() as stack:
         stack.enter_context(guard_open_workspace(resolve_workspace(Path(workspace), allow_home=allow_home)))
-        for one in brought.watchdogs:
+        for one in registrations.watchdogs:
             if isinstance(one, ExternalWatchdog):
                 one.resolve_program()
-        yield await _enter_kernel(stack, brought, holding, joining)
+        yield await _enter_kernel(stack, registrations, holding, joining)
 
 
 async def _enter_kernel(
-    stack: AsyncExitStack, brought: ClientProcessRegistrations, hold: OpenLocal, join: OpenRemote
+    stack: AsyncExitStack, registrations: ClientProcessRegistrations, hold: OpenLocal, join: OpenRemote
 ) -> Kernel:
     """Return the kernel of this process; ``stack`` closes it."""
     deadline = asyncio.get_running_loop().time() + _BRIEF_WAIT_S
     while True:
         try:
-            return await stack.enter_async_context(hold(brought))
+            return await stack.enter_async_context(hold(registrations))
         except WorkspaceHeld as held:
             if held.is_writing or not (held.holder.socket or held.holder.is_short_lived):
                 raise
             if held.holder.socket:
-                return await stack.enter_async_context(join(held, brought))
+                return await stack.enter_async_context(join(held, registrations))
             if asyncio.get_running_loop().time() >= deadline:
                 raise
             with contextlib.suppress(TimeoutError):

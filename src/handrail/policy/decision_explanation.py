@@ -214,12 +214,12 @@ class PolicyExplanation:
         lines = [f"{self.tool_id}: {head}", f"  {self.reason}", f"  decided by: {self.decided_by}"]
         lines.append(f"  mode: {self.mode}")
         if self.read_only is not None:
-            said = (
+            message = (
                 "proved, so it runs with everything mounted read-only"
                 if self.read_only
                 else f"not proved: {self.read_only_note}"
             )
-            lines.append(f"  read-only: {said}")
+            lines.append(f"  read-only: {message}")
         lines += ["", "steps:"]
         widest = max((len(step.stage) for step in self.steps), default=0)
         lines += [

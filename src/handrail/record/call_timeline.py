@@ -38,7 +38,7 @@ class CallTimeline:
     :param happenings: all records of the call, in order
     :param locks: the locks that the call required
     :param lock_wait_ms: the time that the call waited for its locks
-    :param confined_by: the sandbox of the tool
+    :param sandbox: the sandbox of the tool
     :param result: the recorded result
     :param parent: the call whose tool made this call
     :param children: the calls that the tool of this call made
@@ -53,7 +53,7 @@ class CallTimeline:
     happenings: tuple[CallTimelineStep, ...]
     locks: tuple[str, ...]
     lock_wait_ms: float | None
-    confined_by: str | None
+    sandbox: str | None
     result: Mapping[str, Any] | None
     parent: str | None
     children: tuple[str, ...]
@@ -92,8 +92,8 @@ class CallTimeline:
         if self.locks:
             waited = f", waited {self.lock_wait_ms:.1f} ms for them" if self.lock_wait_ms else ", without waiting"
             yield "locks", ", ".join(self.locks) + waited
-        if self.confined_by:
-            yield "held by", self.confined_by
+        if self.sandbox:
+            yield "sandbox", self.sandbox
         for name in ("output_path", "artifact"):
             value = _mapping(_mapping(self.result).get("metadata")).get(name)
             if isinstance(value, str):
@@ -123,8 +123,8 @@ def read_timeline(reader: LogReader, call_id: str) -> CallTimeline | None:
     records = list(reader.records(call=call_id))
     proposal = next((one for one in records if one.kind == "proposed"), None)
     proposed = _get_body(proposal)
-    begun = next((one for one in reversed(records) if one.kind == "intended"), None)
-    intended = _get_body(begun)
+    intent = next((one for one in reversed(records) if one.kind == "intended"), None)
+    intended = _get_body(intent)
     result = _mapping(_get_body(reader.find_outcome(call_id)).get("result"))
     number = proposed.get("generation")
     generation = number if isinstance(number, int) else None
@@ -139,7 +139,7 @@ def read_timeline(reader: LogReader, call_id: str) -> CallTimeline | None:
         happenings=tuple(_make_event(one) for one in records),
         locks=tuple(str(lock) for lock in cast("list[Any]", locks)) if isinstance(locks, list) else (),
         lock_wait_ms=float(wait) if isinstance(wait, int | float) else None,
-        confined_by=_string(_mapping(result.get("metadata")).get("sandbox")),
+        sandbox=_string(_mapping(result.get("metadata")).get("sandbox")),
         result=result or None,
         parent=_string(parent),
         children=tuple(reader.list_nested_call_ids(call_id)),

@@ -189,7 +189,7 @@ def _add_required_hosts(agent: AgentManifest, entry: ToolEntry, tier: SandboxTie
     reasons = find_unavailable_reasons(entry.tool, tier, spec if behind is None else behind.spec, secrets=secrets)
     if entry.unavailable_reason is not None and entry.status in ("disabled", "quarantined", "offline"):
         reasons.append(UnavailableReason(entry.status, entry.unavailable_reason))
-    withheld, status = resolve_status(spec, entry.third_party, reasons)
+    unavailable_reason, status = resolve_status(spec, entry.third_party, reasons)
     declared = replace(entry.declared or entry.spec, requires=more)
     return replace(
         entry,
@@ -199,8 +199,8 @@ def _add_required_hosts(agent: AgentManifest, entry: ToolEntry, tier: SandboxTie
         else LOCKED_SHAPES[entry.id].definition_hash(entry.id, declared),
         answered_by=behind,
         untrusted_source=describe_untrusted_origin(spec, entry.source, third_party=entry.third_party is not None),
-        unavailable_reason=withheld,
-        status=entry.status if behind is not None and withheld is None else status,
+        unavailable_reason=unavailable_reason,
+        status=entry.status if behind is not None and unavailable_reason is None else status,
     )
 
 

@@ -246,8 +246,8 @@ def hash_definitions_to_review(source: str, pending: Mapping[str, DefinitionRevi
 
     The hash has 32 hexadecimal digits, so an author of definitions cannot find others with the same hash.
     """
-    said = [source, sorted((tool_id, one.current.hash) for tool_id, one in pending.items())]
-    return hashlib.sha256(_to_canonical_json(said).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    items = [source, sorted((tool_id, one.current.hash) for tool_id, one in pending.items())]
+    return hashlib.sha256(_to_canonical_json(items).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _to_canonical_json(value: object) -> str:

@@ -358,14 +358,14 @@ class _GenerationBuilder:
             self.unfit[spec.id] = (tool, unfit)
         if spec.single_command and spec.id in tier.unconfined:
             spec = replace(spec, single_command=False)  # its programs may do more than the command proves
-        withheld, status = resolve_status(spec, foreign, self._list_unavailable_reasons(tool, spec, foreign))
+        unavailable_reason, status = resolve_status(spec, foreign, self._list_unavailable_reasons(tool, spec, foreign))
         return ToolEntry(
             spec,
             tool,
             known.schema,
             place,
             known.definition_hash,
-            withheld,
+            unavailable_reason,
             sandbox=describe_confinement(tool, tier),
             is_blocking=bool(getattr(tool, "blocking", False)),
             untrusted_source=describe_untrusted_origin(spec, place, third_party=foreign is not None),
@@ -446,7 +446,7 @@ class _GenerationBuilder:
         self.ids_by_wire[tool_id] = tool_id
 
     def _build_locked_entry(
-        self, answering: Tool, declared: ToolSpec, source: str, confined_by: str, reasons: list[UnavailableReason]
+        self, answering: Tool, declared: ToolSpec, source: str, sandbox: str, reasons: list[UnavailableReason]
     ) -> ToolEntry:
         """Return the entry of a locked id that another tool answers for, with the operator's settings applied."""
         tool_id = declared.id
@@ -457,7 +457,7 @@ class _GenerationBuilder:
             reasons.append(
                 UnavailableReason("disabled", f'the operator has disabled it: [tools."{tool_id}"] enabled = false')
             )
-        withheld, status = resolve_status(spec, None, reasons)
+        unavailable_reason, status = resolve_status(spec, None, reasons)
         known = check_spec(spec)
         assert known.schema is not None, "the shape of a locked id is sound"
         return ToolEntry(
@@ -466,9 +466,9 @@ class _GenerationBuilder:
             known.schema,
             source,
             known.definition_hash,
-            withheld,
-            sandbox=confined_by,
-            status="connected" if withheld is None else status,
+            unavailable_reason,
+            sandbox=sandbox,
+            status="connected" if unavailable_reason is None else status,
             declared=answering.spec,
         )
 

@@ -249,23 +249,30 @@ class CallRuntime:
             fs = self._spec.requires.fs
             if not (fs.read or fs.write):
                 self._require_declared(False, "fs", '{"fs": {"read": ["{workspace}"]}}')
-            around, may = self._environment, self._services.build_access_check()
-            if around.client is not None and isinstance(around.client, EditorClientHandler):
+            environment, may = self._environment, self._services.build_access_check()
+            if environment.client is not None and isinstance(environment.client, EditorClientHandler):
                 from handrail.runtime.files.editor_file_service import EditorFiles  # for sessions in editors
 
-                self._files = EditorFiles(around.roots, around.seen_files, may, around.client, around.hidden_files)
+                self._files = EditorFiles(
+                    environment.roots, environment.seen_files, may, environment.client, environment.hidden_files
+                )
             else:
-                self._files = RootedFiles(around.roots, around.seen_files, may, around.hidden_files)
+                self._files = RootedFiles(environment.roots, environment.seen_files, may, environment.hidden_files)
         return self._files
 
     @property
     def search(self) -> SearchService:
         if self._search is None:
             self._require_declared(bool(self._spec.requires.fs.read), "fs.read", '{"fs": {"read": ["{workspace}"]}}')
-            around = self._environment
+            environment = self._environment
             capabilities, may = self.capabilities.without_hosts(), self._services.build_access_check()
             self._search = RipgrepSearch(
-                around.roots, around.sandbox, around.build_profile(), capabilities, may, around.hidden_files
+                environment.roots,
+                environment.sandbox,
+                environment.build_profile(),
+                capabilities,
+                may,
+                environment.hidden_files,
             )
         return self._search
 
@@ -273,13 +280,13 @@ class CallRuntime:
     def shell(self) -> ShellService:
         if self._shell is None:
             self._require_declared(bool(self._spec.requires.shell), "shell", '{"shell": [{"cmd": "git"}]}')
-            around = self._environment
+            environment = self._environment
             writable = self._spec.side_effect != "read" and not self.read_only
             self._shell = SandboxedShell(
-                around.sandbox,
-                self._add_network_to_profile(around.build_profile(workspace_writable=writable)),
+                environment.sandbox,
+                self._add_network_to_profile(environment.build_profile(workspace_writable=writable)),
                 self.capabilities,
-                around.roots,
+                environment.roots,
                 self._services.build_access_check(),
                 self.split_shell_text,
             )
@@ -323,14 +330,18 @@ class CallRuntime:
         Files in HOME decide what programs run: start-up files, git's configuration, Python modules. Files that one
         tool's programs write there must not run with another tool's hosts and secrets.
         """
-        spec, around = self._spec, self._environment
+        spec, environment = self._spec, self._environment
         more = (
             spec.secrets
             or list_secret_settings(spec)
             or spec.requires.net.hosts
             or VCS_CONFIG in spec.requires.capabilities
         )
-        return around.find_tool_home(spec.id) if more and around.find_tool_home is not None else around.scratch
+        return (
+            environment.find_tool_home(spec.id)
+            if more and environment.find_tool_home is not None
+            else environment.scratch
+        )
 
     @property
     def profile(self) -> SandboxProfile:
@@ -398,9 +409,11 @@ class CallRuntime:
     @property
     def terminals(self) -> TerminalService:
         self._require_capability("terminals")
-        around, doors = self._environment, self._services
+        environment, services = self._environment, self._services
         opens = lambda: cast("SandboxedShell", self.shell)  # noqa: E731
-        return CallTerminals(around.terminals, opens, doors.build_access_check(), doors.output, doors.job_id)
+        return CallTerminals(
+            environment.terminals, opens, services.build_access_check(), services.output, services.job_id
+        )
 
     @property
     def cancellation(self) -> CancellationToken:

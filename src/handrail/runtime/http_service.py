@@ -297,20 +297,20 @@ class CheckedNet:
                 answer = await exchange.send_request(
                     method, address.target, _build_head(address, method, fields, body), body
                 )
-                told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+                items = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
                 following = (
-                    _build_redirected_request(method, address, fields, body, answer.status_code, told)
+                    _build_redirected_request(method, address, fields, body, answer.status_code, items)
                     if max_redirects
                     else None
                 )
                 if following is None:
-                    coding = ", ".join(value for name, value in told if name == "content-encoding").strip().lower()
+                    coding = ", ".join(value for name, value in items if name == "content-encoding").strip().lower()
                     if method == "HEAD" or answer.status_code in (204, 304):
                         coding = ""
                     gathering = BodyCollector(coding, max_bytes, on_body)
                     content = await gathering.collect(exchange.read_body())
                     return HttpResponse(
-                        str(address), answer.status_code, tuple(told), content, gathering.is_truncated, tuple(passed)
+                        str(address), answer.status_code, tuple(items), content, gathering.is_truncated, tuple(passed)
                     )
             finally:
                 writer.transport.abort()

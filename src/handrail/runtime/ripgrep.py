@@ -288,15 +288,15 @@ def split_complete_names(rest: bytes, piece: bytes) -> tuple[Sequence[bytes], by
     return whole, rest
 
 
-def ripgrep_exit_error(exit_code: int, said: bytes) -> ToolError | None:
+def ripgrep_exit_error(exit_code: int, output: bytes) -> ToolError | None:
     """Return the error for ripgrep's exit code and messages; None if the search succeeded.
 
     A search with unreadable files counts as a success.
 
-    :param said: the output that is not a record
+    :param output: the output that is not a record
     """
-    after_notes = max((note.end() for note in _END_OF_NOTE.finditer(said)), default=0)
-    text = said[after_notes:].decode("utf-8", "replace").strip()
+    after_notes = max((note.end() for note in _END_OF_NOTE.finditer(output)), default=0)
+    text = output[after_notes:].decode("utf-8", "replace").strip()
     if exit_code in (0, 1) or (exit_code == 2 and not text):
         return None
     if exit_code == 2 and _PATTERN_ERROR.search(text):

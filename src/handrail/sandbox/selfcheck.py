@@ -112,13 +112,13 @@ class CheckFixture:
             await process.kill()
         return CheckProgramResult(code, out.decode("utf-8", "replace"), errors.decode("utf-8", "replace"), dropped)
 
-    def end_marked_processes(self, mark: str) -> list[int]:
-        """End the processes of this machine with ``mark`` among their arguments, and return their ids."""
+    def end_marked_processes(self, marker: str) -> list[int]:
+        """End the processes of this machine with ``marker`` among their arguments, and return their ids."""
         found: list[int] = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if mark.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                    if marker.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
                         found.append(int(entry.name))
                         os.kill(found[-1], signal.SIGKILL)
         return found
@@ -137,9 +137,9 @@ class SandboxCheck:
 
 
 @contextlib.contextmanager
-def run_marked_bystander(mark: str) -> Generator[int, None, None]:
-    """Run a process on this machine with ``mark`` in its arguments."""
-    waiting = subprocess.Popen(["/bin/sh", "-c", "read -r _", mark], stdin=subprocess.PIPE, env={})
+def run_marked_bystander(marker: str) -> Generator[int, None, None]:
+    """Run a process on this machine with ``marker`` in its arguments."""
+    waiting = subprocess.Popen(["/bin/sh", "-c", "read -r _", marker], stdin=subprocess.PIPE, env={})
     try:
         yield waiting.pid
     finally:
@@ -182,16 +182,16 @@ async def self_check(sandbox: Sandbox, checks: Sequence[SandboxCheck] | None = N
     with _make_unlisted_folder() as place, _set_secret_variable() as secret:
 
         async def made(number: int, check: SandboxCheck) -> CheckOutcome:
-            async with turns, _make_fixture(sandbox, place / str(number), secret) as ground:
-                return await _run_check(check, ground)
+            async with turns, _make_fixture(sandbox, place / str(number), secret) as fixture:
+                return await _run_check(check, fixture)
 
         return await asyncio.gather(*(made(number, check) for number, check in enumerate(checks)))
 
 
-async def _run_check(check: SandboxCheck, ground: CheckFixture) -> CheckOutcome:
+async def _run_check(check: SandboxCheck, fixture: CheckFixture) -> CheckOutcome:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            reached = await check.run(ground)
+            reached = await check.run(fixture)
     except CheckNotTried as reason:
         return CheckOutcome(check.group, check.name, "not tried", str(reason))
     except TimeoutError:
@@ -290,77 +290,79 @@ def _check(group: str, name: str) -> Callable[[_CheckFunction], _CheckFunction]:
 
 
 @_check("files", "a program can write in the workspace")
-async def _workspace_written(ground: CheckFixture) -> str | None:
-    ran = await ground.bash("echo done > file")
-    file = ground.workspace / "file"
+async def _workspace_written(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash("echo done > file")
+    file = fixture.workspace / "file"
     return None if file.exists() and file.read_text() == "done\n" else f"nothing was written: {ran.summary}"
 
 
 @_check("files", "the home folder is the scratch folder, and files in it persist")
-async def _home(ground: CheckFixture) -> str | None:
-    await ground.bash("echo kept > ~/kept")
-    ran = await ground.bash("cat ~/kept")
+async def _home(fixture: CheckFixture) -> str | None:
+    await fixture.bash("echo kept > ~/kept")
+    ran = await fixture.bash("cat ~/kept")
     return None if ran.out == "kept\n" else f"the file was missing for the next program: {ran.summary}"
 
 
 @_check("files", "files outside cannot be read")
-async def _outside_read(ground: CheckFixture) -> str | None:
-    ran = await ground.bash(f"cat '{ground.outside}/secret'; cat /proc/1/root'{ground.outside}/secret'")
-    return "a file outside was read" if ground.secret in ran.out else None
+async def _outside_read(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash(f"cat '{fixture.outside}/secret'; cat /proc/1/root'{fixture.outside}/secret'")
+    return "a file outside was read" if fixture.secret in ran.out else None
 
 
 @_check("files", "files outside cannot be read through a link")
-async def _link_read(ground: CheckFixture) -> str | None:
-    (ground.workspace / "link").symlink_to(ground.outside / "secret")
-    ran = await ground.bash("cat link")
-    return "a file outside was read" if ground.secret in ran.out else None
+async def _link_read(fixture: CheckFixture) -> str | None:
+    (fixture.workspace / "link").symlink_to(fixture.outside / "secret")
+    ran = await fixture.bash("cat link")
+    return "a file outside was read" if fixture.secret in ran.out else None
 
 
 @_check("files", "files outside cannot be written")
-async def _outside_written(ground: CheckFixture) -> str | None:
-    ground.outside.chmod(0o777)
-    (ground.workspace / "way").symlink_to(ground.outside)
-    await ground.bash(f"echo x > '{ground.outside}/new'; echo x > way/newer")
-    there = {entry.name for entry in ground.outside.iterdir()} - {"secret"}
+async def _outside_written(fixture: CheckFixture) -> str | None:
+    fixture.outside.chmod(0o777)
+    (fixture.workspace / "way").symlink_to(fixture.outside)
+    await fixture.bash(f"echo x > '{fixture.outside}/new'; echo x > way/newer")
+    there = {entry.name for entry in fixture.outside.iterdir()} - {"secret"}
     return f"it wrote {', '.join(sorted(there))} outside" if there else None
 
 
 @_check("files", "a call without write access changes nothing")
-async def _not_written(ground: CheckFixture) -> str | None:
+async def _not_written(fixture: CheckFixture) -> str | None:
     for how in ({"write": False}, {"workspace_writable": False}):
-        await ground.bash("echo x > new", **how)
-        if (ground.workspace / "new").exists():
+        await fixture.bash("echo x > new", **how)
+        if (fixture.workspace / "new").exists():
             return f"it wrote in a read-only workspace ({next(iter(how))})"
     return None
 
 
 @_check("files", "hidden and masked files cannot be read")
-async def _hidden(ground: CheckFixture) -> str | None:
-    (ground.workspace / "state").mkdir()
+async def _hidden(fixture: CheckFixture) -> str | None:
+    (fixture.workspace / "state").mkdir()
     for name in ("state/secret", ".env"):
-        (ground.workspace / name).write_text(ground.secret)
-    hidden, masked = (str(ground.workspace / "state"),), (str(ground.workspace / ".env"),)
-    ran = await ground.bash("cat state/secret .env", hidden=hidden, masked=masked)
-    return "one was read" if ground.secret in ran.out else None
+        (fixture.workspace / name).write_text(fixture.secret)
+    hidden, masked = (str(fixture.workspace / "state"),), (str(fixture.workspace / ".env"),)
+    ran = await fixture.bash("cat state/secret .env", hidden=hidden, masked=masked)
+    return "one was read" if fixture.secret in ran.out else None
 
 
 @_check("files", "pinned files cannot be written or moved away")
-async def _pinned(ground: CheckFixture) -> str | None:
-    hooks = ground.workspace / "project" / "hooks"
+async def _pinned(fixture: CheckFixture) -> str | None:
+    hooks = fixture.workspace / "project" / "hooks"
     hooks.mkdir(parents=True)
     (hooks / "file").write_text("before")
     for path in (hooks.parent, hooks, hooks / "file"):
         if os.geteuid() == 0:
-            os.chown(path, ground.workspace.stat().st_uid, -1)
+            os.chown(path, fixture.workspace.stat().st_uid, -1)
     script = "echo x > project/hooks/file; mv project aside; mkdir -p project/hooks; echo x > project/hooks/file"
-    await ground.bash(script, pinned=(str(hooks),))
+    await fixture.bash(script, pinned=(str(hooks),))
     there = hooks / "file"
     return None if there.exists() and there.read_text() == "before" else "it was written or moved away"
 
 
 @_check("files", "kernel settings cannot be written")
-async def _settings(ground: CheckFixture) -> str | None:
-    ran = await ground.bash("for f in /proc/sys/kernel/core_pattern /proc/sysrq-trigger; do [ -w $f ] && echo $f; done")
+async def _settings(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash(
+        "for f in /proc/sys/kernel/core_pattern /proc/sysrq-trigger; do [ -w $f ] && echo $f; done"
+    )
     return f"it may write {' '.join(ran.out.split())}" if ran.out.strip() else None
 
 
@@ -368,14 +370,14 @@ async def _settings(ground: CheckFixture) -> str | None:
 
 
 @_check("network", "a server on the loopback of this machine cannot be reached")
-async def _loopback(ground: CheckFixture) -> str | None:
-    await ground.bash(f"exec 3<>/dev/tcp/127.0.0.1/{ground.port}")
-    return "it was reached" if await ground.was_server_reached("tcp") else None
+async def _loopback(fixture: CheckFixture) -> str | None:
+    await fixture.bash(f"exec 3<>/dev/tcp/127.0.0.1/{fixture.port}")
+    return "it was reached" if await fixture.was_server_reached("tcp") else None
 
 
 @_check("network", "the only network device is the loopback of the sandbox")
-async def _devices(ground: CheckFixture) -> str | None:
-    ran = await ground.bash("cat /proc/net/dev")
+async def _devices(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash("cat /proc/net/dev")
     devices = {line.partition(":")[0].strip() for line in ran.out.splitlines() if ":" in line} - {"lo"}
     return f"it has {', '.join(sorted(devices))}" if devices else None
 
@@ -387,13 +389,13 @@ _CONNECT = {
 
 
 @_check("network", "a server that listens in the workspace cannot be reached")
-async def _unix_server(ground: CheckFixture) -> str | None:
+async def _unix_server(fixture: CheckFixture) -> str | None:
     script = "; ".join(
         f'command -v {program} > /dev/null && {{ echo {program}; {program} {flag} "{text}"; }}'
         for (program, text), flag in zip(_CONNECT.items(), ("-c", "-e"), strict=True)
     )
-    ran = await ground.bash(script)
-    if await ground.was_server_reached("unix"):
+    ran = await fixture.bash(script)
+    if await fixture.was_server_reached("unix"):
         return "it was reached"
     if not ran.out.strip():
         raise CheckNotTried("the sandbox has neither python nor perl")
@@ -404,49 +406,49 @@ async def _unix_server(ground: CheckFixture) -> str | None:
 
 
 @_check("processes", "processes of this machine cannot be seen")
-async def _not_seen(ground: CheckFixture) -> str | None:
-    mark = f"mark-{secrets.token_hex(8)}"
-    with run_marked_bystander(mark):
-        ran = await ground.bash("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'", environment={"IGNORED": "1"})
-    return "one was seen" if mark in ran.out else None
+async def _not_seen(fixture: CheckFixture) -> str | None:
+    marker = f"mark-{secrets.token_hex(8)}"
+    with run_marked_bystander(marker):
+        ran = await fixture.bash("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'", environment={"IGNORED": "1"})
+    return "one was seen" if marker in ran.out else None
 
 
 @_check("processes", "no process is left after the call")
-async def _nothing_left(ground: CheckFixture) -> str | None:
+async def _nothing_left(fixture: CheckFixture) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     waiting = f"sh -c 'echo up; exec sleep {number} > /dev/null'"
     # Both have left their process group, and ignore all signals they can, before the shell ends.
     both = f"(trap '' TERM HUP INT; setsid {waiting} & setsid nohup {waiting} &) 2> /dev/null"
-    await ground.bash(f"{both} | (read -r _; read -r _)")
-    left = ground.end_marked_processes(number)
+    await fixture.bash(f"{both} | (read -r _; read -r _)")
+    left = fixture.end_marked_processes(number)
     return f"{len(left)} processes are left" if left else None
 
 
 @_check("processes", "a call ends with its program, even if another process holds its output")
-async def _ended(ground: CheckFixture) -> str | None:
+async def _ended(fixture: CheckFixture) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
-    ran = await ground.bash(f"sleep {number} & echo done")
+    ran = await fixture.bash(f"sleep {number} & echo done")
     return None if ran.out == "done\n" else f"its output is not complete: {ran.summary}"
 
 
 @_check("processes", "a killed program ends, whatever signals it ignores")
-async def _killed(ground: CheckFixture) -> str | None:
+async def _killed(fixture: CheckFixture) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     script = f"trap '' TERM HUP INT; echo up; sleep {number}; sleep {number}"
-    process = await ground.sandbox.start(
-        ground.capabilities(), ground.profile(), ProgramSpec(("/bin/bash", "-c", script))
+    process = await fixture.sandbox.start(
+        fixture.capabilities(), fixture.profile(), ProgramSpec(("/bin/bash", "-c", script))
     )
     try:
         await process.read_line(100)
     finally:
         await process.kill()
-    left = ground.end_marked_processes(number)
+    left = fixture.end_marked_processes(number)
     return f"{len(left)} processes are left" if left else None
 
 
 @_check("processes", "set-user-ID programs and capabilities give no more rights")
-async def _privileges(ground: CheckFixture) -> str | None:
-    ran = await ground.bash("cat /proc/self/status")
+async def _privileges(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash("cat /proc/self/status")
     status = dict(line.split(":\t", 1) for line in ran.out.splitlines() if ":\t" in line)
     if set(status.get("CapEff", "?")) != {"0"}:
         return f"it has capabilities: {status.get('CapEff', 'unknown')}"
@@ -454,8 +456,8 @@ async def _privileges(ground: CheckFixture) -> str | None:
 
 
 @_check("processes", "a program cannot create a user namespace")
-async def _no_namespaces(ground: CheckFixture) -> str | None:
-    ran = await ground.bash("command -v unshare > /dev/null || exit 99; unshare --user true && echo made")
+async def _no_namespaces(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash("command -v unshare > /dev/null || exit 99; unshare --user true && echo made")
     if ran.code == 99:
         raise CheckNotTried("the sandbox has no unshare(1)")
     return "it made one" if "made" in ran.out else None
@@ -465,18 +467,18 @@ async def _no_namespaces(ground: CheckFixture) -> str | None:
 
 
 @_check("environment", "the environment has the variables of the call, and none of Handrail")
-async def _environment(ground: CheckFixture) -> str | None:
-    ran = await ground.bash("env; cat /proc/1/environ | tr '\\0' '\\n'", environment={"GIVEN": "value"})
-    if ground.secret in ran.out:
+async def _environment(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash("env; cat /proc/1/environ | tr '\\0' '\\n'", environment={"GIVEN": "value"})
+    if fixture.secret in ran.out:
         return "a variable of Handrail was seen"
     return None if "GIVEN=value" in ran.out.split("\n") else "the variable of the call is missing"
 
 
 @_check("environment", "secrets arrive by a descriptor only")
-async def _secrets(ground: CheckFixture) -> str | None:
+async def _secrets(fixture: CheckFixture) -> str | None:
     value = f"value-{secrets.token_hex(8)}"
     script = 'eval "cat <&$HANDRAIL_SECRETS_FD"; echo; echo ---; env; cat /proc/[0-9]*/cmdline | tr "\\0" "\\n"'
-    ran = await ground.bash(script, secrets={"TOKEN": value})
+    ran = await fixture.bash(script, secrets={"TOKEN": value})
     given, _, elsewhere = ran.out.partition("---")
     if value in elsewhere:
         return "one was seen in the environment or the arguments"
@@ -487,58 +489,58 @@ async def _secrets(ground: CheckFixture) -> str | None:
 
 
 @_check("descriptors", "no descriptor of Handrail is inherited")
-async def _descriptors(ground: CheckFixture) -> str | None:
-    descriptor = os.open(ground.outside / "secret", os.O_RDONLY)
+async def _descriptors(fixture: CheckFixture) -> str | None:
+    descriptor = os.open(fixture.outside / "secret", os.O_RDONLY)
     os.set_inheritable(descriptor, True)
     try:
-        ran = await ground.bash("for f in /proc/$$/fd/*; do readlink $f; [ -f $f ] && cat $f; done; :")
+        ran = await fixture.bash("for f in /proc/$$/fd/*; do readlink $f; [ -f $f ] && cat $f; done; :")
     finally:
         os.close(descriptor)
-    return "one was inherited" if str(ground.outside) in ran.out or ground.secret in ran.out else None
+    return "one was inherited" if str(fixture.outside) in ran.out or fixture.secret in ran.out else None
 
 
 # Limits.
 
 
 @_check("limits", "a file cannot grow beyond its limit")
-async def _file_size(ground: CheckFixture) -> str | None:
-    await ground.bash("head -c 3M /dev/zero > big", limits=SandboxLimits(file_bytes=_MIB))
-    size = (ground.workspace / "big").stat().st_size
+async def _file_size(fixture: CheckFixture) -> str | None:
+    await fixture.bash("head -c 3M /dev/zero > big", limits=SandboxLimits(file_bytes=_MIB))
+    size = (fixture.workspace / "big").stat().st_size
     return None if size <= _MIB else f"it wrote {size} bytes, and the limit is {_MIB}"
 
 
 @_check("limits", "the number of open files is limited")
-async def _open_files(ground: CheckFixture) -> str | None:
+async def _open_files(fixture: CheckFixture) -> str | None:
     script = 'for n in {10..60}; do eval "exec $n</dev/null" || exit; done; echo all'
-    ran = await ground.bash(script, limits=SandboxLimits(open_files=40))
+    ran = await fixture.bash(script, limits=SandboxLimits(open_files=40))
     return "it opened more" if "all" in ran.out else None
 
 
 @_check("limits", "the number of processes is limited")
-async def _processes(ground: CheckFixture) -> str | None:
+async def _processes(fixture: CheckFixture) -> str | None:
     script = "n=0; for i in {1..60}; do sleep 5 & n=$((n+1)); done 2> /dev/null; set -- $(jobs -p); echo $#"
-    ran = await ground.bash(f"{script} || :", limits=SandboxLimits(processes=30))
+    ran = await fixture.bash(f"{script} || :", limits=SandboxLimits(processes=30))
     count = ran.out.strip()
     return f"it started {count}" if count.isdigit() and int(count) >= 60 else None
 
 
 @_check("limits", "memory is limited")
-async def _memory(ground: CheckFixture) -> str | None:
+async def _memory(fixture: CheckFixture) -> str | None:
     script = "x=$(head -c 200M /dev/zero | tr '\\0' a); echo ${#x}"
-    ran = await ground.bash(script, limits=SandboxLimits(memory_bytes=64 * _MIB))
+    ran = await fixture.bash(script, limits=SandboxLimits(memory_bytes=64 * _MIB))
     return "it took more" if ran.out.strip() == str(200 * _MIB) else None
 
 
 @_check("limits", "processor time is limited")
-async def _processor(ground: CheckFixture) -> str | None:
-    ran = await ground.bash("while ((SECONDS < 20)); do :; done; echo all", limits=SandboxLimits(cpu_s=1))
+async def _processor(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash("while ((SECONDS < 20)); do :; done; echo all", limits=SandboxLimits(cpu_s=1))
     return "it went on" if "all" in ran.out else None
 
 
 @_check("limits", "the folder /tmp is private and limited")
-async def _tmp(ground: CheckFixture) -> str | None:
+async def _tmp(fixture: CheckFixture) -> str | None:
     name = f"handrail-{secrets.token_hex(8)}"
-    ran = await ground.bash(
+    ran = await fixture.bash(
         f"head -c 3M /dev/zero > /tmp/{name}; stat -c %s /tmp/{name}", limits=SandboxLimits(tmp_bytes=_MIB)
     )
     there = f"/tmp/{name}"  # noqa: S108 - whether it is there is what is asked
@@ -549,8 +551,8 @@ async def _tmp(ground: CheckFixture) -> str | None:
 
 
 @_check("limits", "output is kept up to a limit, and counted beyond it")
-async def _output(ground: CheckFixture) -> str | None:
-    ran = await ground.bash("head -c 3M /dev/zero", max_bytes=1000)
+async def _output(fixture: CheckFixture) -> str | None:
+    ran = await fixture.bash("head -c 3M /dev/zero", max_bytes=1000)
     kept, whole = len(ran.out), len(ran.out) + ran.dropped
     return None if kept <= 1000 and whole == 3 * _MIB else f"{kept} bytes were kept and {whole} counted"
 

@@ -185,16 +185,16 @@ class EarlierCallResolver:
         stopped = self._start_lookup()
         try:
             arbiter, lane, generation = self._arbiter, self._lane, self._generation()
-            parked = {call.id: call for call in await find_suspended_calls(arbiter, lane, generation, call_ids)}
+            suspended = {call.id: call for call in await find_suspended_calls(arbiter, lane, generation, call_ids)}
             # Read before anything runs: if the log cannot be read, no call is resumed.
             found = {
                 known_as: await read_answer_from_log(
                     arbiter.log, arbiter.shaper, generation, lane.session_id, known_as, arbiter.jobs.tree
                 )
                 for known_as in call_ids
-                if known_as not in parked
+                if known_as not in suspended
             }
-            in_order = [parked[known_as] for known_as in dict.fromkeys(call_ids) if known_as in parked]
+            in_order = [suspended[known_as] for known_as in dict.fromkeys(call_ids) if known_as in suspended]
             found |= {answer.call_id: answer for answer in await self._carry_out(in_order, stopped)}
             return [found[known_as] for known_as in call_ids]
         finally:

@@ -134,8 +134,8 @@ class SessionHistory:
         artifacts = await asyncio.to_thread(keep)
         topic = None if self._lane is None else self._lane.environment.topic
         plainly = dict(about) if topic is None else {**about, "topic": topic}
-        told = {**self._redactor.redact_json(plainly), "artifacts": artifacts}
-        await self._log.commit([Record("provider-tool-used", self._session_id, "", told)])
+        fields = {**self._redactor.redact_json(plainly), "artifacts": artifacts}
+        await self._log.commit([Record("provider-tool-used", self._session_id, "", fields)])
         return artifacts
 
     def _without_secrets(self, data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -292,13 +292,13 @@ def _result_data(result: object) -> tuple[object, str | None]:
     """Return the data of a result, and its third-party origin if it has one."""
     if not isinstance(result, Mapping):
         return result, None
-    told = cast("Mapping[str, Any]", result)
-    metadata: object = told.get("metadata")
+    fields = cast("Mapping[str, Any]", result)
+    metadata: object = fields.get("metadata")
     given = cast("Mapping[str, object]", metadata).get("untrusted_source") if isinstance(metadata, Mapping) else None
     untrusted = given if isinstance(given, str) else None
-    if told.get("type") == "error":
-        return f"error: {told.get('error_text')}", untrusted
-    return told.get("data", told), untrusted
+    if fields.get("type") == "error":
+        return f"error: {fields.get('error_text')}", untrusted
+    return fields.get("data", fields), untrusted
 
 
 def _json_as_text_lines(value: object, depth: int) -> Iterator[str]:

@@ -243,8 +243,8 @@ def read_resource(number, params, now):
 
 
 def get_prompt(number, params, now):
-    said = {"role": "user", "content": {"type": "text", "text": json.dumps(params)}}
-    answer(number, {"messages": [said]})
+    fields = {"role": "user", "content": {"type": "text", "text": json.dumps(params)}}
+    answer(number, {"messages": [fields]})
 
 
 def complete(number, params, now):

@@ -221,8 +221,8 @@ class UpstreamHttpServer:
     async def _answer_call(self, asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> None:
         if self.replies and await self.replies.popleft()(asked, answering):
             return
-        said = str(asked.body["params"]["arguments"].get("text"))
-        await answering.result(asked, {"content": [{"type": "text", "text": said}]})
+        message = str(asked.body["params"]["arguments"].get("text"))
+        await answering.result(asked, {"content": [{"type": "text", "text": message}]})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -94,13 +94,13 @@ class LoadToolsTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         kind = "category" if "category" in args else "tool"
-        brought = await runtime.catalog.load(args[kind], kind=kind)
-        message = _load_message(brought)
-        if not brought.tools:
-            about = (one.description for one in await runtime.catalog.list_categories() if one.name == brought.name)
+        loaded = await runtime.catalog.load(args[kind], kind=kind)
+        message = _load_message(loaded)
+        if not loaded.tools:
+            about = (one.description for one in await runtime.catalog.list_categories() if one.name == loaded.name)
             message = " ".join([message, *about])
-        told = {"loaded": brought.name, "tools_added": list(brought.added), "message": message}
-        return told | _describe_unloaded_tools(brought.unloaded)
+        fields = {"loaded": loaded.name, "tools_added": list(loaded.added), "message": message}
+        return fields | _describe_unloaded_tools(loaded.unloaded)
 
 
 class FindToolsTool(Tool):
@@ -143,21 +143,23 @@ class FindToolsTool(Tool):
             for hit in () if findings.no_match else findings.matches:
                 if hit.tool_id not in best or hit.confidence > best[hit.tool_id].confidence:
                     best[hit.tool_id] = hit
-        told: dict[str, Any] = {"tools": [_hit_data(hit) for hit in best.values()]}
+        fields: dict[str, Any] = {"tools": [_hit_data(hit) for hit in best.values()]}
         missed = [query for query, findings in zip(queries, found, strict=False) if findings.no_match]
         if len(found) < len(queries):
-            told["not_loaded"] = queries[len(found) :]
+            fields["not_loaded"] = queries[len(found) :]
         if missed:
-            told["no_match"] = missed if len(queries) > 1 else True
+            fields["no_match"] = missed if len(queries) > 1 else True
         near = [hit for one in found if one.no_match for hit in one.matches[:_NEAREST]]
         named = dict.fromkeys(hit.tool_id for hit in near if not hit.is_below_threshold and hit.tool_id not in best)
         if named:
-            told["nearest_unloaded"] = list(named)
-        told["message"] = _next_step_text(found, len(best), len(missed))
-        told |= _describe_unloaded_tools(dict.fromkeys(tool_id for findings in found for tool_id in findings.unloaded))
+            fields["nearest_unloaded"] = list(named)
+        fields["message"] = _next_step_text(found, len(best), len(missed))
+        fields |= _describe_unloaded_tools(
+            dict.fromkeys(tool_id for findings in found for tool_id in findings.unloaded)
+        )
         if missed:
-            told |= await _unlisted_sources_data(runtime)
-        return _label_untrusted(told, best.values())
+            fields |= await _unlisted_sources_data(runtime)
+        return _label_untrusted(fields, best.values())
 
 
 class ToolSearchTool(Tool):
@@ -173,18 +175,20 @@ class ToolSearchTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         findings = await runtime.catalog.search_and_load(args["query"], limit=MAX_HITS, extensions_only=True)
         hits = () if findings.no_match else findings.matches[:MAX_HITS]
-        told: dict[str, Any] = {"tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]}
-        told |= _describe_unloaded_tools(findings.unloaded)
+        fields: dict[str, Any] = {
+            "tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]
+        }
+        fields |= _describe_unloaded_tools(findings.unloaded)
         if hits and (went := _explain_uncompared([findings])):
-            told["message"] = went
+            fields["message"] = went
         if not hits:
             message = _OUT_OF_DOMAIN if findings.query_problem else _NOT_FROM_OUTSIDE
             message = message.format(
                 by=f" (compared by {findings.search_method})", why=findings.query_problem, then=_THROUGH_ALL
             )
-            told |= {"no_match": True, "message": message}
-            told |= await _unlisted_sources_data(runtime)
-        return _label_untrusted(told, hits)
+            fields |= {"no_match": True, "message": message}
+            fields |= await _unlisted_sources_data(runtime)
+        return _label_untrusted(fields, hits)
 
 
 class InfoTool(Tool):
@@ -199,25 +203,29 @@ class InfoTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         manual = await runtime.catalog.read_documentation(args["tool"])
-        told = make_documentation_data(manual)
-        return Result.output(told, untrusted_source=make_untrusted_metadata([manual.source])) if manual.source else told
+        fields = make_documentation_data(manual)
+        return (
+            Result.output(fields, untrusted_source=make_untrusted_metadata([manual.source]))
+            if manual.source
+            else fields
+        )
 
 
 def make_documentation_data(manual: ToolDocumentation) -> dict[str, Any]:
     """Return a tool's documentation for the model, without empty members."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": manual.id,
         "name": manual.name,
         "category": manual.category,
         "description": manual.description,
         "parameters": dict(manual.parameters),
     }
-    told |= {
+    fields |= {
         key: value for key, value in (("documentation", manual.documentation), ("guidance", manual.guidance)) if value
     }
     if manual.example is not None:
-        told["example"] = dict(manual.example)
-    return told
+        fields["example"] = dict(manual.example)
+    return fields
 
 
 def make_untrusted_metadata(sources: Iterable[str]) -> str:
@@ -231,17 +239,17 @@ def _parse_queries(args: dict[str, Any]) -> list[str]:
     return args.get("queries") or [args["query"]]
 
 
-def _load_message(brought: ToolLoadResult) -> str:
-    name, count = brought.name, len(brought.tools)
-    if brought.is_core:
+def _load_message(loaded: ToolLoadResult) -> str:
+    name, count = loaded.name, len(loaded.tools)
+    if loaded.is_core:
         return (
-            "Core tools are always loaded." if brought.kind == "category" else f"{name} is a core tool: always loaded."
+            "Core tools are always loaded." if loaded.kind == "category" else f"{name} is a core tool: always loaded."
         )
-    if brought.kind == "tool":
-        return f"{name} is now available." if brought.added else f"{name} was already loaded."
+    if loaded.kind == "tool":
+        return f"{name} is now available." if loaded.added else f"{name} was already loaded."
     if not count:
         return f"No {name} tools were loaded."
-    if not brought.added:
+    if not loaded.added:
         return f"All {count} {name} tools were already loaded."
     return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
 
@@ -273,14 +281,14 @@ def _describe_unloaded_tools(left: Iterable[str]) -> dict[str, Any]:
 
 
 def _hit_data(hit: ToolMatch) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": hit.tool_id,
         "description": _short(hit.description),
         "confidence": round(hit.confidence, 2),
     }
     if hit.is_weak:
-        told["low_confidence"] = True
-    return told
+        fields["low_confidence"] = True
+    return fields
 
 
 def _short(text: str) -> str:
@@ -323,6 +331,6 @@ async def _unlisted_sources_data(runtime: Runtime) -> dict[str, Any]:
     return {"not_searched": names} if names else {}
 
 
-def _label_untrusted(told: dict[str, Any], hits: Iterable[ToolMatch]) -> object:
+def _label_untrusted(fields: dict[str, Any], hits: Iterable[ToolMatch]) -> object:
     sources = [hit.source for hit in hits if hit.source]
-    return Result.output(told, untrusted_source=make_untrusted_metadata(sources)) if sources else told
+    return Result.output(fields, untrusted_source=make_untrusted_metadata(sources)) if sources else fields

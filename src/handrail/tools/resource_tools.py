@@ -64,16 +64,16 @@ class ResourceListTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         offerings = _listings_of(await runtime.resources.list_sources(), args.get("source"))
-        told: dict[str, Any] = {"resources": [], "resourceTemplates": []}
+        fields: dict[str, Any] = {"resources": [], "resourceTemplates": []}
         seen: set[str] = set()
         for offering in offerings:
             for spec in offering.resources:
                 uri = _unique_name(spec.uri, offering, seen)
-                told["resources"].append({**_resource_data(spec), "uri": uri, **_source_data(offering)})
-            told["resourceTemplates"] += [
+                fields["resources"].append({**_resource_data(spec), "uri": uri, **_source_data(offering)})
+            fields["resourceTemplates"] += [
                 {**_template_data(spec), **_source_data(offering)} for spec in offering.templates
             ]
-        return _label_untrusted(told, offerings)
+        return _label_untrusted(fields, offerings)
 
 
 class ResourceReadTool(Tool):
@@ -136,12 +136,12 @@ class PromptListTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         offerings = _listings_of(await runtime.resources.list_sources(), args.get("source"))
         seen: set[str] = set()
-        told = [
+        fields = [
             {**_prompt_data(spec), "name": _unique_name(spec.name, offering, seen), **_source_data(offering)}
             for offering in offerings
             for spec in offering.prompts
         ]
-        return _label_untrusted({"prompts": told}, offerings)
+        return _label_untrusted({"prompts": fields}, offerings)
 
 
 class PromptGetTool(Tool):
@@ -225,10 +225,10 @@ class PromptCompleteTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         given = await runtime.resources.complete(args["ref"], args["argument"], args.get("context", {}))
         values = given.data["values"]
-        told = {**given.data, "values": values[:MAX_VALUES]}
+        fields = {**given.data, "values": values[:MAX_VALUES]}
         if len(values) > MAX_VALUES:
-            told |= {"total": max(len(values), int(given.data.get("total") or 0)), "hasMore": True}
-        return _content_result(SourceResponse(told, given.source))
+            fields |= {"total": max(len(values), int(given.data.get("total") or 0)), "hasMore": True}
+        return _content_result(SourceResponse(fields, given.source))
 
 
 RESOURCE_TOOLS: tuple[Tool, ...] = (
@@ -271,19 +271,19 @@ def _source_data(offering: ResourceListing) -> dict[str, str]:
 
 
 def _resource_data(spec: ResourceSpec) -> dict[str, Any]:
-    told = {"name": spec.name, "title": spec.title, "description": spec.description}
-    return _without_empty({**spec.more, **told, "mimeType": spec.media_type, "size": spec.size})
+    fields = {"name": spec.name, "title": spec.title, "description": spec.description}
+    return _without_empty({**spec.more, **fields, "mimeType": spec.media_type, "size": spec.size})
 
 
 def _template_data(spec: ResourceTemplate) -> dict[str, Any]:
-    told = {"uriTemplate": spec.uri_template, "name": spec.name, "title": spec.title, "description": spec.description}
-    return _without_empty({**spec.more, **told, "mimeType": spec.media_type})
+    fields = {"uriTemplate": spec.uri_template, "name": spec.name, "title": spec.title, "description": spec.description}
+    return _without_empty({**spec.more, **fields, "mimeType": spec.media_type})
 
 
 def _prompt_data(spec: PromptSpec) -> dict[str, Any]:
-    told = {"title": spec.title, "description": spec.description}
+    fields = {"title": spec.title, "description": spec.description}
     return {
-        **_without_empty({**spec.more, **told}),
+        **_without_empty({**spec.more, **fields}),
         "arguments": [_without_empty(asdict(one)) for one in spec.arguments],
     }
 
@@ -298,6 +298,6 @@ def _content_result(given: SourceResponse) -> object:
     return Result.output(data, untrusted_source=given.source) if given.source else data
 
 
-def _label_untrusted(told: dict[str, Any], offerings: Sequence[ResourceListing]) -> object:
+def _label_untrusted(fields: dict[str, Any], offerings: Sequence[ResourceListing]) -> object:
     sources = [one.source for one in offerings if one.is_third_party]
-    return Result.output(told, untrusted_source=", ".join(sorted(set(sources)))) if sources else told
+    return Result.output(fields, untrusted_source=", ".join(sorted(set(sources)))) if sources else fields

@@ -311,17 +311,17 @@ class SkillTool(Tool):
 
 def _skill_data(text: SkillInstructions) -> dict[str, Any]:
     skill = text.skill
-    told: dict[str, Any] = {"name": skill.name, "from": _FROM[skill.layer]}
+    fields: dict[str, Any] = {"name": skill.name, "from": _FROM[skill.layer]}
     if text.was_given:
-        return told | {"content": "", "note": "This skill is already loaded. See its instructions above."}
+        return fields | {"content": "", "note": "This skill is already loaded. See its instructions above."}
     body = _OUR_TAG.sub("⟦<⟧", text.body)
-    told["content"] = f'<skill_content name="{skill.name}">\n{body}\n</skill_content>'
+    fields["content"] = f'<skill_content name="{skill.name}">\n{body}\n</skill_content>'
     notes = [*skill.notes, *(["the skill has changed since this session started"] if text.has_changed else [])]
     if notes:
-        told["note"] = "; ".join(notes)
+        fields["note"] = "; ".join(notes)
     if text.files:
-        told["files"] = list(text.files)
-    return told
+        fields["files"] = list(text.files)
+    return fields
 
 
 # tool.step, tool.close: the next step and the end of a session of a stateful tool.
@@ -504,23 +504,27 @@ class ArtifactReadTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         found = await runtime.transcript.read_artifact(args["ref"])
         data, size = found.data, len(found.data)
-        told: dict[str, object] = {"ref": found.ref, "media_type": found.media_type}
+        fields: dict[str, object] = {"ref": found.ref, "media_type": found.media_type}
         image = detect_image_type(data) if size <= MAX_IMAGE and not args.keys() & {"offset", "limit"} else None
         if image is not None:
-            told |= {"image": Blob(data, image), "size": size}
+            fields |= {"image": Blob(data, image), "size": size}
         else:
             offset: int = args.get("offset", 0)
             begin = min(offset, size) if offset >= 0 else max(size + offset, 0)
             most = get_max_answer_bytes(runtime)
             part = data[begin : begin + min(args.get("limit", most), most)]
-            told |= format_byte_range(part, begin, size, most)
-            if "base64" in told and not args.keys() & {"offset", "limit"}:
+            fields |= format_byte_range(part, begin, size, most)
+            if "base64" in fields and not args.keys() & {"offset", "limit"}:
                 raise ToolError(
                     f"Artifact {found.ref} is binary ({found.media_type}, {size:,} bytes). Pass `offset` and `limit` to read "
                     "a range in base64.",
                     kind="invalid_input",
                 )
-        return Result.output(told) if found.untrusted is None else Result.output(told, untrusted_source=found.untrusted)
+        return (
+            Result.output(fields)
+            if found.untrusted is None
+            else Result.output(fields, untrusted_source=found.untrusted)
+        )
 
 
 def _passage_data(one: TranscriptPassage) -> dict[str, object]:

@@ -113,11 +113,11 @@ async def run_program(runtime: Runtime, command: str | Sequence[str], stdin: byt
 
     If the call is stopped, the output so far becomes its partial result.
     """
-    heard = _OutputHead(runtime)
+    head = _OutputHead(runtime)
     try:
-        done = await runtime.shell.run(command, stdin=stdin, on_output=heard.add)
+        done = await runtime.shell.run(command, stdin=stdin, on_output=head.add)
     except asyncio.CancelledError:
-        runtime.set_partial_result({"output": heard.text})
+        runtime.set_partial_result({"output": head.text})
         raise
     answer: dict[str, object] = {
         "exit_code": done.exit_code,

@@ -144,11 +144,11 @@ class McpTool(Tool):
                 )
 
         headers = self.header_fields_from_args(args) if self._headers else None
-        said = {"name": self.name, "arguments": args}
+        fields = {"name": self.name, "arguments": args}
         try:
             as_task = can_be_called_only_as_task(self.item)
             answer = await upstream.call(
-                "tools/call", said, runtime, headers=headers, check_current=stands, as_task=as_task
+                "tools/call", fields, runtime, headers=headers, check_current=stands, as_task=as_task
             )
         except RpcError as error:
             raise to_tool_error(self.definition.name, error) from None
@@ -169,8 +169,8 @@ def to_tool_error(server: str, error: RpcError) -> ToolError:
 
 def _find_missing_request(data: object) -> str:
     """Return the first request that the server needs and the client does not answer, or ``""``."""
-    said = cast("dict[str, Any]", data).get("requiredCapabilities") if isinstance(data, dict) else None
-    needed = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    value = cast("dict[str, Any]", data).get("requiredCapabilities") if isinstance(data, dict) else None
+    needed = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     return next((method for method, grant in GRANT_BY_METHOD.items() if grant in needed), "")
 
 
@@ -182,11 +182,11 @@ def _header_places(schema: object) -> dict[tuple[str, ...], str]:
         path, node = rest.pop()
         if not isinstance(node, dict):
             continue
-        said = cast("dict[str, Any]", node)
-        token = said.get(_HEADER)
-        if path and isinstance(token, str) and said.get("type") in ("string", "integer", "boolean"):
+        fields = cast("dict[str, Any]", node)
+        token = fields.get(_HEADER)
+        if path and isinstance(token, str) and fields.get("type") in ("string", "integer", "boolean"):
             found[path] = token
-        properties = said.get("properties")
+        properties = fields.get("properties")
         if isinstance(properties, dict) and len(path) < 16:
             rest += [((*path, name), one) for name, one in cast("dict[str, Any]", properties).items()]
     return found
@@ -205,9 +205,9 @@ def _fault_in_headers(schema: object, places: Mapping[tuple[str, ...], str]) -> 
     while rest:
         node = rest.pop()
         if isinstance(node, dict):
-            said = cast("dict[str, Any]", node)
-            marks += _HEADER in said and not isinstance(said[_HEADER], dict)
-            rest += [one for key, one in said.items() if key not in ("default", "examples", "const", "enum")]
+            values = cast("dict[str, Any]", node)
+            marks += _HEADER in values and not isinstance(values[_HEADER], dict)
+            rest += [one for key, one in values.items() if key not in ("default", "examples", "const", "enum")]
         elif isinstance(node, list):
             rest += cast("list[Any]", node)
     return (

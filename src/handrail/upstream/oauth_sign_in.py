@@ -329,10 +329,10 @@ class UpstreamSignIn(httpx2.Auth):
 def _parse_redirect(address: str) -> AuthorizationCodeResult:
     from mcp.client.auth import AuthorizationCodeResult
 
-    said = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
-    if "error" in said:
-        raise SignInRequired(f"the sign-in was rejected: {said.get('error_description', said['error'])[:300]}")
-    return AuthorizationCodeResult.model_validate({key: said.get(key) for key in ("code", "state", "iss")})
+    fields = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
+    if "error" in fields:
+        raise SignInRequired(f"the sign-in was rejected: {fields.get('error_description', fields['error'])[:300]}")
+    return AuthorizationCodeResult.model_validate({key: fields.get(key) for key in ("code", "state", "iss")})
 
 
 def _set_bearer_token(request: httpx2.Request, token: str) -> None:

@@ -455,39 +455,39 @@ def _expand_variables(value: object, environment: Mapping[str, str], register_se
     return value
 
 
-def _parse_program(said: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_program(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments and variables of a program."""
-    given = {"args": said.get("args"), "env": said.get("env", said.get("environment"))}
+    given = {"args": fields.get("args"), "env": fields.get("env", fields.get("environment"))}
     return {key: value for key, value in given.items() if value}
 
 
 def _parse_server(
-    said: Mapping[str, Any], environment: Mapping[str, str], register_secret: Callable[[str], None]
+    fields: Mapping[str, Any], environment: Mapping[str, str], register_secret: Callable[[str], None]
 ) -> UpstreamServerSettings:
     """Parse one server.
 
     :raises ValueError: if it is not a valid server; may be a pydantic error
     """
     given: dict[str, Any] = {}
-    url = said.get("url", said.get("serverUrl", said.get("httpUrl")))
-    kind = _TRANSPORTS.get(str(said.get("type", said.get("transport", "http" if url else "stdio"))))
+    url = fields.get("url", fields.get("serverUrl", fields.get("httpUrl")))
+    kind = _TRANSPORTS.get(str(fields.get("type", fields.get("transport", "http" if url else "stdio"))))
     if kind is None:
-        raise ValueError(f"type is {said.get('type')!r}; expected stdio, http or sse")
-    command: Any = said.get("command")
+        raise ValueError(f"type is {fields.get('type')!r}; expected stdio, http or sse")
+    command: Any = fields.get("command")
     if isinstance(command, list) and command:  # some programs write the whole command line here
         given["command"], given["args"] = cast("list[Any]", command)[0], [*cast("list[Any]", command)[1:]]
     elif command is not None:
         given["command"] = command
     if url is not None and kind != "stdio":
         given |= {"url": url, "transport": kind}
-        if said.get("headers"):
-            given["headers"] = said["headers"]
+        if fields.get("headers"):
+            given["headers"] = fields["headers"]
     elif command is not None:
-        given |= _parse_program(said)
+        given |= _parse_program(fields)
     else:
         raise ValueError("has neither command nor url; add one of them")
     given = {key: _expand_variables(value, environment, register_secret) for key, value in given.items()}
-    if said.get("disabled") is True or said.get("enabled") is False:
+    if fields.get("disabled") is True or fields.get("enabled") is False:
         given["enabled"] = False
     return UpstreamServerSettings.model_validate_json(json.dumps(given), strict=True)
 

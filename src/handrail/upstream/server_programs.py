@@ -380,8 +380,8 @@ def _install_with_npm(
     modules = folder / "node_modules"
     lock = json.loads((modules / ".package-lock.json").read_text())["packages"]
     versions = {path.rpartition("node_modules/")[2]: str(one.get("version", "")) for path, one in lock.items() if path}
-    said = json.loads((modules / package.name / "package.json").read_text())
-    programs: Any = said.get("bin") or {}
+    fields = json.loads((modules / package.name / "package.json").read_text())
+    programs: Any = fields.get("bin") or {}
     if isinstance(programs, str):
         programs = {package.name.rpartition("/")[2]: programs}
     wanted = package.program or package.name.rpartition("/")[2]

@@ -172,27 +172,27 @@ class UpstreamServerConnection:
             ``backend``, or the error of a client's answer
         """
 
-        async def made(conversation: UpstreamSession, said: Mapping[str, Any]) -> dict[str, Any]:
+        async def made(conversation: UpstreamSession, fields: Mapping[str, Any]) -> dict[str, Any]:
             if method != "tools/call":
-                return await conversation.request(method, said, runtime, headers=headers)
+                return await conversation.request(method, fields, runtime, headers=headers)
             grants = self.definition.grants
-            return await call_tool_to_end(conversation, said, runtime, grants, headers=headers, as_task=as_task)
+            return await call_tool_to_end(conversation, fields, runtime, grants, headers=headers, as_task=as_task)
 
-        async def once(said: Mapping[str, Any]) -> dict[str, Any]:
+        async def once(fields: Mapping[str, Any]) -> dict[str, Any]:
             conversation = await self.ensure_connected()
             check_current()
             try:
                 if self.definition.write:
                     async with conversation.transport.guard_protected_names():
-                        return await made(conversation, said)
-                return await made(conversation, said)
+                        return await made(conversation, fields)
+                return await made(conversation, fields)
             except UpstreamConnectionLost as lost:
                 if not lost.is_session_expired:
                     raise
                 # The server rejected the request without running it, for instance since it forgot the session. Retry once.
                 conversation = await self.ensure_connected(retry=True)
                 check_current()
-                return await made(conversation, said)
+                return await made(conversation, fields)
 
         try:
             return await request_answering_input(once, params, runtime, self.name, self.definition.grants)

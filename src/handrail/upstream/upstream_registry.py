@@ -105,15 +105,15 @@ class UpstreamRegistry:
                 with contextlib.suppress(UsageError):  # the kernel is being closed
                     await self.on_listing_changed(source)
 
-        ground = self._ground
+        dependencies = self._ground
         upstream = UpstreamServerConnection(
             definition,
             lambda: self._channel(definition, prompt),
-            ground.folders.state,
+            dependencies.folders.state,
             changed,
             version=self._version,
         )
-        source = McpSource(definition, ground.folders.state, str(ground.folders.workspace), upstream)
+        source = McpSource(definition, dependencies.folders.state, str(dependencies.folders.workspace), upstream)
         self._sources[definition.name] = source
         return source
 
@@ -196,12 +196,14 @@ class UpstreamRegistry:
             )
         from handrail.upstream.client.http_transport import make_http_transport
 
-        reach, gate, ground = (
+        reach, gate, dependencies = (
             self._hosts_reachable_by_kernel(definition),
             self._make_host_check(definition),
             self._ground,
         )
-        return make_http_transport(definition, reach, gate, ground.folders.state, prompt, ground.register_secret)
+        return make_http_transport(
+            definition, reach, gate, dependencies.folders.state, prompt, dependencies.register_secret
+        )
 
     def _hosts_reachable_by_kernel(self, definition: ServerDefinition) -> CapabilitySet:
         """Return the hosts that Handrail itself may connect to. ``localhost`` is the loopback of this machine."""
@@ -235,11 +237,11 @@ class UpstreamRegistry:
         from handrail.upstream.client.upstream_session import UpstreamConnectionLost
         from handrail.upstream.server_programs import CommandRefused, resolve_server_program
 
-        ground = self._ground
-        workspace = str(ground.folders.workspace)
+        dependencies = self._ground
+        workspace = str(dependencies.folders.workspace)
 
         def found() -> tuple[tuple[str, ...], tuple[str, ...]]:
-            resolved = resolve_server_program(definition, ground.folders.state, workspace)
+            resolved = resolve_server_program(definition, dependencies.folders.state, workspace)
             resolved.verify_file_hashes()
             return resolved.argv, resolved.folders
 
@@ -247,20 +249,22 @@ class UpstreamRegistry:
             argv, folders = await asyncio.to_thread(found)
         except CommandRefused as refused:
             raise UpstreamConnectionLost(str(refused), unsent=True) from None
-        layer = expand_requires(definition.requires, ground.variables, f"mcp server {definition.name}")
+        layer = expand_requires(definition.requires, dependencies.variables, f"mcp server {definition.name}")
         profile = SandboxProfile(
             workspace,
-            ground.folders.prepare_tool_home(f"mcp-{definition.name}"),
+            dependencies.folders.prepare_tool_home(f"mcp-{definition.name}"),
             bool(definition.write),
             readable=tuple(dict.fromkeys((*folders, *map(os.path.realpath, definition.folders)))),
-            hidden=(str(ground.folders.state),),
+            hidden=(str(dependencies.folders.state),),
             environment=definition.environment,
             check_host=self._make_host_check(definition),
-            denials=hides(ground.rules, workspace),
+            denials=hides(dependencies.rules, workspace),
         )
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:  # a descriptor prevents a prepared successor, which a long-running program does not need
-            return await ground.sandbox.start(self._layer_capabilities(layer), profile, ProgramSpec(argv, {3: nothing}))
+            return await dependencies.sandbox.start(
+                self._layer_capabilities(layer), profile, ProgramSpec(argv, {3: nothing})
+            )
         finally:
             os.close(nothing)
 

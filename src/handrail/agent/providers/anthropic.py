@@ -258,8 +258,8 @@ class _EventReader:
     def _start(self, index: int, block: object) -> Iterator[BlockEvent]:
         match get_sdk_field(block, "type"):
             case "text":
-                if said := get_nonempty_text(block, "text"):
-                    yield TextDelta(said)
+                if text := get_nonempty_text(block, "text"):
+                    yield TextDelta(text)
             case "tool_use":
                 self._calls[index] = get_sdk_field(block, "input")
                 yield CallBlockOpened(index, get_nonempty_text(block, "id"), get_nonempty_text(block, "name") or "")
@@ -273,8 +273,8 @@ class _EventReader:
     def _delta(self, index: int, delta: object) -> Iterator[BlockEvent]:
         kind = get_sdk_field(delta, "type")
         if kind == "text_delta":
-            if said := get_nonempty_text(delta, "text"):
-                yield TextDelta(said)
+            if text := get_nonempty_text(delta, "text"):
+                yield TextDelta(text)
         elif kind == "input_json_delta":
             if piece := get_nonempty_text(delta, "partial_json"):
                 if self._native.has_block(index):

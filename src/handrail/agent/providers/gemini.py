@@ -164,8 +164,8 @@ class _PartReader:
             return
         if part.thought_signature:
             yield ProviderBlock(PROVIDER, {"signature": base64.b64encode(part.thought_signature).decode()})
-        if said := get_nonempty_text(part, "text"):
-            yield TextDelta(said)
+        if text := get_nonempty_text(part, "text"):
+            yield TextDelta(text)
         if (call := part.function_call) is not None:
             index, self._calls = self._calls, self._calls + 1
             yield CallBlockOpened(index, get_nonempty_text(call, "id"), get_nonempty_text(call, "name") or "")

@@ -208,8 +208,8 @@ class _ChunkReader:
         choice = cast("list[object]", choices)[0]
         delta = get_sdk_field(choice, "delta")
         for field in ("content", "refusal"):
-            if said := get_nonempty_text(delta, field):
-                yield TextDelta(said)
+            if text := get_nonempty_text(delta, field):
+                yield TextDelta(text)
         self._collect_search_sources(get_sdk_field(delta, "annotations"))
         fragments = get_sdk_field(delta, "tool_calls")
         if isinstance(fragments, list):

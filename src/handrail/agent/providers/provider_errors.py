@@ -24,25 +24,25 @@ def make_request_error(
     :param status: the HTTP status; None or 200 for an error inside a stream
     :param code: the provider's error code
     """
-    said = " ".join(message.split())[:500]
+    text = " ".join(message.split())[:500]
     if status in (401, 403) or code in ("authentication_error", "permission_error", "invalid_api_key"):
         return ProviderDenied(
             f"{name}: The provider rejected the key ({status or code}). Check {key_variable} and the account's permissions."
         )
     if code in _SPENT_CODES or status == 402:
-        return ProviderDenied(f"{name}: The account's quota is used up ({said}). Check the provider's billing page.")
+        return ProviderDenied(f"{name}: The account's quota is used up ({text}). Check the provider's billing page.")
     if status in _BUSY_STATUS or (status is not None and status >= 500) or code in _BUSY_TYPES:
         return ProviderBusy(
-            f"{name}: The provider is busy or failing ({status or code}: {said}). Try again later.",
+            f"{name}: The provider is busy or failing ({status or code}: {text}). Try again later.",
             retry_after_s=_retry_after_s(headers),
         )
     if status == 404:
         return RequestRejected(
-            f"{name}: The provider does not know this model or address (404: {said}). Check the name."
+            f"{name}: The provider does not know this model or address (404: {text}). Check the name."
         )
     if status is None or status == 200:
-        return ProviderError(f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {said}).")
-    return RequestRejected(f"{name}: The provider rejected the request ({status}: {said}).")
+        return ProviderError(f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text}).")
+    return RequestRejected(f"{name}: The provider rejected the request ({status}: {text}).")
 
 
 def make_timeout_error(name: str, address: object) -> ProviderBusy:

@@ -136,8 +136,8 @@ class _ItemReader:
         index, kind = get_sdk_field(event, "output_index"), get_sdk_field(event, "type")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
-                if said := get_nonempty_text(event, "delta"):
-                    yield TextDelta(said)
+                if text := get_nonempty_text(event, "delta"):
+                    yield TextDelta(text)
             case "response.output_item.added" if isinstance(index, int):
                 item = get_sdk_field(event, "item")
                 if (

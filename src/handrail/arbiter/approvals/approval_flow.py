@@ -359,7 +359,7 @@ class ApprovalFlow:
     async def _store_request_with_records(self, call: Call, asked: Approval) -> Approval:
         """Make the request durable, with the records of the call so far."""
         request = asked.request
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "approval_id": asked.id,
             "reason": request.reason,
             "arguments_hash": request.arguments_hash,
@@ -367,10 +367,10 @@ class ApprovalFlow:
             "suggested_wider_rule": request.suggested_wider_rule,
         }
         if request.files:
-            told["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))
+            fields["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))
         if asked.kind == "question":
-            told = {"approval_id": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
-        call.queue_log_record("approval-requested", told)
+            fields = {"approval_id": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
+        call.queue_log_record("approval-requested", fields)
         records, call.records = call.records, []
         whole = request.arguments == call.arguments
         try:
@@ -531,7 +531,7 @@ class ApprovalFlow:
         call.verdict = verdict
 
     def _make_refusal(self, call: Call, row: Approval) -> CallRefusal:
-        said = f": {row.message}" if row.message else ". Do not try it another way."
+        message = f": {row.message}" if row.message else ". Do not try it another way."
         stopped = f": {row.message}" if row.message else ". Nothing was run."
         if row.choice == "stop" and row.state == "rejected":
             self.broker.stop_session(row, call.lane)
@@ -543,7 +543,7 @@ class ApprovalFlow:
                 session_stopped=True,
             )
         if row.state == "rejected":
-            text = f"The user rejected this call{said}"
+            text = f"The user rejected this call{message}"
             if row.kind == "question":
                 text = (
                     f"The user did not answer{f': {row.message}' if row.message else '. Continue without the answer.'}"
@@ -561,8 +561,13 @@ class ApprovalFlow:
         return CallRefusal("authorise", "conflict", text)
 
     def _authorised_body(self, row: Approval) -> dict[str, Any]:
-        told = {"by": "person", "choice": row.choice, "approval": row.id, "arguments_hash": row.request.arguments_hash}
-        return told if row.changed_arguments_hash is None else {**told, "changed_hash": row.changed_arguments_hash}
+        fields = {
+            "by": "person",
+            "choice": row.choice,
+            "approval": row.id,
+            "arguments_hash": row.request.arguments_hash,
+        }
+        return fields if row.changed_arguments_hash is None else {**fields, "changed_hash": row.changed_arguments_hash}
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 

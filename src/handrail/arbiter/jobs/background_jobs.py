@@ -106,13 +106,13 @@ def job_notification(row: JobRow, model: Result, now_ns: int) -> Notification:
     text = format_result_for_output(model).strip()
     if len(text) > MAX_NOTIFICATION_TEXT:
         text = f"{text[:MAX_NOTIFICATION_TEXT]}\n[… truncated; use read_job for the rest]"
-    said = f"Job {row.id} ({row.job.tool_id}) is {row.job.state}."
+    message = f"Job {row.id} ({row.job.tool_id}) is {row.job.state}."
     return Notification(
         notification_id(row.id),
         row.job.session_id,
         "job",
         row.id,
-        f"{said}\n{text}" if text else said,
+        f"{message}\n{text}" if text else message,
         now_ns,
         data={"job_id": row.id, "state": row.job.state},
         untrusted=f"the output of {row.untrusted}" if row.untrusted else f"the output of {row.job.tool_id}",

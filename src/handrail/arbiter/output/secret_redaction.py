@@ -237,7 +237,7 @@ def create_redactor(given: Mapping[str, str] | None) -> SecretRedactor:
     try:
         return SecretRedactor(given)
     except ValueError as error:
-        raise UsageError(f"secrets: {error}") from None
+        raise UsageError(f"Invalid `secrets`: {error}") from None
 
 
 def explain_unredactable(value: object) -> str | None:
@@ -292,8 +292,8 @@ class _RedactionFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not self._redactor.active:
             return True
-        said = record.getMessage()
-        if (shown := self._redactor.redact_text(said)) is not said:
+        message = record.getMessage()
+        if (shown := self._redactor.redact_text(message)) is not message:
             record.msg, record.args = shown, ()
         if record.exc_info and (error := record.exc_info[1]) is not None:
             traced = record.exc_text or logging.Formatter().formatException(record.exc_info)

@@ -215,12 +215,12 @@ def shape_recorded_result(result: Result) -> AudienceOutputs:
 
 def finished_event_data(result: Result) -> dict[str, Any]:
     """Return the data of the event for a call's end. Only the caller receives the result."""
-    told: dict[str, Any] = {"type": result.type, "error_kind": result.error_kind}
+    fields: dict[str, Any] = {"type": result.type, "error_kind": result.error_kind}
     data: object = result.data
     if isinstance(data, dict):
         ended = cast("dict[str, Any]", data)
-        told |= {name: ended[name] for name in ("exit_code", "signal") if isinstance(ended.get(name), int)}
-    return told
+        fields |= {name: ended[name] for name in ("exit_code", "signal") if isinstance(ended.get(name), int)}
+    return fields
 
 
 class OutputShaper:

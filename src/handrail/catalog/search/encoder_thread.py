@@ -242,7 +242,7 @@ class EncoderThread:
             while True:
                 asked, wishes = None, ()  # do not keep the texts of finished work alive while idle
                 with self._change:
-                    self._requests = [wish for wish in self._requests if wish.request is not None]
+                    self._requests = [pending for pending in self._requests if pending.request is not None]
                     while not (self._closed or self._queries or self._due()):
                         rest = self._rest_until - time.monotonic()
                         self._change.wait(rest if self._requests and rest > 0 else None)
@@ -354,26 +354,26 @@ class EncoderThread:
 
     def _encode_next(self, wishes: Sequence[_PendingRequest]) -> None:
         """Encode one batch for the smallest of ``wishes``, or finish it."""
-        for wish in wishes:
-            if wish.texts is None:
-                self._begin(wish)
-        wish = min(wishes, key=lambda one: len(one.missing))
-        if self._encode_missing_texts(wish):
-            if not wish.missing:
-                self._finish(wish)
+        for pending in wishes:
+            if pending.texts is None:
+                self._begin(pending)
+        pending = min(wishes, key=lambda one: len(one.missing))
+        if self._encode_missing_texts(pending):
+            if not pending.missing:
+                self._finish(pending)
             elif time.monotonic() - self._saved_at > _SAVE_EVERY_S:
                 self._save()
 
-    def _encode_missing_texts(self, wish: _PendingRequest) -> bool:
+    def _encode_missing_texts(self, pending: _PendingRequest) -> bool:
         """Encode the next missing texts of a consumer.
 
         :returns: whether that is done; otherwise they have to be tried again one by one
         """
-        texts: Mapping[bytes, str] = wish.texts or {}
-        left = wish.missing[-1 if self._alone else -_BATCH_SIZE :]
+        texts: Mapping[bytes, str] = pending.texts or {}
+        left = pending.missing[-1 if self._alone else -_BATCH_SIZE :]
         # another consumer may have had it encoded
         some = [key for key in left if key not in self._known and key not in self._excluded]
-        self.state = f"{len(texts) - len(wish.missing)} of {len(texts)} tools are encoded"
+        self.state = f"{len(texts) - len(pending.missing)} of {len(texts)} tools are encoded"
         try:
             self._learn(some, [texts[key] for key in some])
         except TextsRefused:
@@ -383,16 +383,16 @@ class EncoderThread:
                 return False  # the same texts again, with a check for a request between any two
             self._encode_refused_text(some[0], texts[some[0]])
         self._alone = max(0, self._alone - len(left))
-        del wish.missing[-len(left) :]
+        del pending.missing[-len(left) :]
         if some and self._progress is not None:
-            self._progress(len(texts) - len(wish.missing), len(texts))
+            self._progress(len(texts) - len(pending.missing), len(texts))
         return True
 
-    def _finish(self, wish: _PendingRequest) -> None:
-        if (consumer := wish.request) is not None:
+    def _finish(self, pending: _PendingRequest) -> None:
+        if (consumer := pending.request) is not None:
             consumer.accept_vectors(self._known)
         with self._change:
-            self._requests.remove(wish)
+            self._requests.remove(pending)
             waiting = tuple(self._requests)
             if not waiting:
                 self.state = self.describe_excluded_tools
@@ -402,12 +402,12 @@ class EncoderThread:
         with self._change:
             self._change.notify_all()
 
-    def _begin(self, wish: _PendingRequest) -> None:
-        consumer = wish.request
+    def _begin(self, pending: _PendingRequest) -> None:
+        consumer = pending.request
         texts: Mapping[bytes, str] = {} if consumer is None else consumer.texts_to_encode()
-        wish.texts = texts
-        wish.missing = self._find_missing(texts)
-        if consumer is not None and wish.missing and len(wish.missing) * 2 <= len(texts):
+        pending.texts = texts
+        pending.missing = self._find_missing(texts)
+        if consumer is not None and pending.missing and len(pending.missing) * 2 <= len(texts):
             consumer.accept_vectors(self._known)
 
     def _find_missing(self, texts: Mapping[bytes, str]) -> list[bytes]:

@@ -135,8 +135,8 @@ def _parameter_names_and_texts(schema: object, depth: int) -> Iterator[tuple[str
         about = cast(Mapping[str, object], value)
         choices = about.get("enum")
         listed = cast(list[object], choices)[:_VALUES] if isinstance(choices, list) else []
-        told = " ".join([_text(about.get("description")), *(str(each)[:_NAME] for each in listed)])
-        yield str(name)[:_NAME], told.strip()[:_PARAMETER]
+        text = " ".join([_text(about.get("description")), *(str(each)[:_NAME] for each in listed)])
+        yield str(name)[:_NAME], text.strip()[:_PARAMETER]
         inner.append(about)
     for about in inner:
         yield from _parameter_names_and_texts(about, depth - 1)

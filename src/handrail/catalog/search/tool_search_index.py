@@ -647,20 +647,20 @@ class ToolIndex:
 
     def _find_shared_words(self, document: SearchableTool, text: str, understood: Sequence[str]) -> list[str]:
         """Return where the document has the request's words, in the request's spelling."""
-        said: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for word in split_words(text):
             if not is_filler(word):
-                said.setdefault(stem_unless_filler(word) or word, word)
+                fields.setdefault(stem_unless_filler(word) or word, word)
         for term in understood:
-            said.setdefault(term, term)
+            fields.setdefault(term, term)
         out: list[str] = []
         for name, there in self._terms_by_field(document):
-            common = [term for term in said if term in there]
+            common = [term for term in fields if term in there]
             if common:
                 common.sort(key=lambda term: -self._lexical.inverse_document_frequency(term))
-                out.append(f"{name}: {', '.join(said[term] for term in common[:4])}")
+                out.append(f"{name}: {', '.join(fields[term] for term in common[:4])}")
                 for term in common:
-                    said.pop(term)
+                    fields.pop(term)
         return out
 
     def _terms_by_field(self, document: SearchableTool) -> Sequence[tuple[str, frozenset[str]]]:

@@ -150,8 +150,8 @@ def find_identifier_spellings(text: str) -> list[str]:
     out: list[str] = []
     for found in islice(_NAME.finditer(text), _NAMES):
         if _JOINED.search(found.group()):
-            said = [word for word in split_words(found.group()) if len(word) > 1]
-            if len(said) > 1 and not all(is_filler(word) for word in said):
+            items = [word for word in split_words(found.group()) if len(word) > 1]
+            if len(items) > 1 and not all(is_filler(word) for word in items):
                 out.append(found.group())
     return out
 

@@ -79,9 +79,9 @@ def _mentions_type(schema: object, what: bytes) -> bool:
     return what in to_json(schema, fallback=dict)
 
 
-def _inner_schemas(told: Mapping[str, Any]) -> Iterator[object]:
+def _inner_schemas(fields: Mapping[str, Any]) -> Iterator[object]:
     """Yield the parts of a schema about the inside of a value, not about the value itself."""
-    for one in (told, *schema_branches_of(told)):
+    for one in (fields, *schema_branches_of(fields)):
         yield {key: value for key, value in one.items() if key not in ("type", "anyOf", "oneOf", "allOf")}
 
 
@@ -576,8 +576,8 @@ def _find_mutually_exclusive_keys(unwanted: object, given: object) -> list[str]:
     """Return the keys of ``given`` that exclude each other, if the schema says that."""
     if not isinstance(unwanted, Mapping) or not isinstance(given, Mapping):
         return []
-    said = cast("Mapping[str, Any]", unwanted)
-    for one in (said, *schema_branches_of(said)):
+    fields = cast("Mapping[str, Any]", unwanted)
+    for one in (fields, *schema_branches_of(fields)):
         names = [str(name) for name in members_or_nothing(one.get("required"))]
         if len(names) > 1 and all(name in given for name in names):
             return names

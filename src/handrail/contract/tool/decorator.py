@@ -94,13 +94,15 @@ def read_function_signature(
         annotation = _resolve_annotation(function, parameter, shown, names)
         if annotation is Runtime or name == "runtime":
             if runtime_name is not None:
-                raise UsageError(f"@tool on {shown}: {runtime_name!r} and {name!r} both take the runtime; keep one")
+                raise UsageError(
+                    f"Cannot make `{shown}` a tool: {runtime_name!r} and {name!r} both take the runtime. Keep one."
+                )
             runtime_name = name
             continue
         if annotation is inspect.Parameter.empty:
             if declared is None:
                 raise UsageError(
-                    f"@tool on {shown}: parameter {name!r} has no type annotation; annotate it or give parameters={{…}}"
+                    f"Cannot make `{shown}` a tool: parameter {name!r} has no type annotation. Annotate it, or pass parameters={{…}}."
                 )
             annotation = Any
         taken[name], annotations[name] = parameter, annotation
@@ -129,21 +131,21 @@ def _check_kind(parameter: inspect.Parameter, shown: str) -> None:
     match parameter.kind:
         case inspect.Parameter.POSITIONAL_ONLY:
             raise UsageError(
-                f"@tool on {shown}: parameter {name!r} is positional-only, but arguments are passed by name; remove the '/'"
+                f"Cannot make `{shown}` a tool: parameter {name!r} is positional-only, but arguments are passed by name. Remove the '/'."
             )
         case inspect.Parameter.VAR_POSITIONAL:
             raise UsageError(
-                f"@tool on {shown}: *{name} cannot come from a JSON object; use a list, as in {name}: list[str]"
+                f"Cannot make `{shown}` a tool: *{name} cannot come from a JSON object. Use a list, such as {name}: list[str]."
             )
         case inspect.Parameter.VAR_KEYWORD:
             raise UsageError(
-                f"@tool on {shown}: **{name} hides the parameters of the tool; name each parameter, or use {name}: dict[str, str]"
+                f"Cannot make `{shown}` a tool: **{name} hides the parameters of the tool. Name each parameter, or use {name}: dict[str, str]."
             )
         case _:
             if isinstance(parameter.default, FieldInfo):
                 raise UsageError(
-                    f"@tool on {shown}: parameter {name!r} has Field(…) as its default; "
-                    f"write {name}: Annotated[…, Field(…)], followed by '= default'"
+                    f"Cannot make `{shown}` a tool: parameter {name!r} has Field(…) as its default. "
+                    f"Write {name}: Annotated[…, Field(…)], followed by '= default'."
                 )
 
 
@@ -162,8 +164,8 @@ def _resolve_annotation(
         if annotation.rpartition(".")[2] == "Runtime":  # imported for type checkers only
             return Runtime
         raise UsageError(
-            f"@tool on {shown}: the annotation {annotation!r} of {parameter.name!r} cannot be resolved ({error}); "
-            "import or define the name before the function, not only under TYPE_CHECKING"
+            f"Cannot make `{shown}` a tool: the annotation {annotation!r} of {parameter.name!r} cannot be resolved ({error}). "
+            "Import or define the name before the function, not only under TYPE_CHECKING."
         ) from None
 
 
@@ -173,8 +175,8 @@ def _adapter(annotation: Any, name: str, shown: str) -> pydantic.TypeAdapter[Any
     except (pydantic.errors.PydanticUserError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"@tool on {shown}: parameter {name!r} has a type that cannot come from JSON ({reason}); "
-            "use JSON types, a pydantic model or a dataclass"
+            f"Cannot make `{shown}` a tool: parameter {name!r} has a type that cannot come from JSON ({reason}). "
+            "Use JSON types, a pydantic model or a dataclass."
         ) from None
 
 
@@ -191,7 +193,7 @@ def _schema(
         )
     except pydantic.errors.PydanticUserError as error:
         raise UsageError(
-            f"@tool on {shown}: a parameter has no JSON form ({str(error).splitlines()[0]}); give parameters={{…}}"
+            f"Cannot make `{shown}` a tool: a parameter has no JSON form ({str(error).splitlines()[0]}). Pass parameters={{…}}."
         ) from None
     properties: dict[str, Any] = {}
     for name, parameter in taken.items():
@@ -239,15 +241,17 @@ def _check_declared(declared: Mapping[str, Any], taken: Mapping[str, inspect.Par
     described = set(cast("Mapping[str, Any]", described)) if isinstance(described, Mapping) else set[str]()
     required: Any = declared.get("required", ())
     for name in described - set(taken):
-        raise UsageError(f"@tool on {shown}: parameters describes {name!r}, which is not a parameter of the function")
+        raise UsageError(
+            f"Cannot make `{shown}` a tool: `parameters` describes {name!r}, which is not a parameter of the function. Remove it, or add the parameter."
+        )
     for name, parameter in taken.items():
         if parameter.default is inspect.Parameter.empty and (name not in described or name not in required):
             raise UsageError(
-                f"@tool on {shown}: the function needs {name!r}; list it under required in parameters, or give it a default"
+                f"Cannot make `{shown}` a tool: the function needs {name!r}. List it under `required` in `parameters`, or give it a default."
             )
     if declared.get("additionalProperties"):
         raise UsageError(
-            f"@tool on {shown}: parameters allows further arguments, which a function cannot accept; write a subclass of Tool instead"
+            f"Cannot make `{shown}` a tool: `parameters` allows further arguments, which a function cannot accept. Write a subclass of Tool instead."
         )
 
 
@@ -490,27 +494,29 @@ def _make_tool(
     function: Callable[..., Any], options: ToolDecoratorOptions, names: Mapping[str, Any]
 ) -> FunctionTool[..., Any]:
     if not callable(function) or inspect.isclass(function):
-        raise UsageError(f"@tool is for functions, not for {function!r}; a class must be a subclass of handrail.Tool")
+        raise UsageError(
+            f"Cannot make {function!r} a tool: @tool is for functions. Make a class a subclass of handrail.Tool."
+        )
     shown = getattr(function, "__qualname__", repr(function))
     for option in options:
         if option not in ToolDecoratorOptions.__annotations__:
             close = nearest_names(option, ToolDecoratorOptions.__annotations__)
             hint = (
-                f"did you mean {close[0]!r}?"
+                f"Did you mean {close[0]!r}?"
                 if close
-                else f"available: {', '.join(ToolDecoratorOptions.__annotations__)}"
+                else f"Options: {', '.join(ToolDecoratorOptions.__annotations__)}."
             )
-            raise UsageError(f"@tool on {shown}: unknown option {option!r}; {hint}")
+            raise UsageError(f"Cannot make `{shown}` a tool: unknown option {option!r}. {hint}")
     _check_steps(function, shown, stateful=options.get("mode") == "stateful")
     documented = read_docstring(unwrap_function(function).__doc__)
     description = options.get("description") or documented.summary
     if not description:
         raise UsageError(
-            f"@tool on {shown}: the docstring is missing; its first paragraph is the description for the model"
+            f"Cannot make `{shown}` a tool: the docstring is missing. Write one: its first paragraph is the description for the model."
         )
     tool_id = options.get("id") or getattr(function, "__name__", "")
     if not tool_id or tool_id == "<lambda>":
-        raise UsageError(f"@tool on {shown}: the function has no name; write @tool(id=…)")
+        raise UsageError(f"Cannot make `{shown}` a tool: the function has no name. Write @tool(id=…).")
     parameters = read_function_signature(function, shown, documented.parameters, options.get("parameters"), names)
     given = {name: value for name, value in options.items() if name in _PLAIN_OPTIONS}
     spec = ToolSpec(
@@ -550,31 +556,33 @@ def _requires(given: Requires | Mapping[str, Any] | None, shown: str) -> Require
         except TypeError:  # it contains a value that is not JSON
             found = {format_json_path(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
         faults = "; ".join(f"{place}: {problem}".removeprefix(": ") for place, problem in found.items())
-        raise UsageError(f"@tool on {shown}: requires is invalid: {faults}") from None
+        raise UsageError(f"Cannot make `{shown}` a tool: `requires` is invalid: {faults}. Correct it.") from None
 
 
 def _locks(given: Sequence[str | LockSpec], shown: str) -> tuple[LockSpec, ...]:
     if isinstance(given, str):
-        raise UsageError(f"@tool on {shown}: locks must be a list; write [{given!r}]")
+        raise UsageError(f"Cannot make `{shown}` a tool: `locks` must be a list. Write [{given!r}].")
     try:
         return tuple(lock if isinstance(lock, LockSpec) else LockSpec.parse(lock) for lock in given)
     except ValueError as error:
-        raise UsageError(f"@tool on {shown}: {error}") from None
+        raise UsageError(f"Cannot make `{shown}` a tool: {error}") from None
 
 
 def _names(given: Sequence[str], shown: str) -> tuple[str, ...]:
     if isinstance(given, str):
-        raise UsageError(f"@tool on {shown}: secrets must be a list of names; write [{given!r}]")
+        raise UsageError(f"Cannot make `{shown}` a tool: `secrets` must be a list of names. Write [{given!r}].")
     return tuple(given)
 
 
 def _check_steps(function: Callable[..., Any], shown: str, *, stateful: bool) -> None:
     if stateful and not _is_async_generator(function):
-        raise UsageError(f"@tool on {shown}: a stateful tool must yield its steps; write it as async def, with yield")
+        raise UsageError(
+            f"Cannot make `{shown}` a tool: a stateful tool must yield its steps. Write it as async def, with yield."
+        )
     if not stateful and (_is_async_generator(function) or inspect.isgeneratorfunction(function)):
         raise UsageError(
-            f"@tool on {shown}: a function with yield is a stateful tool; return one value and use runtime.progress(), or set "
-            'mode="stateful" if each step is a separate call'
+            f"Cannot make `{shown}` a tool: a function with yield is a stateful tool. Return one value and use runtime.progress(), or set "
+            'mode="stateful" if each step is a separate call.'
         )
 
 

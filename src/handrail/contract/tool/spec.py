@@ -341,9 +341,9 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     ):
         if len(text) > most:
             return [*found, (place, f"has {len(text):,} characters; the maximum is {most:,}. Shorten it")]
-    told = {"llm.description": spec.description, "llm.parameters": spec.parameters}
-    told |= {f"runtime.{name}": getattr(spec, name) for name in MODEL_TEXT_FIELDS}
-    for place, value in told.items():
+    values = {"llm.description": spec.description, "llm.parameters": spec.parameters}
+    values |= {f"runtime.{name}": getattr(spec, name) for name in MODEL_TEXT_FIELDS}
+    for place, value in values.items():
         if value and (problem := _find_invisible_character(value)):
             found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.find_faults()]

@@ -151,8 +151,8 @@ def _sanitize_answer(message: dict[str, Any]) -> dict[str, Any] | None:
     error = message.get("error")
     if error is None:
         return message
-    told = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
-    code, text = told.get("code"), told.get("message")
+    fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+    code, text = fields.get("code"), fields.get("message")
     return {
         **message,
         "error": {

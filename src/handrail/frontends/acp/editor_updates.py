@@ -255,8 +255,8 @@ class UpdateSender:
                 answer.call_id, answer.tool_id, status="in_progress", content=told, raw_output=result.to_dict()
             )
             return
-        parked = result.metadata.get("awaiting_approval")
-        self.show_result(answer.call_id, answer.tool_id, result, "pending" if parked else None)
+        approval_id = result.metadata.get("awaiting_approval")
+        self.show_result(answer.call_id, answer.tool_id, result, "pending" if approval_id else None)
         data: object = result.data
         if answer.tool_id == "todo" and result.ok and isinstance(data, dict):
             plan = editor_call_format.make_plan_update(cast("dict[str, Any]", data).get("todos"))

@@ -65,10 +65,10 @@ class WarningPrinter(logging.Handler):
     """A logging handler that prints Handrail's warnings as notes of the command."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        said = record.getMessage()
+        message = record.getMessage()
         if record.exc_info and (error := record.exc_info[1]) is not None:
-            said += f" ({type(error).__name__}: {error})"
-        print_note(f"handrail: {said}")
+            message += f" ({type(error).__name__}: {error})"
+        print_note(f"handrail: {message}")
 
 
 def run_on_event_loop(main: Callable[[InterruptHandler], Awaitable[int]]) -> int:

@@ -214,15 +214,15 @@ class McpClientManager:
 
         :param session_id: the protocol's ID of the connection
         """
-        visit = self._clients_by_connection.get(session_id)
-        return visit is not None and not visit.client.is_idle
+        state = self._clients_by_connection.get(session_id)
+        return state is not None and not state.client.is_idle
 
     async def aclose(self) -> None:
         """Close every session and cancel the running tasks."""
         self._closed = True
         for _, timer in self._held_calls.values():
             timer.cancel()
-        await asyncio.gather(*(self.close_client(visit) for visit in tuple(self._clients)))
+        await asyncio.gather(*(self.close_client(state) for state in tuple(self._clients)))
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -275,9 +275,9 @@ class McpClientManager:
     def close_disconnected(self, connection: object) -> None:
         """Close the sessions of a client without credentials after its connection ends, once they are idle."""
         for forms in (False, True):
-            if (visit := self._stateless_clients.get((connection, forms))) is not None:
-                visit.is_disconnected = True
-                self._close_if_idle(visit)
+            if (state := self._stateless_clients.get((connection, forms))) is not None:
+                state.is_disconnected = True
+                self._close_if_idle(state)
 
     def _close_if_idle(self, client: McpClientState) -> None:
         if client.client.is_idle and client.has_no_listeners:
@@ -289,22 +289,22 @@ class McpClientManager:
     async def _find_client(self, context: ServerRequestContext[Any]) -> McpClientState:
         if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
             key = (self._identify_client(context), self._answers_forms(context))
-            if (visit := self._stateless_clients.get(key)) is None:
+            if (state := self._stateless_clients.get(key)) is None:
                 async with self._opening:
-                    visit = self._stateless_clients.get(key) or await self._admit_client(key)
+                    state = self._stateless_clients.get(key) or await self._admit_client(key)
             self._last_used[key] = time.monotonic()
-            return visit
+            return state
         connection = _connection_of(context)
-        if (visit := connection.state.get(_CLIENT_KEY)) is None:
+        if (state := connection.state.get(_CLIENT_KEY)) is None:
             async with self._opening:
-                if (visit := connection.state.get(_CLIENT_KEY)) is None:
-                    visit = await self._open_client(self._answers_forms(context))
-                    connection.state[_CLIENT_KEY] = visit
+                if (state := connection.state.get(_CLIENT_KEY)) is None:
+                    state = await self._open_client(self._answers_forms(context))
+                    connection.state[_CLIENT_KEY] = state
                     name = connection.session_id or ""
-                    self._clients_by_connection[name] = visit
-                    connection.exit_stack.callback(lambda: self._on_connection_closed(name, visit))
-        visit.attach_sdk_session(context.session)
-        return visit
+                    self._clients_by_connection[name] = state
+                    connection.exit_stack.callback(lambda: self._on_connection_closed(name, state))
+        state.attach_sdk_session(context.session)
+        return state
 
     def _on_connection_closed(self, name: str, client: McpClientState) -> None:
         self._clients_by_connection.pop(name, None)
@@ -338,11 +338,11 @@ class McpClientManager:
         for other in over:
             del self._last_used[other]
             self.spawn_server_task(self.close_client(self._stateless_clients.pop(other)))
-        visit = self._stateless_clients[key] = await self._open_client(
+        state = self._stateless_clients[key] = await self._open_client(
             key[1], shared=self._over_http and get_request_credential() is None
         )
-        visit.is_disconnected = isinstance(key[0], _AnonymousClient)
-        return visit
+        state.is_disconnected = isinstance(key[0], _AnonymousClient)
+        return state
 
     async def reopen_client(self, session_id: str, context: ServerRequestContext[Any]) -> McpClientState:
         """Open a suspended session again for its unfinished tasks.
@@ -359,19 +359,21 @@ class McpClientManager:
         if self._closed:
             raise MCPError(INTERNAL_ERROR, "The server is shutting down. Connect again later.")
         serving = self.settings
-        guest = ConnectedMcpClient(
+        connected = ConnectedMcpClient(
             self.kernel.approvals,
             serving.wait_s,
             serving.hold_s,
             lambda: len(self._held_calls) < serving.max_held_calls,
         )
-        guest.is_shared = shared
-        attendant = guest if answers_forms else None
-        opened = self.kernel.session(session_id, headless=attendant is None, approval_handler=attendant, client=guest)
-        guest.set_and_watch_session(await opened)
-        visit = McpClientState(self.kernel, self.spawn_server_task, guest)
-        self._clients.add(visit)
-        return visit
+        connected.is_shared = shared
+        attendant = connected if answers_forms else None
+        opened = self.kernel.session(
+            session_id, headless=attendant is None, approval_handler=attendant, client=connected
+        )
+        connected.set_and_watch_session(await opened)
+        state = McpClientState(self.kernel, self.spawn_server_task, connected)
+        self._clients.add(state)
+        return state
 
     async def close_client(self, client: McpClientState) -> None:
         """Stop the calls of a disconnected client, and close its session.
@@ -382,8 +384,8 @@ class McpClientManager:
             self._clients.discard(client)
             client.end_subscriptions()
             under_way = tuple(client.client.calls.values())
-            for exchange in under_way:
-                exchange.cancel_call()
+            for waiting_call in under_way:
+                waiting_call.cancel_call()
             session = client.client.session
             asked_for = any(one.is_task for one in under_way) or time.monotonic() <= client.client.kept_until
             with contextlib.suppress(Exception):  # the log has the reason, and no client is left to notify
@@ -419,11 +421,11 @@ class McpClientManager:
         return client.held_calls.pop(state)
 
     def _abandon_call(self, state: str) -> None:
-        guest, _ = self._held_calls.pop(state)
-        exchange = guest.held_calls.pop(state)
-        exchange.fail_client_requests()
-        guest.end_call(
-            exchange
+        connected, _ = self._held_calls.pop(state)
+        waiting_call = connected.held_calls.pop(state)
+        waiting_call.fail_client_requests()
+        connected.end_call(
+            waiting_call
         )  # after its call ends; by then an open approval is stored, and the call can be repeated
 
 

@@ -216,15 +216,15 @@ def _unique_name(name: str, offering: ResourceProvider, taken: set[str]) -> str:
 
 
 def _resource_entry(spec: ResourceSpec, offering: ResourceProvider) -> dict[str, Any]:
-    told = {"name": spec.name, "title": spec.title, "description": spec.description}
+    fields = {"name": spec.name, "title": spec.title, "description": spec.description}
     return _without_empty(
-        {**_extra_members(spec.more, offering), **told, "mimeType": spec.media_type, "size": spec.size}
+        {**_extra_members(spec.more, offering), **fields, "mimeType": spec.media_type, "size": spec.size}
     )
 
 
 def _template_entry(spec: ResourceTemplate, offering: ResourceProvider) -> dict[str, Any]:
-    told = {"uriTemplate": spec.uri_template, "name": spec.name, "title": spec.title, "description": spec.description}
-    return _without_empty({**_extra_members(spec.more, offering), **told, "mimeType": spec.media_type})
+    fields = {"uriTemplate": spec.uri_template, "name": spec.name, "title": spec.title, "description": spec.description}
+    return _without_empty({**_extra_members(spec.more, offering), **fields, "mimeType": spec.media_type})
 
 
 def _prompt_entry(spec: PromptSpec, offering: ResourceProvider) -> dict[str, Any]:
@@ -233,8 +233,8 @@ def _prompt_entry(spec: PromptSpec, offering: ResourceProvider) -> dict[str, Any
         | {"required": one.required}
         for one in spec.arguments
     ]
-    told = {"title": spec.title, "description": spec.description, "arguments": arguments}
-    return _without_empty({**_extra_members(spec.more, offering), **told})
+    fields = {"title": spec.title, "description": spec.description, "arguments": arguments}
+    return _without_empty({**_extra_members(spec.more, offering), **fields})
 
 
 def _extra_members(more: Mapping[str, Any], offering: ResourceProvider) -> dict[str, Any]:
@@ -337,8 +337,8 @@ class SkillPrompts:
             lines.append(f"Note: {data['note']}")
         if files := data.get("files"):
             lines.append(f"Files of the skill: {', '.join(map(str, files))}")
-        said = [_user_message("\n\n".join(lines)), *([_user_message(task)] if task else [])]
-        return {"description": skill.description, "messages": said, "_meta": _labels(skill)}
+        items = [_user_message("\n\n".join(lines)), *([_user_message(task)] if task else [])]
+        return {"description": skill.description, "messages": items, "_meta": _labels(skill)}
 
 
 def _skill_prompt(skill: SkillInfo, name: str) -> dict[str, Any]:

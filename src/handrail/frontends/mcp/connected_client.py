@@ -111,26 +111,26 @@ class ConnectedMcpClient:
             return Result.error("limit", text)
         same = _hash_call(tool_id, proposed)
         if (waiting := self.awaiting_approval.get(same)) is not None and waiting not in self.calls:
-            exchange = self.add_attended_call(waiting, given)
-            exchange.start(self._collect_answer(waiting, same))
-            return exchange
+            client_call = self.add_attended_call(waiting, given)
+            client_call.start(self._collect_answer(waiting, same))
+            return client_call
         turn = self.session.start_turn()
-        exchange = self.add_attended_call(make_call_id(self.session.id, turn.number, 0), given)
+        client_call = self.add_attended_call(make_call_id(self.session.id, turn.number, 0), given)
 
         async def carried_out() -> CallAnswer:
             (answer,) = await turn.call_all([proposed])
             self._keep_if_awaiting_approval(same, answer)
             return answer
 
-        exchange.start(carried_out())
-        return exchange
+        client_call.start(carried_out())
+        return client_call
 
     def add_attended_call(self, call: str, given: Mapping[str, Any] | None = None) -> McpClientCall:
         """Add a call whose messages and requests are sent to the client from now on."""
-        exchange = McpClientCall(call, given)
-        exchange.may_hold = lambda: len(self.held_calls) < MAX_HELD_CALLS and self._hold()
-        self.calls[call] = exchange
-        return exchange
+        client_call = McpClientCall(call, given)
+        client_call.may_hold = lambda: len(self.held_calls) < MAX_HELD_CALLS and self._hold()
+        self.calls[call] = client_call
+        return client_call
 
     async def _collect_answer(self, call: str, same: str) -> CallAnswer:
         """Return the answer to a call that waited for approval, once, unless it still waits."""
@@ -167,8 +167,8 @@ class ConnectedMcpClient:
 
     def _on_event(self, event: Event) -> None:
         if event.kind in ("progress", "log"):
-            if (exchange := self.calls.get(get_client_call_id(event.call_id))) is not None:
-                exchange.queue_call_event(event)
+            if (client_call := self.calls.get(get_client_call_id(event.call_id))) is not None:
+                client_call.queue_call_event(event)
         elif event.kind == "list-changed":
             self.on_listing_changed()
         elif event.kind == "resource-updated" and isinstance(uri := event.data.get("uri"), str):
@@ -177,24 +177,28 @@ class ConnectedMcpClient:
     # ── the user ─────────────────────────────────────────────────────────────────────────────────
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        exchange = self.calls.get(get_client_call_id(request.call_id))
-        if exchange is None or not exchange.supports(FORM_METHOD, {}):
+        client_call = self.calls.get(get_client_call_id(request.call_id))
+        if client_call is None or not client_call.supports(FORM_METHOD, {}):
             return ApprovalAnswer("defer")
-        form = make_approval_form(request, await preview_edit_diff(request, self.session.workdir), _version(exchange))
-        filled = await self._ask_form(exchange, f"approval-{request.id}", form)
+        form = make_approval_form(
+            request, await preview_edit_diff(request, self.session.workdir), _version(client_call)
+        )
+        filled = await self._ask_form(client_call, f"approval-{request.id}", form)
         return ApprovalAnswer("defer") if filled is None else read_approval_answer(request, filled)
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         asked = self._find_asking_call(questions)
         if asked is None:
             return None
-        approval_id, exchange = asked
+        approval_id, client_call = asked
         self._open_questions.add(approval_id)
         try:
-            if not exchange.supports(FORM_METHOD, {}):
+            if not client_call.supports(FORM_METHOD, {}):
                 return None
-            version = _version(exchange)
-            filled = await self._ask_form(exchange, f"question-{approval_id}", make_question_form(questions, version))
+            version = _version(client_call)
+            filled = await self._ask_form(
+                client_call, f"question-{approval_id}", make_question_form(questions, version)
+            )
             answers = None if filled is None else read_question_answers(questions, filled, version)
         finally:
             self._open_questions.discard(approval_id)
@@ -213,9 +217,9 @@ class ConnectedMcpClient:
                 and row.id not in self._open_questions
                 and tuple(row.questions) == tuple(questions)
             ):
-                exchange = self.calls.get(get_client_call_id(row.request.call_id))
-                if exchange is not None:
-                    return row.id, exchange
+                client_call = self.calls.get(get_client_call_id(row.request.call_id))
+                if client_call is not None:
+                    return row.id, client_call
         return None
 
     async def _ask_form(self, call: McpClientCall, key: str, form: ClientRequest) -> Mapping[str, Any] | None:
@@ -230,21 +234,21 @@ class ConnectedMcpClient:
     # ── requests to the client ───────────────────────────────────────────────────────────────────
 
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
-        exchange = self.calls.get(get_client_call_id(call_id))
-        return exchange is not None and exchange.supports(method, params)
+        client_call = self.calls.get(get_client_call_id(call_id))
+        return client_call is not None and client_call.supports(method, params)
 
     async def send_requests(
         self, call_id: str, requests: Mapping[str, ClientRequest]
     ) -> Mapping[str, Mapping[str, Any]]:
-        exchange = self.calls.get(get_client_call_id(call_id))
-        if exchange is None:
+        client_call = self.calls.get(get_client_call_id(call_id))
+        if client_call is None:
             text = "The client that made this call has disconnected. Continue without its answer."
             raise ToolError(text, kind="unavailable")
-        return await exchange.send_requests({key: _with_origin(ask) for key, ask in requests.items()})
+        return await client_call.send_requests({key: _with_origin(ask) for key, ask in requests.items()})
 
     def detach(self, call_id: str) -> None:
-        if (exchange := self.calls.get(get_client_call_id(call_id))) is not None:
-            exchange.close_client_stream()
+        if (client_call := self.calls.get(get_client_call_id(call_id))) is not None:
+            client_call.close_client_stream()
 
 
 def get_client_call_id(call: str) -> str:
@@ -267,8 +271,8 @@ def _with_origin(ask: ClientRequest) -> ClientRequest:
     params: dict[str, Any] = {**ask.params, "_meta": {**kept, "handrail/origin": ask.origin}}
     if ask.method == FORM_METHOD and isinstance(message := params.get("message"), str):
         # Hiding and reordering characters are written out, and each further line is marked as the server's text.
-        said = escape_invisible(message).replace("\n", "\n| ")
-        params["message"] = f"{ask.origin} asks: {said}"
+        text = escape_invisible(message).replace("\n", "\n| ")
+        params["message"] = f"{ask.origin} asks: {text}"
     return ClientRequest(ask.method, params, ask.origin)
 
 

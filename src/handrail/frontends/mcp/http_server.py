@@ -320,11 +320,11 @@ async def run_http_server(
     waiting = _bind_socket(settings)
     port = waiting.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    house = McpClientManager(kernel, serving, over_http=True)
+    clients = McpClientManager(kernel, serving, over_http=True)
     try:
         security = _security_settings(settings, port)
         manager = HttpSessionManager(
-            app=build_mcp_server(house),
+            app=build_mcp_server(clients),
             event_store=BoundedEventStore(),
             retry_interval=RETRY_MS,
             security_settings=security,
@@ -332,10 +332,10 @@ async def run_http_server(
             max_request_body_size=MAX_MESSAGE_BYTES,
             most=MAX_SESSIONS,
             most_of_one=MAX_SESSIONS_PER_CREDENTIAL,
-            at_work=house.has_running_calls,
+            at_work=clients.has_running_calls,
         )
         address = f"http://{host}:{port}{PATH}"
-        protocol = make_connection_class(MAX_CONNECTIONS, house.close_disconnected)
+        protocol = make_connection_class(MAX_CONNECTIONS, clients.close_disconnected)
         app = _build_app(manager, settings, address, security, max(4, protocol.most // 4))
         config = uvicorn.Config(
             app,
@@ -355,10 +355,10 @@ async def run_http_server(
                 yield address, running
             finally:
                 server.should_exit = True
-                await house.aclose()
+                await clients.aclose()
                 await _wait_for_task_end(running)
     finally:
-        await house.aclose()
+        await clients.aclose()
         waiting.close()
 
 

@@ -175,14 +175,14 @@ async def serve_single_client(
 
     :param ends: the client's lines, and the writer for its answers; None for stdin and stdout of this process
     """
-    house = McpClientManager(kernel, serving)
+    clients = McpClientManager(kernel, serving)
     try:
-        server = build_mcp_server(house)
+        server = build_mcp_server(clients)
         streams = stdio_server() if ends is None else stdio_server(*cast("Any", ends))
         async with streams as (incoming, outgoing):
             await server.run(incoming, outgoing, make_initialization_options(server))
     finally:
-        await house.aclose()
+        await clients.aclose()
 
 
 def make_initialization_options(server: Server[dict[str, Any]]) -> InitializationOptions:
@@ -213,16 +213,16 @@ class _McpServer(Server[dict[str, Any]]):
 
 def build_mcp_server(clients: McpClientManager) -> Server[dict[str, Any]]:
     """Build the MCP server for all clients of ``clients``."""
-    faces = McpRequestHandlers(clients)
+    handlers = McpRequestHandlers(clients)
     server = _McpServer(
         "handrail",
         version=version("handrail"),
         instructions=build_server_instructions(clients.kernel, clients.settings.discovery),
-        get_tool_input_schema=faces.get_header_check_schema,
+        get_tool_input_schema=handlers.get_header_check_schema,
         cache_hints=_HINTS,  # each client has its own listings, and they may change at any time
     )
     server.extensions.update(EXTENSIONS)
-    for method, params_type, handler in faces.list_method_handlers():
+    for method, params_type, handler in handlers.list_method_handlers():
         server.add_request_handler(method, params_type, map_kernel_errors(method, handler))
     security = RequestStateSecurity.ephemeral(ttl=clients.settings.hold_s + _STATE_GRACE_S)
     server.middleware.append(RequestStateBoundary(security, default_audience="handrail"))
@@ -263,10 +263,10 @@ class McpRequestHandlers:
         return None if entry is None else entry.spec.parameters
 
     async def on_list_tools(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as visit:
-            visit.notify_of_listing_changes("tools", lambda: tuple(self._listed_tools(visit)))
+        async with self._clients.use_client(context) as client_state:
+            client_state.notify_of_listing_changes("tools", lambda: tuple(self._listed_tools(client_state)))
             discovery = self._clients.settings.discovery
-            tools = [to_mcp_tool(self._kernel, discovery, spec) for spec in self._listed_tools(visit)]
+            tools = [to_mcp_tool(self._kernel, discovery, spec) for spec in self._listed_tools(client_state)]
             if self._has_call_tool(OpenClientRequest(context)):
                 tools.append(dict(CALL_TOOL_ENTRY))
             return get_page_by_cursor("tools", tools, params.cursor)
@@ -283,8 +283,8 @@ class McpRequestHandlers:
         return request.is_stateless and core and self._kernel.generation.resolve_tool_name(CALL_TOOL) is None
 
     async def on_call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
-        async with self._clients.use_client(context, params.request_state) as visit:
-            line = _open_request(context, visit)
+        async with self._clients.use_client(context, params.request_state) as client_state:
+            line = _open_request(context, client_state)
             name, arguments = params.name, cast("Mapping[str, Any]", params.arguments or {})
             if name == CALL_TOOL and self._has_call_tool(line):
                 name, arguments = unwrap_tool_call(arguments)
@@ -292,20 +292,20 @@ class McpRequestHandlers:
             if entry is not None:
                 self._tasks.check_background_call(line, entry.spec, arguments)
             spec = entry.spec if entry is not None else None
-            found = await self._run_call(visit, line, params, ProposedCall(name, arguments), spec)
+            found = await self._run_call(client_state, line, params, ProposedCall(name, arguments), spec)
             if not isinstance(found, CallAnswer):
                 return found
             result = found.model
             if found.tool_id == SKILL:  # stateless clients share a session, so another client may have got the text
-                given = visit.skills.restore_skill_text(result)
+                given = client_state.skills.restore_skill_text(result)
                 result = given if line.is_stateless else result
             if line.is_stateless and self._clients.settings.discovery == "core":
                 result = add_input_schemas(self._kernel, found.tool_id, result)
             if (waits := result.metadata.get("awaiting_approval")) is not None:
                 result = _approval_required_result(found.tool_id, waits, result)
-            content = await to_mcp_result(self._kernel, visit, found.tool_id, result)
-            if visit.may_listing_have_changed():
-                await visit.notify_listing_changes()
+            content = await to_mcp_result(self._kernel, client_state, found.tool_id, result)
+            if client_state.may_listing_have_changed():
+                await client_state.notify_listing_changes()
             return content
 
     async def _run_call(
@@ -321,47 +321,47 @@ class McpRequestHandlers:
         :param spec: the called tool, if the client may get a task as the answer
         :raises MCPError: if the call needs a capability that the client did not declare
         """
-        guest = client.client
+        connected = client.client
         given = _input_responses(request.context)
         if params.request_state is not None:
-            exchange = self._clients.resume_call(guest, params.request_state)
+            client_call = self._clients.resume_call(connected, params.request_state)
         else:
             entry = self._kernel.generation.resolve_tool_name(proposed.name)
-            begun = guest.start_call(entry.id if entry is not None else proposed.name, proposed, given)
+            begun = connected.start_call(entry.id if entry is not None else proposed.name, proposed, given)
             if isinstance(begun, Result):
                 return CallAnswer("", proposed.name, begun, begun)
-            exchange = begun
+            client_call = begun
         held = False
         try:
             if params.request_state is not None:
-                exchange.accept_answers(given)
-            with self._tasks.move_slow_call_to_background(request, spec, guest, exchange):
-                found = await exchange.send_events_until_answered(request)
+                client_call.accept_answers(given)
+            with self._tasks.move_slow_call_to_background(request, spec, connected, client_call):
+                found = await client_call.send_events_until_answered(request)
             if isinstance(found, CallAnswer):
                 if (
                     request.accepts_tasks
                     and spec is not None
-                    and (task := await self._tasks.make_task_of_job(guest, exchange, found))
+                    and (task := await self._tasks.make_task_of_job(connected, client_call, found))
                 ):
                     held = True
                     return task
-                if request.is_stateless and (lacked := _missing_capabilities(exchange, found)):
+                if request.is_stateless and (lacked := _missing_capabilities(client_call, found)):
                     raise _missing_capability_error(lacked, found)
                 return found
             requests = {key: to_sdk_request_model(ask) for key, ask in found.items()}
-            state = self._clients.hold_call_until_request(guest, exchange)
+            state = self._clients.hold_call_until_request(connected, client_call)
             held = True
             return types.InputRequiredResult(input_requests=requests, request_state=state)
         finally:
             if not held:
-                guest.end_call(exchange)
+                connected.end_call(client_call)
 
     # ── resources ────────────────────────────────────────────────────────────────────────────────
 
     async def on_list_resources(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as visit:
-            visit.notify_of_listing_changes("resources", lambda: self._listed_resources(visit))
-            return get_page_by_cursor("resources", self._listed_resources(visit), params.cursor)
+        async with self._clients.use_client(context) as client_state:
+            client_state.notify_of_listing_changes("resources", lambda: self._listed_resources(client_state))
+            return get_page_by_cursor("resources", self._listed_resources(client_state), params.cursor)
 
     def _listed_resources(self, client: McpClientState) -> list[dict[str, Any]]:
         return [*collect_source_listings(self._kernel.generation).resources, *client.outputs.resource_listing]
@@ -372,18 +372,18 @@ class McpRequestHandlers:
         )
 
     async def on_read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> Any:
-        async with self._clients.use_client(context, params.request_state) as visit:
+        async with self._clients.use_client(context, params.request_state) as client_state:
             uri = str(params.uri)
             try:
-                own = await visit.outputs.read_listed_output(uri)
+                own = await client_state.outputs.read_listed_output(uri)
             except (OSError, CallOutputTooLong) as error:
                 raise MCPError(types.INTERNAL_ERROR, f"Could not read `{uri}`: {error}", {"uri": uri}) from None
             if own is not None:
                 return {"contents": own}
-            line = _open_request(context, visit)
-            found = await self._run_call(visit, line, params, ProposedCall("resource.read", {"uri": uri}))
+            line = _open_request(context, client_state)
+            found = await self._run_call(client_state, line, params, ProposedCall("resource.read", {"uri": uri}))
             return (
-                await self._answer_data_with_origin(visit, line, found, {"uri": uri})
+                await self._answer_data_with_origin(client_state, line, found, {"uri": uri})
                 if isinstance(found, CallAnswer)
                 else found
             )
@@ -393,8 +393,8 @@ class McpRequestHandlers:
     ) -> dict[str, Any]:
         """Return the data of an answer with its result metadata, such as its origin."""
         data = await self._result_data(client, request, answer, about)
-        said = {f"handrail/{key}": value for key, value in answer.model.metadata.items()}
-        return {**data, "_meta": said} if said else data
+        fields = {f"handrail/{key}": value for key, value in answer.model.metadata.items()}
+        return {**data, "_meta": fields} if fields else data
 
     async def _result_data(
         self, client: McpClientState, request: OpenClientRequest, answer: CallAnswer, about: Mapping[str, Any]
@@ -426,13 +426,13 @@ class McpRequestHandlers:
         return inline_artifacts(data, await client.outputs.read_artifacts(refs) if refs else {})
 
     async def on_subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
-        async with self._clients.use_client(context) as visit:
-            await self._subscribe(visit, _open_request(context, visit), str(params.uri))
+        async with self._clients.use_client(context) as client_state:
+            await self._subscribe(client_state, _open_request(context, client_state), str(params.uri))
             return types.EmptyResult()
 
     async def on_unsubscribe(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-        async with self._clients.use_client(context) as visit:
-            await self._unsubscribe(visit, str(params.uri))
+        async with self._clients.use_client(context) as client_state:
+            await self._unsubscribe(client_state, str(params.uri))
             return types.EmptyResult()
 
     async def _subscribe(self, client: McpClientState, request: OpenClientRequest, uri: str) -> None:
@@ -450,26 +450,28 @@ class McpRequestHandlers:
     async def on_listen(
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        async with self._clients.use_client(context) as visit:
-            line, wanted = _open_request(context, visit), params.notifications
-            tasks = await self._tasks.watch_task_states(context, visit, (wanted.model_extra or {}).get("taskIds"))
-            visit.notify_of_listing_changes("tools", lambda: tuple(self._listed_tools(visit)))
-            visit.notify_of_listing_changes("prompts", lambda: self._listed_prompts(visit))
-            visit.notify_of_listing_changes("resources", lambda: self._listed_resources(visit))
+        async with self._clients.use_client(context) as client_state:
+            line, wanted = _open_request(context, client_state), params.notifications
+            tasks = await self._tasks.watch_task_states(
+                context, client_state, (wanted.model_extra or {}).get("taskIds")
+            )
+            client_state.notify_of_listing_changes("tools", lambda: tuple(self._listed_tools(client_state)))
+            client_state.notify_of_listing_changes("prompts", lambda: self._listed_prompts(client_state))
+            client_state.notify_of_listing_changes("resources", lambda: self._listed_resources(client_state))
             subscribed: list[str] = []
-            visit.listener_count += 1
+            client_state.listener_count += 1
             try:
                 for uri in dict.fromkeys(map(str, wanted.resource_subscriptions or ())):
                     try:
-                        await self._subscribe(visit, line, uri)
+                        await self._subscribe(client_state, line, uri)
                     except MCPError:
                         continue  # the protocol acknowledges such a subscription and sends nothing for it
                     subscribed.append(uri)
-                return await stream_notifications(visit.listen, context, params, tasks)
+                return await stream_notifications(client_state.listen, context, params, tasks)
             finally:
-                visit.listener_count -= 1
+                client_state.listener_count -= 1
                 for uri in subscribed:
-                    self._clients.spawn_server_task(self._unsubscribe(visit, uri))
+                    self._clients.spawn_server_task(self._unsubscribe(client_state, uri))
 
     # ── prompts, completion, logging ─────────────────────────────────────────────────────────────
 
@@ -478,47 +480,55 @@ class McpRequestHandlers:
         return [*offered, *client.skills.list_prompts({one["name"] for one in offered})]
 
     async def on_list_prompts(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as visit:
-            visit.notify_of_listing_changes("prompts", lambda: self._listed_prompts(visit))
-            return get_page_by_cursor("prompts", self._listed_prompts(visit), params.cursor)
+        async with self._clients.use_client(context) as client_state:
+            client_state.notify_of_listing_changes("prompts", lambda: self._listed_prompts(client_state))
+            return get_page_by_cursor("prompts", self._listed_prompts(client_state), params.cursor)
 
     async def on_get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Any:
-        async with self._clients.use_client(context, params.request_state) as visit:
-            line, arguments, about = _open_request(context, visit), dict(params.arguments or {}), {"name": params.name}
+        async with self._clients.use_client(context, params.request_state) as client_state:
+            line, arguments, about = (
+                _open_request(context, client_state),
+                dict(params.arguments or {}),
+                {"name": params.name},
+            )
             taken = {one["name"] for one in collect_source_listings(self._kernel.generation).prompts}
-            if params.name not in taken and (skill := visit.skills.find_skill(params.name, taken)) is not None:
-                task = visit.skills.get_task_argument(arguments)
-                found = await self._run_call(visit, line, params, ProposedCall(SKILL, {"name": skill.name}))
+            if params.name not in taken and (skill := client_state.skills.find_skill(params.name, taken)) is not None:
+                task = client_state.skills.get_task_argument(arguments)
+                found = await self._run_call(client_state, line, params, ProposedCall(SKILL, {"name": skill.name}))
                 if not isinstance(found, CallAnswer):
                     return found
-                found = found._replace(model=visit.skills.restore_skill_text(found.model))
-                return visit.skills.make_skill_prompt(skill, await self._result_data(visit, line, found, about), task)
+                found = found._replace(model=client_state.skills.restore_skill_text(found.model))
+                return client_state.skills.make_skill_prompt(
+                    skill, await self._result_data(client_state, line, found, about), task
+                )
             asked = {"name": params.name, "arguments": arguments}
-            found = await self._run_call(visit, line, params, ProposedCall("prompt.get", asked))
+            found = await self._run_call(client_state, line, params, ProposedCall("prompt.get", asked))
             return (
-                await self._answer_data_with_origin(visit, line, found, about)
+                await self._answer_data_with_origin(client_state, line, found, about)
                 if isinstance(found, CallAnswer)
                 else found
             )
 
     async def on_complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as visit:
+        async with self._clients.use_client(context) as client_state:
             asked: dict[str, Any] = {
                 "ref": params.ref.model_dump(mode="json", by_alias=True, exclude_none=True),
                 "argument": params.argument.model_dump(mode="json", by_alias=True, exclude_none=True),
             }
             if params.context is not None and params.context.arguments:
                 asked["context"] = dict(params.context.arguments)
-            (answer,) = await visit.client.session.start_turn().call_all([ProposedCall("prompt.complete", asked)])
+            (answer,) = await client_state.client.session.start_turn().call_all(
+                [ProposedCall("prompt.complete", asked)]
+            )
             return {
                 "completion": await self._result_data(
-                    visit, _open_request(context, visit), answer, {"name": "completion"}
+                    client_state, _open_request(context, client_state), answer, {"name": "completion"}
                 )
             }
 
     async def on_set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        async with self._clients.use_client(context) as visit:
-            visit.log_level = LOG_LEVELS.index(params.level)
+        async with self._clients.use_client(context) as client_state:
+            client_state.log_level = LOG_LEVELS.index(params.level)
             return types.EmptyResult()
 
 

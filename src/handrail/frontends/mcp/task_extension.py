@@ -230,10 +230,10 @@ class McpTaskManager:
     # ── requests about a task ────────────────────────────────────────────────────────────────────
 
     async def on_get(self, context: Context, params: TaskIdParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as visit:
+        async with self._clients.use_client(context) as client_state:
             line, job = await self._require_task(context, params.task_id)
             followed = await self._reach_task(job, line)
-            return {**await self._task_state(visit, job, params.task_id, followed), "resultType": "complete"}
+            return {**await self._task_state(client_state, job, params.task_id, followed), "resultType": "complete"}
 
     async def _task_state(
         self, client: McpClientState, job: Job, task_id: str, followed: _VisibleTaskState | None
@@ -371,10 +371,12 @@ class McpTaskManager:
         async with self._reopening:
             if job.id not in self._followed:
                 try:
-                    visit = await self._clients.reopen_client(job.session_id, request.context)
+                    client_state = await self._clients.reopen_client(job.session_id, request.context)
                 except HandrailError:
                     return None
-                self._follow_task(job, visit.client, visit.client.add_attended_call(job.call_id), visit)
+                self._follow_task(
+                    job, client_state.client, client_state.client.add_attended_call(job.call_id), client_state
+                )
         followed = self._followed.get(job.id)
         if followed is not None:
             followed.exchange.mark_task_seen(request)
@@ -389,16 +391,16 @@ class McpTaskManager:
         now = time.time_ns()
         ended, changed = job.ended_ns or now, job.ended_ns or job.created_ns
         age_ms = max(0, ended - job.created_ns) // _MS
-        told: dict[str, Any] = {"taskId": task_id, "status": "working"}
+        fields: dict[str, Any] = {"taskId": task_id, "status": "working"}
         if followed is not None:
             shown = (followed.exchange.status_message, tuple(followed.exchange.list_unanswered_requests()))
             if shown != followed.shown:
                 followed.shown, followed.changed_ns = shown, now if followed.shown else followed.changed_ns
             changed = followed.changed_ns
             if followed.exchange.status_message:
-                told["statusMessage"] = followed.exchange.status_message
+                fields["statusMessage"] = followed.exchange.status_message
         return {
-            **told,
+            **fields,
             "createdAt": _iso_time(job.created_ns),
             "lastUpdatedAt": _iso_time(changed),
             "ttlMs": age_ms + _RETENTION_MS,

@@ -429,12 +429,12 @@ class IntrospectionTokenVerifier(TokenVerifier):
                     body += piece
                     if len(body) > MAX_ANSWER_BYTES:
                         raise TokenCheckFailed(f"Its answer is longer than {MAX_ANSWER_BYTES:,} bytes.")
-            said = orjson.loads(body)
+            fields = orjson.loads(body)
         except (httpx2.HTTPError, OSError) as error:
             raise TokenCheckFailed(f"The authorization server could not be reached: {type(error).__name__}.") from None
         except ValueError:
             raise TokenCheckFailed("Its answer is not JSON.") from None
-        claims = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+        claims = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
         if not isinstance(claims.get("active"), bool):
             raise TokenCheckFailed("Its answer does not contain `active`.")
         return claims

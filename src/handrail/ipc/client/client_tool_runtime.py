@@ -141,9 +141,9 @@ class ClientToolRuntime:
         protocol = RUNTIME_SERVICES.get(name)
         if protocol is None:
             raise AttributeError(name)
-        door: object = make_protocol_proxy(cast("type[object]", protocol), f"{name}.", self.invoke_runtime_service)
-        setattr(self, name, door)
-        return door
+        service: object = make_protocol_proxy(cast("type[object]", protocol), f"{name}.", self.invoke_runtime_service)
+        setattr(self, name, service)
+        return service
 
     @property
     def call_id(self) -> str:
@@ -230,27 +230,27 @@ class ClientToolRuntime:
         self.cancellation.reason = self.cancellation.reason or reason
         self._send_partial(at_once=True)
 
-    async def invoke_runtime_service(self, op: str, method: MethodSignature, told: dict[str, Any]) -> Any:
+    async def invoke_runtime_service(self, op: str, method: MethodSignature, fields: dict[str, Any]) -> Any:
         """Invoke a service method of the call's runtime in the lease holder.
 
         :raises ToolError: the error of the service, or if the lease holder is not available
         """
-        if method.callback is not None and told[method.callback] is not None:
-            return await self._request_streamed(op, method, told)
+        if method.callback is not None and fields[method.callback] is not None:
+            return await self._request_streamed(op, method, fields)
         if asyncio.get_running_loop() is self._loop:
-            return await self._request(op, method, told)
-        there = asyncio.run_coroutine_threadsafe(self._request(op, method, told), self._loop)
+            return await self._request(op, method, fields)
+        there = asyncio.run_coroutine_threadsafe(self._request(op, method, fields), self._loop)
         return await asyncio.wrap_future(there)
 
-    async def _request(self, door: str, method: MethodSignature, told: Mapping[str, Any]) -> Any:
-        body = {"run": self._number, "arguments": told}
+    async def _request(self, service: str, method: MethodSignature, fields: Mapping[str, Any]) -> Any:
+        body = {"run": self._number, "arguments": fields}
         try:
-            answer = expect_object(await self._connection.request(RUNTIME_PREFIX + door, body, settle=True))
+            answer = expect_object(await self._connection.request(RUNTIME_PREFIX + service, body, settle=True))
             if (failure := decode_tool_error(answer)) is not None:
                 raise failure
             return method.result_form.read(answer.get("value"))
         except ConnectionLost:
-            text = f"`{door}` is unavailable: the process that holds the workspace has disconnected. Try again."
+            text = f"`{service}` is unavailable: the process that holds the workspace has disconnected. Try again."
             raise ToolError(text, kind="unavailable") from None
         except OperationRefused as refused:
             self.cancellation.raise_if_requested()
@@ -258,7 +258,7 @@ class ClientToolRuntime:
             raise ToolError(refused.text, kind=kinds.get(refused.kind, "backend")) from None
         except MalformedData as error:
             raise ToolError(
-                f"`{door}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
+                f"`{service}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
                 kind="backend",
             ) from None
 
@@ -269,10 +269,10 @@ class ClientToolRuntime:
             return self._streams.open(listener)
         return self._streams.open(lambda piece: _call_in_loop(here, listener, piece))
 
-    async def _request_streamed(self, op: str, method: MethodSignature, told: dict[str, Any]) -> Any:
+    async def _request_streamed(self, op: str, method: MethodSignature, fields: dict[str, Any]) -> Any:
         """Invoke a service method that sends pieces before its answer; see :meth:`invoke_runtime_service`."""
         assert method.callback is not None
-        listener: Callable[[bytes], None] = told[method.callback]
+        listener: Callable[[bytes], None] = fields[method.callback]
         failures: list[BaseException] = []
 
         def listen(piece: bytes) -> None:
@@ -284,7 +284,7 @@ class ClientToolRuntime:
                 running.cancel()
 
         stream = self.add_output_listener(listen)
-        asked = {**told, method.callback: stream}
+        asked = {**fields, method.callback: stream}
         if asyncio.get_running_loop() is self._loop:
             running: asyncio.Future[Any] = asyncio.ensure_future(self._request(op, method, asked))
         else:

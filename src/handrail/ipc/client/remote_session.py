@@ -189,17 +189,17 @@ class RemoteSession:
             kinds = list_client_request_kinds(self.client, call_id)
             self._ipc_client.notify("client_capabilities", {"session": self.id, "call": call, "kinds": kinds})
 
-    def _read_opened(self, told: Message) -> None:
-        if "generation" in told:
-            self._own_generation = wire_encoding.read_generation(told["generation"], self._tools)
-        self._turns = max(self._turns, told["turns"])
-        self._catalog.replace_catalog_options(WIRE_CODEC.get_type_reader(CatalogOptions)(told["catalog"]))
-        self._catalog.active.apply_steps(told["brought"])
-        self._provider_tools = dict(told["native"])
+    def _read_opened(self, fields: Message) -> None:
+        if "generation" in fields:
+            self._own_generation = wire_encoding.read_generation(fields["generation"], self._tools)
+        self._turns = max(self._turns, fields["turns"])
+        self._catalog.replace_catalog_options(WIRE_CODEC.get_type_reader(CatalogOptions)(fields["catalog"]))
+        self._catalog.active.apply_steps(fields["brought"])
+        self._provider_tools = dict(fields["native"])
         self.skills = self.skills or WIRE_CODEC.get_type_form(Sequence[SkillInfo]).read(
-            told["skills"]
+            fields["skills"]
         )  # they stay the same
-        self.subagent_types = WIRE_CODEC.get_type_form(Sequence[SubagentType]).read(told["agents"])
+        self.subagent_types = WIRE_CODEC.get_type_form(Sequence[SubagentType]).read(fields["agents"])
 
     # ── loaded tools ─────────────────────────────────────────────────────────────────────────────
 
@@ -219,9 +219,9 @@ class RemoteSession:
         # Without a lease holder, the next one learns of it when the session is opened again.
         with contextlib.suppress(StartError):
             before = self._provider_tools
-            told = await self._ipc_client.request("begin", body, settle=True, repeatable=True)
+            answer = await self._ipc_client.request("begin", body, settle=True, repeatable=True)
             if self._provider_tools is before:  # otherwise rules were added after the evaluation
-                self._provider_tools = dict(told)
+                self._provider_tools = dict(answer)
 
     def _interaction_body(self, text: str) -> Message:
         number = self._catalog.interaction_number
@@ -273,13 +273,13 @@ class RemoteSession:
         ids = [make_call_id(self.id, number, (first or 0) + index) for index in range(len(calls))]
         if self._closed_reason is not None:
             return self._closed_answers(ids)
-        told = [wire_encoding.write_call(call) for call in calls]
+        items = [wire_encoding.write_call(call) for call in calls]
         body: Message = {"session": self.id, "turn": number, "token": token, "generation": generation}
         if first is None:
-            body["calls"] = told
+            body["calls"] = items
         else:
             try:
-                body |= {"position": first, "call": told[0], "behind": await self.history.pending_write_number()}
+                body |= {"position": first, "call": items[0], "behind": await self.history.pending_write_number()}
             except HandrailError as error:
                 text = f"Nothing was run, because the conversation cannot be stored: {error}"
                 return _same_answers(ids, Result.error("unavailable", text))
@@ -333,8 +333,8 @@ class RemoteSession:
         answers = [answer for answer, _ in told]
         again = [index for index, (_, begun) in enumerate(told) if not begun]
         if again:
-            anew = await self.start_turn().call_all([calls[index] for index in again])
-            for index, answer in zip(again, anew, strict=True):
+            retry = await self.start_turn().call_all([calls[index] for index in again])
+            for index, answer in zip(again, retry, strict=True):
                 answers[index] = answer
         return answers
 
@@ -351,10 +351,10 @@ class RemoteSession:
         body = {"session": self.id, "calls": list(call_ids)}
         while True:
             try:
-                told = await self._ipc_client.request("recall", body)
+                response = await self._ipc_client.request("recall", body)
             except ConnectionLost:  # calls that it resumed are no longer suspended; their records have the answers
                 continue
-            return [(wire_encoding.read_answer(answer), begun) for answer, begun in told]
+            return [(wire_encoding.read_answer(answer), begun) for answer, begun in response]
 
     async def resume_suspended_calls(self) -> list[CallAnswer]:
         """Resume suspended calls; see :meth:`handrail.session.local_session.LocalSession.resume_suspended_calls`."""
@@ -381,11 +381,11 @@ class RemoteSession:
         child = RemoteSession(new_session_id(), self._ipc_client, *shared)
         handed = WIRE_CODEC.encode_value(SubagentTask, delegation)
         body = {"id": child.id, "session": self.id, "call": call_id, "delegation": handed}
-        told = await self._ipc_client.request("child", body, settle=True)
-        child._read_opened(told)
+        answer = await self._ipc_client.request("child", body, settle=True)
+        child._read_opened(answer)
         child.on_child_opened = self.on_child_opened
         self.on_child_opened(child)
-        return ChildSession(child, AgentManifest.model_validate(told["agent"]))
+        return ChildSession(child, AgentManifest.model_validate(answer["agent"]))
 
     async def _stop(self, reason: StopReason) -> None:
         try:
@@ -431,8 +431,8 @@ class RemoteSession:
 
         See :meth:`handrail.contract.session_protocols.Session.read_parent_instructions`.
         """
-        told = await self._ipc_client.request("instructions", {"session": self.id}, repeatable=True)
-        return WIRE_CODEC.get_type_form(Sequence[tuple[str, str]]).read(told)
+        answer = await self._ipc_client.request("instructions", {"session": self.id}, repeatable=True)
+        return WIRE_CODEC.get_type_form(Sequence[tuple[str, str]]).read(answer)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
@@ -619,8 +619,8 @@ class RemoteHistory:
 
     def store_messages(self, entries: Sequence[HistoryEntry]) -> Awaitable[None]:
         number = 1 if self._latest is None else self._latest.number + 1
-        told = [[position, dict(data)] for position, data in entries]
-        body = {"session": self._session_id, "entries": told, "number": number}
+        items = [[position, dict(data)] for position, data in entries]
+        body = {"session": self._session_id, "entries": items, "number": number}
         self._latest = PendingHistoryWrite(self._ipc_client, body, number)
         return self._latest
 

@@ -157,18 +157,18 @@ class ToolHost:
     @property
     def provider_descriptions(self) -> list[Any]:
         """The current listings of its resource providers, for the lease holder."""
-        told = [
+        items = [
             ResourceProviderDescription(
                 wire_encoding.snapshot_provider_listing(one), isinstance(one, PollableResourceProvider)
             )
             for one in self._offerings
         ]
-        return WIRE_CODEC.encode_value(Sequence[ResourceProviderDescription], told)
+        return WIRE_CODEC.encode_value(Sequence[ResourceProviderDescription], items)
 
     @property
     def watchdog_descriptions(self) -> list[Any]:
         """The descriptions of its watchdogs, for the lease holder."""
-        told = [
+        items = [
             ClientWatchdogDescription(
                 watchdog_name(one),
                 float(getattr(one, "timeout_ms", DEFAULT_TIMEOUT_MS)),
@@ -177,7 +177,7 @@ class ToolHost:
             )
             for one in self._watchdogs
         ]
-        return WIRE_CODEC.encode_value(Sequence[ClientWatchdogDescription], told)
+        return WIRE_CODEC.encode_value(Sequence[ClientWatchdogDescription], items)
 
     def add_tools(self, tools: Iterable[object]) -> None:
         """Add tools. Earlier tools stay for turns that started with them.

@@ -114,11 +114,11 @@ class MethodSignature(NamedTuple):
 
     def encode_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Encode the arguments; a callback stays unchanged."""
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, value in arguments.items():
             write = self.forms[name].write
-            told[name] = value if write is None or name == self.callback else write(value)
-        return told
+            fields[name] = value if write is None or name == self.callback else write(value)
+        return fields
 
 
 @cache
@@ -159,10 +159,10 @@ def list_async_methods(protocol: type) -> Mapping[str, Callable[..., Any]]:
 class RemoteMethodInvoker(Protocol):
     """A callable that invokes one method on the other side."""
 
-    def __call__(self, op: str, method: MethodSignature, told: dict[str, Any]) -> Awaitable[Any]:
+    def __call__(self, op: str, method: MethodSignature, fields: dict[str, Any]) -> Awaitable[Any]:
         """Invoke one method on the other side.
 
-        :param told: the encoded arguments
+        :param fields: the encoded arguments
         :return: the decoded result
         """
         ...
@@ -202,9 +202,9 @@ def make_connection_invoker(connection: IpcConnection, *, settle: bool = False, 
     :param keys: further fields of each request, which identify the target object
     """
 
-    async def ask(op: str, method: MethodSignature, told: dict[str, Any]) -> Any:
+    async def ask(op: str, method: MethodSignature, fields: dict[str, Any]) -> Any:
         try:
-            return method.result_form.read(await connection.request(op, {**keys, **told}, settle=settle))
+            return method.result_form.read(await connection.request(op, {**keys, **fields}, settle=settle))
         except OperationRefused as refused:
             raise wire_encoding.error_from_refusal(refused) from None
         except MalformedData as error:
@@ -232,8 +232,8 @@ def make_lease_holder_invoker(sender: RequestSender, *, repeatable: bool = True,
     :param keys: further fields of each request, which identify the target object
     """
 
-    async def ask(op: str, method: MethodSignature, told: dict[str, Any]) -> Any:
-        return method.result_form.read(await sender.request(op, {**keys, **told}, repeatable=repeatable))
+    async def ask(op: str, method: MethodSignature, fields: dict[str, Any]) -> Any:
+        return method.result_form.read(await sender.request(op, {**keys, **fields}, repeatable=repeatable))
 
     return ask
 

@@ -95,15 +95,15 @@ def decode_return_value(message: object) -> object:
         metadata["conversions"] = [_read_text(note) for note in expect_list(packed["notes"])]
     if (result := packed.get("result")) is None:
         return Result("output", data, None, metadata) if metadata else data
-    told = expect_object(result)
-    if told.get("type") not in ("output", "error"):
-        raise MalformedData(f"a result's type is {str(told.get('type'))[:40]!r}; expected output or error")
-    said = told.get("error_text")
+    fields = expect_object(result)
+    if fields.get("type") not in ("output", "error"):
+        raise MalformedData(f"a result's type is {str(fields.get('type'))[:40]!r}; expected output or error")
+    value = fields.get("error_text")
     return Result(
-        told["type"],
+        fields["type"],
         data,
-        None if said is None else _read_text(said),
-        {**expect_object(told.get("metadata", {})), **metadata},
+        None if value is None else _read_text(value),
+        {**expect_object(fields.get("metadata", {})), **metadata},
     )
 
 
@@ -141,13 +141,13 @@ def encode_tool_error(error: BaseException) -> Message:
         error = ToolError(str(error), kind="unavailable")
     if not isinstance(error, ToolError):
         return {"raised": [type(error).__name__, _as_text(error)]}
-    told: Message = {"kind": error.kind if error.kind in ERROR_KINDS else "failed", "text": _as_text(error.text)}
+    fields: Message = {"kind": error.kind if error.kind in ERROR_KINDS else "failed", "text": _as_text(error.text)}
     if error.data is not None:
         try:
-            told["data"] = encode_return_value(error.data)
+            fields["data"] = encode_return_value(error.data)
         except (ValueTooLarge, MemoryError) as reason:
-            told["data"] = encode_return_value(f"<partial output cannot be shown ({type(reason).__name__})>")
-    return {"error": told}
+            fields["data"] = encode_return_value(f"<partial output cannot be shown ({type(reason).__name__})>")
+    return {"error": fields}
 
 
 def decode_tool_error(message: Mapping[str, Any]) -> Exception | None:
@@ -158,11 +158,11 @@ def decode_tool_error(message: Mapping[str, Any]) -> Exception | None:
     :raises Malformed: if :func:`encode_tool_error` cannot have produced the message
     """
     if "error" in message:
-        told = expect_object(message["error"])
-        kind = _read_text(told.get("kind"))
-        data = None if told.get("data") is None else decode_return_value(told["data"])
+        fields = expect_object(message["error"])
+        kind = _read_text(fields.get("kind"))
+        data = None if fields.get("data") is None else decode_return_value(fields["data"])
         return ToolError(
-            _read_text(told.get("text")),
+            _read_text(fields.get("text")),
             kind=kind if kind in ERROR_KINDS else "failed",  # pyright: ignore[reportArgumentType]
             data=data.data if isinstance(data, Result) else data,
         )

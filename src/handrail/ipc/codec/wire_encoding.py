@@ -275,13 +275,13 @@ class ClientGreeting:
     watchdogs: Sequence[ClientWatchdogDescription] = ()
 
 
-def read_client_greeting(told: Message) -> ClientGreeting:
+def read_client_greeting(fields: Message) -> ClientGreeting:
     """Read a greeting.
 
     :raises Refused: if a field is invalid; the text names it
     """
     try:
-        return reader_of(ClientGreeting)({name: one for name, one in told.items() if name not in _VERSION_FIELDS})
+        return reader_of(ClientGreeting)({name: one for name, one in fields.items() if name not in _VERSION_FIELDS})
     except MalformedData as error:
         raise OperationRefused(
             "StartError", f"Invalid greeting: {error}. Use the same Handrail version for all processes."
@@ -310,8 +310,8 @@ def _write_entry(entry: ToolEntry) -> dict[str, Any]:
         "spec": _spec_data(entry.spec),
         "definition": entry.definition_hash,
         "source": entry.source,
-        "withheld": entry.unavailable_reason,
-        "confined_by": entry.sandbox,
+        "unavailable_reason": entry.unavailable_reason,
+        "sandbox": entry.sandbox,
         "blocking": entry.is_blocking,
         "status": entry.status,
         "foreign": None if entry.third_party is None else [entry.third_party.name, entry.third_party.description],
@@ -331,10 +331,17 @@ def read_generation(data: Mapping[str, Any], before: Generation | None = None) -
     return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"], offerings)
 
 
-def _read_entry(told: Mapping[str, Any], before: ToolEntry | None) -> ToolEntry:
-    foreign = None if told["foreign"] is None else ThirdPartyOrigin(*told["foreign"])
-    state = (told["source"], told["withheld"], told["confined_by"], told["blocking"], foreign, told["status"])
-    if before is not None and before.definition_hash == told["definition"]:
+def _read_entry(fields: Mapping[str, Any], before: ToolEntry | None) -> ToolEntry:
+    foreign = None if fields["foreign"] is None else ThirdPartyOrigin(*fields["foreign"])
+    state = (
+        fields["source"],
+        fields["unavailable_reason"],
+        fields["sandbox"],
+        fields["blocking"],
+        foreign,
+        fields["status"],
+    )
+    if before is not None and before.definition_hash == fields["definition"]:
         same = (
             before.source,
             before.unavailable_reason,
@@ -347,27 +354,27 @@ def _read_entry(told: Mapping[str, Any], before: ToolEntry | None) -> ToolEntry:
             return before
         spec, tool, schema = before.spec, before.tool, before.schema
     else:
-        spec = reader_of(ToolSpec)(told["spec"])
+        spec = reader_of(ToolSpec)(fields["spec"])
         tool, schema = ToolStub(spec), compile_schema(spec.parameters)
-    source, withheld, confined_by, blocking, _, status = state
+    source, unavailable_reason, sandbox, blocking, _, status = state
     return ToolEntry(
         spec,
         tool,
         schema,
         source,
-        told["definition"],
-        withheld,
-        confined_by,
+        fields["definition"],
+        unavailable_reason,
+        sandbox,
         blocking,
         third_party=foreign,
         status=status,
-        answered_by=None if told["answered_by"] is None else _read_entry(told["answered_by"], None),
+        answered_by=None if fields["answered_by"] is None else _read_entry(fields["answered_by"], None),
     )
 
 
 def write_rules(rules: RuleBook) -> dict[str, Any]:
-    told = [[rule.text, rule.scope, rule.source, rule.narrows, rule.any_case] for rule in rules]
-    return {"mode": rules.mode, "rules": told}
+    items = [[rule.text, rule.scope, rule.source, rule.narrows, rule.any_case] for rule in rules]
+    return {"mode": rules.mode, "rules": items}
 
 
 def read_rules(data: Any) -> RuleBook:

@@ -241,11 +241,11 @@ class ClientProcess:
         self._cleanups: list[Callable[[], Awaitable[object]]] = []
         self._subscriptions = ResourceChangeCallbacks()
         try:
-            self._client_tools = brought = ClientProcessTools(connection, told.tools, told.secrets)
+            self._client_tools = client_tools = ClientProcessTools(connection, told.tools, told.secrets)
             self._host.redact_secrets(told.secrets)
             self._registrations = ClientProcessRegistrations(
                 self.frontend,
-                tools=tuple(brought.tools),
+                tools=tuple(client_tools.tools),
                 rules=tuple(told.rules),
                 watchdogs=tuple(RemoteWatchdog(connection, number, one) for number, one in enumerate(told.watchdogs)),
                 offerings=self._make_providers(told.offerings),
@@ -427,7 +427,7 @@ class ClientProcess:
         mode: Mode | None,
         shared: bool,
         interaction: int,
-        brought: Sequence[str],
+        client_tools: Sequence[str],
     ) -> Message:
         await self._server.wait_for_orphaned_calls(id)
         context = self.context if agent is None else self._get_or_make_context(agent)
@@ -438,23 +438,23 @@ class ClientProcess:
         }
         options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": user_context}
         opening = SessionOpening(context, self._get_or_make_context, self.frontend, options)
-        return self._register_session(await self._host.open_session(opening, id), context, interaction, brought)
+        return self._register_session(await self._host.open_session(opening, id), context, interaction, client_tools)
 
     async def _open_child(self, id: str, session: str, call: str, delegation: SubagentTask) -> Message:
         """Open the session of a sub-agent for a call; see :meth:`handrail.contract.session_protocols.Session.open_child`."""
         parent = self._find_session(session)
-        begun: list[LocalSession] = []
+        opened: list[LocalSession] = []
 
         async def opens(parent: LocalSession, call: Call, delegation: SubagentTask) -> ChildSession:
-            begun.append(
+            opened.append(
                 await self._host.open_child_session(
                     self._get_or_make_context, ParentRef(parent, call, delegation), self.frontend, id
                 )
             )
-            return ChildSession(begun[0], begun[0].tree_node.manifest)
+            return ChildSession(opened[0], opened[0].tree_node.manifest)
 
         await parent.tree_node.open_child(parent, call, delegation, opens)
-        (child,) = begun
+        (child,) = opened
         manifest = child.tree_node.manifest
         return {**self._register_session(child, self._get_or_make_context(manifest.id)), "agent": manifest.to_data()}
 
@@ -465,18 +465,18 @@ class ClientProcess:
             )
 
     def _register_session(
-        self, session: LocalSession, context: AgentContext, interaction: int = 0, brought: Sequence[str] = ()
+        self, session: LocalSession, context: AgentContext, interaction: int = 0, client_tools: Sequence[str] = ()
     ) -> Message:
         if self._connection.lost_reason is not None:
             self._server.release_lost_client(self, (session,))
         else:
             self._sessions[session.id] = session
         catalog = session.catalog
-        if interaction or brought:  # the interaction continues here; otherwise its stored state counts
-            catalog.start_next_interaction(interaction, brought)
+        if interaction or client_tools:  # the interaction continues here; otherwise its stored state counts
+            catalog.start_next_interaction(interaction, client_tools)
         catalog.preload_index(context.generation)
         session.change_notifier.on_tools_loaded = partial(self._send_loaded_tools, session.id, catalog)
-        told: Message = {
+        fields: Message = {
             "turns": session.last_turn,
             "catalog": WIRE_CODEC.encode_value(CatalogOptions, catalog.options),
             "brought": list(catalog.active.shortest_steps()),
@@ -485,13 +485,13 @@ class ClientProcess:
             "agents": WIRE_CODEC.encode_value(Sequence[SubagentType], session.subagent_types),
         }
         if context is self.context:  # the process knows these tools already
-            return told
-        return told | {"generation": wire_encoding.write_generation(context.generation)}
+            return fields
+        return fields | {"generation": wire_encoding.write_generation(context.generation)}
 
     async def _start_interaction(self, session: str, interaction: int, text: str, headless: bool) -> Any:
-        begun = self._find_session(session)
-        await begun.start_interaction(text, interaction, headless=headless)
-        return _list_provider_tools(begun)
+        opened = self._find_session(session)
+        await opened.start_interaction(text, interaction, headless=headless)
+        return _list_provider_tools(opened)
 
     def _send_loaded_tools(self, session_id: str, catalog: InteractionTools, steps: Sequence[str]) -> None:
         """Send the change of the loaded tools, before the answer of the call that made it."""
@@ -553,20 +553,20 @@ class ClientProcess:
                 TRANSFERRED,
                 f"The messages of session {session} before this call did not arrive, or were refused. Start a new turn.",
             )
-        begun = self._streamed_turns.get(session)
+        opened = self._streamed_turns.get(session)
         if not position:
             tools = self._tools_for_turn(found, token, generation)
             try:
-                begun = self._streamed_turns[session] = found.open_numbered_turn(turn, tools)
+                opened = self._streamed_turns[session] = found.open_numbered_turn(turn, tools)
             except UsageError:
                 if found.is_closed:
                     raise
-                begun = None  # the log or the history has calls of the turn: another lease holder received them
-        if begun is None or (begun.number, begun.proposed_count) != (turn, position):
+                opened = None  # the log or the history has calls of the turn: another lease holder received them
+        if opened is None or (opened.number, opened.proposed_count) != (turn, position):
             raise OperationRefused(
                 TRANSFERRED, f"Turn {turn} of session {session} did not start with this lease holder. Start a new turn."
             )
-        answer = await begun.start_streamed_call(call)
+        answer = await opened.start_streamed_call(call)
         if self._server.is_shutting_down and _was_ended_by_shutdown(answer.result):
             raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended. Try again.")
         return wire_encoding.write_answer(answer)

@@ -252,17 +252,17 @@ class RemoteWatchdog:
             "spec": WIRE_CODEC.encode_value(ToolSpec | None, spec),
         }
         try:
-            told = await self._connection.request("watchdog", body)
+            answer = await self._connection.request("watchdog", body)
         except ConnectionLost:
             return WatchdogDecision(
                 "deny", "The process of the watchdog has disconnected. Ask the user to start it again."
             )
         except OperationRefused as refused:
             return WatchdogDecision("deny", f"The watchdog could not be called: {refused.text}")
-        if (failure := decode_tool_error(told)) is not None:
+        if (failure := decode_tool_error(answer)) is not None:
             raise failure
         try:
-            return WIRE_CODEC.get_type_reader(WatchdogDecision)(told.get("value"))
+            return WIRE_CODEC.get_type_reader(WatchdogDecision)(answer.get("value"))
         except MalformedData as error:
             return WatchdogDecision("deny", f"The process of the watchdog returned an invalid answer: {error}.")
 
@@ -290,8 +290,8 @@ class ResourceChangeCallbacks:
 
     def call_callback(self, number: int, uri: str) -> None:
         """Call the callback of a subscription, because the client process reported a change."""
-        if (told := self._callbacks.get(number)) is not None:
-            told(uri)
+        if (value := self._callbacks.get(number)) is not None:
+            value(uri)
 
 
 class RemoteResourceProvider:

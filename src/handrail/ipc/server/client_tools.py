@@ -82,8 +82,10 @@ class ClientProcessTools:
         self._runs: dict[int, _RunningToolCall] = {}
         self.tools: tuple[Tool, ...] = self.replace_tools(described)
         self.requests: Mapping[str, OperationSpec] = {
-            RUNTIME_PREFIX + name: OperationSpec(partial(self._call_service, name, door), cancel_when_lost=True)
-            for name, door in list_runtime_methods().items()
+            RUNTIME_PREFIX + name: OperationSpec(
+                partial(self._call_service, name, service_method), cancel_when_lost=True
+            )
+            for name, service_method in list_runtime_methods().items()
         }
         """The requests that the client process may send: the runtime services of the calls that it runs."""
         self.notifications: Mapping[str, Callable[[Any], None]] = {
@@ -211,10 +213,10 @@ class ClientProcessTools:
         tool_id = tool.spec.id
         asked = {"tool": tool_id, "definition": tool.definition, **body}
         try:
-            told = expect_object(await self._connection.request(asks, asked, settle=settle))
-            if (failure := decode_tool_error(told)) is not None:
+            fields = expect_object(await self._connection.request(asks, asked, settle=settle))
+            if (failure := decode_tool_error(fields)) is not None:
                 raise failure
-            return WIRE_CODEC.get_type_form(gives).read(told.get("value"))
+            return WIRE_CODEC.get_type_form(gives).read(fields.get("value"))
         except ConnectionLost:
             raise _ClientDisconnected(_DISCONNECTED_TEXT.format(tool_id), kind="unavailable") from None
         except OperationRefused as refused:
@@ -252,9 +254,9 @@ class ClientProcessTools:
 
     # ── requests of the client process ───────────────────────────────────────────────────────────
 
-    async def _call_service(self, name: str, door: RuntimeServiceMethod, body: Any) -> Message:
+    async def _call_service(self, name: str, service_method: RuntimeServiceMethod, body: Any) -> Message:
         """Call a runtime service of a call that the process is running."""
-        of, method = door.get_function, read_method_signature(door.function)
+        of, method = service_method.get_function, read_method_signature(service_method.function)
         try:
             asked = read_exact_fields(body, {"run": WIRE_CODEC.get_type_reader(int), "arguments": expect_object})
             arguments = read_exact_fields(asked["arguments"], method.readers)
@@ -385,14 +387,14 @@ def _read_return_value(answer: object) -> object:
     :raises asyncio.CancelledError: if the tool ended because the call was stopped
     :raises Malformed: if the answer is invalid
     """
-    told = expect_object(answer)
-    if told.get("cancelled") is True:
+    fields = expect_object(answer)
+    if fields.get("cancelled") is True:
         raise asyncio.CancelledError
-    if told.get("over") is True:
+    if fields.get("over") is True:
         return END_OF_STEPS
-    if (failure := decode_tool_error(told)) is not None:
+    if (failure := decode_tool_error(fields)) is not None:
         raise failure
-    return decode_return_value(told.get("value"))
+    return decode_return_value(fields.get("value"))
 
 
 def _refusal_error(run: _RunningToolCall, refused: OperationRefused) -> ToolError:

@@ -55,7 +55,7 @@ class IpcServer:
         Calls that have not started go to the next lease holder.
         """
         self.is_shutting_down = True
-        sessions = [session for guest in self.clients for session in guest.sessions]
+        sessions = [session for client in self.clients for session in client.sessions]
         for session in sessions:
             session.stop_unstarted_calls()
         said = asyncio.get_running_loop().call_later(DRAIN_LOG_DELAY_S, _log_running_calls, sessions)
@@ -81,26 +81,26 @@ class IpcServer:
             raise OperationRefused(LEAVING, "The process that holds the workspace is shutting down. Try again.")
         if hello.items() >= APPROVALS_ONLY_GREETING.items():
             return self._approval_operations(), {}
-        guest = ClientProcess(self, connection, hello)
-        self.clients.add(guest)
-        connection.add_loss_callback(guest.handle_disconnect)
-        return guest.operations, guest.make_greeting_answer()
+        client = ClientProcess(self, connection, hello)
+        self.clients.add(client)
+        connection.add_loss_callback(client.handle_disconnect)
+        return client.operations, client.make_greeting_answer()
 
     def _approval_operations(self) -> OperationTable:
         """Return the operations of a process that only answers approval requests.
 
         An answer is durable when the operation returns. The process reads the outcome from the database.
         """
-        desk = self.host.approvals
+        approvals = self.host.approvals
 
         async def decide(id: str, answer: ApprovalAnswer, by: str) -> None:
-            await desk.decide(id, answer, by=by)
+            await approvals.decide(id, answer, by=by)
 
         async def answer(id: str, answers: Sequence[Sequence[str]], by: str) -> None:
-            await desk.answer_questions(id, answers, by=by)
+            await approvals.answer_questions(id, answers, by=by)
 
         async def forget(id: str) -> None:
-            await desk.revoke_rule(id)
+            await approvals.revoke_rule(id)
 
         handlers = {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
         return OperationTable(
@@ -153,10 +153,10 @@ def _log_running_calls(sessions: Iterable[LocalSession]) -> None:
         logger.warning("shutdown waits for calls of other processes, at most %g s: %s%s", _DRAIN_TIMEOUT_S, named, more)
 
 
-async def _close_client(guest: ClientProcess, leaving: Iterable[asyncio.Task[None]]) -> None:
+async def _close_client(client: ClientProcess, leaving: Iterable[asyncio.Task[None]]) -> None:
     for task in leaving:
         await asyncio.wait((task,))
     try:
-        await guest.aclose()
+        await client.aclose()
     except Exception as error:
         logger.warning("some tools of a client process did not end cleanly: %s", error)

@@ -356,8 +356,8 @@ class IpcConnection(asyncio.BufferedProtocol):
             answer.set_result(message["ok"])
             return
         error: Any = message.get("error")
-        told = cast("Message", error) if isinstance(error, dict) else {}
-        kind, text = told.get("kind"), told.get("text")
+        fields = cast("Message", error) if isinstance(error, dict) else {}
+        kind, text = fields.get("kind"), fields.get("text")
         if type(kind) is str and type(text) is str:
             answer.set_exception(OperationRefused(kind, text))
         else:

@@ -393,18 +393,18 @@ class HandshakeServer:
         if not isinstance(hello, dict):
             connection.drop("the first message is not a greeting; the other end is not a Handrail process")
             return
-        told = cast("Message", hello)
-        if (reason := _version_problem(told, "The connecting process")) is not None:
+        values = cast("Message", hello)
+        if (reason := _version_problem(values, "The connecting process")) is not None:
             self._reject(connection, "version", reason)
             return
         try:
-            operations, welcome = self._accept(connection, told)
+            operations, welcome = self._accept(connection, values)
         except OperationRefused as refusal:
             self._reject(connection, refusal.kind, refusal.text)
             return
         self.end("")
         connection.send_handshake_message({"welcome": {**welcome, **_version_fields()}})
-        connection.finish_handshake(operations, told)
+        connection.finish_handshake(operations, values)
 
     def end(self, reason: str) -> None:
         if self._late is not None:
@@ -434,10 +434,10 @@ class HandshakeClient:
     def receive(self, connection: IpcConnection, message: Message) -> None:
         welcome, refused = message.get("welcome"), message.get("refused")
         if isinstance(welcome, dict):
-            told = cast("Message", welcome)
-            reason = _version_problem(told, "The process that holds the workspace")
+            values = cast("Message", welcome)
+            reason = _version_problem(values, "The process that holds the workspace")
             if reason is None:
-                connection.finish_handshake(self._operations, told)
+                connection.finish_handshake(self._operations, values)
                 if not self.done.done():
                     self.done.set_result(None)
                 return
@@ -446,8 +446,8 @@ class HandshakeClient:
             fields = cast("Message", refused)
             text = str(fields.get("text"))[:2000]
             error = ConnectionRejected(str(fields.get("kind"))[:80], f"Connection rejected: {text}", holder_text=text)
-        elif type(bye := message.get("bye")) is str:  # it is shutting down
-            error = LeaseHolderNotResponding(f"{_NOT_ADMITTED_TEXT}: {bye[:500]}")
+        elif type(reason_text := message.get("bye")) is str:  # it is shutting down
+            error = LeaseHolderNotResponding(f"{_NOT_ADMITTED_TEXT}: {reason_text[:500]}")
         else:
             error = StartError(
                 "The process that listens at the workspace's socket did not answer the greeting. "
@@ -485,11 +485,11 @@ def _version_fields() -> dict[str, Any]:
     return {"handrail": get_handrail_version(), "protocol": PROTOCOL_VERSION}
 
 
-def _version_problem(told: Message, who: str) -> str | None:
-    protocol = told.get("protocol")
+def _version_problem(fields: Message, who: str) -> str | None:
+    protocol = fields.get("protocol")
     if type(protocol) is int and protocol == PROTOCOL_VERSION:
         return None
-    theirs = str(told.get("handrail"))[:40]
+    theirs = str(fields.get("handrail"))[:40]
     return (
         f"{who} is Handrail {theirs} with protocol {str(protocol)[:20]}, "
         f"the other is Handrail {get_handrail_version()} with protocol {PROTOCOL_VERSION}. Use the same version for both: "

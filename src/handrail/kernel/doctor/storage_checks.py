@@ -88,21 +88,21 @@ def _check_private_folder(folder: Path, closed: int, more: str = "") -> Iterator
     """
     found = folder.lstat()
     mode = stat.S_IMODE(found.st_mode)
-    said = f"{folder}, mode {mode:04o}, owner {found.st_uid}{more}"
+    message = f"{folder}, mode {mode:04o}, owner {found.st_uid}{more}"
     if not stat.S_ISDIR(found.st_mode):
         yield DoctorCheck("state", "problem", f"{folder} is not a folder", "check who created it, or use --state DIR")
     elif os.name != "nt" and found.st_uid != os.geteuid():
         remedy = "use another folder with --state DIR"
-        yield DoctorCheck("state", "problem", f"{said}: another user owns it (you are {os.geteuid()})", remedy)
+        yield DoctorCheck("state", "problem", f"{message}: another user owns it (you are {os.geteuid()})", remedy)
     elif os.name != "nt" and mode & closed:
         yield DoctorCheck(
             "state",
             "problem",
-            f"{said}: other users can access it",
+            f"{message}: other users can access it",
             f"check who changed it, then run chmod 700 {folder}",
         )
     elif more:
-        yield DoctorCheck("state", "ok", said)
+        yield DoctorCheck("state", "ok", message)
 
 
 def _check_folder(name: str, folder: Path, consequence: str) -> Iterator[DoctorCheck]:
@@ -277,9 +277,9 @@ def check_wall_clock(folders: StateFolders, now_ns: int) -> Iterator[DoctorCheck
         except Exception:  # the check of the log reports it
             newest = 0
     if newest > now_ns + _TOLERANCE_NS:
-        said = f"the time is {_format_time(now_ns)}, but the newest record is {_format_duration(newest - now_ns)} later, at {_format_time(newest)}"
+        message = f"the time is {_format_time(now_ns)}, but the newest record is {_format_duration(newest - now_ns)} later, at {_format_time(newest)}"
         yield DoctorCheck(
-            "clock", "warning", f"{said}: the clock was set back", "set the clock (timedatectl set-ntp true)"
+            "clock", "warning", f"{message}: the clock was set back", "set the clock (timedatectl set-ntp true)"
         )
         return
     holder = find_lease_holder(folders)

@@ -34,6 +34,7 @@ from handrail.kernel.doctor.machine_checks import (
 from handrail.kernel.doctor.storage_checks import check_lease_holder, check_storage
 from handrail.kernel.kernel_assembly import collect_process_rules, parse_rule_texts
 from handrail.kernel.sandbox_selection import choose_unlimited_sandbox, make_limited_sandbox
+from handrail.origins.import_guard import can_import_module
 from handrail.policy.call_targets import ceiling_layer
 from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS
 from handrail.registry.sources.executable_tools import ToolConfinement
@@ -70,11 +71,23 @@ def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorChec
 def check_configured_servers(config: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the servers of a configuration, without connecting to them."""
     from handrail.kernel.agent_loading import make_placeholder_secrets
-    from handrail.kernel.upstream_mcp_servers import get_server_status
-    from handrail.upstream.mcp_source import McpSource
     from handrail.upstream.server_config_loader import load_enabled_servers
 
     found = load_enabled_servers(config, make_placeholder_secrets(config))
+    if not found:
+        return
+    if not can_import_module("httpx2"):
+        names = ", ".join(one.name for one in found)
+        yield DoctorCheck(
+            "mcp servers",
+            "problem",
+            f"{names}: configured, but the extra mcp is not installed",
+            "pip install 'handrail[mcp]'",
+        )
+        return
+    from handrail.kernel.upstream_mcp_servers import get_server_status
+    from handrail.upstream.mcp_source import McpSource
+
     yield from check_mcp_servers(
         get_server_status(McpSource(one, folders.state, str(folders.workspace))) for one in found
     )
@@ -206,11 +219,11 @@ def _load_entries(found: MergedConfiguration, folders: StateFolders) -> Iterable
 
 def _check_agent(found: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the configured agent for faults that prevent its start, and the rules for unknown tools."""
-    appointed = load_agent(found, found.settings.agent, folders)
+    loaded = load_agent(found, found.settings.agent, folders)
     confinement = ToolConfinement(make_limited_sandbox(found), _refuse_to_run, _refuse_to_run)
-    sources = make_tool_sources(found, appointed.checked_agent, folders, confinement, make_placeholder_secrets(found))
-    generation, _, faults = load_tools_and_rules(sources, 1, appointed)
-    if own := [fault for fault in faults if fault.source == str(appointed.checked_agent.source)]:
+    sources = make_tool_sources(found, loaded.checked_agent, folders, confinement, make_placeholder_secrets(found))
+    generation, _, faults = load_tools_and_rules(sources, 1, loaded)
+    if own := [fault for fault in faults if fault.source == str(loaded.checked_agent.source)]:
         remedy = "list the agents with their faults with handrail agents"
         yield DoctorCheck(f"agent {found.settings.agent}", "problem", str(LoadError(own)), remedy)
     if of_rules := find_config_rule_faults(found, generation):
@@ -234,9 +247,9 @@ def _refuse_to_run(_: object) -> NoReturn:
 def _check_tools(entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
     every = list(entries)
     every = [entry for entry in every if entry.unavailable_reason != PROVIDER_ONLY_TEXT]
-    withheld = [entry for entry in every if entry.unavailable_reason is not None]
-    yield DoctorCheck("tools", "ok", f"{len(every) - len(withheld)} ready, {len(withheld)} unavailable")
-    for entry in withheld:
+    unavailable = [entry for entry in every if entry.unavailable_reason is not None]
+    yield DoctorCheck("tools", "ok", f"{len(every) - len(unavailable)} ready, {len(unavailable)} unavailable")
+    for entry in unavailable:
         yield DoctorCheck(f"tool {entry.id}", "problem", f"unavailable: {entry.unavailable_reason}")
     trusted = [entry.id for entry in every if entry.sandbox.startswith(IN_PROCESS) and entry.source != "built-in"]
     if trusted:
@@ -258,8 +271,8 @@ class ToolCapabilities:
     id: str
     has: tuple[str, ...]
     adds: tuple[str, ...]
-    confined_by: str
-    withheld: str | None
+    sandbox: str
+    unavailable_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,19 +300,19 @@ def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders
     :raises UsageError: if the agent does not exist; the text names the existing ones
     :raises LoadError: with all faults of its manifest and its tools
     """
-    appointed = load_agent(config, agent, folders)
+    loaded = load_agent(config, agent, folders)
     confinement = ToolConfinement(make_limited_sandbox(config), _nothing_runs, _nothing_runs)
-    sources = make_tool_sources(config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config))
-    generation, _, faults = load_tools_and_rules(sources, 1, appointed)
+    sources = make_tool_sources(config, loaded.checked_agent, folders, confinement, make_placeholder_secrets(config))
+    generation, _, faults = load_tools_and_rules(sources, 1, loaded)
     if generation is None or faults:
         raise LoadError(faults)
-    variables = appointed.get_requirement_variables(folders.requires_variables)
-    own = expand_requires(appointed.manifest.requires, variables, agent)
+    variables = loaded.get_requirement_variables(folders.requires_variables)
+    own = expand_requires(loaded.manifest.requires, variables, agent)
     ceiling = ceiling_layer(config.settings.ceiling, variables)
     entries = list(generation.entries.values())
     layers = [expand_requires(entry.spec.requires, variables, entry.id) for entry in entries]
     return CapabilityReport(
-        appointed.manifest.id,
+        loaded.manifest.id,
         tuple(format_permission_layer(own)),
         tuple(format_permission_layer(union_of_layers(agent, [own, *layers]))),
         None if ceiling is None else tuple(format_permission_layer(ceiling)),
@@ -310,9 +323,9 @@ def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders
 def _compute_shares(
     own: CapabilityLayer, entries: list[ToolEntry], layers: list[CapabilityLayer]
 ) -> Iterator[ToolCapabilities]:
-    told = [tuple(format_permission_layer(layer)) for layer in layers]
-    counts = Counter(line for one in (*told, tuple(format_permission_layer(own))) for line in one)
-    for entry, has in zip(entries, told, strict=True):
+    items = [tuple(format_permission_layer(layer)) for layer in layers]
+    counts = Counter(line for one in (*items, tuple(format_permission_layer(own))) for line in one)
+    for entry, has in zip(entries, items, strict=True):
         adds = tuple(line for line in has if counts[line] == 1)
         yield ToolCapabilities(entry.id, has, adds, entry.sandbox, entry.unavailable_reason)
 

@@ -656,14 +656,9 @@ def find_known_key_kind(text: str) -> str | None:
         if begins not in text:
             continue
         for match in shape.finditer(text):
-            if name == "a private key" or (not _PLACEHOLDER.search(match[0]) and _entropy_of(match[0]) >= 3.0):
+            if name == "a private key" or (not _PLACEHOLDER.search(match[0]) and _character_entropy(match[0]) >= 3.0):
                 return name
     return None
-
-
-def _entropy_of(text: str) -> float:
-    size = len(text)
-    return -sum(count / size * math.log2(count / size) for count in Counter(text).values())
 
 
 # Identical earlier calls that always failed.

@@ -107,8 +107,8 @@ class PerCallExecutableTool(Tool):
             try:
                 code = await process.wait()
             except ProtectedPathViolation as veto:
-                said = {"stdout": cut_to_tail(output), **_evidence(veto.exit_code or 0, cut_to_tail(errors))}
-                raise ToolError(veto.text, kind="denied", data=said) from None
+                fields = {"stdout": cut_to_tail(output), **_evidence(veto.exit_code or 0, cut_to_tail(errors))}
+                raise ToolError(veto.text, kind="denied", data=fields) from None
         except asyncio.CancelledError:
             await process.kill()
             if isinstance(process, GuardedProcess) and process.violation is not None:
@@ -127,15 +127,15 @@ class PerCallExecutableTool(Tool):
 
         :param config: the values of the tool's settings
         """
-        told = {"HANDRAIL_TOOL": self.spec.id, "HANDRAIL_WORKSPACE": profile.workspace}
+        fields = {"HANDRAIL_TOOL": self.spec.id, "HANDRAIL_WORKSPACE": profile.workspace}
         if self.spec.config:
-            told["HANDRAIL_CONFIG"] = encode_json_line(dict(config)).decode()
+            fields["HANDRAIL_CONFIG"] = encode_json_line(dict(config)).decode()
         return replace(
             profile,
             tool=self.spec.id,
             readable=(*profile.readable, self.folder),
             workspace_writable=profile.workspace_writable and self.spec.side_effect != "read",
-            environment={**profile.environment, **told, **environment},
+            environment={**profile.environment, **fields, **environment},
         )
 
 
@@ -222,9 +222,9 @@ def cut_to_tail(errors: bytes | bytearray) -> str:
     return end.decode("utf-8", "replace").strip()
 
 
-def _last_line(said: str) -> str:
-    return f". The last line of its stderr: {said.splitlines()[-1]}" if said else "."
+def _last_line(text: str) -> str:
+    return f". The last line of its stderr: {text.splitlines()[-1]}" if text else "."
 
 
-def _evidence(code: int, said: str) -> dict[str, Any]:
-    return {"exit_code": code, "stderr": said} if said else {"exit_code": code}
+def _evidence(code: int, text: str) -> dict[str, Any]:
+    return {"exit_code": code, "stderr": text} if text else {"exit_code": code}

@@ -56,8 +56,8 @@ def main(path: str, serve: bool) -> None:
             answer = json.dumps({"id": call["id"], "result": found} if serve else found)
         except Exception as error:
             traceback.print_exc()
-            said = f"{type(error).__name__}: {error}"
-            answer = json.dumps({"id": call["id"], "error": said} if serve else {"error": said})
+            message = f"{type(error).__name__}: {error}"
+            answer = json.dumps({"id": call["id"], "error": message} if serve else {"error": message})
         answers.write(answer + "\n")
         answers.flush()
 

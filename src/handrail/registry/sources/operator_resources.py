@@ -199,8 +199,8 @@ class _ListedItem(_ResourcesModel):
     meta: dict[str, Any] | None = Field(None, alias="_meta")
 
     def extra_fields(self) -> dict[str, Any]:
-        told = {"annotations": self.annotations, "icons": self.icons, "_meta": self.meta}
-        return {key: value for key, value in told.items() if value is not None}
+        fields = {"annotations": self.annotations, "icons": self.icons, "_meta": self.meta}
+        return {key: value for key, value in fields.items() if value is not None}
 
 
 class _ResourceItem(_ListedItem):
@@ -578,15 +578,15 @@ def _format_answers(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _contents(uri: str, media_type: str, content: str | bytes) -> dict[str, Any]:
-    told: dict[str, Any] = {"uri": uri, **({"mimeType": media_type} if media_type else {})}
+    fields: dict[str, Any] = {"uri": uri, **({"mimeType": media_type} if media_type else {})}
     if isinstance(content, bytes) and (not media_type or _TEXTUAL.match(media_type)):
         try:
             content = content.decode()
         except UnicodeDecodeError:
             pass
     if isinstance(content, str):
-        return {"contents": [{**told, "text": content}]}
-    return {"contents": [{**told, "blob": Blob(content, media_type or "application/octet-stream")}]}
+        return {"contents": [{**fields, "text": content}]}
+    return {"contents": [{**fields, "blob": Blob(content, media_type or "application/octet-stream")}]}
 
 
 def _is_base64(text: str) -> bool:

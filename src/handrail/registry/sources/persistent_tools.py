@@ -116,23 +116,23 @@ class ProgramCallMessages:
             self._runtime.client.detach()
         return None
 
-    def _progress(self, told: Mapping[str, Any]) -> None:
-        figures: dict[str, Any] = {name: told.get(name) for name in _FIGURES}
-        said: Any = told.get("message", "")
+    def _progress(self, fields: Mapping[str, Any]) -> None:
+        figures: dict[str, Any] = {name: fields.get(name) for name in _FIGURES}
+        said: Any = fields.get("message", "")
         if not isinstance(said, str) or any(
             one is not None and (isinstance(one, bool) or not isinstance(one, (int, float))) for one in figures.values()
         ):
             raise _invalid_message("`progress` has numbers in `done`, `total` and `fraction`, and a text in `message`")
         self._runtime.report_progress(said, **figures)
 
-    def _log(self, told: Mapping[str, Any]) -> None:
-        level: Any = told.get("level")
-        logger: Any = told.get("logger")
-        if level not in LOG_LEVELS or "data" not in told or not (logger is None or isinstance(logger, str)):
+    def _log(self, fields: Mapping[str, Any]) -> None:
+        level: Any = fields.get("level")
+        logger: Any = fields.get("logger")
+        if level not in LOG_LEVELS or "data" not in fields or not (logger is None or isinstance(logger, str)):
             raise _invalid_message(
                 f"`log` has a `level` ({', '.join(LOG_LEVELS)}), `data`, and optionally a text in `logger`"
             )
-        self._runtime.log(level, told["data"], logger)
+        self._runtime.log(level, fields["data"], logger)
 
     async def _ask_client(self, asks: object) -> dict[str, Any] | None:
         try:
@@ -469,12 +469,12 @@ def _parse_answer(line: bytes, call_id: str) -> dict[str, Any]:
 def _to_error_envelope(error: object) -> dict[str, Any]:
     if not isinstance(error, Mapping):
         return {"type": "error", "error_text": error}
-    said = cast("Mapping[str, Any]", error)
+    fields = cast("Mapping[str, Any]", error)
     return {
         "type": "error",
-        "error_text": said.get("text", said.get("message")),
-        "data": said.get("data"),
-        "metadata": {"error_kind": said.get("kind")},
+        "error_text": fields.get("text", fields.get("message")),
+        "data": fields.get("data"),
+        "metadata": {"error_kind": fields.get("kind")},
     }
 
 

@@ -538,6 +538,6 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
     return why.refusal_text(shown)
 
 
-def _output_mentions_path(said: bytes, shown: str) -> bool:
+def _output_mentions_path(output: bytes, shown: str) -> bool:
     """Return whether an output contains the last two names of a path."""
-    return os.fsencode("/".join(shown.split("/")[-2:])) in said
+    return os.fsencode("/".join(shown.split("/")[-2:])) in output

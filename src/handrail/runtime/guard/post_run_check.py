@@ -264,10 +264,10 @@ class PostRunCheck:
         if not self._findings:
             return None
         more = len(self._findings) + self._unnamed_findings - _MAX_NAMED_FINDINGS
-        told = "; ".join(self._findings[:_MAX_NAMED_FINDINGS]) + (f"; and {more} more" if more > 0 else "")
+        text = "; ".join(self._findings[:_MAX_NAMED_FINDINGS]) + (f"; and {more} more" if more > 0 else "")
         but = "unless an fs.write rule names the path" if self._rules_could_allow else "whatever the rules allow"
         return ProtectedPathViolation(
-            f"The call failed because its program made or changed protected files: {told}. No program may "
+            f"The call failed because its program made or changed protected files: {text}. No program may "
             f"write these, {but}. The other changes of the program stay. Ask the user if such a change is "
             "needed."
         )

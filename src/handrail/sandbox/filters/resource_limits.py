@@ -320,17 +320,17 @@ class ReachedLimit(NamedTuple):
     is_certain: bool
 
 
-def explain_reached_limit(code: int, said: bytes) -> ReachedLimit | None:
+def explain_reached_limit(code: int, output: bytes) -> ReachedLimit | None:
     """Return the limit that ended a program, as far as its exit code and last output show; else None.
 
     :param code: as from :meth:`handrail.contract.sandbox_protocol.Process.wait`, or from a shell
-    :param said: the output; its end counts
+    :param output: the output; its end counts
     """
     if code == 0:
         return None
     if (known := _SIGNAL_TEXTS.get(-code if code < 0 else code - 128)) is not None:
         return ReachedLimit(known, is_certain=True)
-    tail = said[-_SCANNED_BYTES:]
+    tail = output[-_SCANNED_BYTES:]
     return next(
         (ReachedLimit(about, is_certain=False) for pattern, about in _MESSAGE_PATTERNS if pattern.search(tail)), None
     )

@@ -249,12 +249,12 @@ class EgressProxy:
             await asyncio.wait(reads, timeout=self._limits.idle_s, return_when=asyncio.FIRST_COMPLETED)
             if not any(read.done() for read in reads):
                 raise _ConnectionEndedSilently
-            said = [read.result() if read.done() else b"" for read in reads]
+            items = [read.result() if read.done() else b"" for read in reads]
         finally:
             await _close_writers(*reads)
-        if not any(said):  # one of them has closed
+        if not any(items):  # one of them has closed
             raise _ConnectionEndedSilently
-        return said[0], said[1]
+        return items[0], items[1]
 
     async def _read_handshake(
         self, handshake: http_and_tls_parsers.HandshakeReader, ends: ConnectionStreams, first: bytes = b""

@@ -251,12 +251,12 @@ def _format_environment(environment: Mapping[str, str]) -> Iterable[str]:
     return (item for pair in environment.items() for item in pair)
 
 
-def split_mount_report(said: bytes) -> tuple[bytes, bytes] | None:
+def split_mount_report(output: bytes) -> tuple[bytes, bytes] | None:
     """Split a launcher's output into the part of its first ``T`` and the rest; None if it is incomplete."""
-    if not said.startswith(b"T") or len(said) < _HEAD:
+    if not output.startswith(b"T") or len(output) < _HEAD:
         return None
-    end = _HEAD + int.from_bytes(said[1:_HEAD], "big")
-    return None if len(said) < end else (said[_HEAD:end], said[end:])
+    end = _HEAD + int.from_bytes(output[1:_HEAD], "big")
+    return None if len(output) < end else (output[_HEAD:end], output[end:])
 
 
 def _encode_part(items: Iterable[str | bytes]) -> bytes:

@@ -278,8 +278,8 @@ def report_failed_start(channel: int, name: bytes, number: int) -> NoReturn:
     """
     if number == 7:
         os.write(channel, b"L")
-    said = {2: "command not found", 7: "its arguments are too long", 8: "not a program", 13: "permission denied"}
-    os.write(2, name + b": " + said.get(number, os.strerror(number)).encode() + b"\n")
+    fields = {2: "command not found", 7: "its arguments are too long", 8: "not a program", 13: "permission denied"}
+    os.write(2, name + b": " + fields.get(number, os.strerror(number)).encode() + b"\n")
     os._exit(127 if number == 2 else 126)
 
 

@@ -401,15 +401,15 @@ class SandboxedProcess(PipedProcess):
     def _explain_setup_failure(self, code: int) -> ToolError | None:
         """Return why the program did not run; None if it ran."""
         described = launcher_messages.split_mount_report(self._answer)
-        said = (self._answer if described is None else described[1]).removeprefix(b"r")
-        if said.startswith(b"xL"):
+        message = (self._answer if described is None else described[1]).removeprefix(b"r")
+        if message.startswith(b"xL"):
             return ToolError(
                 "The arguments are too long for the system. Put the data into a file, or pass it on stdin.",
                 kind="limit",
             )
-        if said.startswith(b"x"):
+        if message.startswith(b"x"):
             return None
-        text = said.removeprefix(b"E").decode("utf-8", "replace")
+        text = message.removeprefix(b"E").decode("utf-8", "replace")
         if not text:
             output = self._stdout if self._stderr is None else self._stderr
             text = (

@@ -347,9 +347,9 @@ def _lock_copy(place: Path) -> Generator[None]:
 def _read_copy_contents(place: Path) -> CopyEntries | None:
     """Return the contents of a copy; None if they are not known."""
     try:
-        said = orjson.loads((place / "list").read_bytes())
-        fits = said["form"] == _FORM and said["boot"] == _read_boot_id()
-        return said["entries"] if fits else None
+        fields = orjson.loads((place / "list").read_bytes())
+        fits = fields["form"] == _FORM and fields["boot"] == _read_boot_id()
+        return fields["entries"] if fits else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -172,10 +172,10 @@ def user_change_mechanism(workspace: str) -> SandboxMechanism:
     uid = os.geteuid()
     if uid != 0:
         return SandboxMechanism("identity", True, f"Handrail and its programs run as user {uid}, not as root")
-    person, reason, remedy = _find_owner(workspace, LookupCache())
-    if person is not None:
+    user, reason, remedy = _find_owner(workspace, LookupCache())
+    if user is not None:
         return SandboxMechanism(
-            "identity", True, f"programs run as user {person.uid}, who owns the workspace, not as root"
+            "identity", True, f"programs run as user {user.uid}, who owns the workspace, not as root"
         )
     return SandboxMechanism(
         "identity", False, f"programs run with the rights of root, in their namespaces: {reason}", remedy
@@ -190,21 +190,21 @@ def _find_owner(workspace: str, look: LookupCache) -> tuple[SandboxUser | None, 
         return None, "the workspace belongs to root", USER_REMEDY
     if (missing := look(explain_missing_user_tools)) is not None:
         return None, missing, "install perl"
-    person = SandboxUser(found.uid, _find_group(found.uid, found.gid))
-    if (refused := look(explain_user_failure, person)) is not None:
-        return None, f"user {person.uid} cannot make a sandbox: {refused}", "allow user namespaces to ordinary users"
-    return person, "", ""
+    user = SandboxUser(found.uid, _find_group(found.uid, found.gid))
+    if (refused := look(explain_user_failure, user)) is not None:
+        return None, f"user {user.uid} cannot make a sandbox: {refused}", "allow user namespaces to ordinary users"
+    return user, "", ""
 
 
 @lru_cache(maxsize=16)
-def explain_user_failure(person: SandboxUser) -> str | None:
+def explain_user_failure(user: SandboxUser) -> str | None:
     """Return why a sandbox of this user fails, found by making one; None if it works."""
     from handrail.sandbox.start.spawn import find_bubblewrap_programs  # which imports this module
 
     binary = next(find_bubblewrap_programs(), None)
     if binary is None:
         return "bubblewrap is not installed"
-    program, argv = build_user_command(person, (), binary, ["bwrap", *_SMALLEST, "--", "/bin/true"])
+    program, argv = build_user_command(user, (), binary, ["bwrap", *_SMALLEST, "--", "/bin/true"])
     try:
         done = subprocess.run(
             argv, executable=program, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_S, check=False, env={}
@@ -231,23 +231,21 @@ def _find_group(uid: int, otherwise: int) -> int:
         return otherwise
 
 
-def make_sources_reachable(
-    options: Sequence[str], person: SandboxUser, look: LookupCache
-) -> tuple[list[str], list[str]]:
+def make_sources_reachable(options: Sequence[str], user: SandboxUser, look: LookupCache) -> tuple[list[str], list[str]]:
     """Return bubblewrap's options with reachable sources for the user, and the folders replaced."""
     found = list(options)
     sources: dict[str, str] = {}
     for at, option in enumerate(options):
-        if option in _BINDS and _is_unreachable_for_user(source := options[at + 1], person, look):
+        if option in _BINDS and _is_unreachable_for_user(source := options[at + 1], user, look):
             found[at + 1] = sources.setdefault(source, f"{STAGE_FOLDER}/{len(sources)}")
     return found, list(sources)
 
 
 def build_user_command(
-    person: SandboxUser, sources: Sequence[str], binary: str, argv: Sequence[str]
+    user: SandboxUser, sources: Sequence[str], binary: str, argv: Sequence[str]
 ) -> tuple[str, list[str]]:
     """Return the program and argv to start in place of ``binary``, so that it runs as the user."""
-    numbers = (*_SYSTEM_CALLS[platform.machine()], person.uid, person.gid)
+    numbers = (*_SYSTEM_CALLS[platform.machine()], user.uid, user.gid)
     words = (*map(str, numbers), STAGE_FOLDER, str(len(sources)), *sources, binary, *argv)
     return PERL, ["perl", "-f", "-e", _read_script(), "--", *words]
 
@@ -257,52 +255,52 @@ def _read_script() -> str:
     return Path(__file__).with_name("become.pl").read_text("utf-8")
 
 
-def grant_user_folder_access(profile: SandboxProfile, person: SandboxUser, look: LookupCache) -> None:
+def grant_user_folder_access(profile: SandboxProfile, user: SandboxUser, look: LookupCache) -> None:
     """Give the user the scratch folder, and check that they can read the other folders of the call.
 
     :raises ToolError: ``unavailable`` for a folder of a tool that only root can read
     """
-    look(_give_scratch, profile.scratch, person)
+    look(_give_scratch, profile.scratch, user)
     for folder in profile.readable:
         found = look.identify(look.resolve(folder))
         if found is None:
             continue  # a missing folder is not mounted
         wanted = 0o5 if stat.S_ISDIR(found.mode) else 0o4
-        if not _has_rights(found, person, wanted):
+        if not _has_rights(found, user, wanted):
             raise ToolError(
-                f"`{folder}` cannot be read by user {person.uid}, who owns the workspace and runs the programs. "
+                f"`{folder}` cannot be read by user {user.uid}, who owns the workspace and runs the programs. "
                 f"Ask the user to run chmod -R o+rX {folder}.",
                 kind="unavailable",
             )
 
 
-def _give_scratch(folder: str, person: SandboxUser) -> None:
-    if Path(folder).stat().st_uid != person.uid:
-        _chown_to_user(folder, person)
+def _give_scratch(folder: str, user: SandboxUser) -> None:
+    if Path(folder).stat().st_uid != user.uid:
+        _chown_to_user(folder, user)
 
 
-def _chown_to_user(folder: str, person: SandboxUser) -> None:
+def _chown_to_user(folder: str, user: SandboxUser) -> None:
     """Give the user root's files in a folder, following no link. Files with several names are left out."""
     for _, _, files, descriptor in os.fwalk(folder, topdown=False):
         for name in files:
             found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             if found.st_uid == 0 and found.st_nlink == 1:
-                os.chown(name, person.uid, person.gid, dir_fd=descriptor, follow_symlinks=False)
+                os.chown(name, user.uid, user.gid, dir_fd=descriptor, follow_symlinks=False)
         if os.fstat(descriptor).st_uid == 0:
-            os.fchown(descriptor, person.uid, person.gid)
+            os.fchown(descriptor, user.uid, user.gid)
 
 
-def _is_unreachable_for_user(path: str, person: SandboxUser, look: LookupCache) -> bool:
+def _is_unreachable_for_user(path: str, user: SandboxUser, look: LookupCache) -> bool:
     """Return whether a folder on the way keeps the user from a path, by its mode alone."""
     if path == STAGE_FOLDER or path.startswith(f"{STAGE_FOLDER}/"):
         return True
-    return not all(_enterable(look.identify(look.resolve(str(folder))), person) for folder in Path(path).parents)
+    return not all(_enterable(look.identify(look.resolve(str(folder))), user) for folder in Path(path).parents)
 
 
-def _enterable(found: FileIdentity | None, person: SandboxUser) -> bool:
-    return found is not None and _has_rights(found, person, 0o1)
+def _enterable(found: FileIdentity | None, user: SandboxUser) -> bool:
+    return found is not None and _has_rights(found, user, 0o1)
 
 
-def _has_rights(found: FileIdentity, person: SandboxUser, bits: int) -> bool:
-    shift = 6 if found.uid == person.uid else 3 if found.gid == person.gid else 0
+def _has_rights(found: FileIdentity, user: SandboxUser, bits: int) -> bool:
+    shift = 6 if found.uid == user.uid else 3 if found.gid == user.gid else 0
     return (found.mode >> shift) & bits == bits

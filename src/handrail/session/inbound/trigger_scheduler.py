@@ -441,12 +441,12 @@ class TriggerScheduler:
 
         :param along: a write that is stored in the same transaction
         """
-        said = {key: value for key, value in more.items() if value}
-        untrusted, message = said.pop("untrusted", None), said.pop("message", None)
-        late = " (late)" if said.get("late") else ""
-        missed = f" ({said['missed']} firings before it were missed)" if said.get("missed") else ""
+        fields = {key: value for key, value in more.items() if value}
+        untrusted, message = fields.pop("untrusted", None), fields.pop("message", None)
+        late = " (late)" if fields.get("late") else ""
+        missed = f" ({fields['missed']} firings before it were missed)" if fields.get("missed") else ""
         text = f"{about}{late}{missed}: {trigger.prompt}" + ("" if message is None else f"\n{message}")
-        data = {"trigger": trigger.name, "kind": trigger.kind, **said}
+        data = {"trigger": trigger.name, "kind": trigger.kind, **fields}
         notice = Notification(
             f"trigger/{trigger.session_id}/{trigger.name}/{trigger.created_ns}/{delivery}",
             trigger.session_id,

@@ -252,24 +252,22 @@ def to_start_error(path: Path, error: Exception) -> StartError:
 def explain_database_error(path: Path, error: Exception) -> str:
     """Return what is wrong with the database, and the next step."""
     name = str(getattr(error, "sqlite_errorname", ""))
-    said = f"{error} ({name})" if name else str(error)
+    message = f"{error} ({name})" if name else str(error)
     if isinstance(error, SinkUnavailable):
         return str(error)
     if isinstance(error, OSError):
         return str(unwritable_state_error(path.parent, error))
     if name.startswith("SQLITE_FULL"):
-        return (
-            f"The log {path} cannot be written: {said}. Free some disk space there. Until then every call is refused."
-        )
+        return f"The log {path} cannot be written: {message}. Free some disk space there. Until then every call is refused."
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return (
-            f"The log {path} cannot be written: {said}. Make its folder writable and check the disk, or choose another "
+            f"The log {path} cannot be written: {message}. Make its folder writable and check the disk, or choose another "
             "folder with --state DIR. Without a log no call is run."
         )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return f"The log {path} is locked by another program: {said}. Close the program that has the file open."
+        return f"The log {path} is locked by another program: {message}. Close the program that has the file open."
     return (
-        f"The log {path} is damaged: {said}. Handrail does not repair it. Keep a copy for inspection, move it away "
+        f"The log {path} is damaged: {message}. Handrail does not repair it. Keep a copy for inspection, move it away "
         f"(mv '{path}' '{path}.damaged'), and start a new log with `handrail log acknowledge`."
     )
 

@@ -151,8 +151,8 @@ def _parse_row(row: tuple[Any, ...]) -> SessionRow:
 
     :raises sqlite3.Error: if it is damaged
     """
-    id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call = row
-    texts = (id, agent, face, *("" if text is None else text for text in (topic, under, under_call)))
+    id, opened_ns, closed_ns, agent, topic, frontend, headless, details, used_ns, holder, under, under_call = row
+    texts = (id, agent, frontend, *("" if text is None else text for text in (topic, under, under_call)))
     numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
         raise damaged_row_error(f"the row of session {str(id)[:80]!r}")
@@ -162,7 +162,7 @@ def _parse_row(row: tuple[Any, ...]) -> SessionRow:
         closed_ns,
         agent,
         topic,
-        face,
+        frontend,
         bool(headless),
         _decode_details(details),
         used_ns=used_ns,

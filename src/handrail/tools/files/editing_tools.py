@@ -362,8 +362,8 @@ class MultiEditTool(Tool):
         size = sum(len(edit["old"]) + len(edit["new"]) for edit in args["edits"])
         after, blocks, failed, count = await _run_in_thread_if_large(len(before) * len(args["edits"]) + size, change)
         if failed and (mode == "strict" or not count):
-            said = " ".join(f"Edit {one['edit']}: {one['reason']}" for one in failed)
-            raise ToolError(f"Nothing was changed. {said}", kind="invalid_input")
+            message = " ".join(f"Edit {one['edit']}: {one['reason']}" for one in failed)
+            raise ToolError(f"Nothing was changed. {message}", kind="invalid_input")
         answer: dict[str, object] = {"replacements": count}
         if failed:
             answer["failed"] = failed

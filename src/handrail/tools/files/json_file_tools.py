@@ -114,32 +114,34 @@ def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonVal
         raise _invalid_json(text, end, "more text follows the value")
     place = JsonValueSpan(start, end, 0)
     for number, step in enumerate(path):
-        said = "/".join(("", *path[: number + 1]))
+        message = "/".join(("", *path[: number + 1]))
         last = number == len(path) - 1
         if text[place.start] == "{":
             found = [inner for key, inner in _members(text, place) if key == step]
             if len(found) > 1:
                 raise ToolError(
-                    f"Key {_short(said)} occurs {len(found)} times. Read or change the file as text.",
+                    f"Key {_short(message)} occurs {len(found)} times. Read or change the file as text.",
                     kind="invalid_input",
                 )
             if not found and last:
                 return MissingJsonValue(place, step)
             if not found:
                 keys = ", ".join(_short(key) for key, _ in list(_members(text, place))[:20])
-                raise ToolError(f"No value exists at {_short(said)}. Keys of the object: {keys}.", kind="invalid_input")
+                raise ToolError(
+                    f"No value exists at {_short(message)}. Keys of the object: {keys}.", kind="invalid_input"
+                )
             place = found[0]
         elif text[place.start] == "[":
             items = list(_items(text, place))
             if last and step in ("-", str(len(items))):
                 return MissingJsonValue(place, None)
             if not _INDEX.match(step) or int(step) >= len(items):
-                text = f"No value exists at {_short(said)}. The list has length {len(items)}, counted from 0."
+                text = f"No value exists at {_short(message)}. The list has length {len(items)}, counted from 0."
                 raise ToolError(text, kind="invalid_input")
             place = items[int(step)]
         else:
             value = _short(text[place.start : place.end])
-            text = f"No value exists at {_short(said)}. The outer value is {value}, not an object or a list."
+            text = f"No value exists at {_short(message)}. The outer value is {value}, not an object or a list."
             raise ToolError(text, kind="invalid_input")
     return place
 

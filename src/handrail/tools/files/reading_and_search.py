@@ -372,9 +372,9 @@ class _FolderTreeNode:
 
 def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[str, object]:
     """Return what the list leaves out, if anything."""
-    said: dict[str, object] = {}
+    fields: dict[str, object] = {}
     if found.is_truncated:
-        said["has_more"] = f"The list is incomplete. Use {narrower}."
+        fields["has_more"] = f"The list is incomplete. Use {narrower}."
     if found.denied_count:
-        said["skipped"] = found.denied_count
-    return said
+        fields["skipped"] = found.denied_count
+    return fields

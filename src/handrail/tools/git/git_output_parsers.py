@@ -202,10 +202,10 @@ STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dir
 
 def make_limited_list(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str, Any]:
     """Return the rows of ``found`` under ``name``, and the number of rows beyond the limit."""
-    told: dict[str, Any] = {name: [row(one) for one in found[:MOST_LISTED]]}
+    fields: dict[str, Any] = {name: [row(one) for one in found[:MOST_LISTED]]}
     if len(found) > MOST_LISTED:
-        told[f"{name}_not_listed"] = len(found) - MOST_LISTED
-    return told
+        fields[f"{name}_not_listed"] = len(found) - MOST_LISTED
+    return fields
 
 
 def describe_hidden_paths(repository: GitRepository, paths: Iterable[bytes], consequence: str) -> dict[str, Any]:

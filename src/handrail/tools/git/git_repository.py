@@ -244,8 +244,10 @@ class GitRepository:
         :param variables: additional environment variables
         :raises ToolError: with git's message, for any other exit code
         """
-        around = make_git_environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
-        done = await run_git_unchecked(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
+        environment = make_git_environment(
+            self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols
+        )
+        done = await run_git_unchecked(self.runtime, self.top, words, {**environment, **(variables or {})}, stdin)
         if done.exit_code not in codes:
             raise await self.make_error_with_hints(words, done)
         if self.writing and not done.exit_code and _HALF_DONE.search(done.stderr):
@@ -330,12 +332,16 @@ class GitRepository:
 
     async def make_error_with_hints(self, words: Sequence[str], done: CompletedProcess) -> ToolError:
         """Return git's message as an error, with the most similar names if a name is unknown."""
-        said = extract_git_message(done)
-        if _IDENTITY.search(said):
+        message = extract_git_message(done)
+        if _IDENTITY.search(message):
             return ToolError(_NO_IDENTITY, kind="unavailable")
-        if "filter" in said and self.unrun_filters and re.search(r"(?:clean|smudge) filter '?[^\n]*'? failed", said):
-            return ToolError(self.make_filter_error_text(said), kind="unavailable")
-        if _UNKNOWN.search(said) and (found := await self._unknown_name_error(words, said)) is not None:
+        if (
+            "filter" in message
+            and self.unrun_filters
+            and re.search(r"(?:clean|smudge) filter '?[^\n]*'? failed", message)
+        ):
+            return ToolError(self.make_filter_error_text(message), kind="unavailable")
+        if _UNKNOWN.search(message) and (found := await self._unknown_name_error(words, message)) is not None:
             return found
         return make_git_error(words, done)
 
@@ -347,12 +353,12 @@ class GitRepository:
             f"({what.splitlines()[0][:200]}). Run git in bash, which the user can approve, or ask the user."
         )
 
-    async def _unknown_name_error(self, words: Sequence[str], said: str) -> ToolError | None:
-        around = make_git_environment(self.runtime.workdir, self.entries)
+    async def _unknown_name_error(self, words: Sequence[str], text: str) -> ToolError | None:
+        environment = make_git_environment(self.runtime.workdir, self.entries)
         listing = ("for-each-ref", "--format=%(refname:short)", "--count=2000")
-        done = await run_git_unchecked(self.runtime, self.top, listing, around)
+        done = await run_git_unchecked(self.runtime, self.top, listing, environment)
         known = decode_git_output(done.output).split()
-        operands = [word for word in words[1:] if word[:1] not in ("-", ":", "") and word in said]
+        operands = [word for word in words[1:] if word[:1] not in ("-", ":", "") and word in text]
         for operand in operands:
             name = re.split(r"\.\.\.?|[\^~:]|@\{", operand)[0] or operand
             if name in known or (name == "HEAD" and known):
@@ -371,11 +377,11 @@ async def open_repository(runtime: Runtime, folder: str, *, writing: bool = Fals
     :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old
     """
     place = resolve_tool_path(runtime, folder)
-    around = make_git_environment(runtime.workdir, writing=writing)
+    environment = make_git_environment(runtime.workdir, writing=writing)
     asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
     where, listed = await asyncio.gather(
-        run_git_unchecked(runtime, place, asked, around),
-        run_git_unchecked(runtime, place, ("config", "--list", "--show-scope", "-z"), around),
+        run_git_unchecked(runtime, place, asked, environment),
+        run_git_unchecked(runtime, place, ("config", "--list", "--show-scope", "-z"), environment),
     )
     if where.exit_code:
         raise _no_repository_error(folder, where)
@@ -517,15 +523,15 @@ async def run_in_thread_if_many(count: int, work: Callable[[], _T]) -> _T:
 
 
 def _no_repository_error(folder: str, done: CompletedProcess) -> ToolError:
-    said = extract_git_message(done)
-    if "must be run in a work tree" in said or "bare repository" in said:
+    message = extract_git_message(done)
+    if "must be run in a work tree" in message or "bare repository" in message:
         return ToolError(
             f"{folder} has no work tree: it is in a bare repository or a .git folder. "
             "Pass the folder of a checked-out repository.",
             kind="failed",
         )
-    if "not a git repository" in said:
-        elsewhere = said.partition("not a git repository: ")[2]
+    if "not a git repository" in message:
+        elsewhere = message.partition("not a git repository: ")[2]
         why = f": its .git leads to {elsewhere}, outside the workspace" if elsewhere[:1] == "/" else ""
         return ToolError(
             f"{folder} is not in a git repository inside the workspace{why}. "

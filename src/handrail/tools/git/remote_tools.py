@@ -358,18 +358,22 @@ def _parse_push(output: bytes, failed: ToolError, about: dict[str, Any]) -> dict
 def _map_server_error(error: ToolError, address: str) -> ToolError:
     """Return a failure to reach a server, with what can be done about it."""
     shown = strip_url_credentials(address)
-    said = strip_url_credentials(error.text)
-    if "terminal prompts disabled" in said or "Authentication failed" in said or "could not read Username" in said:
+    message = strip_url_credentials(error.text)
+    if (
+        "terminal prompts disabled" in message
+        or "Authentication failed" in message
+        or "could not read Username" in message
+    ):
         return ToolError(
             f"{shown} requires a user name and password, which these tools do not support. "
             "Ask the user to do this, or to set http.extraHeader in the repository's configuration.",
             kind="unavailable",
         )
-    if "already exists and is not an empty directory" in said:
+    if "already exists and is not an empty directory" in message:
         return ToolError("The target folder already exists and is not empty. Pass another `path`.", kind="conflict")
-    if "403" in said and ("CONNECT" in said or "returned error: 403" in said):
-        said += " The server or a rule rejected the request. metadata.network lists the hosts that rules denied."
-    return ToolError(said, kind=error.kind, data=error.data)
+    if "403" in message and ("CONNECT" in message or "returned error: 403" in message):
+        message += " The server or a rule rejected the request. metadata.network lists the hosts that rules denied."
+    return ToolError(message, kind=error.kind, data=error.data)
 
 
 def _folder_argument(runtime: Runtime, path: str) -> str:

@@ -190,8 +190,8 @@ class ServerResourceSubscriptions:
             ("prompts", "promptsListChanged"),
             ("resources", "resourcesListChanged"),
         ):
-            said = conversation.capabilities.get(capability)
-            if isinstance(said, dict) and said.get("listChanged") is True:  # pyright: ignore[reportUnknownMemberType]
+            value = conversation.capabilities.get(capability)
+            if isinstance(value, dict) and value.get("listChanged") is True:  # pyright: ignore[reportUnknownMemberType]
                 offered[key] = True
         if self._told:
             offered["resourceSubscriptions"] = sorted(self._told)

@@ -53,17 +53,19 @@ async def request_answering_input(
     :param grants: the requests that the server may send to a client
     :raises ToolError: ``denied`` for a request without a grant; ``backend`` for too many rounds; or the client's error
     """
-    said: dict[str, Any] = dict(params)
+    fields: dict[str, Any] = dict(params)
     for turn in range(MAX_INPUT_ROUNDS + 1):
-        result = await once(said)
+        result = await once(fields)
         if result.get("resultType") != "input_required":
             return result
-        said = dict(params)
+        fields = dict(params)
         if isinstance(state := result.get("requestState"), str):
-            said["requestState"] = state
+            fields["requestState"] = state
         wanted = result.get("inputRequests")
         if isinstance(wanted, dict) and wanted:
-            said["inputResponses"] = await answer_input_requests(cast("dict[str, Any]", wanted), runtime, name, grants)
+            fields["inputResponses"] = await answer_input_requests(
+                cast("dict[str, Any]", wanted), runtime, name, grants
+            )
         elif turn < MAX_INPUT_ROUNDS:
             await asyncio.sleep(_PAUSES_S[min(turn, len(_PAUSES_S) - 1)])
     raise ToolError(
@@ -82,8 +84,8 @@ async def answer_input_requests(
     """
     asks: dict[str, ClientRequest] = {}
     for key, request in requests.items():
-        said = cast("dict[str, Any]", request) if isinstance(request, dict) else {}
-        method, params = said.get("method"), said.get("params")
+        fields = cast("dict[str, Any]", request) if isinstance(request, dict) else {}
+        method, params = fields.get("method"), fields.get("params")
         grant = GRANT_BY_METHOD.get(method) if isinstance(method, str) else None
         if grant is None or grant not in grants:
             shown = str(method)[:60]
@@ -133,11 +135,11 @@ async def call_tool_to_end(
     :raises ToolError: if the task has no result, or sends a request without a grant
     :raises RpcError: if the server answered with an error, or the task failed
     """
-    said = dict(params)
+    fields = dict(params)
     if as_task and conversation.era == "legacy" and _supports_tasks(conversation.capabilities):
-        said["task"] = dict[str, Any]()
-    answer = await conversation.request("tools/call", said, runtime, headers=headers)
-    older = _object(answer.get("task")) if "task" in said else {}
+        fields["task"] = dict[str, Any]()
+    answer = await conversation.request("tools/call", fields, runtime, headers=headers)
+    older = _object(answer.get("task")) if "task" in fields else {}
     newer = answer if conversation.era == "modern" and answer.get("resultType") == "task" else {}
     if not older and not newer:
         return answer
@@ -286,8 +288,8 @@ def _task_error(error: Mapping[str, Any], message: object) -> RpcError:
     :param message: the last status message, for an error without a text
     """
     code = error.get("code")
-    said = str(error.get("message", message or "the task failed"))[:4000]
-    return RpcError(code if isinstance(code, int) else INTERNAL_ERROR, said, error.get("data"))
+    text = str(error.get("message", message or "the task failed"))[:4000]
+    return RpcError(code if isinstance(code, int) else INTERNAL_ERROR, text, error.get("data"))
 
 
 def _pause_s(asked_ms: object) -> float:

@@ -330,14 +330,14 @@ class UpstreamSession:
         self._next += 1
         number = self._next
         version = version or (self.protocol if self.era == "modern" else "")
-        said: dict[str, Any] = dict(params)
+        fields: dict[str, Any] = dict(params)
         if version:
-            headers = {**protocol_headers(version, method, said), **(headers or {})}
-        if meta := {**said.get("_meta", {}), **self._meta(number, method, version, runtime)}:
-            said["_meta"] = meta
+            headers = {**protocol_headers(version, method, fields), **(headers or {})}
+        if meta := {**fields.get("_meta", {}), **self._meta(number, method, version, runtime)}:
+            fields["_meta"] = meta
         message: Message = {"jsonrpc": "2.0", "id": number, "method": method}
-        if said:
-            message["params"] = said
+        if fields:
+            message["params"] = fields
         pending = self._pending[number] = _PendingServerRequest(
             asyncio.get_running_loop().create_future(), runtime, acknowledged
         )
@@ -423,11 +423,11 @@ class UpstreamSession:
             return
         result, error = message.get("result"), message.get("error")
         if isinstance(error, dict):
-            said = cast("dict[str, Any]", error)
-            code = said.get("code")
-            text = str(said.get("message", ""))[:4000]
+            fields = cast("dict[str, Any]", error)
+            code = fields.get("code")
+            text = str(fields.get("message", ""))[:4000]
             pending.answer.set_exception(
-                RpcError(code if isinstance(code, int) else INTERNAL_ERROR, text, said.get("data"))
+                RpcError(code if isinstance(code, int) else INTERNAL_ERROR, text, fields.get("data"))
             )
         elif isinstance(result, dict):
             pending.answer.set_result(cast("dict[str, Any]", result))

@@ -125,16 +125,16 @@ async def _decide(
             changed = parse_changed_arguments(read_json_argument(arguments))
         except ValueError as error:
             raise click.UsageError(f"Invalid value for `--arguments`. {error}") from None
-    desk = _answer_service(setting)
-    if desk is None:
+    approvals = _answer_service(setting)
+    if approvals is None:
         return _report_unknown_request(request_id)
     try:
         if answers:
-            told = [_parse_answer(answer) for answer in answers]
-            decided = await desk.answer_questions(request_id, told, by=ANSWERED_BY)
+            items = [_parse_answer(answer) for answer in answers]
+            decided = await approvals.answer_questions(request_id, items, by=ANSWERED_BY)
         else:
             answer = ApprovalAnswer(choice or "once", message, changed)
-            decided = await desk.decide(request_id, answer, by=ANSWERED_BY)
+            decided = await approvals.decide(request_id, answer, by=ANSWERED_BY)
     except ToolError as error:
         print_note(f"{error.kind}: {error}")
         return ERROR
@@ -226,11 +226,11 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
 
     terminal = TerminalApprovalHandler(workspace=workspace)
     code = OUTPUT
-    desk = _answer_service(setting)
-    assert desk is not None, "the rows are from its database"
+    approvals = _answer_service(setting)
+    assert approvals is not None, "the rows are from its database"
     for row in rows:
         try:
-            decided = await _ask_user(desk, terminal, row)
+            decided = await _ask_user(approvals, terminal, row)
         except ToolError as error:
             print_note(f"{error.kind}: {error}")
             code = ERROR
@@ -240,16 +240,16 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
     return code
 
 
-async def _ask_user(desk: ApprovalClient, terminal: Any, row: Approval) -> Approval | None:
+async def _ask_user(approvals: ApprovalClient, terminal: Any, row: Approval) -> Approval | None:
     """Ask the user at the terminal, and return the answered request, or None if it stays open."""
     if row.kind == "question":
         print_note(
             f"{row.id}  {to_one_line(row.request.tool_id)} asks a question, in session {to_one_line(row.request.session_id)}"
         )
         answers = await terminal.answer(row.request.session_id, row.questions)
-        return None if answers is None else await desk.answer_questions(row.id, answers, by=ANSWERED_BY)
+        return None if answers is None else await approvals.answer_questions(row.id, answers, by=ANSWERED_BY)
     answer: ApprovalAnswer = await terminal.approve(row.request)
-    return None if answer.choice == "defer" else await desk.decide(row.id, answer, by=ANSWERED_BY)
+    return None if answer.choice == "defer" else await approvals.decide(row.id, answer, by=ANSWERED_BY)
 
 
 async def _show(row: Approval, workspace: str) -> None:
@@ -306,12 +306,12 @@ def _show_rules(setting: CommandOptions) -> int:
 async def _revoke(setting: CommandOptions, rule_id: str) -> int:
     from handrail.contract.errors import ToolError
 
-    desk = _answer_service(setting)
-    if desk is None:
+    approvals = _answer_service(setting)
+    if approvals is None:
         print_note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
         return ERROR
     try:
-        rule = await desk.revoke_rule(rule_id)
+        rule = await approvals.revoke_rule(rule_id)
     except ToolError as error:
         print_note(f"{error.kind}: {error}")
         return ERROR

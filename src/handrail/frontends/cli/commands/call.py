@@ -142,12 +142,14 @@ async def _close_session(session: Session, result: Result) -> None:
 
 
 def _print_result(setting: CommandOptions, result: Result) -> int:
-    parked = result.metadata.get("awaiting_approval")
+    approval_id = result.metadata.get("awaiting_approval")
     if setting.json:
         print_json(result.to_dict())
-    elif parked is not None:
-        print_escaped_line(str(parked))
-        print_note(f"The call waits for approval. Run handrail approve {parked}, then handrail call --resume {parked}.")
+    elif approval_id is not None:
+        print_escaped_line(str(approval_id))
+        print_note(
+            f"The call waits for approval. Run handrail approve {approval_id}, then handrail call --resume {approval_id}."
+        )
     else:
         print_result(result)
     return get_exit_code(result)
@@ -191,8 +193,8 @@ def _print_event(event: Event) -> None:
         share = f" {fraction:.0%}" if isinstance(fraction, float) else ""
         print_note(f"{to_one_line(event.tool_id)}{share}: {to_one_line(str(event.data.get('message', '')))}")
     elif event.kind == "log":
-        said = event.data.get("data", "")
-        text = said if isinstance(said, str) else json.dumps(said)
+        value = event.data.get("data", "")
+        text = value if isinstance(value, str) else json.dumps(value)
         print_note(to_one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
     elif event.kind == "awaiting-locks":
         print_note(f"{to_one_line(event.tool_id)}: waiting for locks")

@@ -100,8 +100,8 @@ def _print_capabilities(found: CapabilityReport) -> None:
             print_escaped_line(f"  {line}")
     print_escaped_line("tools (each call has only what its tool requires)")
     for tool in found.tools:
-        withheld = f", unavailable: {tool.withheld}" if tool.withheld else ""
-        print_escaped_line(to_one_line(f"  {tool.id}, sandbox: {tool.confined_by}{withheld}"))
+        unavailable = f", unavailable: {tool.unavailable_reason}" if tool.unavailable_reason else ""
+        print_escaped_line(to_one_line(f"  {tool.id}, sandbox: {tool.sandbox}{unavailable}"))
         for line in tool.has:
             print_escaped_line(f"    {'adds' if line in tool.adds else 'has '}  {line}")
 

@@ -209,13 +209,13 @@ def _call_row(row: LoggedCallSummary | LoggedRecord) -> tuple[str, ...]:
         files = ", ".join(map(_reading_hint, body.get("files") or ())) if row.body is not None else "redacted"
         return _format_time(row.at_ns), row.session_id, "instructions", row.kind, files
     if row.kind == "compacted":
-        told = f"{body.get('removed_messages')} messages removed, {body.get('kept_messages')} kept"
+        text = f"{body.get('removed_messages')} messages removed, {body.get('kept_messages')} kept"
         return (
             _format_time(row.at_ns),
             row.session_id,
             "conversation",
             row.kind,
-            told if row.body is not None else "redacted",
+            text if row.body is not None else "redacted",
         )
     how = "failed" if body.get("failed") else "done"
     about = (

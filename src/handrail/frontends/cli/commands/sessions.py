@@ -121,14 +121,14 @@ def _list(setting: CommandOptions, found: Sequence[StoredSessionFacts], none: st
 
 
 def _session_summary(facts: StoredSessionFacts) -> str:
-    told = [facts.topic or facts.task or ""]
+    items = [facts.topic or facts.task or ""]
     if facts.parent_session:
-        told.insert(0, f"[sub-agent of {facts.parent_session}]")
+        items.insert(0, f"[sub-agent of {facts.parent_session}]")
     if facts.awaiting_approval:
-        told.insert(0, f"[waits for approval: {', '.join(facts.awaiting_approval)}]")
+        items.insert(0, f"[waits for approval: {', '.join(facts.awaiting_approval)}]")
     if facts.decided:
-        told.insert(0, f"[answered: {', '.join(facts.decided)}]")
-    return " ".join(told).strip()
+        items.insert(0, f"[answered: {', '.join(facts.decided)}]")
+    return " ".join(items).strip()
 
 
 def format_age(at_ns: int) -> str:
@@ -151,12 +151,12 @@ def _show(setting: CommandOptions, session_id: str) -> None:
         whole = {"session": asdict(facts), "messages": messages, "calls": [asdict(row) for row in calls]}
         print_json(whole, lines=True)
         return
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **asdict(facts),
         "awaiting_approval": ", ".join(facts.awaiting_approval),
         "decided": ", ".join(facts.decided),
     }
-    for name, value in told.items():
+    for name, value in fields.items():
         if value not in (None, (), ""):
             print_escaped_line(
                 f"{name.removesuffix('_ns')}: {format_age(value) if name.endswith('_ns') else to_one_line(str(value))}"

@@ -270,8 +270,8 @@ def _fault_text(fault: Diagnostic) -> str:
 
 
 def _fault_data(fault: Diagnostic) -> dict[str, str]:
-    told = {"source": fault.source, "where": fault.location, "problem": fault.problem}
-    return told | ({"tool": fault.tool} if fault.tool else {})
+    fields = {"source": fault.source, "where": fault.location, "problem": fault.problem}
+    return fields | ({"tool": fault.tool} if fault.tool else {})
 
 
 def _tool_data(tool_id: str, one: DefinitionReview) -> dict[str, object]:
