@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from handrail.agent.agent_run import AgentRunState, ReplyCallDispatcher, RunTask, ServeLoop, stream_reply_events
 from handrail.agent.compaction import ConversationCompactor
-from handrail.agent.conversation import Conversation
+from handrail.agent.conversation import Conversation, adapt_history
 from handrail.agent.model_protocol import (
     BlockEvent,
     Message,
@@ -28,6 +28,7 @@ from handrail.agent.model_protocol import (
     ProviderToolResult,
     ReplyStreamCut,
     TextDelta,
+    get_model_origin,
 )
 from handrail.agent.reply_assembly import ReplyAssembly
 from handrail.agent.reply_stream import EventHandler, RetryDelayed, RetryPolicy
@@ -248,7 +249,10 @@ class Agent:
         self._project = None if system is None and workspace is not None else ""
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
-        self._conversation = Conversation(session.history, repeat_reads=self.budget.repeat_reads)
+        self._origin = get_model_origin(model)
+        self._conversation = Conversation(
+            session.history, repeat_reads=self.budget.repeat_reads, origin=self._origin
+        )
         self._compactor = ConversationCompactor(self._conversation, session.history, model, self._retry, self.budget)
         self._provider_tools = AgentProviderTools(model, session.history)
         self._make_usage = make_usage
@@ -572,7 +576,8 @@ class Agent:
                 project=self._project or "",
                 instructions=self._instructions,
             )
-        return ModelRequest(self._system, self.messages, views, self._max_output_tokens, self._provider_tools.forms)
+        messages = adapt_history(self.messages, self._origin)
+        return ModelRequest(self._system, messages, views, self._max_output_tokens, self._provider_tools.forms)
 
     def _make_event_handler(self, assembly: ReplyAssembly, dispatch: ReplyCallDispatcher) -> EventHandler[AgentEvent]:
         async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:

@@ -5,8 +5,10 @@ A provider can accept the conversation at any moment. A reply is stored before i
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,8 +40,9 @@ from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 #
 # - ``user``: ``text``; with ``pictures``, each ``{"artifact", "media_type"}``, it shows these; with ``notices``, it holds
 #   the notifications with these delivery ids instead of the user's words; with ``headless``, no user could be asked then
-# - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
-#   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` if the provider used one of its own tools
+# - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``,
+#   with ``theirs`` if the provider's own id differs, or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts``
+#   if the provider used one of its own tools; ``by`` is the model with its address
 # - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, some calls of the message before
 #   have no answer yet, and a later ``results`` has all of them
 # - ``compacted``: ``text`` replaces all messages before the position ``from``
@@ -123,9 +126,10 @@ def encode_message(message: Message, call_ids: Sequence[str] = (), *, partial: b
         case UserMessage(text, pictures):
             shown = [{"artifact": picture.ref, "media_type": picture.media_type} for picture in pictures]
             return {"v": VERSION, "role": "user", "text": text, **({"pictures": shown} if shown else {})}
-        case AssistantMessage(parts):
+        case AssistantMessage(parts, origin):
             ids = iter(call_ids)
-            return {"v": VERSION, "role": "assistant", "parts": [_part_data(part, ids) for part in parts]}
+            data = {"v": VERSION, "role": "assistant", "parts": [_part_data(part, ids) for part in parts]}
+            return {**data, "by": origin} if origin else data
         case CallResultsMessage(results):
             told = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
             data = {"v": VERSION, "role": "results", "results": told}
@@ -144,9 +148,10 @@ def _part_data(part: TextPart | HistoryCallPart | ProviderBlock, ids: Iterator[s
         case ProviderBlock(provider, block, said, artifacts):
             kept: dict[str, Any] = {"kept": provider, "block": dict(block)}
             return {**kept, "said": True, "artifacts": list(artifacts)} if said else kept
-        case HistoryCallPart(wire_id, name, arguments):
+        case HistoryCallPart(wire_id, name, arguments, provider_id):
             call_id = next(ids, "")
-            return {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
+            made = {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
+            return {**made, "theirs": provider_id} if provider_id else made
 
 
 def restore_conversation(entries: Iterable[HistoryEntry]) -> RestoredConversation:
@@ -201,7 +206,8 @@ class _ConversationReader:
         elif role == "assistant":
             self._settle()
             if self.messages:  # providers accept only a history that begins with a user message
-                self._reply(position, _parse_objects(data.get("parts")))
+                origin = data.get("by")
+                self._reply(position, _parse_objects(data.get("parts")), origin if isinstance(origin, str) else "")
         elif role == "results" and self.open is not None:
             self._results(self.open, _parse_objects(data.get("results")))
         elif role == "compacted":
@@ -223,7 +229,7 @@ class _ConversationReader:
 
     # Plain look-ups, because pattern matching takes three times as long and a history is long.
 
-    def _reply(self, position: int, kept: list[dict[str, Any]]) -> None:
+    def _reply(self, position: int, kept: list[dict[str, Any]], origin: str) -> None:
         parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
         call_ids: list[str] = []
         said = False
@@ -236,7 +242,8 @@ class _ConversationReader:
                 arguments, call_id = data.get("arguments"), data.get("id")
                 renamed[wire_id] = new = self.ids.take_unique_id(wire_id)
                 given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
-                parts.append(HistoryCallPart(new, wire_name(name) or "unnamed", given))
+                theirs = self.ids.take_stored_id(data["theirs"]) if "theirs" in data else ""
+                parts.append(HistoryCallPart(new, wire_name(name) or "unnamed", given, theirs))
                 call_ids.append(call_id if isinstance(call_id, str) else "")
             elif "text" in data:
                 text = data["text"]
@@ -255,10 +262,10 @@ class _ConversationReader:
                     parts.append(part)
                     said = said or part.said
         if call_ids:
-            self.open = UnansweredExchange(AssistantMessage(tuple(parts)), tuple(call_ids))
+            self.open = UnansweredExchange(AssistantMessage(tuple(parts), origin), tuple(call_ids))
             self.open_at = position
         elif said:
-            self.messages.append(AssistantMessage(tuple(parts)))
+            self.messages.append(AssistantMessage(tuple(parts), origin))
             self.positions.append(position)
 
     def _results(self, exchange: UnansweredExchange, kept: list[dict[str, Any]]) -> None:
@@ -348,6 +355,51 @@ class _ShownReadResults:
         return Result.output({**data, "message": _UNCHANGED}, **{**result.metadata, "unchanged": True})
 
 
+# The history as one model gets it.
+
+_NARROW_ID = re.compile(r"[A-Za-z0-9]{9}\Z")
+"""The form of call ids that every provider accepts, also those that reject another provider's."""
+
+
+def adapt_history(messages: Sequence[Message], origin: str) -> tuple[Message, ...]:
+    """Return the messages for the model of this ``origin``.
+
+    A model gets its own blocks and call ids back. Those of another model, or of the same one at another address, would be
+    rejected: its blocks are left out, and its call ids get a form that every provider accepts.
+    """
+    adapted: list[Message] = []
+    ids: dict[str, str] = {}
+    for message in messages:
+        match message:
+            case AssistantMessage(parts, by):
+                ids = {call.wire_id: new for call in message.calls if (new := _id_for(call, by == origin)) != call.wire_id}
+                if ids or (by != origin and any(isinstance(part, ProviderBlock) for part in parts)):
+                    kept = (part for part in parts if by == origin or not isinstance(part, ProviderBlock))
+                    adapted.append(AssistantMessage(tuple(_with_id(part, ids) for part in kept), by))
+                else:
+                    adapted.append(message)
+            case CallResultsMessage(results) if ids:
+                renamed = (replace(result, wire_id=ids.get(result.wire_id, result.wire_id)) for result in results)
+                adapted.append(CallResultsMessage(tuple(renamed)))
+            case _:
+                adapted.append(message)
+    return tuple(adapted)
+
+
+def _id_for(call: HistoryCallPart, is_own: bool) -> str:
+    if is_own:
+        return call.provider_id or call.wire_id
+    if _NARROW_ID.match(call.wire_id):
+        return call.wire_id
+    return f"h{base64.b32encode(hashlib.sha256(call.wire_id.encode()).digest()).decode()[:8].lower()}"
+
+
+def _with_id(
+    part: TextPart | HistoryCallPart | ProviderBlock, ids: Mapping[str, str]
+) -> TextPart | HistoryCallPart | ProviderBlock:
+    return replace(part, wire_id=ids[part.wire_id]) if isinstance(part, HistoryCallPart) and part.wire_id in ids else part
+
+
 class _ReplyDraft(NamedTuple):
     """The additions of a reply to the conversation, computed before the reply is proposed.
 
@@ -367,10 +419,14 @@ class Conversation:
 
     :param history: stores each message as it is added; None keeps the messages in memory only
     :param repeat_reads: whether to repeat the text of a file that was read already and is unchanged
+    :param origin: the model that replies; see :func:`handrail.agent.model_protocol.get_model_origin`
     """
 
-    def __init__(self, history: ConversationHistory | None = None, *, repeat_reads: bool = True) -> None:
+    def __init__(
+        self, history: ConversationHistory | None = None, *, repeat_reads: bool = True, origin: str = ""
+    ) -> None:
         self._history = history
+        self._origin = origin
         self._reads = None if repeat_reads else _ShownReadResults()
         self._messages: list[Message] = []
         self._characters = 0
@@ -527,7 +583,7 @@ class Conversation:
     def _make_draft(self, reply: ModelReply, call_ids: Sequence[str]) -> _ReplyDraft:
         known = [] if self._open is None else list(self._open.message.calls)  # these do not change
         new = [
-            make_history_call(call, self._ids.take_unique_id(call.provider_id)) for call in reply.calls[len(known) :]
+            make_history_call(call, *self._ids.take_call_ids(call.provider_id)) for call in reply.calls[len(known) :]
         ]
         known += new
         parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
@@ -536,12 +592,12 @@ class Conversation:
                 parts.append(known[part])
             elif not isinstance(part, TextPart) or part.text.strip():
                 parts.append(part)
-        message = AssistantMessage(tuple(parts))
+        message = AssistantMessage(tuple(parts), self._origin)
         return _ReplyDraft(reply, call_ids, new, message, encode_message(message, call_ids) if reply.calls else {})
 
     def _drop_draft(self) -> None:
         if self._draft is not None:
-            self._ids.return_latest_ids([part.wire_id for part in self._draft.new])
+            self._ids.return_latest_ids(self._draft.new)
             self._draft = None
 
     def add_answers(self, answers: Mapping[int, CallAnswer]) -> None:

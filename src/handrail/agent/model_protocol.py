@@ -145,11 +145,13 @@ class HistoryCallPart:
     :param wire_id: unique within the conversation; see :class:`handrail.agent.reply_assembly.HistoryCallIds`
     :param name: matches ``[A-Za-z0-9_-]{1,64}``, whatever the model wrote
     :param arguments: always an object, whatever the model wrote
+    :param provider_id: the provider's own id if it differs from ``wire_id``; only that provider gets it
     """
 
     wire_id: str
     name: str
     arguments: Mapping[str, Any]
+    provider_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +190,13 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """A reply of the model, with its parts in order."""
+    """A reply of the model, with its parts in order.
+
+    :param origin: the model and the address that it came from; see :func:`get_model_origin`
+    """
 
     parts: tuple[TextPart | HistoryCallPart | ProviderBlock, ...]
+    origin: str = ""
 
     @property
     def text(self) -> str:
@@ -287,6 +293,17 @@ class RequestRejected(ProviderError):
     """A request that the provider will never accept."""
 
 
+class ContextLengthExceeded(RequestRejected):
+    """A request that is longer than the model's context.
+
+    :param max_tokens: the tokens that the model takes, if the provider says so
+    """
+
+    def __init__(self, text: str, *, max_tokens: int | None = None) -> None:
+        super().__init__(text)
+        self.max_tokens = max_tokens
+
+
 class ReplyStreamCut(ProviderError):
     """A reply that was interrupted after its start."""
 
@@ -301,6 +318,12 @@ MAX_PICTURES = 16
 """The most pictures in one message."""
 PICTURE_NOT_STORED = "[the picture here is no longer stored]"
 PICTURE_NOT_ANSWERED = "[the picture here got no answer and is not shown again]"
+
+
+def get_model_origin(model: Model) -> str:
+    """Return the name of a model with its address. Only that model gets its own blocks and call ids back."""
+    origin = getattr(model, "origin", None)
+    return origin if isinstance(origin, str) and origin else model.name
 
 
 def takes_pictures(model: Model) -> bool:

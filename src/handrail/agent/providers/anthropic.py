@@ -38,7 +38,7 @@ from handrail.agent.providers.provider_errors import (
     get_positive_count,
     get_sdk_field,
     make_connection_error,
-    make_request_error,
+    make_reported_error,
     make_stream_format_error,
     make_timeout_error,
     to_plain_json,
@@ -169,6 +169,10 @@ class AnthropicModel:
         return f"anthropic:{self._model}"
 
     @property
+    def origin(self) -> str:
+        return f"{self.name} {self._client.base_url}"
+
+    @property
     def dialect(self) -> ProviderSchemaDialect:
         return ANTHROPIC
 
@@ -194,13 +198,8 @@ class AnthropicModel:
                     for block in reader.read(event):
                         yield block
         except anthropic.APIStatusError as error:
-            raise make_request_error(
-                self.name,
-                "ANTHROPIC_API_KEY",
-                error.status_code,
-                error.type,
-                error.api_message or error.message,
-                error.response.headers,
+            raise make_reported_error(
+                self.name, "ANTHROPIC_API_KEY", error.body or error.message, error.status_code, error.response.headers
             ) from error
         except anthropic.APITimeoutError as error:
             raise make_timeout_error(self.name, self._client.base_url) from error

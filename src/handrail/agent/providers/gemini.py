@@ -81,6 +81,10 @@ class GeminiModel:
         return f"{PROVIDER}:{self._model}"
 
     @property
+    def origin(self) -> str:
+        return f"{self.name} {self._address}"
+
+    @property
     def dialect(self) -> ProviderSchemaDialect:
         return GEMINI
 
@@ -119,7 +123,8 @@ class GeminiModel:
         headers = dict(cast("Mapping[str, str]", getattr(get_sdk_field(error, "response"), "headers", None) or {}))
         if (wait := _RETRY_DELAY.search(json.dumps(get_sdk_field(error, "details"), default=str))) is not None:
             headers["retry-after"] = wait[1]  # this API sends the delay in the body
-        return make_request_error(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
+        status = error.code if isinstance(error.code, int) else None
+        return make_request_error(self.name, "GEMINI_API_KEY", status, code, message, headers)
 
 
 class _PartReader:

@@ -40,7 +40,7 @@ from handrail.agent.providers.provider_errors import (
     get_nonempty_text,
     get_positive_count,
     get_sdk_field,
-    make_request_error,
+    make_reported_error,
     to_plain_json,
 )
 from handrail.catalog.provider_dialects import OPENAI_RESPONSES, ProviderSchemaDialect
@@ -85,6 +85,10 @@ class ResponsesModel:
         return f"{PROVIDER}:{self._model}"
 
     @property
+    def origin(self) -> str:
+        return f"{self.name} {self._client.base_url}"
+
+    @property
     def dialect(self) -> ProviderSchemaDialect:
         return OPENAI_RESPONSES
 
@@ -110,7 +114,7 @@ class ResponsesModel:
                     for block in reader.read(event):
                         yield block
         if reader.failure is not None:
-            raise make_request_error(self.name, KEY_VARIABLE, None, reader.failure[0], reader.failure[1], {})
+            raise make_reported_error(self.name, KEY_VARIABLE, reader.failure)
         if not reader.finished:
             raise ReplyStreamCut(f"{self.name}: The stream ended without response.completed.")
 
@@ -123,7 +127,8 @@ class _ItemReader:
 
     def __init__(self) -> None:
         self.finished = False
-        self.failure: tuple[str | None, str] | None = None
+        self.failure: object = None
+        """The error that the provider sent in place of the end."""
         self._open: dict[int, bool] = {}
         """Open calls by the number of their item, and whether arguments arrived."""
         self._over: set[tuple[int, str]] = set()
@@ -159,16 +164,11 @@ class _ItemReader:
             case "response.completed" | "response.incomplete":
                 yield from self._end(get_sdk_field(event, "response"), whole=kind == "response.completed")
             case "response.failed":
-                error = get_sdk_field(get_sdk_field(event, "response"), "error")
-                self.failure = (
-                    get_nonempty_text(error, "code"),
-                    get_nonempty_text(error, "message") or "no reason given",
-                )
+                response = get_sdk_field(event, "response")
+                self.failure = get_sdk_field(response, "error") or {"message": "no reason given"}
             case "error":
-                self.failure = (
-                    get_nonempty_text(event, "code"),
-                    get_nonempty_text(event, "message") or "no reason given",
-                )
+                named = {key: get_sdk_field(event, key) for key in ("code", "message", "param", "error")}
+                self.failure = {key: value for key, value in named.items() if value is not None}
             case _:
                 pass
 
