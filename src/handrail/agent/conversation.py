@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 from handrail.agent.model_protocol import (
+    MAX_PICTURES,
     PICTURE_NOT_ANSWERED,
+    PICTURE_TYPES,
     AssistantMessage,
     CallResult,
     CallResultsMessage,
@@ -25,11 +27,13 @@ from handrail.agent.model_protocol import (
     TextPart,
     UserMessage,
     UserPicture,
+    load_result_pictures,
     load_stored_pictures,
 )
 from handrail.agent.reply_assembly import HistoryCallIds, ModelReply, make_history_call, repair_surrogates
 from handrail.agent.run_budget import count_message_characters
 from handrail.contract.calls_and_results import CallAnswer, Result
+from handrail.contract.result_conversions import list_artifact_media_types
 from handrail.contract.services.history_and_skill_services import ConversationHistory, HistoryEntry
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 
@@ -43,16 +47,16 @@ from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 # - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``,
 #   with ``theirs`` if the provider's own id differs, or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts``
 #   if the provider used one of its own tools; ``by`` is the model with its address
-# - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, some calls of the message before
-#   have no answer yet, and a later ``results`` has all of them
+# - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``, with ``pictures`` like a user's; with ``partial``,
+#   some calls of the message before have no answer yet, and a later ``results`` has all of them
 # - ``compacted``: ``text`` replaces all messages before the position ``from``
+# - ``changed``: the messages before the position ``until`` lack their ``blocks`` or ``pictures``, or have results of at most
+#   ``most`` characters, because the provider rejected them
 #
 # A reply with calls is stored before its calls are proposed. So a process that ends in the middle leaves calls without
 # results, each with the id under which the log has its outcome.
 
 VERSION = 1
-PICTURE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""The media types of pictures."""
 LOST = json.dumps(
     Result.error(
         "interrupted", "The result of this call was not stored. Check its effects before you repeat it."
@@ -124,16 +128,78 @@ def encode_message(message: Message, call_ids: Sequence[str] = (), *, partial: b
     """
     match message:
         case UserMessage(text, pictures):
-            shown = [{"artifact": picture.ref, "media_type": picture.media_type} for picture in pictures]
-            return {"v": VERSION, "role": "user", "text": text, **({"pictures": shown} if shown else {})}
+            return {"v": VERSION, "role": "user", "text": text, **_picture_data(pictures)}
         case AssistantMessage(parts, origin):
             ids = iter(call_ids)
             data = {"v": VERSION, "role": "assistant", "parts": [_part_data(part, ids) for part in parts]}
             return {**data, "by": origin} if origin else data
         case CallResultsMessage(results):
-            told = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
+            told = [
+                {"of": result.wire_id, "text": result.text, "error": result.is_error, **_picture_data(result.pictures)}
+                for result in results
+            ]
             data = {"v": VERSION, "role": "results", "results": told}
             return {**data, "partial": True} if partial else data
+
+
+def _picture_data(pictures: Sequence[UserPicture]) -> dict[str, Any]:
+    shown = [{"artifact": picture.ref, "media_type": picture.media_type} for picture in pictures]
+    return {"pictures": shown} if shown else {}
+
+
+class HistoryChange(NamedTuple):
+    """A change of the messages before a position, because the provider rejected them as they are.
+
+    :param until: the stored position of the first message that stays as it is
+    :param without_blocks: whether the blocks of providers are left out
+    :param without_pictures: whether the pictures are left out
+    :param most_characters: the longest text of a result; None for any
+    :param for_good: whether the model takes no pictures at all
+    """
+
+    until: int
+    without_blocks: bool = False
+    without_pictures: bool = False
+    most_characters: int | None = None
+    for_good: bool = False
+
+
+def apply_change(messages: Sequence[Message], positions: Sequence[int], change: HistoryChange) -> list[Message]:
+    """Return the messages with ``change``.
+
+    :param positions: the stored position of each message
+    """
+    count = bisect_left(positions, change.until)
+    return [*(_change_message(message, change) for message in messages[:count]), *messages[count:]]
+
+
+def _change_message(message: Message, change: HistoryChange) -> Message:
+    match message:
+        case AssistantMessage(parts, origin) if change.without_blocks:
+            return AssistantMessage(tuple(part for part in parts if not isinstance(part, ProviderBlock)), origin)
+        case UserMessage(text, pictures) if pictures and change.without_pictures:
+            return UserMessage(f"{text}\n{PICTURE_REFUSED}")
+        case CallResultsMessage(results):
+            return CallResultsMessage(tuple(_change_result(result, change) for result in results))
+        case _:
+            return message
+
+
+def _change_result(result: CallResult, change: HistoryChange) -> CallResult:
+    if change.without_pictures and result.pictures:
+        result = replace(result, text=f"{result.text}\n{PICTURE_REFUSED}", pictures=())
+    most, text = change.most_characters, result.text
+    if most is None or len(text) <= most + len(SHORTENED):
+        return result
+    head = most * 2 // 3
+    return replace(result, text=f"{text[:head]}{SHORTENED}{text[len(text) - (most - head) :]}", pictures=())
+
+
+PICTURE_REFUSED = "[The image here is not shown: the model's provider rejected it.]"
+SHORTENED = (
+    "\n[… The middle of this result is left out to free up your context. If you need it, call the tool again for a "
+    "smaller part. …]\n"
+)
 
 
 def encode_compaction(first: int, text: str) -> dict[str, Any]:
@@ -216,6 +282,17 @@ class _ConversationReader:
                 self._settle()
                 count = bisect_left(self.positions, first)
                 self.messages[:count], self.positions[:count] = [UserMessage(repair_surrogates(text))], [first - 1]
+        elif role == "changed":
+            until, most = data.get("until"), data.get("most")
+            if isinstance(until, int):
+                self._settle()
+                change = HistoryChange(
+                    until,
+                    data.get("blocks") is False,
+                    data.get("pictures") is False,
+                    max(most, 0) if isinstance(most, int) else None,
+                )
+                self.messages = apply_change(self.messages, self.positions, change)
 
     def _settle(self) -> None:
         """Answer the open calls, because another message follows."""
@@ -274,7 +351,9 @@ class _ConversationReader:
             wire_id, text = data.get("of"), data.get("text")
             if isinstance(wire_id, str) and isinstance(text, str) and wire_id in renamed:
                 new = renamed[wire_id]
-                results[new] = CallResult(new, repair_surrogates(text), data.get("error") is True)
+                results[new] = CallResult(
+                    new, repair_surrogates(text), data.get("error") is True, _parse_pictures(data)
+                )
         if len(results) == len(exchange.call_ids):
             self._close(exchange)
 
@@ -313,6 +392,17 @@ def format_result_for_model(result: Result) -> str:
     else:
         del wire["metadata"]
     return repair_surrogates(json.dumps(wire, ensure_ascii=False, separators=(",", ":"), default=str))
+
+
+def _find_result_pictures(result: Result) -> tuple[UserPicture, ...]:
+    """Return the pictures that the kernel stored for a result, without their content."""
+    placed: object = result.metadata.get("artifacts")
+    stored = cast("list[object]", placed) if isinstance(placed, list) else []
+    return tuple(
+        UserPicture(ref, media_type)
+        for ref, media_type in (list_artifact_media_types(result.data) if stored else ())
+        if ref in stored and media_type in PICTURE_TYPES
+    )[:MAX_PICTURES]
 
 
 READ = "read"
@@ -465,6 +555,15 @@ class Conversation:
         return tuple(self._messages)
 
     @property
+    def positions(self) -> Sequence[int]:
+        """The stored position of each message."""
+        return self._positions
+
+    def get_position(self, index: int) -> int:
+        """Return the stored position of a message, or the next free one for the end of the messages."""
+        return self._positions[index] if index < len(self._positions) else self._next
+
+    @property
     def approximate_length(self) -> int:
         """The approximate length of the messages, counted as they are added."""
         return self._characters
@@ -497,6 +596,28 @@ class Conversation:
         self._ids, self._next, self.delivered_ids = found.ids, found.next_position, found.delivered_ids
         self._headless = self.carried = found.headless
         self._loaded = True
+
+    async def load_new_pictures(self) -> None:
+        """Load the pictures of the latest results, before the model gets them.
+
+        :raises HandrailError: if they cannot be read now
+        """
+        last = self._messages[-1] if self._messages else None
+        if self._history is None or not isinstance(last, CallResultsMessage):
+            return
+        if any(not picture.data for result in last.results for picture in result.pictures):
+            loaded = [await load_result_pictures(result, self._history) for result in last.results]
+            self._messages[-1] = CallResultsMessage(tuple(loaded))
+
+    def change_history(self, change: HistoryChange) -> None:
+        """Change earlier messages, because the provider rejected them. The stored messages stay."""
+        self._messages = apply_change(self._messages, self._positions, change)
+        self._characters = sum(map(count_message_characters, self._messages))
+        data: dict[str, Any] = {"v": VERSION, "role": "changed", "until": change.until}
+        data |= {"blocks": False} if change.without_blocks else {}
+        data |= {"pictures": False} if change.without_pictures else {}
+        data |= {"most": change.most_characters} if change.most_characters is not None else {}
+        self._store(data)
 
     def queue_new_messages(self) -> None:
         """Queue the new messages for writing, before any effect of the calls that are proposed next."""
@@ -612,7 +733,9 @@ class Conversation:
         for position, answer in answers.items():
             wire_id = calls[position].wire_id
             result = answer.model if self._reads is None else self._reads.shorten_repeated(answer)
-            exchange.results[wire_id] = CallResult(wire_id, format_result_for_model(result), not result.ok)
+            exchange.results[wire_id] = CallResult(
+                wire_id, format_result_for_model(result), not result.ok, _find_result_pictures(result)
+            )
         if exchange.missing_calls:
             told = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
             self._store(encode_message(CallResultsMessage(tuple(told)), partial=True))

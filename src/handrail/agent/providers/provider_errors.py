@@ -15,6 +15,7 @@ from handrail.agent.model_protocol import (
     ProviderBusy,
     ProviderDenied,
     ProviderError,
+    RejectedPart,
     ReplyStreamCut,
     RequestRejected,
 )
@@ -87,7 +88,11 @@ _LIMIT_IN_WORDS = (
     re.compile(rf"(?i){_NUMBER} maximum context length"),
     re.compile(rf"(?i)\[1, ?{_NUMBER}\]"),
 )
-_PICTURE_WORDS = re.compile(r"(?i)image|picture|vision|multimodal|media|base64|pixel")
+_PICTURE_WORDS = re.compile(r"(?i)\bimages?\b|image_url|picture|\bvision\b|multi-?modal|media.?type|\bbase64|pixel|inline_?data")
+_NO_PICTURES_WORDS = re.compile(
+    r"(?i)(?:not|n't|no|without|un)\W?(?:\w+ ){0,4}?(?:support|available|allow|accept|capab|enabled|able)|mmproj|expected(?: a)? string|text.only|not a multi-?modal"
+)
+_REASONING_WORDS = re.compile(r"(?i)thinking|reasoning|signature|encrypted|thought|extra_content|unsupported propert|extra inputs|provider_specific")
 _BUSY_WORDS = re.compile(
     r"(?i)overloaded|rate.?limit|too many requests|try again|temporarily|timed? ?out|capacity|unavailable|bad gateway"
 )
@@ -167,6 +172,9 @@ def make_request_error(
         return ProviderDenied(f"{name}: The account's quota is used up ({said}). Check the provider's billing page.")
     if (too_long := _find_length_refusal(name, status, kind, said)) is not None:
         return too_long
+    about = _find_rejected_part(said)
+    if about == "no pictures" and (status or 0) >= 400 and status not in _BUSY_STATUS:
+        return RequestRejected(f"{name}: The provider rejected the request ({status}: {said}).", about=about)
     if status in _BUSY_STATUS or (status is not None and status >= 500) or kind in _BUSY_TYPES:
         return ProviderBusy(
             f"{name}: The provider is busy or failing ({status if not is_in_stream else code}: {said}). Try again later.",
@@ -174,7 +182,7 @@ def make_request_error(
         )
     if status == 404:
         return RequestRejected(
-            f"{name}: The provider does not know this model or address (404: {said}). Check the name."
+            f"{name}: The provider does not know this model or address (404: {said}). Check the name.", about="nothing"
         )
     if is_in_stream and not _is_rejection(kind):
         if _BUSY_WORDS.search(said):
@@ -185,7 +193,14 @@ def make_request_error(
         return ReplyStreamCut(
             f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {said})."
         )
-    return RequestRejected(f"{name}: The provider rejected the request ({code if is_in_stream else status}: {said}).")
+    shown = code if is_in_stream else status
+    return RequestRejected(f"{name}: The provider rejected the request ({shown}: {said}).", about=about)
+
+
+def _find_rejected_part(said: str) -> RejectedPart:
+    if _PICTURE_WORDS.search(said):
+        return "no pictures" if _NO_PICTURES_WORDS.search(said) else "pictures"
+    return "reasoning" if _REASONING_WORDS.search(said) else "unknown"
 
 
 def _is_rejection(kind: str) -> bool:
