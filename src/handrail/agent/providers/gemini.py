@@ -38,6 +38,7 @@ from handrail.agent.model_protocol import (
     TokenUsage,
     UserMessage,
 )
+from handrail.agent.providers.event_stream_client import EventStreamClient
 from handrail.agent.providers.provider_errors import (
     get_nonempty_text,
     get_positive_count,
@@ -56,7 +57,6 @@ _CANNOT_BE_READ = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", 
 _REFUSED = frozenset(
     {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "MODEL_ARMOR"}
 )
-_LONGEST_WAIT_S = 600.0
 _RETRY_DELAY = re.compile(r'"retryDelay": "(\d{1,6}(?:\.\d{1,9})?)s"')
 
 
@@ -71,7 +71,7 @@ class GeminiModel:
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
         self._address = base_url or "the Gemini API"
-        self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(_LONGEST_WAIT_S, connect=10.0))
+        self._http = EventStreamClient(self.name, lambda body: [(None, body)])
         options = types.HttpOptions(base_url=base_url, httpx_async_client=cast("Any", self._http))
         # Set explicitly, because environment variables could select another service.
         self._client = genai.Client(vertexai=False, api_key=api_key, http_options=options)
@@ -232,6 +232,10 @@ def _parts(message: Message, names: dict[str, str]) -> Iterator[types.Part]:
                     id=result.wire_id, name=names.get(result.wire_id, "unknown"), response=_response(result.text)
                 )
                 yield types.Part(function_response=given)
+            for result in results:
+                for picture in result.pictures:
+                    yield types.Part(text=f"[Image of the result of call {result.wire_id}]")
+                    yield types.Part(inline_data=types.Blob(data=picture.data, mime_type=picture.media_type))
 
 
 def _signature(kept: object) -> bytes | None:

@@ -31,6 +31,7 @@ from handrail.agent.model_protocol import (
     Message,
     ModelRequest,
     ProviderBlock,
+    ProviderError,
     ProviderToolResult,
     ReplyFinished,
     ReplyStreamCut,
@@ -38,6 +39,7 @@ from handrail.agent.model_protocol import (
     TokenUsage,
     UserMessage,
 )
+from handrail.agent.providers.event_stream_client import Event, EventStreamClient
 from handrail.agent.providers.provider_errors import (
     get_json_text,
     get_nonempty_text,
@@ -84,6 +86,8 @@ def map_sdk_errors(name: str, address: object) -> Generator[None]:
     except openai.APITimeoutError as error:
         raise make_timeout_error(name, address) from error
     except openai.APIConnectionError as error:
+        if isinstance(cause := error.__cause__, ProviderError):
+            raise cause from None
         raise make_connection_error(name, address, error) from error
     except openai.APIError as error:
         raise make_reported_error(name, KEY_VARIABLE, error.body or error.message) from error
@@ -116,6 +120,10 @@ _GAVE_UP = frozenset({"abort", "error", "insufficient_system_resource"})
 """Finish reasons of servers that interrupted the reply."""
 
 
+def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
+    yield None, body
+
+
 class OpenAIModel:
     """A model behind the chat completions API.
 
@@ -126,7 +134,9 @@ class OpenAIModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
-        self._client = openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0)
+        self._client = openai.AsyncOpenAI(
+            api_key=api_key, base_url=base_url, max_retries=0, http_client=EventStreamClient(self.name, _whole_body_events)
+        )
 
     @property
     def name(self) -> str:
@@ -495,6 +505,8 @@ def _messages(request: ModelRequest) -> Iterator[ChatCompletionMessageParam]:
         else:
             for result in message.results:
                 yield {"role": "tool", "tool_call_id": result.wire_id, "content": result.text}
+                if result.pictures:  # a result is text only in this API
+                    waiting.append(UserMessage(f"[Image of the result of call {result.wire_id}]", result.pictures))
     yield from _user_messages(waiting)
 
 

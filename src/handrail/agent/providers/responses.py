@@ -34,6 +34,7 @@ from handrail.agent.model_protocol import (
     TokenUsage,
     UserMessage,
 )
+from handrail.agent.providers.event_stream_client import Event, EventStreamClient
 from handrail.agent.providers.openai import KEY_VARIABLE, map_sdk_errors
 from handrail.agent.providers.provider_errors import (
     get_json_text,
@@ -68,6 +69,14 @@ _ASKED = frozenset({"code", "revised_prompt"})
 """Fields of a provider item that contain the model's arguments."""
 
 
+def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
+    if body.get("object") != "response":
+        yield None, body if "error" in body else {"type": "error", **body}
+        return
+    kind = {"incomplete": "incomplete", "failed": "failed"}.get(str(body.get("status")), "completed")
+    yield f"response.{kind}", {"type": f"response.{kind}", "response": body}
+
+
 class ResponsesModel:
     """A model behind the responses API.
 
@@ -78,7 +87,9 @@ class ResponsesModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
-        self._client = openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0)
+        self._client = openai.AsyncOpenAI(
+            api_key=api_key, base_url=base_url, max_retries=0, http_client=EventStreamClient(self.name, _whole_body_events)
+        )
 
     @property
     def name(self) -> str:
@@ -133,7 +144,9 @@ class _ItemReader:
         """Open calls by the number of their item, and whether arguments arrived."""
         self._over: set[tuple[int, str]] = set()
         """Finished calls by number and id, so that repeats are ignored. Numbers alone may all be the same."""
-        self._calls = False
+        self._calls = self._has_text = False
+        self._items: set[int] = set()
+        """The numbers of the items that were streamed."""
 
     def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
         if self.finished or self.failure is not None:
@@ -142,6 +155,7 @@ class _ItemReader:
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
                 if said := get_nonempty_text(event, "delta"):
+                    self._has_text = True
                     yield TextDelta(said)
             case "response.output_item.added" if isinstance(index, int):
                 item = get_sdk_field(event, "item")
@@ -173,6 +187,7 @@ class _ItemReader:
                 pass
 
     def _finish_item(self, index: int, item: object) -> Iterator[BlockEvent]:
+        self._items.add(index)
         kind = get_nonempty_text(item, "type") or ""
         if kind == "function_call":
             if self._is_finished(index, item):
@@ -193,10 +208,27 @@ class _ItemReader:
             elif kind == "reasoning" and block.get("encrypted_content"):  # other ids are known only to the provider
                 yield ProviderBlock(PROVIDER, block)
 
+    def _finish_item_unless_known(self, index: int, item: object) -> Iterator[BlockEvent]:
+        known = set(self._items)
+        yield from self._finish_item(index, item)
+        self._items = known
+
     def _is_finished(self, index: int, item: object) -> bool:
         return (index, get_nonempty_text(item, "call_id") or "") in self._over
 
+    def _find_texts(self, item: object) -> Iterator[str]:
+        content = get_sdk_field(item, "content")
+        for part in cast("list[object]", content) if isinstance(content, list) else ():
+            if said := get_nonempty_text(part, "text") or get_nonempty_text(part, "refusal"):
+                yield said
+
     def _end(self, response: object, *, whole: bool) -> Iterator[BlockEvent]:
+        output = get_sdk_field(response, "output")
+        for index, item in enumerate(cast("list[object]", output) if isinstance(output, list) else ()):
+            if get_sdk_field(item, "type") == "message" and not self._has_text:
+                yield from map(TextDelta, self._find_texts(item))
+            if not self._items or index in self._open:  # the server streamed no items, or not the end of this one
+                yield from self._finish_item_unless_known(index, item)
         usage = get_sdk_field(response, "usage")
         if usage is not None:
             yield TokenUsage(get_positive_count(usage, "input_tokens"), get_positive_count(usage, "output_tokens"))
@@ -249,7 +281,11 @@ def _message_items(message: Message) -> Iterator[Mapping[str, Any]]:
                             yield block
         case CallResultsMessage(results):
             for result in results:
-                yield {"type": "function_call_output", "call_id": result.wire_id, "output": result.text}
+                output: Any = result.text
+                if result.pictures:
+                    shown = ({"type": "input_image", "image_url": one.url, "detail": "auto"} for one in result.pictures)
+                    output = [{"type": "input_text", "text": result.text}, *shown]
+                yield {"type": "function_call_output", "call_id": result.wire_id, "output": output}
 
 
 def _tools(request: ModelRequest) -> list[ToolParam]:
