@@ -769,4 +769,4 @@ class Conversation:
     def _store(self, data: Mapping[str, Any]) -> None:
         if self._history is not None:
             self._unsaved.append((self._next, data))
-            self._next += 1
+        self._next += 1

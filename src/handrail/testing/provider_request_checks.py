@@ -211,7 +211,7 @@ _PARTS: Mapping[str, Mapping[str, tuple[str, type]]] = {
     "system": _TEXT,
     "developer": _TEXT,
     "tool": _TEXT,
-    "assistant": {**_TEXT, "refusal": ("refusal", str)},
+    "assistant": {**_TEXT, "refusal": ("refusal", str), "thinking": ("thinking", list)},
     "user": {
         **_TEXT,
         "image_url": ("image_url", dict),
