@@ -267,7 +267,7 @@ def find_retry_after_s(headers: Mapping[str, str], said: str = "") -> float | No
 _RESET_HEADER = re.compile(r"((?:x-|anthropic-)?ratelimit-(?:(?:requests|tokens|input-tokens|output-tokens)-)?)reset(-\w+)?")
 _TRY_AGAIN_IN = re.compile(
     r"(?i)(?:try again|retry|wait|available)\D{0,20}?(?:in|after|for)? ?"
-    r"((?:\d+(?:\.\d+)? ?(?:ms|milliseconds?|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)\b ?)+)"
+    r"((?:\d+(?:\.\d+)? ?(?:ms|milliseconds?|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)(?![a-z]) ?)+)"
 )
 _DURATION = re.compile(r"(?i)(\d+(?:\.\d+)?) ?(ms|milliseconds?|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)")
 _MOST_WAIT_S = 366 * 86400.0
