@@ -72,10 +72,11 @@ class RefusalRecovery:
             return None
         if isinstance(error, ContextLengthExceeded):
             if self._was_shortened:
+                self._was_shortened = False
                 return None
-            self._was_shortened = True
             fixed = len(request.system) + len(json.dumps([*request.tools, *request.native], default=str))
             made = await self._compactor.compact_after_refusal(run, error.max_tokens, fixed)
+            self._was_shortened = made is not None
             return None if made is None else [made]
         if self._trial is not None:
             self._trial = None

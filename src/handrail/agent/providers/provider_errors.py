@@ -71,7 +71,7 @@ _LENGTH_WORDS = re.compile(
     | (?:prompt|input|inputs|context|request|messages|string|entity|body|payload|content)\ too\ (?:long|large)
     | too\ many\ (?:input\ |prompt\ )?tokens
     | input\ length\ and\ `?max_tokens`?\ exceed
-    | (?:token|tokens|token\ count)\b.{0,60}?\b(?:exceed\w*|must\ be\ <=|cannot\ exceed)\b.{0,80}?\b(?:limit|maximum|tokens|\d{3,})
+    | (?:token|tokens|token\ count)\b.{0,60}?(?:\bexceed\w*|\bmust\ be\ <=?|\bcannot\ exceed).{0,80}?\b(?:limit|maximum|tokens|\d{3,})
     | range\ of\ input\ length\ should\ be
     | reduce\ (?:the\ |your\ )?(?:length|size)\ of\ the\ (?:messages|prompt|input|conversation)
     | (?:input\ or\ output\ tokens|messages)\ must\ be\ reduced
@@ -82,11 +82,11 @@ _LENGTH_WORDS = re.compile(
 )
 _NUMBER = r"(\d{1,3}(?:,\d{3})+|\d+)"
 _LIMIT_IN_WORDS = (
-    re.compile(rf"(?i)(?:context|prompt|model) (?:length|window|size)(?: \w+)? (?:of only|of|is|was) {_NUMBER}"),
-    re.compile(rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|only)\D{{0,60}}?[(: <=]{_NUMBER}"),
-    re.compile(rf"(?i)> ?{_NUMBER} (?:maximum|tokens)?"),
+    re.compile(rf"> ?{_NUMBER}\b"),
     re.compile(rf"(?i){_NUMBER} maximum context length"),
-    re.compile(rf"(?i)\[1, ?{_NUMBER}\]"),
+    re.compile(rf"(?i)(?:context|prompt|model) (?:length|window|size)(?: \w+)?(?: of only| of| is| was|:)? \(?{_NUMBER}"),
+    re.compile(rf"\[1, ?{_NUMBER}\]"),
+    re.compile(rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|only)\D{{0,60}}?[(: <=]{_NUMBER}"),
 )
 _PICTURE_WORDS = re.compile(r"(?i)\bimages?\b|image_url|picture|\bvision\b|multi-?modal|media.?type|\bbase64|pixel|inline_?data")
 _NO_PICTURES_WORDS = re.compile(
