@@ -13,7 +13,9 @@ def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **choi
     told: dict[str, Any] = {"index": 0, "finish_reason": finish, **choice}
     if delta is not None:
         told["delta"] = delta
-    return json.dumps({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [told]}).encode()
+    return json.dumps(
+        {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [told]}
+    ).encode()
 
 
 def calls(*fragments: dict[str, Any]) -> bytes:

@@ -26,7 +26,9 @@ def assistant(b: Bench, request: int = 1) -> dict[str, Any]:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking", "thought"])
 async def test_a_server_refuses_the_next_request_because_its_reasoning_did_not_come_back(field: str) -> None:
-    reply = streamed(chunk({"role": "assistant", "content": None, field: "First "}), chunk({field: "look."}), calls(ECHO))
+    reply = streamed(
+        chunk({"role": "assistant", "content": None, field: "First "}), chunk({field: "look."}), calls(ECHO)
+    )
     async with bench("openai", reply, OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
@@ -82,7 +84,11 @@ async def test_reasoning_is_sent_to_no_other_model_and_to_no_other_address(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     reply = streamed(chunk({"reasoning_content": "secret plan"}), calls({**ECHO, "id": "functions.echo:0"}))
-    async with temporary_kernel(tmp_path) as kernel, bench("openai", reply, OK) as one, bench("openai", OK, OK) as other:
+    async with (
+        temporary_kernel(tmp_path) as kernel,
+        bench("openai", reply, OK) as one,
+        bench("openai", OK, OK) as other,
+    ):
         session = await kernel.session()
         assert (await Agent(session, one.model).complete("go")).ok
         await session.suspend()
@@ -98,7 +104,9 @@ async def test_reasoning_is_sent_to_no_other_model_and_to_no_other_address(
         assert asked.isalnum() and len(asked) == 9  # the form that every provider takes
 
 
-@pytest.mark.parametrize("name", ["functions.read:0", "functions.echo:12", "a|fc_1", "call." + "x" * 90, "call_1__thought__" + "A" * 900])
+@pytest.mark.parametrize(
+    "name", ["functions.read:0", "functions.echo:12", "a|fc_1", "call." + "x" * 90, "call_1__thought__" + "A" * 900]
+)
 async def test_kimi_answers_badly_once_its_call_ids_are_replaced(name: str) -> None:
     async with bench("openai", streamed(calls({**ECHO, "id": name})), OK) as b:
         assert (await b.run()).ok
@@ -148,7 +156,9 @@ WHOLE_CALL = {k: v for k, v in ECHO.items() if k != "index"}
         streamed(chunk({"content": "x"}), calls(ECHO), finish="stop"),
         streamed(chunk({"content": "x"}), calls(ECHO), finish="function_call"),
         streamed(chunk({"content": "x", "tool_calls": ECHO})),
-        streamed(chunk({"content": "x", "function_call": {"name": "echo", "arguments": '{"n":1}'}}), finish="function_call"),
+        streamed(
+            chunk({"content": "x", "function_call": {"name": "echo", "arguments": '{"n":1}'}}), finish="function_call"
+        ),
         streamed(
             chunk({"content": "x", "function_call": {"name": "echo", "arguments": ""}}),
             chunk({"function_call": {"arguments": '{"n"'}}),
@@ -161,9 +171,20 @@ WHOLE_CALL = {k: v for k, v in ECHO.items() if k != "index"}
         streamed(chunk({"content": "x"}), calls({**ECHO, "index": "0"})),
     ],
     ids=[
-        "not streamed", "in message", "in the message of the end", "streamed and in message", "sent twice", "ended by stop",
-        "ended by function_call", "not in a list", "legacy", "legacy in pieces", "numbered from 1", "without number and id",
-        "arguments as object", "number as text",
+        "not streamed",
+        "in message",
+        "in the message of the end",
+        "streamed and in message",
+        "sent twice",
+        "ended by stop",
+        "ended by function_call",
+        "not in a list",
+        "legacy",
+        "legacy in pieces",
+        "numbered from 1",
+        "without number and id",
+        "arguments as object",
+        "number as text",
     ],
 )
 async def test_a_call_that_comes_in_an_unusual_place_is_dropped(reply: ScriptedReply | RawReply) -> None:
@@ -216,12 +237,26 @@ async def test_several_calls_in_one_chunk_without_numbers_become_one() -> None:
         whole({"content": "hello"}),
         whole({"content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}),
         streamed(chunk(None, message={"role": "assistant", "content": "hello"}), finish="stop"),
-        streamed(chunk({"content": "hel"}), chunk({"content": "lo"}), chunk({}, message={"content": "hello"}), finish="stop"),
-        streamed(b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}', chunk({"content": "hello"}), finish="stop"),
+        streamed(
+            chunk({"content": "hel"}), chunk({"content": "lo"}), chunk({}, message={"content": "hello"}), finish="stop"
+        ),
+        streamed(
+            b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}',
+            chunk({"content": "hello"}),
+            finish="stop",
+        ),
         streamed(chunk({"content": "hello", "reasoning_content": None, "tool_calls": None}), finish="stop"),
         streamed(chunk({"content": "hello", "tool_calls": []}), finish="stop"),
     ],
-    ids=["not streamed", "not streamed, in parts", "in message", "streamed and in message", "usage first", "nulls", "no calls"],
+    ids=[
+        "not streamed",
+        "not streamed, in parts",
+        "in message",
+        "streamed and in message",
+        "usage first",
+        "nulls",
+        "no calls",
+    ],
 )
 async def test_what_was_said_does_not_arrive(reply: ScriptedReply | RawReply) -> None:
     async with bench("openai", reply) as b:
@@ -246,7 +281,11 @@ async def test_what_was_said_does_not_arrive(reply: ScriptedReply | RawReply) ->
 async def test_an_event_stream_in_an_unusual_form_counts_as_cut(
     start: bytes, line: bytes, end: bytes, content_type: str
 ) -> None:
-    body = start + b"".join(line % one for one in (chunk({"content": "hé"}), chunk({"content": "llo"}), chunk({}, "stop"))) + end
+    body = (
+        start
+        + b"".join(line % one for one in (chunk({"content": "hé"}), chunk({"content": "llo"}), chunk({}, "stop")))
+        + end
+    )
     async with bench("openai", RawReply(body, content_type)) as b:
         assert (await b.run()).text == "héllo"
         b.accepted()
@@ -257,7 +296,11 @@ async def test_a_wrong_address_answers_with_a_page_and_is_asked_five_times() -> 
     page = RawReply(b"<!doctype html><html><head><title>Welcome to Open WebUI</title></head></html>", "text/html")
     async with bench("openai", page) as b:
         outcome = await b.run()
-    assert outcome.status == "failed" and "Welcome to Open WebUI" in outcome.detail and "Check the base URL" in outcome.detail
+    assert (
+        outcome.status == "failed"
+        and "Welcome to Open WebUI" in outcome.detail
+        and "Check the base URL" in outcome.detail
+    )
     assert not b.naps
 
 
@@ -297,3 +340,93 @@ async def test_a_server_that_takes_its_reasoning_from_nobody_refuses_every_later
     async with bench("openai", reply, refusal, ScriptedReply(ReplyCall("echo")), OK) as b:
         assert (await b.run()).ok
     assert [("plan" in json.dumps(request.body)) for request in b.server.requests] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_kept"),
+    [
+        ("Extra inputs are not permitted: stream_options", lambda body: "stream_options" not in body),
+        ("Unsupported parameter: 'max_completion_tokens'", lambda body: body.get("max_tokens") == 500),
+        (
+            "Missing `reasoning_content` field in the assistant message at message index 2",
+            lambda body: all(m.get("reasoning_content") for m in body["messages"] if m["role"] == "assistant"),
+        ),
+        (
+            "thinking is enabled but reasoning_content is missing in assistant tool call message at index 2",
+            lambda body: all(m.get("reasoning_content") for m in body["messages"] if m["role"] == "assistant"),
+        ),
+        (
+            "messages[2].content: expected a string, received null",
+            lambda body: all(m["content"] is not None for m in body["messages"]),
+        ),
+        ("System role not supported", lambda body: body["messages"][0]["role"] == "user"),
+    ],
+)
+async def test_a_server_refuses_every_request_for_a_form_that_it_does_not_know(said: str, is_kept: Any) -> None:
+    refusal = ErrorReply(400, said, "invalid_request_error")
+    first = ScriptedReply(ReplyCall("echo"))
+    async with bench("openai", first, refusal, ScriptedReply(ReplyCall("echo")), OK) as b:
+        agent = Agent(b.session, b.model, max_output_tokens=500, system="Be brief.")
+        assert (await agent.complete("go")).text == "ok"
+        b.accepted()
+    assert not is_kept(b.server.requests[1].body)
+    assert is_kept(b.server.requests[2].body) and is_kept(b.server.requests[3].body)
+
+
+async def test_mistral_refuses_a_picture_that_follows_a_result() -> None:
+    refusal = ErrorReply(400, "Unexpected role 'user' after role 'tool'", "invalid_request_message_order")
+    async with bench("openai", ScriptedReply(ReplyCall("echo")), ErrorReply(400, "odd"), refusal, OK) as b:
+        agent = b.agent()
+        assert (await agent.complete("go")).status == "failed"
+        assert (await agent.complete("go on")).ok
+    roles = [message["role"] for message in b.server.requests[-1].body["messages"]]
+    assert roles[-4:] == ["assistant", "tool", "assistant", "user"]
+
+
+async def test_a_form_that_does_not_help_is_not_kept() -> None:
+    refusal = ErrorReply(400, "stream_options is odd", "invalid_request_error")
+    async with bench("openai", refusal, refusal, OK) as b:
+        agent = b.agent()
+        assert (await agent.complete("go")).status == "failed"
+        assert (await agent.complete("again")).ok
+    assert ["stream_options" in request.body for request in b.server.requests] == [True, False, True]
+
+
+@pytest.mark.parametrize("body", [b"", b'{"choices": [{"mess', b"[]"])
+async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again(body: bytes) -> None:
+    async with bench("openai", RawReply(body, "application/json"), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert len(b.naps) == 1
+
+
+async def test_arguments_are_interleaved_with_text_and_reasoning() -> None:
+    reply = streamed(
+        chunk({"reasoning_content": "a"}),
+        chunk({"content": "One. "}),
+        calls({"index": 1, "id": "x", "function": {"name": "echo", "arguments": '{"n":'}}),
+        chunk({"reasoning_content": "b"}),
+        calls({"index": 1, "function": {"arguments": "1}"}}),
+        chunk({"content": "Two."}),
+        calls({"index": 2, "id": "y", "function": {"name": "echo", "arguments": '{"n":2}'}}),
+    )
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [json.loads(str(call.arguments))["n"] for call in b.session.ran] == [1, 2]
+    assert assistant(b)["content"] == "One. Two." and assistant(b)["reasoning_content"] == "ab"
+
+
+async def test_endless_reasoning_neither_fills_the_memory_nor_goes_back_in_part() -> None:
+    piece = chunk({"reasoning_content": "x" * 500_000})
+    async with bench("openai", streamed(*[piece] * 12, calls(ECHO)), OK) as b:
+        assert (await b.run()).ok
+    assert "reasoning_content" not in assistant(b)
+
+
+async def test_a_sub_agents_reasoning_stays_in_its_own_conversation() -> None:
+    reply = streamed(chunk({"reasoning_content": "plan"}), chunk({"content": "done"}), finish="stop")
+    async with bench("openai", reply, OK, OK) as b:
+        assert (await b.run()).text == "done"
+        assert (await b.agent().complete("other")).text == "ok"
+    assert "plan" not in json.dumps(b.server.requests[1].body)

@@ -77,7 +77,12 @@ def test_a_refusal_for_length_is_taken_for_another_one(who: str) -> None:
     [
         (400, {"message": "Invalid schema for function 'x': maximum 100 properties"}),
         (400, {"message": "max_tokens is too large: 100000. This model supports at most 16384 completion tokens"}),
-        (400, {"message": "messages.0.content.0.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"}),
+        (
+            400,
+            {
+                "message": "messages.0.content.0.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"
+            },
+        ),
         (400, {"message": "Invalid 'tools': array too long. Expected an array with maximum length 128, but got 200"}),
         (404, {"message": "model not found: context-1"}),
         (429, {"message": "Rate limit reached on tokens per min (TPM): Limit 30000, Used 29000, Requested 2000"}),
@@ -92,7 +97,10 @@ def test_another_refusal_is_not_taken_for_one_of_length(status: int, body: objec
 def _refusal(kind: Kind, limit: int = 4096) -> ErrorReply:
     words = {
         "anthropic": ("invalid_request_error", f"prompt is too long: 9000 tokens > {limit} maximum"),
-        "gemini": ("INVALID_ARGUMENT", f"The input token count (9000) exceeds the maximum number of tokens allowed ({limit})."),
+        "gemini": (
+            "INVALID_ARGUMENT",
+            f"The input token count (9000) exceeds the maximum number of tokens allowed ({limit}).",
+        ),
     }
     code, said = words.get(kind, ("context_length_exceeded", f"This model's maximum context length is {limit} tokens."))
     return ErrorReply(400, said, code)
@@ -124,7 +132,9 @@ async def test_a_request_that_stays_too_long_is_compacted_once_and_not_for_ever(
 @pytest.mark.parametrize("kind", ["openai", "openai-responses"])
 async def test_a_refusal_for_length_inside_the_stream_counts_as_well(kind: Kind) -> None:
     turns = [ScriptedReply(ReplyCall("echo", {"text": LONG})) for _ in range(3)]
-    refused = ScriptedReply(StreamError("context_length_exceeded", "Your input exceeds the context window of this model."))
+    refused = ScriptedReply(
+        StreamError("context_length_exceeded", "Your input exceeds the context window of this model.")
+    )
     async with bench(kind, *turns, refused, OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
@@ -220,3 +230,20 @@ async def test_a_change_that_did_not_help_is_taken_back() -> None:
     assert ["c2Vjcm" in json.dumps(request.body) for request in b.server.requests] == [False, True, False, True]
 
 
+@pytest.mark.parametrize(("model", "is_signed"), [("gemini-3-pro-preview", True), ("gemini-2.5-pro", False)])
+async def test_calls_of_another_model_lack_the_signature_that_gemini_demands(
+    model: str, is_signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMINI_API_KEY", "test-key")
+    first = ScriptedReply(ReplyCall("echo", {"n": 1}), ReplyCall("echo", {"n": 2}))
+    async with temporary_kernel(tmp_path) as kernel, bench("openai", first, OK) as one, bench("gemini", OK) as other:
+        session = await kernel.session()
+        assert (await Agent(session, one.model).complete("go")).ok
+        await session.suspend()
+        session = await kernel.session(session.id)
+        opened = open_model(f"gemini:{model}", base_url=other.server.base_url)
+        assert (await Agent(session, opened).complete("go on")).ok
+        await session.suspend()
+        other.accepted()
+    parts = other.server.requests[0].body["contents"][1]["parts"]
+    assert [("thoughtSignature" in part) for part in parts] == [is_signed, False]

@@ -150,6 +150,8 @@ def test_the_error_of_any_form_says_what_the_server_said(body: object) -> None:
 
 
 async def test_a_reply_of_nothing_but_keep_alives_counts_as_busy() -> None:
-    async with bench("openai", RawReply(b": PROCESSING\n\n" * 50), streamed(chunk({"content": "ok"}), finish="stop")) as b:
+    async with bench(
+        "openai", RawReply(b": PROCESSING\n\n" * 50), streamed(chunk({"content": "ok"}), finish="stop")
+    ) as b:
         assert (await b.run()).text == "ok"
     assert len(b.naps) == 1

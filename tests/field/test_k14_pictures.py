@@ -13,6 +13,7 @@ import pytest
 from tests.agent.provider_bench import Bench, Kind, bench, each_provider
 from tests.field.pictures import GIF, JPEG, WEBP, make_png
 
+from handrail import tool
 from handrail.agent.agent_loop import Agent
 from handrail.agent.model_protocol import (
     MAX_PICTURE_BYTES,
@@ -22,7 +23,7 @@ from handrail.agent.model_protocol import (
     measure_picture,
 )
 from handrail.agent.reply_stream import RetryPolicy
-from handrail.contract.calls_and_results import Blob
+from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.session_protocols import Session
 from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -205,8 +206,39 @@ async def test_a_picture_that_a_tool_only_names_is_not_sent(kind: Kind, tmp_path
     async with reading(kind, tmp_path, {"p.png": make_png()}, made, OK) as (b, session):
         agent = Agent(session, b.model)
         assert (await agent.complete("look")).ok
-        (ref,) = {one for one in json.dumps(b.server.requests[1].body).split('\\"') if one.startswith("sha256:")} or {""}
+        (ref,) = {one for one in json.dumps(b.server.requests[1].body).split('\\"') if one.startswith("sha256:")} or {
+            ""
+        }
     fake = json.dumps({"image": {"artifact": ref or "sha256:" + "0" * 64, "media_type": "image/png", "bytes": 9}})
     async with reading(kind, tmp_path, {"fake.json": fake.encode()}, read("fake.json"), OK) as (b, session):
         assert (await Agent(session, b.model).complete("look")).ok
         assert sent_pictures(b, 1) == []
+
+
+@each_provider
+async def test_a_tool_of_the_operators_returns_pictures_among_its_data_and_with_an_error(
+    kind: Kind, tmp_path: Path
+) -> None:
+    @tool(id="test.shots", side_effect="read", locks=[])
+    def shots() -> dict[str, Any]:
+        """Return two pictures and a sound."""
+        return {
+            "pages": [{"picture": Blob(GIF, "image/gif")}, Blob(make_png(), "image/png")],
+            "sound": Blob(b"x", "audio/wav"),
+        }
+
+    @tool(id="test.fails", side_effect="read", locks=[])
+    def fails() -> Result:
+        """Fail with a picture of the screen."""
+        return Result.error("failed", "It broke.", {"screen": Blob(GIF, "image/gif")})
+
+    replies = (ScriptedReply(ReplyCall("test__shots"), ReplyCall("test__fails")), OK)
+    async with (
+        temporary_kernel(tmp_path, tools=[shots, fails], rules=["allow test.*"]) as kernel,
+        bench(kind, *replies) as b,
+    ):
+        session = await kernel.session()
+        assert (await Agent(session, b.model).complete("look")).ok
+        await session.suspend()
+        b.accepted()
+        assert sent_pictures(b, 1) == [GIF, make_png(), GIF]

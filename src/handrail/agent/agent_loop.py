@@ -208,9 +208,7 @@ class AgentProviderTools:
         return used, given
 
 
-EMPTY_REPLY = (
-    "[Handrail] Your last reply was empty: it had neither text nor calls. Continue with the task, or answer the user with text."
-)
+EMPTY_REPLY = "[Handrail] Your last reply was empty: it had neither text nor calls. Continue with the task, or answer the user with text."
 """The message after an empty reply."""
 
 T = TypeVar("T")

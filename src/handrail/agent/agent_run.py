@@ -257,7 +257,9 @@ class AgentRunState:
             self.end_run("refused", "The model or its provider declined to answer.")
         elif is_empty_reply(reply):
             if self.is_empty_reply_nudged:
-                self.end_run("empty", "The model returned an empty reply twice. Send the task again, or use another model.")
+                self.end_run(
+                    "empty", "The model returned an empty reply twice. Send the task again, or use another model."
+                )
             self.is_empty_reply_nudged = True
         else:
             self.end_run("answered")

@@ -402,7 +402,7 @@ def _find_result_pictures(result: Result) -> tuple[UserPicture, ...]:
         UserPicture(ref, media_type)
         for ref, media_type in (list_artifact_media_types(result.data) if stored else ())
         if ref in stored and media_type in PICTURE_TYPES
-    )[:MAX_PICTURES]
+    )
 
 
 READ = "read"
@@ -462,7 +462,9 @@ def adapt_history(messages: Sequence[Message], origin: str) -> tuple[Message, ..
     for message in messages:
         match message:
             case AssistantMessage(parts, by):
-                ids = {call.wire_id: new for call in message.calls if (new := _id_for(call, by == origin)) != call.wire_id}
+                ids = {
+                    call.wire_id: new for call in message.calls if (new := _id_for(call, by == origin)) != call.wire_id
+                }
                 if ids or (by != origin and any(isinstance(part, ProviderBlock) for part in parts)):
                     kept = (part for part in parts if by == origin or not isinstance(part, ProviderBlock))
                     adapted.append(AssistantMessage(tuple(_with_id(part, ids) for part in kept), by))
@@ -487,7 +489,9 @@ def _id_for(call: HistoryCallPart, is_own: bool) -> str:
 def _with_id(
     part: TextPart | HistoryCallPart | ProviderBlock, ids: Mapping[str, str]
 ) -> TextPart | HistoryCallPart | ProviderBlock:
-    return replace(part, wire_id=ids[part.wire_id]) if isinstance(part, HistoryCallPart) and part.wire_id in ids else part
+    return (
+        replace(part, wire_id=ids[part.wire_id]) if isinstance(part, HistoryCallPart) and part.wire_id in ids else part
+    )
 
 
 class _ReplyDraft(NamedTuple):
@@ -733,9 +737,11 @@ class Conversation:
         for position, answer in answers.items():
             wire_id = calls[position].wire_id
             result = answer.model if self._reads is None else self._reads.shorten_repeated(answer)
-            exchange.results[wire_id] = CallResult(
-                wire_id, format_result_for_model(result), not result.ok, _find_result_pictures(result)
-            )
+            pictures = _find_result_pictures(result)
+            text = format_result_for_model(result)
+            if len(pictures) > MAX_PICTURES:
+                text += f"\n[The images after the first {MAX_PICTURES} are not shown.]"
+            exchange.results[wire_id] = CallResult(wire_id, text, not result.ok, pictures[:MAX_PICTURES])
         if exchange.missing_calls:
             told = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
             self._store(encode_message(CallResultsMessage(tuple(told)), partial=True))

@@ -333,9 +333,7 @@ def find_tool_entry_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[s
     return found
 
 
-def check_call_id(
-    value: object, where: str, seen: set[str], found: list[str], form: re.Pattern[str] = _ID
-) -> str:
+def check_call_id(value: object, where: str, seen: set[str], found: list[str], form: re.Pattern[str] = _ID) -> str:
     """Check the ID of a call in a history, which must differ from those ``seen``, and return it."""
     call_id = value if isinstance(value, str) else repr(value)
     if not form.match(call_id):

@@ -609,7 +609,9 @@ def _find_item_faults(item: Mapping[str, Any], where: str, seen: set[str], waiti
                 waiting.remove(item["call_id"])
             else:
                 found.append(f"{where}: no tool call found for function call output {item.get('call_id')!r}")
-            if not isinstance(item.get("output"), str) and not _is_content({"role": "user", "content": item.get("output")}):
+            if not isinstance(item.get("output"), str) and not _is_content(
+                {"role": "user", "content": item.get("output")}
+            ):
                 found.append(f"{where}: output is neither text nor a list of texts and images")
         case "reasoning":
             if not item.get("encrypted_content"):

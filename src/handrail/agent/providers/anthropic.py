@@ -180,7 +180,10 @@ class AnthropicModel:
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
         self._client = anthropic.AsyncAnthropic(
-            api_key=api_key, base_url=base_url, max_retries=0, http_client=EventStreamClient(self.name, _whole_body_events)
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            http_client=EventStreamClient(self.name, _whole_body_events),
         )
 
     @property
@@ -261,7 +264,7 @@ class _EventReader:
                     yield from self._native.stop_block(index)
                 elif index in self._calls:
                     if whole := self._calls.pop(index):
-                        yield CallArgumentsDelta(index, json.dumps(whole))
+                        yield CallArgumentsDelta(index, whole if isinstance(whole, str) else json.dumps(whole))
                     yield CallBlockClosed(index)
                 elif index in self._kept:
                     yield ProviderBlock("anthropic", self._kept.pop(index))
@@ -361,7 +364,7 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
         case CallResultsMessage(results):
             for result in results:
                 told: Any = result.text
-                if result.pictures:
+                if result.pictures and not result.is_error:
                     told = [{"type": "text", "text": result.text}, *map(_image, result.pictures)]
                 yield {
                     "type": "tool_result",
@@ -369,6 +372,9 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
                     "content": told,
                     "is_error": result.is_error,
                 }
+            for result in results:
+                if result.is_error:  # the content of an error is text only
+                    yield from map(_image, result.pictures)
 
 
 def _image(picture: UserPicture) -> dict[str, Any]:

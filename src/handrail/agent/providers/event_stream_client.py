@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import httpx2
 
-from handrail.agent.model_protocol import ProviderBusy, RequestRejected
+from handrail.agent.model_protocol import ProviderBusy, ReplyStreamCut, RequestRejected
 from handrail.agent.providers.provider_errors import describe_page
 
 MAX_WHOLE_BYTES = 32 * 1024 * 1024
@@ -42,6 +42,7 @@ class EventStreamClient(httpx2.AsyncClient):
         """Send a request; see :meth:`httpx2.AsyncClient.send`.
 
         :raises RequestRejected: if the answer is a web page
+        :raises ReplyStreamCut: if it is empty or incomplete
         :raises ProviderBusy: if it is longer than :data:`MAX_WHOLE_BYTES`
         """
         response = await super().send(request, stream=stream, **more)
@@ -83,7 +84,9 @@ class EventStreamClient(httpx2.AsyncClient):
         try:
             given: Any = json.loads(text)
         except (ValueError, RecursionError):
-            said = " ".join(describe_page(text).split())[:300] or "an empty page"
+            if text.lstrip()[:1] in ("{", "[", ""):
+                raise ReplyStreamCut(f"{self._name}: The answer is incomplete ({len(body):,} bytes).") from None
+            said = " ".join(describe_page(text).split())[:300]
             raise RequestRejected(
                 f"{self._name}: {response.request.url} returned a page instead of a reply ({said}). Check the base URL.",
                 about="nothing",

@@ -57,6 +57,10 @@ _CANNOT_BE_READ = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", 
 _REFUSED = frozenset(
     {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "MODEL_ARMOR"}
 )
+_SIGNS_CALLS = re.compile(r"gemini-(?:[3-9]|\d\d)")
+"""Models that reject a turn whose first call has no signature."""
+_NO_SIGNATURE = b"skip_thought_signature_validator"
+"""The signature that the API documents for calls of another model."""
 _RETRY_DELAY = re.compile(r'"retryDelay": "(\d{1,6}(?:\.\d{1,9})?)s"')
 
 
@@ -70,6 +74,7 @@ class GeminiModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
+        self._needs_signatures = _SIGNS_CALLS.search(model) is not None
         self._address = base_url or "the Gemini API"
         self._http = EventStreamClient(self.name, lambda body: [(None, body)])
         options = types.HttpOptions(base_url=base_url, httpx_async_client=cast("Any", self._http))
@@ -97,7 +102,7 @@ class GeminiModel:
         try:
             models: Any = self._client.aio.models
             chunks: AsyncIterator[types.GenerateContentResponse] = await models.generate_content_stream(
-                model=self._model, contents=_contents(request.messages), config=_config(request)
+                model=self._model, contents=_contents(request.messages, self._needs_signatures), config=_config(request)
             )
             async for chunk in chunks:
                 for event in reader.read(chunk):
@@ -188,8 +193,11 @@ def _config(request: ModelRequest) -> types.GenerateContentConfig:
     )
 
 
-def _contents(messages: Iterable[Message]) -> list[types.Content]:
-    """Convert messages to alternating roles. Consecutive messages of one role are joined."""
+def _contents(messages: Iterable[Message], needs_signatures: bool = False) -> list[types.Content]:
+    """Convert messages to alternating roles. Consecutive messages of one role are joined.
+
+    :param needs_signatures: whether the model rejects calls without a signature, such as those of another model
+    """
     joined: list[types.Content] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -197,6 +205,9 @@ def _contents(messages: Iterable[Message]) -> list[types.Content]:
         if isinstance(message, AssistantMessage):
             names = {call.wire_id: call.name for call in message.calls}
         parts = list(_parts(message, names))
+        first = next((part for part in parts if part.function_call is not None), None)
+        if needs_signatures and first is not None and not first.thought_signature:
+            first.thought_signature = _NO_SIGNATURE
         if joined and joined[-1].role == role:
             joined[-1].parts = [*(joined[-1].parts or ()), *parts]
         elif parts:

@@ -15,7 +15,7 @@ import re
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import openai
 
@@ -35,6 +35,7 @@ from handrail.agent.model_protocol import (
     ProviderToolResult,
     ReplyFinished,
     ReplyStreamCut,
+    RequestRejected,
     TextDelta,
     TokenUsage,
     UserMessage,
@@ -120,6 +121,24 @@ _GAVE_UP = frozenset({"abort", "error", "insufficient_system_resource"})
 """Finish reasons of servers that interrupted the reply."""
 
 
+RequestForm = Literal["no usage", "old limit", "reasoning", "text content", "no system", "no user after results"]
+"""A form of requests that some servers demand, as their first refusal says."""
+_OTHER_FORMS: Mapping[RequestForm, re.Pattern[str]] = {
+    "no usage": re.compile(r"stream_options|include_usage"),
+    "old limit": re.compile(r"max_completion_tokens"),
+    "reasoning": re.compile(
+        r"(?i)(?:missing|must|requires?|without|should|lacks?)\b.{0,80}reasoning_content|reasoning_content\W.{0,80}\b(?:missing|must|required?|passed back)"
+    ),
+    "text content": re.compile(
+        r"(?i)content.{0,60}(?:\bnull|\bnone\b|nil|must be a string|valid string|expected (?:a )?string, received null)"
+    ),
+    "no system": re.compile(
+        r"(?i)system role (?:is )?not supported|system.{0,20}role.{0,40}(?:unsupported|not supported|not allowed)"
+    ),
+    "no user after results": re.compile(r"(?i)role '?\"?user'?\"? after (?:role )?'?\"?tool"),
+}
+
+
 def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
     yield None, body
 
@@ -134,8 +153,13 @@ class OpenAIModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
+        self._forms: frozenset[RequestForm] = frozenset()
+        """The other forms that the server demands."""
         self._client = openai.AsyncOpenAI(
-            api_key=api_key, base_url=base_url, max_retries=0, http_client=EventStreamClient(self.name, _whole_body_events)
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            http_client=EventStreamClient(self.name, _whole_body_events),
         )
 
     @property
@@ -154,16 +178,38 @@ class OpenAIModel:
         await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`.
+
+        If the server rejects the form of the request, the request is sent again in the form that it accepts.
+        """
+        known = self._forms
+        while True:
+            begun = False
+            try:
+                async for event in self._stream_once(request):
+                    begun = True
+                    yield event
+                return
+            except RequestRejected as refused:
+                form = next((one for one, words in _OTHER_FORMS.items() if words.search(str(refused))), None)
+                if begun or form is None or form in self._forms:
+                    self._forms = known  # a form that does not help is not kept
+                    raise
+                self._forms |= {form}
+
+    async def _stream_once(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         reader = _ChunkReader([str(view["name"]) for view in request.tools])
+        most = request.max_output_tokens or openai.omit
+        has_old_limit = "old limit" in self._forms
         with map_sdk_errors(self.name, self._client.base_url):
             chunks = await self._client.chat.completions.create(
                 model=self._model,
-                messages=list(_messages(request)),
+                messages=list(_messages(request, self._forms)),
                 tools=_tools(request.tools) or openai.omit,
-                max_completion_tokens=request.max_output_tokens or openai.omit,
+                max_completion_tokens=openai.omit if has_old_limit else most,
+                max_tokens=most if has_old_limit else openai.omit,
                 stream=True,
-                stream_options={"include_usage": True},
+                stream_options=openai.omit if "no usage" in self._forms else {"include_usage": True},
                 web_search_options=openai.omit if (wanted := _search_options(request)) is None else wanted,
             )
             async with chunks:
@@ -197,7 +243,7 @@ def merge_added_fields(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     values: dict[str, list[Any]] = {}
     for piece in pieces:
         for key, value in piece.items():
-            if value is not None:
+            if value is not None and value != "":
                 values.setdefault(key, []).append(value)
     return {key: _merge_values(key, given) for key, given in values.items()}
 
@@ -489,25 +535,34 @@ class _ChunkReader:
                 self._cited.append(cast("dict[str, Any]", cited))
 
 
-def _messages(request: ModelRequest) -> Iterator[ChatCompletionMessageParam]:
+def _messages(request: ModelRequest, forms: Collection[RequestForm]) -> Iterator[ChatCompletionMessageParam]:
     """Convert messages. Users' messages in a row are joined, because several servers require alternating roles."""
-    if request.system:
-        yield {"role": "system", "content": request.system}
     waiting: list[UserMessage] = []
-    for message in request.messages:
+    if request.system and "no system" in forms:
+        waiting.append(UserMessage(request.system))
+    elif request.system:
+        yield {"role": "system", "content": request.system}
+    has_results = False
+    for message in (*request.messages, None):
         if isinstance(message, UserMessage):
             waiting.append(message)
             continue
+        if waiting and has_results and "no user after results" in forms:
+            yield {"role": "assistant", "content": _FILLER}
         yield from _user_messages(waiting)
         waiting = []
+        has_results = isinstance(message, CallResultsMessage)
         if isinstance(message, AssistantMessage):
-            yield from _assistant_message(message)
-        else:
+            yield from _assistant_message(message, forms)
+        elif message is not None:
             for result in message.results:
                 yield {"role": "tool", "tool_call_id": result.wire_id, "content": result.text}
                 if result.pictures:  # a result is text only in this API
                     waiting.append(UserMessage(f"[Image of the result of call {result.wire_id}]", result.pictures))
-    yield from _user_messages(waiting)
+
+
+_FILLER = "(The results are above.)"
+"""A reply between results and a user's message, for servers that require one."""
 
 
 def _user_messages(messages: Sequence[UserMessage]) -> Iterator[ChatCompletionMessageParam]:
@@ -524,14 +579,18 @@ def _user_messages(messages: Sequence[UserMessage]) -> Iterator[ChatCompletionMe
     yield {"role": "user", "content": parts}
 
 
-def _assistant_message(message: AssistantMessage) -> Iterator[ChatCompletionMessageParam]:
+def _assistant_message(
+    message: AssistantMessage, forms: Collection[RequestForm]
+) -> Iterator[ChatCompletionMessageParam]:
     blocks = [part.block for part in message.parts if isinstance(part, ProviderBlock) and part.provider == PROVIDER]
     of_calls = {block["call"]: block.get("fields") for block in blocks if isinstance(block.get("call"), int)}
     calls = [_call(call, of_calls.get(number)) for number, call in enumerate(message.calls)]
     if not calls and not message.text:  # a message with blocks of another provider only is empty here
         return
     added = merge_added_fields([found for block in blocks if isinstance(found := block.get("message"), dict)])
-    content: Any = message.text or None
+    content: Any = message.text or ("" if "text content" in forms else None)
+    if "reasoning" in forms:
+        added.setdefault("reasoning_content", " ")
     if isinstance(parts := added.pop("content", None), list):
         content = [*cast("list[Any]", parts), *([{"type": "text", "text": message.text}] if message.text else ())]
     made: dict[str, Any] = {"role": "assistant", "content": content, **added}

@@ -42,8 +42,12 @@ _BUSY_TYPES = frozenset(
         "deadline_exceeded",
     }
 )
-_SPENT_CODES = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached", "exceeded_current_quota_error"})
-_DENIED_CODES = frozenset({"authentication_error", "permission_error", "invalid_api_key", "invalid_authentication_error"})
+_SPENT_CODES = frozenset(
+    {"insufficient_quota", "billing_error", "billing_hard_limit_reached", "exceeded_current_quota_error"}
+)
+_DENIED_CODES = frozenset(
+    {"authentication_error", "permission_error", "invalid_api_key", "invalid_authentication_error"}
+)
 
 # A request that is longer than the model's context, in the words of the providers and of the servers that people run.
 
@@ -84,15 +88,21 @@ _NUMBER = r"(\d{1,3}(?:,\d{3})+|\d+)"
 _LIMIT_IN_WORDS = (
     re.compile(rf"> ?{_NUMBER}\b"),
     re.compile(rf"(?i){_NUMBER} maximum context length"),
-    re.compile(rf"(?i)(?:context|prompt|model) (?:length|window|size)(?: \w+)?(?: of only| of| is| was|:)? \(?{_NUMBER}"),
+    re.compile(
+        rf"(?i)(?:context|prompt|model) (?:length|window|size)(?: \w+)?(?: of only| of| is| was|:)? \(?{_NUMBER}"
+    ),
     re.compile(rf"\[1, ?{_NUMBER}\]"),
     re.compile(rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|only)\D{{0,60}}?[(: <=]{_NUMBER}"),
 )
-_PICTURE_WORDS = re.compile(r"(?i)\bimages?\b|image_url|picture|\bvision\b|multi-?modal|media.?type|\bbase64|pixel|inline_?data")
+_PICTURE_WORDS = re.compile(
+    r"(?i)\bimages?\b|image_url|picture|\bvision\b|multi-?modal|media.?type|\bbase64|pixel|inline_?data"
+)
 _NO_PICTURES_WORDS = re.compile(
     r"(?i)(?:not|n't|no|without|un)\W?(?:\w+ ){0,4}?(?:support|available|allow|accept|capab|enabled|able)|mmproj|expected(?: a)? string|text.only|not a multi-?modal"
 )
-_REASONING_WORDS = re.compile(r"(?i)thinking|reasoning|signature|encrypted|thought|extra_content|unsupported propert|extra inputs|provider_specific")
+_REASONING_WORDS = re.compile(
+    r"(?i)thinking|reasoning|signature|encrypted|thought|extra_content|unsupported propert|extra inputs|provider_specific"
+)
 _BUSY_WORDS = re.compile(
     r"(?i)overloaded|rate.?limit|too many requests|try again|temporarily|timed? ?out|capacity|unavailable|bad gateway"
 )
@@ -104,7 +114,9 @@ _TITLE = re.compile(r"(?is)<title[^>]{0,200}>(.{1,300}?)</title>")
 def describe_page(text: str) -> str:
     """Return a text without markup if it is an HTML page: its title, or the words on it."""
     head = text[:20_000]
-    if not re.match(r"(?is)\s*(?:\ufeff)?\s*(?:<!--.{0,2000}?-->\s*)?<(?:!doctype\s+html|html|head|body|title|h1|center)\b", head):
+    if not re.match(
+        r"(?is)\s*(?:\ufeff)?\s*(?:<!--.{0,2000}?-->\s*)?<(?:!doctype\s+html|html|head|body|title|h1|center)\b", head
+    ):
         return text
     title = _TITLE.search(head)
     return title[1].strip() if title is not None and title[1].strip() else _TAGS.sub(" ", head)
@@ -255,7 +267,8 @@ def find_retry_after_s(headers: Mapping[str, str], said: str = "") -> float | No
         seconds
         for key, value in given.items()
         if (match := _RESET_HEADER.fullmatch(key)) is not None
-        and given.get(f"{match[1]}remaining{match[2] or ''}", given.get(f"{match[1]}{match[2] or ''}-remaining", "")) in ("0", "")
+        and given.get(f"{match[1]}remaining{match[2] or ''}", given.get(f"{match[1]}{match[2] or ''}-remaining", ""))
+        in ("0", "")
         and (seconds := _parse_wait_s(value)) is not None
     ]
     if resets:
@@ -264,7 +277,9 @@ def find_retry_after_s(headers: Mapping[str, str], said: str = "") -> float | No
     return None if words is None else _parse_wait_s(words[1])
 
 
-_RESET_HEADER = re.compile(r"((?:x-|anthropic-)?ratelimit-(?:(?:requests|tokens|input-tokens|output-tokens)-)?)reset(-\w+)?")
+_RESET_HEADER = re.compile(
+    r"((?:x-|anthropic-)?ratelimit-(?:(?:requests|tokens|input-tokens|output-tokens)-)?)reset(-\w+)?"
+)
 _TRY_AGAIN_IN = re.compile(
     r"(?i)(?:try again|retry|wait|available)\D{0,20}?(?:in|after|for)? ?"
     r"((?:\d+(?:\.\d+)? ?(?:ms|milliseconds?|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)(?![a-z]) ?)+)"

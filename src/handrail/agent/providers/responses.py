@@ -88,7 +88,10 @@ class ResponsesModel:
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
         self._client = openai.AsyncOpenAI(
-            api_key=api_key, base_url=base_url, max_retries=0, http_client=EventStreamClient(self.name, _whole_body_events)
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            http_client=EventStreamClient(self.name, _whole_body_events),
         )
 
     @property
