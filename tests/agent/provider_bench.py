@@ -22,6 +22,7 @@ from handrail.testing.provider_servers import (
     GeminiServer,
     OpenAIServer,
     ProviderServer,
+    RawReply,
     ResponsesServer,
     ScriptedReply,
 )
@@ -83,7 +84,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(kind: Kind, *replies: ScriptedReply | ErrorReply) -> AsyncGenerator[Bench, None]:
+async def bench(kind: Kind, *replies: ScriptedReply | ErrorReply | RawReply) -> AsyncGenerator[Bench, None]:
     async with SERVERS[kind](*replies) as server:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(SERVICES[kind][0], server.key)

@@ -16,7 +16,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from handrail.agent.agent_run import AgentRunState, ReplyCallDispatcher, RunTask, ServeLoop, stream_reply_events
+from handrail.agent.agent_run import (
+    AgentRunState,
+    ReplyCallDispatcher,
+    RunTask,
+    ServeLoop,
+    is_empty_reply,
+    stream_reply_events,
+)
 from handrail.agent.compaction import ConversationCompactor
 from handrail.agent.conversation import Conversation
 from handrail.agent.model_protocol import (
@@ -28,7 +35,9 @@ from handrail.agent.model_protocol import (
     ProviderToolResult,
     ReplyStreamCut,
     TextDelta,
+    get_model_origin,
 )
+from handrail.agent.refusal_recovery import RefusalRecovery
 from handrail.agent.reply_assembly import ReplyAssembly
 from handrail.agent.reply_stream import EventHandler, RetryDelayed, RetryPolicy
 from handrail.agent.run_budget import Budget, RunUsage, estimate_tokens
@@ -199,6 +208,9 @@ class AgentProviderTools:
         return used, given
 
 
+EMPTY_REPLY = "[Handrail] Your last reply was empty: it had neither text nor calls. Continue with the task, or answer the user with text."
+"""The message after an empty reply."""
+
 T = TypeVar("T")
 
 RunUntil = Literal["answered", "idle"]
@@ -248,8 +260,11 @@ class Agent:
         self._project = None if system is None and workspace is not None else ""
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
-        self._conversation = Conversation(session.history, repeat_reads=self.budget.repeat_reads)
+        self._conversation = Conversation(
+            session.history, repeat_reads=self.budget.repeat_reads, origin=get_model_origin(model)
+        )
         self._compactor = ConversationCompactor(self._conversation, session.history, model, self._retry, self.budget)
+        self._recovery = RefusalRecovery(self._conversation, self._compactor, model)
         self._provider_tools = AgentProviderTools(model, session.history)
         self._make_usage = make_usage
         self._models = models
@@ -502,6 +517,7 @@ class Agent:
                 turn.provider_tools, (view["name"] for view in views)
             ):
                 yield unavailable
+            await self._load_pictures()
             request = self._make_request(turn, specs, views)
             assembly = ReplyAssembly(find_tools_with_renames(request.tools, self.model.dialect))
             dispatch = run.dispatch = ReplyCallDispatcher(
@@ -532,9 +548,14 @@ class Agent:
                 run.cuts = 0 if run.error is None else run.cuts + 1
                 if run.error is not None:
                     again = isinstance(run.error, ReplyStreamCut) and run.cuts < MAX_CUTS and run.stopped is None
-                    yield ReplyInterrupted(str(run.error), again and not reply.calls)
-                    if not again:
+                    recovered = None if reply.parts else await self._recover(run, request)
+                    yield ReplyInterrupted(str(run.error), (again and not reply.calls) or recovered is not None)
+                    for compacted in recovered or ():
+                        yield compacted
+                    if not again and recovered is None:
                         run.end_run("failed", str(run.error))
+                elif run.stopped is None:
+                    self._recovery.confirm_success(0 if reply.usage is None else reply.usage.input_tokens, request)
                 if reply.calls or run.error is None:
                     for position, call in dispatch.start_remaining_calls(reply):
                         yield CallProposed(position, call)
@@ -548,10 +569,32 @@ class Agent:
                 yield CallAnswered(position, call, answer)
             run.end_if_awaiting_approval()
             run.decide_end_after_reply(reply)
+            if run.end_reason is None and run.error is None and reply.reason is not None and is_empty_reply(reply):
+                self._ask_after_empty_reply(run)
         if run.stopped is not None:
             run.end_with_stop_reason()
         if run.end_reason is not None and run.end_reason[2] is not None:
             yield BudgetExhausted(run.end_reason[2], run.end_reason[1])
+
+    async def _recover(self, run: AgentRunState, request: ModelRequest) -> Sequence[ConversationCompacted] | None:
+        """Prepare the conversation for one more request after a rejected one, or return None."""
+        error = run.error
+        assert error is not None
+        try:
+            return await self._recovery.recover(run, error, request)
+        except (LogUnavailable, UsageError) as storage_error:
+            run.end_run("failed", f"The conversation cannot be stored: {storage_error}")
+            return None
+        finally:
+            run.error = error
+
+    async def _load_pictures(self) -> None:
+        with contextlib.suppress(HandrailError):  # results without their images are still results
+            await self._conversation.load_new_pictures()
+
+    def _ask_after_empty_reply(self, run: AgentRunState) -> None:
+        if not run.paused:
+            self._conversation.add_notifications(EMPTY_REPLY, ())
 
     def _check_session_stop(self, run: AgentRunState, answer: CallAnswer) -> None:
         """End the run if a user's answer to an approval request has stopped the session."""
@@ -575,7 +618,8 @@ class Agent:
                 project=self._project or "",
                 instructions=self._instructions,
             )
-        return ModelRequest(self._system, self.messages, views, self._max_output_tokens, self._provider_tools.forms)
+        messages = self._recovery.make_messages()
+        return ModelRequest(self._system, messages, views, self._max_output_tokens, self._provider_tools.forms)
 
     def _make_event_handler(self, assembly: ReplyAssembly, dispatch: ReplyCallDispatcher) -> EventHandler[AgentEvent]:
         async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:

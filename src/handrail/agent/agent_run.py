@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from handrail.agent.conversation import Conversation
-from handrail.agent.model_protocol import Model, ModelRequest, ProviderError, ReplyStreamCut, TokenUsage, UserMessage
+from handrail.agent.model_protocol import (
+    Model,
+    ModelRequest,
+    ProviderBlock,
+    ProviderError,
+    ReplyStreamCut,
+    TokenUsage,
+    UserMessage,
+)
 from handrail.agent.reply_assembly import ModelReply, ReplyAssembly, ReplyTooLong
 from handrail.agent.reply_stream import (
     EventHandler,
@@ -145,6 +153,8 @@ class AgentRunState:
     calling: bool = False
     waiting: asyncio.Future[bool] | None = None
     """The wait for running jobs, which report their end."""
+    is_empty_reply_nudged: bool = False
+    """Whether the last reply was empty, and the model is asked once more."""
     paused: bool = False
     """Whether the provider needs the same request again to continue with one of its tools."""
     cuts: int = 0
@@ -245,6 +255,12 @@ class AgentRunState:
             )
         elif reply.reason == "refused":
             self.end_run("refused", "The model or its provider declined to answer.")
+        elif is_empty_reply(reply):
+            if self.is_empty_reply_nudged:
+                self.end_run(
+                    "empty", "The model returned an empty reply twice. Send the task again, or use another model."
+                )
+            self.is_empty_reply_nudged = True
         else:
             self.end_run("answered")
 
@@ -265,6 +281,12 @@ class AgentRunState:
             budget=budget,
             pending_approvals=tuple(self.awaiting_approval),
         )
+
+
+def is_empty_reply(reply: ModelReply) -> bool:
+    """Return whether a reply has neither text nor calls nor output of the provider's tools."""
+    has_output = any(isinstance(part, ProviderBlock) and part.said for part in reply.parts)
+    return not reply.calls and not has_output and not reply.text.strip()
 
 
 def _with_fault(call: ProposedCall, kind: ErrorKind, why: str) -> ProposedCall:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import cast
 
 from handrail.agent.agent_run import AgentRunState, stream_reply_events
-from handrail.agent.conversation import Conversation
+from handrail.agent.conversation import Conversation, HistoryChange
 from handrail.agent.model_protocol import (
     AssistantMessage,
     BlockEvent,
@@ -181,6 +181,47 @@ class ConversationCompactor:
         self._budget = budget
         self._is_requested = 0
         """The position of the first message to keep if compaction was requested."""
+        self._accepted: tuple[int, int] | None = None
+        """The input tokens of the last accepted request, as its provider reported them, and its characters."""
+
+    def note_request(self, tokens: int, request: ModelRequest) -> None:
+        """Note an accepted request.
+
+        :param tokens: the input tokens that the provider reported; 0 for none
+        """
+        if tokens > 0:
+            self._accepted = tokens, len(request.system) + sum(map(count_message_characters, request.messages))
+
+    async def compact_after_refusal(
+        self, run: AgentRunState, max_tokens: int | None, fixed: int
+    ) -> ConversationCompacted | None:
+        """Leave out older exchanges and the middle of long results, because the provider rejected the request as too long.
+
+        The request gets at most half of the context that the provider named. If it named none, the last accepted request is
+        the measure, and without one half of the current length.
+
+        :param fixed: the characters of the request that stay: its system text and tools
+        :return: the event; None if nothing can be left out
+        :raises HandrailError: if the change cannot be stored
+        """
+        messages = self._conversation.messages
+        before = self._conversation.approximate_length
+        room = before * _KEEPS
+        accepted = self._accepted
+        limit = max_tokens or (accepted[0] if accepted is not None else None)
+        if limit is not None:
+            measured = CHARACTERS_PER_TOKEN if accepted is None else (accepted[1] + fixed) / accepted[0]
+            whole = limit * min(max(measured, 1.0), CHARACTERS_PER_TOKEN) * _KEEPS
+            room = min(room, max(whole - fixed, whole * _KEEPS_WHEN_ASKED))
+        first = find_first_kept_message(messages, int(room))
+        if first == 1 and _is_outline(messages[0]):
+            first = 0
+        kept = messages[first:]
+        shortened, most = _find_longest_result(kept, int(room))
+        if not first and not shortened:
+            return None
+        tokens = int(room) // CHARACTERS_PER_TOKEN
+        return await self._leave_out(run, first, tokens, was_requested=False, shortened=shortened, most=most)
 
     def request_compaction(self) -> tuple[int, int, int]:
         """Request compaction before the next request to the model, however long the conversation is.
@@ -229,22 +270,52 @@ class ConversationCompactor:
         )
         if first <= 1:  # nothing to leave out, or only an outline, which would be replaced by an outline
             return None
+        return await self._leave_out(run, first, tokens or _UNBOUNDED, was_requested=bool(asked))
+
+    async def _leave_out(
+        self,
+        run: AgentRunState,
+        first: int,
+        tokens: int,
+        *,
+        was_requested: bool,
+        shortened: int = 0,
+        most: int | None = None,
+    ) -> ConversationCompacted | None:
+        """Replace the messages before the ``first``-th, and shorten the results of those that stay.
+
+        :param tokens: the tokens of a request for a summary
+        :param shortened: the number of results with more than ``most`` characters
+        """
+        messages, before = self._conversation.messages, self._conversation.approximate_length
         left_out, summary, why = messages[:first], None, ""
-        if self._budget.compaction == "summary":
+        if first and self._budget.compaction == "summary":
             try:
-                summary = await summarize_messages(run, self._model, self._retry, left_out, tokens or _UNBOUNDED)
+                summary = await summarize_messages(run, self._model, self._retry, left_out, tokens)
             except ModelSummaryUnavailable as none:
                 if run.stopped is not None:
                     run.end_with_stop_reason()
                     return None
                 why = str(none)
-        text = make_conversation_outline(left_out) if summary is None else make_summary_message(left_out, summary)
-        after = before - sum(map(count_message_characters, left_out)) + len(text)
-        counts = (first, before // CHARACTERS_PER_TOKEN, after // CHARACTERS_PER_TOKEN)
-        made = ConversationCompacted(*counts, summary is not None, why, len(messages) - first, bool(asked))
+        if first:
+            text = make_conversation_outline(left_out) if summary is None else make_summary_message(left_out, summary)
+            self._conversation.replace_older_messages(first, text)
+        if shortened:
+            change = HistoryChange(self._conversation.get_position(len(messages)), most_characters=most)
+            self._conversation.change_history(change)
+        after = self._conversation.approximate_length
+        made = ConversationCompacted(
+            first,
+            before // CHARACTERS_PER_TOKEN,
+            after // CHARACTERS_PER_TOKEN,
+            summary is not None,
+            why,
+            len(messages) - first,
+            was_requested,
+            shortened,
+        )
         if self._history is not None:
             await self._history.record_compaction(asdict(made))
-        self._conversation.replace_older_messages(first, text)
         await self._conversation.store_new_messages()
         return made
 
@@ -270,6 +341,31 @@ def find_first_kept_message(messages: Sequence[Message], max_characters: int) ->
         if not isinstance(messages[position], CallResultsMessage):
             first = position
     return 0 if first == len(messages) else first
+
+
+_LEAST_RESULT = 400
+"""The fewest characters to which a result is shortened."""
+
+
+def _find_longest_result(messages: Sequence[Message], room: int) -> tuple[int, int | None]:
+    """Return how many results are too long for the messages to fit into ``room``, and the longest length that fits."""
+    results = [result for message in messages if isinstance(message, CallResultsMessage) for result in message.results]
+    lengths = sorted(len(result.text) for result in results)
+    left = room - (sum(map(count_message_characters, messages)) - sum(lengths))
+    if sum(lengths) <= left:
+        return 0, None
+    most = _LEAST_RESULT
+    for position, length in enumerate(lengths):
+        share = left // (len(lengths) - position)
+        if length > share:
+            most = max(share, most)
+            break
+        left -= length
+    return sum(length > most for length in lengths), most
+
+
+def _is_outline(message: Message) -> bool:
+    return isinstance(message, UserMessage) and message.text.startswith(INTRO)
 
 
 def make_conversation_outline(messages: Sequence[Message]) -> str:

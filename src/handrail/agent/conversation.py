@@ -5,15 +5,19 @@ A provider can accept the conversation at any moment. A reply is stored before i
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 from handrail.agent.model_protocol import (
+    MAX_PICTURES,
     PICTURE_NOT_ANSWERED,
+    PICTURE_TYPES,
     AssistantMessage,
     CallResult,
     CallResultsMessage,
@@ -23,11 +27,13 @@ from handrail.agent.model_protocol import (
     TextPart,
     UserMessage,
     UserPicture,
+    load_result_pictures,
     load_stored_pictures,
 )
 from handrail.agent.reply_assembly import HistoryCallIds, ModelReply, make_history_call, repair_surrogates
 from handrail.agent.run_budget import count_message_characters
 from handrail.contract.calls_and_results import CallAnswer, Result
+from handrail.contract.result_conversions import list_artifact_media_types
 from handrail.contract.services.history_and_skill_services import ConversationHistory, HistoryEntry
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 
@@ -38,18 +44,19 @@ from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 #
 # - ``user``: ``text``; with ``pictures``, each ``{"artifact", "media_type"}``, it shows these; with ``notices``, it holds
 #   the notifications with these delivery ids instead of the user's words; with ``headless``, no user could be asked then
-# - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
-#   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` if the provider used one of its own tools
-# - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, some calls of the message before
-#   have no answer yet, and a later ``results`` has all of them
+# - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``,
+#   with ``theirs`` if the provider's own id differs, or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts``
+#   if the provider used one of its own tools; ``by`` is the model with its address
+# - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``, with ``pictures`` like a user's; with ``partial``,
+#   some calls of the message before have no answer yet, and a later ``results`` has all of them
 # - ``compacted``: ``text`` replaces all messages before the position ``from``
+# - ``changed``: the messages before the position ``until`` lack their ``blocks`` or ``pictures``, or have results of at most
+#   ``most`` characters, because the provider rejected them
 #
 # A reply with calls is stored before its calls are proposed. So a process that ends in the middle leaves calls without
 # results, each with the id under which the log has its outcome.
 
 VERSION = 1
-PICTURE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""The media types of pictures."""
 LOST = json.dumps(
     Result.error(
         "interrupted", "The result of this call was not stored. Check its effects before you repeat it."
@@ -121,15 +128,78 @@ def encode_message(message: Message, call_ids: Sequence[str] = (), *, partial: b
     """
     match message:
         case UserMessage(text, pictures):
-            shown = [{"artifact": picture.ref, "media_type": picture.media_type} for picture in pictures]
-            return {"v": VERSION, "role": "user", "text": text, **({"pictures": shown} if shown else {})}
-        case AssistantMessage(parts):
+            return {"v": VERSION, "role": "user", "text": text, **_picture_data(pictures)}
+        case AssistantMessage(parts, origin):
             ids = iter(call_ids)
-            return {"v": VERSION, "role": "assistant", "parts": [_part_data(part, ids) for part in parts]}
+            data = {"v": VERSION, "role": "assistant", "parts": [_part_data(part, ids) for part in parts]}
+            return {**data, "by": origin} if origin else data
         case CallResultsMessage(results):
-            items = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
+            items = [
+                {"of": result.wire_id, "text": result.text, "error": result.is_error, **_picture_data(result.pictures)}
+                for result in results
+            ]
             data = {"v": VERSION, "role": "results", "results": items}
             return {**data, "partial": True} if partial else data
+
+
+def _picture_data(pictures: Sequence[UserPicture]) -> dict[str, Any]:
+    shown = [{"artifact": picture.ref, "media_type": picture.media_type} for picture in pictures]
+    return {"pictures": shown} if shown else {}
+
+
+class HistoryChange(NamedTuple):
+    """A change of the messages before a position, because the provider rejected them as they are.
+
+    :param until: the stored position of the first message that stays as it is
+    :param without_blocks: whether the blocks of providers are left out
+    :param without_pictures: whether the pictures are left out
+    :param most_characters: the longest text of a result; None for any
+    :param for_good: whether the model takes no pictures at all
+    """
+
+    until: int
+    without_blocks: bool = False
+    without_pictures: bool = False
+    most_characters: int | None = None
+    for_good: bool = False
+
+
+def apply_change(messages: Sequence[Message], positions: Sequence[int], change: HistoryChange) -> list[Message]:
+    """Return the messages with ``change``.
+
+    :param positions: the stored position of each message
+    """
+    count = bisect_left(positions, change.until)
+    return [*(_change_message(message, change) for message in messages[:count]), *messages[count:]]
+
+
+def _change_message(message: Message, change: HistoryChange) -> Message:
+    match message:
+        case AssistantMessage(parts, origin) if change.without_blocks:
+            return AssistantMessage(tuple(part for part in parts if not isinstance(part, ProviderBlock)), origin)
+        case UserMessage(text, pictures) if pictures and change.without_pictures:
+            return UserMessage(f"{text}\n{PICTURE_REFUSED}")
+        case CallResultsMessage(results):
+            return CallResultsMessage(tuple(_change_result(result, change) for result in results))
+        case _:
+            return message
+
+
+def _change_result(result: CallResult, change: HistoryChange) -> CallResult:
+    if change.without_pictures and result.pictures:
+        result = replace(result, text=f"{result.text}\n{PICTURE_REFUSED}", pictures=())
+    most, text = change.most_characters, result.text
+    if most is None or len(text) <= most + len(SHORTENED):
+        return result
+    head = most * 2 // 3
+    return replace(result, text=f"{text[:head]}{SHORTENED}{text[len(text) - (most - head) :]}", pictures=())
+
+
+PICTURE_REFUSED = "[The image here is not shown: the model's provider rejected it.]"
+SHORTENED = (
+    "\n[… The middle of this result is left out to free up your context. If you need it, call the tool again for a "
+    "smaller part. …]\n"
+)
 
 
 def encode_compaction(first: int, text: str) -> dict[str, Any]:
@@ -144,9 +214,10 @@ def _part_data(part: TextPart | HistoryCallPart | ProviderBlock, ids: Iterator[s
         case ProviderBlock(provider, block, said, artifacts):
             kept: dict[str, Any] = {"kept": provider, "block": dict(block)}
             return {**kept, "said": True, "artifacts": list(artifacts)} if said else kept
-        case HistoryCallPart(wire_id, name, arguments):
+        case HistoryCallPart(wire_id, name, arguments, provider_id):
             call_id = next(ids, "")
-            return {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
+            made = {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
+            return {**made, "theirs": provider_id} if provider_id else made
 
 
 def restore_conversation(entries: Iterable[HistoryEntry]) -> RestoredConversation:
@@ -201,7 +272,8 @@ class _ConversationReader:
         elif role == "assistant":
             self._settle()
             if self.messages:  # providers accept only a history that begins with a user message
-                self._reply(position, _parse_objects(data.get("parts")))
+                origin = data.get("by")
+                self._reply(position, _parse_objects(data.get("parts")), origin if isinstance(origin, str) else "")
         elif role == "results" and self.open is not None:
             self._results(self.open, _parse_objects(data.get("results")))
         elif role == "compacted":
@@ -210,6 +282,17 @@ class _ConversationReader:
                 self._settle()
                 count = bisect_left(self.positions, first)
                 self.messages[:count], self.positions[:count] = [UserMessage(repair_surrogates(text))], [first - 1]
+        elif role == "changed":
+            until, most = data.get("until"), data.get("most")
+            if isinstance(until, int):
+                self._settle()
+                change = HistoryChange(
+                    until,
+                    data.get("blocks") is False,
+                    data.get("pictures") is False,
+                    max(most, 0) if isinstance(most, int) else None,
+                )
+                self.messages = apply_change(self.messages, self.positions, change)
 
     def _settle(self) -> None:
         """Answer the open calls, because another message follows."""
@@ -223,7 +306,7 @@ class _ConversationReader:
 
     # Plain look-ups, because pattern matching takes three times as long and a history is long.
 
-    def _reply(self, position: int, kept: list[dict[str, Any]]) -> None:
+    def _reply(self, position: int, kept: list[dict[str, Any]], origin: str) -> None:
         parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
         call_ids: list[str] = []
         said = False
@@ -236,7 +319,8 @@ class _ConversationReader:
                 arguments, call_id = data.get("arguments"), data.get("id")
                 renamed[wire_id] = new = self.ids.take_unique_id(wire_id)
                 given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
-                parts.append(HistoryCallPart(new, wire_name(name) or "unnamed", given))
+                theirs = self.ids.take_stored_id(data["theirs"]) if "theirs" in data else ""
+                parts.append(HistoryCallPart(new, wire_name(name) or "unnamed", given, theirs))
                 call_ids.append(call_id if isinstance(call_id, str) else "")
             elif "text" in data:
                 text = data["text"]
@@ -255,10 +339,10 @@ class _ConversationReader:
                     parts.append(part)
                     said = said or part.said
         if call_ids:
-            self.open = UnansweredExchange(AssistantMessage(tuple(parts)), tuple(call_ids))
+            self.open = UnansweredExchange(AssistantMessage(tuple(parts), origin), tuple(call_ids))
             self.open_at = position
         elif said:
-            self.messages.append(AssistantMessage(tuple(parts)))
+            self.messages.append(AssistantMessage(tuple(parts), origin))
             self.positions.append(position)
 
     def _results(self, exchange: UnansweredExchange, kept: list[dict[str, Any]]) -> None:
@@ -267,7 +351,9 @@ class _ConversationReader:
             wire_id, text = data.get("of"), data.get("text")
             if isinstance(wire_id, str) and isinstance(text, str) and wire_id in renamed:
                 new = renamed[wire_id]
-                results[new] = CallResult(new, repair_surrogates(text), data.get("error") is True)
+                results[new] = CallResult(
+                    new, repair_surrogates(text), data.get("error") is True, _parse_pictures(data)
+                )
         if len(results) == len(exchange.call_ids):
             self._close(exchange)
 
@@ -306,6 +392,17 @@ def format_result_for_model(result: Result) -> str:
     else:
         del wire["metadata"]
     return repair_surrogates(json.dumps(wire, ensure_ascii=False, separators=(",", ":"), default=str))
+
+
+def _find_result_pictures(result: Result) -> tuple[UserPicture, ...]:
+    """Return the pictures that the kernel stored for a result, without their content."""
+    placed: object = result.metadata.get("artifacts")
+    stored = cast("list[object]", placed) if isinstance(placed, list) else []
+    return tuple(
+        UserPicture(ref, media_type)
+        for ref, media_type in (list_artifact_media_types(result.data) if stored else ())
+        if ref in stored and media_type in PICTURE_TYPES
+    )
 
 
 READ = "read"
@@ -348,6 +445,55 @@ class _ShownReadResults:
         return Result.output({**data, "message": _UNCHANGED}, **{**result.metadata, "unchanged": True})
 
 
+# The history as one model gets it.
+
+_NARROW_ID = re.compile(r"[A-Za-z0-9]{9}\Z")
+"""The form of call ids that every provider accepts, also those that reject another provider's."""
+
+
+def adapt_history(messages: Sequence[Message], origin: str) -> tuple[Message, ...]:
+    """Return the messages for the model of this ``origin``.
+
+    A model gets its own blocks and call ids back. Those of another model, or of the same one at another address, would be
+    rejected: its blocks are left out, and its call ids get a form that every provider accepts.
+    """
+    adapted: list[Message] = []
+    ids: dict[str, str] = {}
+    for message in messages:
+        match message:
+            case AssistantMessage(parts, by):
+                ids = {
+                    call.wire_id: new for call in message.calls if (new := _id_for(call, by == origin)) != call.wire_id
+                }
+                if ids or (by != origin and any(isinstance(part, ProviderBlock) for part in parts)):
+                    kept = (part for part in parts if by == origin or not isinstance(part, ProviderBlock))
+                    adapted.append(AssistantMessage(tuple(_with_id(part, ids) for part in kept), by))
+                else:
+                    adapted.append(message)
+            case CallResultsMessage(results) if ids:
+                renamed = (replace(result, wire_id=ids.get(result.wire_id, result.wire_id)) for result in results)
+                adapted.append(CallResultsMessage(tuple(renamed)))
+            case _:
+                adapted.append(message)
+    return tuple(adapted)
+
+
+def _id_for(call: HistoryCallPart, is_own: bool) -> str:
+    if is_own:
+        return call.provider_id or call.wire_id
+    if _NARROW_ID.match(call.wire_id):
+        return call.wire_id
+    return f"h{base64.b32encode(hashlib.sha256(call.wire_id.encode()).digest()).decode()[:8].lower()}"
+
+
+def _with_id(
+    part: TextPart | HistoryCallPart | ProviderBlock, ids: Mapping[str, str]
+) -> TextPart | HistoryCallPart | ProviderBlock:
+    return (
+        replace(part, wire_id=ids[part.wire_id]) if isinstance(part, HistoryCallPart) and part.wire_id in ids else part
+    )
+
+
 class _ReplyDraft(NamedTuple):
     """The additions of a reply to the conversation, computed before the reply is proposed.
 
@@ -367,10 +513,14 @@ class Conversation:
 
     :param history: stores each message as it is added; None keeps the messages in memory only
     :param repeat_reads: whether to repeat the text of a file that was read already and is unchanged
+    :param origin: the model that replies; see :func:`handrail.agent.model_protocol.get_model_origin`
     """
 
-    def __init__(self, history: ConversationHistory | None = None, *, repeat_reads: bool = True) -> None:
+    def __init__(
+        self, history: ConversationHistory | None = None, *, repeat_reads: bool = True, origin: str = ""
+    ) -> None:
         self._history = history
+        self._origin = origin
         self._reads = None if repeat_reads else _ShownReadResults()
         self._messages: list[Message] = []
         self._characters = 0
@@ -409,6 +559,15 @@ class Conversation:
         return tuple(self._messages)
 
     @property
+    def positions(self) -> Sequence[int]:
+        """The stored position of each message."""
+        return self._positions
+
+    def get_position(self, index: int) -> int:
+        """Return the stored position of a message, or the next free one for the end of the messages."""
+        return self._positions[index] if index < len(self._positions) else self._next
+
+    @property
     def approximate_length(self) -> int:
         """The approximate length of the messages, counted as they are added."""
         return self._characters
@@ -441,6 +600,28 @@ class Conversation:
         self._ids, self._next, self.delivered_ids = found.ids, found.next_position, found.delivered_ids
         self._headless = self.carried = found.headless
         self._loaded = True
+
+    async def load_new_pictures(self) -> None:
+        """Load the pictures of the latest results, before the model gets them.
+
+        :raises HandrailError: if they cannot be read now
+        """
+        last = self._messages[-1] if self._messages else None
+        if self._history is None or not isinstance(last, CallResultsMessage):
+            return
+        if any(not picture.data for result in last.results for picture in result.pictures):
+            loaded = [await load_result_pictures(result, self._history) for result in last.results]
+            self._messages[-1] = CallResultsMessage(tuple(loaded))
+
+    def change_history(self, change: HistoryChange) -> None:
+        """Change earlier messages, because the provider rejected them. The stored messages stay."""
+        self._messages = apply_change(self._messages, self._positions, change)
+        self._characters = sum(map(count_message_characters, self._messages))
+        data: dict[str, Any] = {"v": VERSION, "role": "changed", "until": change.until}
+        data |= {"blocks": False} if change.without_blocks else {}
+        data |= {"pictures": False} if change.without_pictures else {}
+        data |= {"most": change.most_characters} if change.most_characters is not None else {}
+        self._store(data)
 
     def queue_new_messages(self) -> None:
         """Queue the new messages for writing, before any effect of the calls that are proposed next."""
@@ -527,7 +708,7 @@ class Conversation:
     def _make_draft(self, reply: ModelReply, call_ids: Sequence[str]) -> _ReplyDraft:
         known = [] if self._open is None else list(self._open.message.calls)  # these do not change
         new = [
-            make_history_call(call, self._ids.take_unique_id(call.provider_id)) for call in reply.calls[len(known) :]
+            make_history_call(call, *self._ids.take_call_ids(call.provider_id)) for call in reply.calls[len(known) :]
         ]
         known += new
         parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
@@ -536,12 +717,12 @@ class Conversation:
                 parts.append(known[part])
             elif not isinstance(part, TextPart) or part.text.strip():
                 parts.append(part)
-        message = AssistantMessage(tuple(parts))
+        message = AssistantMessage(tuple(parts), self._origin)
         return _ReplyDraft(reply, call_ids, new, message, encode_message(message, call_ids) if reply.calls else {})
 
     def _drop_draft(self) -> None:
         if self._draft is not None:
-            self._ids.return_latest_ids([part.wire_id for part in self._draft.new])
+            self._ids.return_latest_ids(self._draft.new)
             self._draft = None
 
     def add_answers(self, answers: Mapping[int, CallAnswer]) -> None:
@@ -556,7 +737,11 @@ class Conversation:
         for position, answer in answers.items():
             wire_id = calls[position].wire_id
             result = answer.model if self._reads is None else self._reads.shorten_repeated(answer)
-            exchange.results[wire_id] = CallResult(wire_id, format_result_for_model(result), not result.ok)
+            pictures = _find_result_pictures(result)
+            text = format_result_for_model(result)
+            if len(pictures) > MAX_PICTURES:
+                text += f"\n[The images after the first {MAX_PICTURES} are not shown.]"
+            exchange.results[wire_id] = CallResult(wire_id, text, not result.ok, pictures[:MAX_PICTURES])
         if exchange.missing_calls:
             items = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
             self._store(encode_message(CallResultsMessage(tuple(items)), partial=True))
@@ -590,4 +775,4 @@ class Conversation:
     def _store(self, data: Mapping[str, Any]) -> None:
         if self._history is not None:
             self._unsaved.append((self._next, data))
-            self._next += 1
+        self._next += 1

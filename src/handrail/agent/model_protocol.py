@@ -145,16 +145,18 @@ class HistoryCallPart:
     :param wire_id: unique within the conversation; see :class:`handrail.agent.reply_assembly.HistoryCallIds`
     :param name: matches ``[A-Za-z0-9_-]{1,64}``, whatever the model wrote
     :param arguments: always an object, whatever the model wrote
+    :param provider_id: the provider's own id if it differs from ``wire_id``; only that provider gets it
     """
 
     wire_id: str
     name: str
     arguments: Mapping[str, Any]
+    provider_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class UserPicture:
-    """A picture that a user shows.
+    """A picture that a user shows, or that a tool returns.
 
     :param ref: the artifact that stores it
     :param media_type: one that every provider accepts
@@ -188,9 +190,13 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """A reply of the model, with its parts in order."""
+    """A reply of the model, with its parts in order.
+
+    :param origin: the model and the address that it came from; see :func:`get_model_origin`
+    """
 
     parts: tuple[TextPart | HistoryCallPart | ProviderBlock, ...]
+    origin: str = ""
 
     @property
     def text(self) -> str:
@@ -203,11 +209,12 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """The answer to a call as the model reads it: compact JSON text."""
+    """The answer to a call as the model reads it: compact JSON text, and the pictures in it."""
 
     wire_id: str
     text: str
     is_error: bool
+    pictures: tuple[UserPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +290,31 @@ class ProviderDenied(ProviderError):
     """A key that is missing, wrong, or not allowed to use this model, or an account without credit."""
 
 
+RejectedPart = Literal["pictures", "no pictures", "reasoning", "unknown", "nothing"]
+"""The part of a request that its provider rejects: pictures, any picture, blocks of a provider, or one that it does not
+name. ``"nothing"``: the request is not rejected for its messages."""
+
+
 class RequestRejected(ProviderError):
-    """A request that the provider will never accept."""
+    """A request that the provider will never accept.
+
+    :param about: the part for which it is rejected
+    """
+
+    def __init__(self, text: str, *, about: RejectedPart = "unknown") -> None:
+        super().__init__(text)
+        self.about: RejectedPart = about
+
+
+class ContextLengthExceeded(RequestRejected):
+    """A request that is longer than the model's context.
+
+    :param max_tokens: the tokens that the model takes, if the provider says so
+    """
+
+    def __init__(self, text: str, *, max_tokens: int | None = None) -> None:
+        super().__init__(text, about="nothing")
+        self.max_tokens = max_tokens
 
 
 class ReplyStreamCut(ProviderError):
@@ -295,12 +325,26 @@ class ReplyStreamCut(ProviderError):
 #
 # A stored message names each picture by its hash; the bytes are an artifact.
 
-MAX_PICTURE_BYTES = 5 * 1024 * 1024
-"""The largest picture that every provider accepts, in bytes."""
+MAX_PICTURE_BYTES = 5 * 1024 * 1024 // 4 * 3
+"""The largest picture that every provider accepts, in bytes. Providers count it as base64: 5 MiB."""
+MAX_PICTURE_PIXELS = 8_000
+"""The largest width and height that every provider accepts."""
 MAX_PICTURES = 16
 """The most pictures in one message."""
+MAX_REQUEST_PICTURES = 20
+"""The most pictures in one request. With more, a provider accepts only smaller ones."""
+MAX_REQUEST_PICTURE_BYTES = 16 * 1024 * 1024
+"""The most base64 characters of all pictures in one request, so that it stays below the size that providers accept."""
+PICTURE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""The media types of pictures."""
 PICTURE_NOT_STORED = "[the picture here is no longer stored]"
 PICTURE_NOT_ANSWERED = "[the picture here got no answer and is not shown again]"
+
+
+def get_model_origin(model: Model) -> str:
+    """Return the name of a model with its address. Only that model gets its own blocks and call ids back."""
+    origin = getattr(model, "origin", None)
+    return origin if isinstance(origin, str) and origin else model.name
 
 
 def takes_pictures(model: Model) -> bool:
@@ -321,6 +365,51 @@ def detect_picture_type(data: bytes) -> str | None:
     return None
 
 
+def explain_picture_fault(data: bytes, media_type: str) -> str | None:
+    """Return why providers do not accept a picture, or None."""
+    if detect_picture_type(data) is None:
+        return f"its content is not {media_type}"
+    if len(data) > MAX_PICTURE_BYTES:
+        return f"it has {len(data):,} bytes, and the maximum is {MAX_PICTURE_BYTES:,}"
+    if max(size := measure_picture(data) or (0, 0)) > MAX_PICTURE_PIXELS:
+        return f"it has {size[0]:,} × {size[1]:,} pixels, and the maximum is {MAX_PICTURE_PIXELS:,} in each direction"
+    return None
+
+
+def measure_picture(data: bytes) -> tuple[int, int] | None:
+    """Return the width and height of a picture by its header, or None if the header does not have them."""
+    if data.startswith(b"\x89PNG") and data[12:16] == b"IHDR" and len(data) >= 24:
+        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    if data.startswith(b"GIF8") and len(data) >= 10:
+        return int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
+    if data[:4] == b"RIFF":
+        return _measure_webp(data)
+    return _measure_jpeg(data) if data.startswith(b"\xff\xd8") else None
+
+
+def _measure_webp(data: bytes) -> tuple[int, int] | None:
+    if len(data) < 30:
+        return None
+    if data[12:16] == b"VP8X":
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    if data[12:16] == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if data[12:16] == b"VP8 ":
+        return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+    return None
+
+
+def _measure_jpeg(data: bytes) -> tuple[int, int] | None:
+    at = 2
+    while at + 9 < len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(data[at + 7 : at + 9], "big"), int.from_bytes(data[at + 5 : at + 7], "big")
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big") if marker != 0xFF else 1
+    return None
+
+
 def detect_picture_types(pictures: Sequence[bytes]) -> list[Blob]:
     """Return the pictures with their media types.
 
@@ -337,6 +426,8 @@ def detect_picture_types(pictures: Sequence[bytes]) -> list[Blob]:
             raise UsageError(
                 f"Image {number} has {len(data):,} bytes. The maximum is {MAX_PICTURE_BYTES:,}. Make it smaller."
             )
+        if (fault := explain_picture_fault(data, kind)) is not None:
+            raise UsageError(f"Image {number} cannot be sent: {fault}. Make it smaller.")
         found.append(Blob(data, kind))
     return found
 
@@ -360,20 +451,42 @@ async def load_stored_pictures(messages: Sequence[Message], history: Conversatio
 
     :raises HandrailError: if the stored pictures cannot be read now
     """
-    return [
-        await _load_message_pictures(message, history)
-        if isinstance(message, UserMessage) and message.pictures
-        else message
-        for message in messages
-    ]
+    return [await _load_message_pictures(message, history) for message in messages]
 
 
-async def _load_message_pictures(message: UserMessage, history: ConversationHistory) -> UserMessage:
+async def _load_message_pictures(message: Message, history: ConversationHistory) -> Message:
+    if isinstance(message, UserMessage) and message.pictures:
+        found, note = await _load_pictures(message.pictures, history)
+        return UserMessage(message.text + note, found)
+    if isinstance(message, CallResultsMessage) and any(result.pictures for result in message.results):
+        return CallResultsMessage(tuple([await load_result_pictures(result, history) for result in message.results]))
+    return message
+
+
+async def load_result_pictures(result: CallResult, history: ConversationHistory) -> CallResult:
+    """Return a result with the content of its pictures. A note replaces one that no provider accepts.
+
+    :raises HandrailError: if the stored pictures cannot be read now
+    """
+    if not result.pictures:
+        return result
+    found, note = await _load_pictures(result.pictures, history)
+    for picture in found:
+        if (fault := explain_picture_fault(picture.data, picture.media_type)) is not None:
+            note += f"\n[The image is not shown: {fault}. Make a smaller copy and read that.]"
+    kept = tuple(one for one in found if explain_picture_fault(one.data, one.media_type) is None)
+    return replace(result, text=result.text + note, pictures=kept)
+
+
+async def _load_pictures(
+    pictures: Sequence[UserPicture], history: ConversationHistory
+) -> tuple[tuple[UserPicture, ...], str]:
+    """Return the pictures with their content, and a note for each that is not stored."""
     found: list[UserPicture] = []
-    text = message.text
-    for picture in message.pictures:
+    note = ""
+    for picture in pictures:
         try:
-            found.append(replace(picture, data=await history.load_attachment(picture.ref)))
+            found.append(replace(picture, data=picture.data or await history.load_attachment(picture.ref)))
         except ToolError:
-            text += f"\n{PICTURE_NOT_STORED}"
-    return UserMessage(text, tuple(found))
+            note += f"\n{PICTURE_NOT_STORED}"
+    return tuple(found), note

@@ -295,7 +295,7 @@ class ReplyAssembly:
         self._by_index[index] = len(self._calls)
         self._parts.append(len(self._calls))
         self._calls.append(
-            _UnfinishedCall(name, provider_id[:200] if provider_id else None, fault=fault, form=self._forms.get(name))
+            _UnfinishedCall(name, _usable_provider_id(provider_id), fault=fault, form=self._forms.get(name))
         )
 
     def _add_text(self, text: str) -> str | None:
@@ -327,11 +327,19 @@ def _join_parts(parts: Iterable[list[str] | ProviderBlock | int]) -> tuple[TextP
     return tuple(TextPart("".join(part)) if isinstance(part, list) else part for part in parts)
 
 
+MAX_PROVIDER_ID = 32 * 1024
+"""The most characters of a provider's call id. Some proxies put signatures into it."""
+
+
+def _usable_provider_id(provider_id: str | None) -> str | None:
+    return repair_surrogates(provider_id) if provider_id and len(provider_id) <= MAX_PROVIDER_ID else None
+
+
 class HistoryCallIds:
     """Call ids for the history: the provider's ids where they can be used, else generated ones.
 
-    A provider's id must be usable and unique in the conversation. Generated ids have nine letters and digits, the narrowest
-    form that a supported API requires.
+    A provider's id must be unique in the conversation. One that only its provider accepts is kept next to a generated id.
+    Generated ids have nine letters and digits, the narrowest form that a supported API requires.
     """
 
     _USABLE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -349,11 +357,27 @@ class HistoryCallIds:
         self._used.add(wire_id)
         return wire_id
 
-    def return_latest_ids(self, wire_ids: Sequence[str]) -> None:
-        """Return the latest ids to the pool, because their calls were never made."""
-        self._used.difference_update(wire_ids)
-        for wire_id in reversed(wire_ids):
-            if wire_id == _make_id(self._next):
+    def take_call_ids(self, provider_id: str | None) -> tuple[str, str]:
+        """Return a unique id that every provider accepts, and the provider's own id if it differs, else ``""``."""
+        wire_id = self.take_unique_id(provider_id)
+        if provider_id is None or provider_id == wire_id or provider_id in self._used:
+            return wire_id, ""
+        self._used.add(provider_id)
+        return wire_id, provider_id
+
+    def take_stored_id(self, provider_id: object) -> str:
+        """Return a stored provider's id, or ``""`` if it is unusable or in use."""
+        if not isinstance(provider_id, str) or not (kept := _usable_provider_id(provider_id)) or kept in self._used:
+            return ""
+        self._used.add(kept)
+        return kept
+
+    def return_latest_ids(self, calls: Sequence[HistoryCallPart]) -> None:
+        """Return the ids of the latest calls to the pool, because these were never made."""
+        self._used.difference_update(call.wire_id for call in calls)
+        self._used.difference_update(call.provider_id for call in calls)
+        for call in reversed(calls):
+            if call.wire_id == _make_id(self._next):
                 self._next -= 1
 
     def _next_own_id(self) -> str:
@@ -368,7 +392,7 @@ def _make_id(number: int) -> str:
     return f"hr{number:07d}"
 
 
-def make_history_call(call: ProposedCall, wire_id: str) -> HistoryCallPart:
+def make_history_call(call: ProposedCall, wire_id: str, provider_id: str = "") -> HistoryCallPart:
     """Return ``call`` for the history. Arguments that are not an object go under ``unreadable_arguments``."""
     name = wire_name(call.name) or "unnamed"
     if isinstance(call.arguments, (str, bytes)):
@@ -379,4 +403,4 @@ def make_history_call(call: ProposedCall, wire_id: str) -> HistoryCallPart:
             arguments = {"unreadable_arguments": text[:MAX_SHOWN_ARGUMENTS]}
     else:
         arguments = dict(call.arguments)
-    return HistoryCallPart(wire_id, name, arguments)
+    return HistoryCallPart(wire_id, name, arguments, provider_id)

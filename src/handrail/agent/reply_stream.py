@@ -44,13 +44,16 @@ class RetryPolicy:
 
     :param attempts: requests altogether, including the first
     :param min_delay_s: seconds before the second request; doubled each time, up to ``max_delay_s``
-    :param max_delay_s: the longest delay in seconds, also if the provider sends ``retry-after``
+    :param max_delay_s: the longest delay in seconds if the provider asks for none
+    :param max_requested_delay_s: the longest delay in seconds that a provider may ask for. If it asks for more, the
+        request is not sent again
     :param sleep: waits the given seconds; tests may replace it
     """
 
     attempts: int = 5
     min_delay_s: float = 1.0
     max_delay_s: float = 60.0
+    max_requested_delay_s: float = 3600.0
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def get_delay_s(self, attempt: int, asked_for_s: float | None) -> float:
@@ -59,7 +62,7 @@ class RetryPolicy:
         Up to a quarter is added at random, so that clients do not retry together.
         """
         if asked_for_s is not None and asked_for_s >= 0:
-            return min(asked_for_s, self.max_delay_s)
+            return asked_for_s
         delay = min(self.min_delay_s * 2 ** (attempt - 1), self.max_delay_s)
         return min(delay * (1 + random.random() / 4), self.max_delay_s)  # noqa: S311 - jitter is no secret
 
@@ -86,6 +89,11 @@ async def stream_with_retries(
             if attempt == policy.attempts:
                 raise ProviderBusy(f"{str(error).rstrip('.')}. All {attempt} attempts failed.") from error
             asked_for_s = error.retry_after_s if isinstance(error, ProviderBusy) else None
+            if asked_for_s is not None and asked_for_s > policy.max_requested_delay_s:
+                raise ProviderBusy(
+                    f"{error} (asked {attempt} times; the provider asks to wait {asked_for_s:,.0f} seconds)",
+                    retry_after_s=asked_for_s,
+                ) from error
             delay_s = policy.get_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
         finally:

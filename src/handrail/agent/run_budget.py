@@ -192,7 +192,7 @@ def count_message_characters(message: Message) -> int:
         case UserMessage(text, pictures):
             return len(text) + len(pictures) * PICTURE_CHARACTERS
         case CallResultsMessage(results):
-            return sum(len(result.text) for result in results)
+            return sum(len(result.text) + len(result.pictures) * PICTURE_CHARACTERS for result in results)
         case AssistantMessage(parts):
             return sum(
                 len(part.text) if isinstance(part, TextPart) else len(str(part.arguments))

@@ -19,6 +19,7 @@ RunStatus = Literal[
     "awaiting_approval",  # calls await approval; a later run of the same session continues with the decisions
     "length",  # the last reply reached the model's output limit
     "refused",  # the provider or the model declined
+    "empty",  # the model returned neither text nor calls, also when it was asked once more
     "failed",  # the provider returned no complete reply; the text is for the operator
 ]
 
@@ -103,6 +104,7 @@ class ConversationCompacted:
     :param problem: why there is an outline instead of a requested summary, or ``""``
     :param kept_messages: the number of messages that stay
     :param was_requested: whether compaction was requested
+    :param shortened_results: the number of kept results that are shortened, because the provider rejected a longer request
     """
 
     removed_messages: int
@@ -112,9 +114,12 @@ class ConversationCompacted:
     problem: str = ""
     kept_messages: int = 0
     was_requested: bool = False
+    shortened_results: int = 0
 
     def __str__(self) -> str:
         """Describe the compaction in one sentence."""
+        if not self.removed_messages and self.shortened_results:
+            return f"{self.shortened_results:,} long results are shortened: about {self.tokens_before:,} tokens become {self.tokens_after:,}."
         if not self.removed_messages:
             return f"Nothing to compact: all {self.kept_messages:,} messages of about {self.tokens_before:,} tokens are kept."
         how = (

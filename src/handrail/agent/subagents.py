@@ -36,6 +36,7 @@ _KINDS: dict[str, ErrorKind] = {
     "budget": "limit",
     "cancelled": "cancelled",
     "failed": "backend",
+    "empty": "backend",
     "awaiting_approval": "unavailable",
 }
 

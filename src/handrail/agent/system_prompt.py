@@ -129,7 +129,8 @@ _CUT = "(the rest is omitted)"
 def find_instruction_files(workspace: str, folder: str | None = None) -> Iterator[str]:
     """Yield the paths of the project's instruction files in the workspace, relative to it.
 
-    The files of the workspace come first, and those of ``folder``, in which the agent works, come last. Links are skipped.
+    The files of the workspace come first, and those of ``folder``, in which the agent works, come last. Links that lead out
+    of the workspace are skipped.
     """
     root = Path(workspace)
     within = Path() if folder is None else Path(folder)
@@ -139,12 +140,20 @@ def find_instruction_files(workspace: str, folder: str | None = None) -> Iterato
         within = Path()
     for place in (*reversed(within.parents), within) if within.parts else (Path(),):
         for name in MANIFEST_KEYS:
-            try:
-                kind = os.lstat(root / place / name).st_mode
-            except (OSError, ValueError):
-                continue
-            if stat.S_ISREG(kind):
+            if _is_file_within(root, root / place / name):
                 yield str(place / name)
+
+
+def _is_file_within(root: Path, path: Path) -> bool:
+    """Return whether a path is a regular file, or a link to one below ``root``."""
+    try:
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            path = path.resolve(strict=True)
+            if not path.is_relative_to(root.resolve()):
+                return False
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (OSError, ValueError, RuntimeError):  # also a circle of links
+        return False
 
 
 async def read_project_instructions(session: Session, workspace: str, folder: str | None = None) -> str:

@@ -43,6 +43,7 @@ from handrail.agent.model_protocol import (
     TextPart,
     UserMessage,
     UserPicture,
+    get_model_origin,
     takes_pictures,
 )
 from handrail.agent.system_prompt import STRUCTURED_ONLY
@@ -466,6 +467,10 @@ class TextCallModel:
         return self._model.name
 
     @property
+    def origin(self) -> str:
+        return get_model_origin(self._model)
+
+    @property
     def dialect(self) -> ProviderSchemaDialect:
         return TEXT
 
@@ -524,6 +529,7 @@ def _text_messages(messages: Sequence[Message], grammar: TextCallGrammar) -> Ite
             names = {call.wire_id: call.name for call in message.calls}
             yield AssistantMessage(tuple(_parts_without_calls(message, grammar)))
         elif isinstance(message, CallResultsMessage):
+            pictures += [picture for result in message.results for picture in result.pictures]
             waiting.append(
                 "\n".join(
                     f"Result of call {number} ({names.get(result.wire_id, 'unknown')}): {result.text}"

@@ -143,6 +143,8 @@ def find_web_search_faults(body: Mapping[str, Any]) -> list[str]:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_ANY_ID = re.compile(r"\S+\Z")
+"""Chat completions accept the ids of any server, such as ``functions.read:0``."""
 
 
 def find_openai_faults(body: Mapping[str, Any]) -> list[str]:
@@ -190,7 +192,7 @@ def _check_assistant_message(message: Mapping[str, Any], where: str, seen: set[s
     ids: list[str] = []
     for call in calls:
         function = _dict(call.get("function"))
-        ids.append(check_call_id(call.get("id"), where, seen, found))
+        ids.append(check_call_id(call.get("id"), where, seen, found, _ANY_ID))
         check_tool_name(function.get("name"), where, found)
         check_arguments_json(function.get("arguments"), where, found)
     return ids
@@ -209,7 +211,7 @@ _PARTS: Mapping[str, Mapping[str, tuple[str, type]]] = {
     "system": _TEXT,
     "developer": _TEXT,
     "tool": _TEXT,
-    "assistant": {**_TEXT, "refusal": ("refusal", str)},
+    "assistant": {**_TEXT, "refusal": ("refusal", str), "thinking": ("thinking", list)},
     "user": {
         **_TEXT,
         "image_url": ("image_url", dict),
@@ -331,10 +333,10 @@ def find_tool_entry_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[s
     return found
 
 
-def check_call_id(value: object, where: str, seen: set[str], found: list[str]) -> str:
+def check_call_id(value: object, where: str, seen: set[str], found: list[str], form: re.Pattern[str] = _ID) -> str:
     """Check the ID of a call in a history, which must differ from those ``seen``, and return it."""
     call_id = value if isinstance(value, str) else repr(value)
-    if not _ID.match(call_id):
+    if not form.match(call_id):
         found.append(f"{where}: {call_id!r} is not a call ID")
     if call_id in seen:
         found.append(f"{where}: call ids must be unique, {call_id!r} is there twice")

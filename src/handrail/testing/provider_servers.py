@@ -129,6 +129,20 @@ class ErrorReply:
 
 
 @dataclass(frozen=True, slots=True)
+class RawReply:
+    """An HTTP answer exactly as given, such as a page of a proxy or an unusual event stream.
+
+    :param body: the bytes of the body
+    :param content_type: the header ``content-type``; ``""`` leaves it out
+    """
+
+    body: bytes
+    content_type: str = "text/event-stream"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedProviderRequest:
     """One received request."""
 
@@ -161,7 +175,7 @@ class ProviderServer(abc.ABC):
     key = "test-key"
     """The key that requests must carry."""
 
-    def __init__(self, *replies: ScriptedReply | ErrorReply) -> None:
+    def __init__(self, *replies: ScriptedReply | ErrorReply | RawReply) -> None:
         self._replies = list(replies)
         self._played = 0
         self._server: asyncio.Server | None = None
@@ -226,7 +240,9 @@ class ProviderServer(abc.ABC):
             return
         reply = self._replies[self._played]
         self._played += 1
-        if isinstance(reply, ErrorReply):
+        if isinstance(reply, RawReply):
+            await self._send_raw(writer, reply)
+        elif isinstance(reply, ErrorReply):
             await self._refuse(writer, reply)
         else:
             await self._stream(writer, reply, str(body.get("model", "")))
@@ -235,15 +251,19 @@ class ProviderServer(abc.ABC):
         told = self._error(refusal.code, refusal.message)
         if refusal.details:
             told["error"]["details"] = list(refusal.details)
-        body = json.dumps(told).encode()
+        await self._send_raw(
+            writer, RawReply(json.dumps(told).encode(), "application/json", refusal.status, refusal.headers)
+        )
+
+    async def _send_raw(self, writer: asyncio.StreamWriter, reply: RawReply) -> None:
         lines = [
-            f"HTTP/1.1 {refusal.status} Refused",
-            "content-type: application/json",
-            f"content-length: {len(body)}",
+            f"HTTP/1.1 {reply.status} Answer",
+            *([f"content-type: {reply.content_type}"] if reply.content_type else []),
+            f"content-length: {len(reply.body)}",
             "connection: close",
-            *(f"{name}: {value}" for name, value in refusal.headers.items()),
+            *(f"{name}: {value}" for name, value in reply.headers.items()),
         ]
-        writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
+        writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + reply.body)
         await writer.drain()
 
     async def _stream(self, writer: asyncio.StreamWriter, reply: ScriptedReply, model: str) -> None:
@@ -590,8 +610,10 @@ def _find_item_faults(item: Mapping[str, Any], where: str, seen: set[str], waiti
                 waiting.remove(item["call_id"])
             else:
                 found.append(f"{where}: no tool call found for function call output {item.get('call_id')!r}")
-            if not isinstance(item.get("output"), str):
-                found.append(f"{where}: output is not text")
+            if not isinstance(item.get("output"), str) and not _is_content(
+                {"role": "user", "content": item.get("output")}
+            ):
+                found.append(f"{where}: output is neither text nor a list of texts and images")
         case "reasoning":
             if not item.get("encrypted_content"):
                 found.append(f"{where}: item {item.get('id')!r} not found: nothing is stored")

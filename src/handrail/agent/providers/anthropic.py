@@ -25,6 +25,7 @@ from handrail.agent.model_protocol import (
     Message,
     ModelRequest,
     ProviderBlock,
+    ProviderError,
     ProviderToolResult,
     ReplyFinished,
     ReplyStreamCut,
@@ -32,13 +33,15 @@ from handrail.agent.model_protocol import (
     TextPart,
     TokenUsage,
     UserMessage,
+    UserPicture,
 )
+from handrail.agent.providers.event_stream_client import Event, EventStreamClient
 from handrail.agent.providers.provider_errors import (
     get_nonempty_text,
     get_positive_count,
     get_sdk_field,
     make_connection_error,
-    make_request_error,
+    make_reported_error,
     make_stream_format_error,
     make_timeout_error,
     to_plain_json,
@@ -152,6 +155,20 @@ _REASONS: dict[str, FinishReason] = {
 _KEPT_DELTAS = {"thinking_delta": "thinking", "signature_delta": "signature"}
 
 
+def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
+    if body.get("type") == "error" or "error" in body or body.get("type") != "message":
+        yield "error", body
+        return
+    content: Any = body.get("content")
+    yield "message_start", {"type": "message_start", "message": {**body, "content": []}}
+    for index, block in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
+        yield "content_block_start", {"type": "content_block_start", "index": index, "content_block": block}
+        yield "content_block_stop", {"type": "content_block_stop", "index": index}
+    delta = {"stop_reason": body.get("stop_reason")}
+    yield "message_delta", {"type": "message_delta", "delta": delta, "usage": body.get("usage")}
+    yield "message_stop", {"type": "message_stop"}
+
+
 class AnthropicModel:
     """A model behind the messages API.
 
@@ -162,11 +179,20 @@ class AnthropicModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
-        self._client = anthropic.AsyncAnthropic(api_key=api_key, base_url=base_url, max_retries=0)
+        self._client = anthropic.AsyncAnthropic(
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            http_client=EventStreamClient(self.name, _whole_body_events),
+        )
 
     @property
     def name(self) -> str:
         return f"anthropic:{self._model}"
+
+    @property
+    def origin(self) -> str:
+        return f"{self.name} {self._client.base_url}"
 
     @property
     def dialect(self) -> ProviderSchemaDialect:
@@ -194,17 +220,14 @@ class AnthropicModel:
                     for block in reader.read(event):
                         yield block
         except anthropic.APIStatusError as error:
-            raise make_request_error(
-                self.name,
-                "ANTHROPIC_API_KEY",
-                error.status_code,
-                error.type,
-                error.api_message or error.message,
-                error.response.headers,
+            raise make_reported_error(
+                self.name, "ANTHROPIC_API_KEY", error.body or error.message, error.status_code, error.response.headers
             ) from error
         except anthropic.APITimeoutError as error:
             raise make_timeout_error(self.name, self._client.base_url) from error
         except (anthropic.APIConnectionError, httpx2.TransportError) as error:
+            if isinstance(cause := error.__cause__, ProviderError):
+                raise cause from None
             raise make_connection_error(self.name, self._client.base_url, error) from error
         except ValueError as error:
             raise make_stream_format_error(self.name, error) from error
@@ -241,7 +264,7 @@ class _EventReader:
                     yield from self._native.stop_block(index)
                 elif index in self._calls:
                     if whole := self._calls.pop(index):
-                        yield CallArgumentsDelta(index, json.dumps(whole))
+                        yield CallArgumentsDelta(index, whole if isinstance(whole, str) else json.dumps(whole))
                     yield CallBlockClosed(index)
                 elif index in self._kept:
                     yield ProviderBlock("anthropic", self._kept.pop(index))
@@ -264,7 +287,8 @@ class _EventReader:
                 self._calls[index] = get_sdk_field(block, "input")
                 yield CallBlockOpened(index, get_nonempty_text(block, "id"), get_nonempty_text(block, "name") or "")
             case "thinking":
-                self._kept[index] = {"type": "thinking", "thinking": "", "signature": ""}
+                begun = {key: get_nonempty_text(block, key) or "" for key in ("thinking", "signature")}
+                self._kept[index] = {"type": "thinking", **begun}
             case "redacted_thinking":
                 self._kept[index] = {"type": "redacted_thinking", "data": get_sdk_field(block, "data")}
             case kind:
@@ -315,17 +339,17 @@ def _messages(messages: Iterable[Message]) -> list[MessageParam]:
             joined.append((role, content))
     for number, (_, content) in enumerate(joined):
         content[:] = drop_unmatched_blocks(content, last=number == len(joined) - 1)
-    if joined and joined[-1][0] == "user" and joined[-1][1]:
-        joined[-1][1][-1]["cache_control"] = {"type": "ephemeral"}
+    # The end of the request before is marked again: the provider looks back 20 blocks only, and one turn may add more.
+    users = [content for role, content in joined if role == "user" and content]
+    for content in users[-2:] if joined and joined[-1][0] == "user" else ():
+        content[-1]["cache_control"] = {"type": "ephemeral"}
     return [cast("MessageParam", {"role": role, "content": content}) for role, content in joined]
 
 
 def _content(message: Message) -> Iterator[dict[str, Any]]:
     match message:
         case UserMessage(pictures=pictures):
-            for picture in pictures:
-                source = {"type": "base64", "media_type": picture.media_type, "data": picture.base64}
-                yield {"type": "image", "source": source}
+            yield from map(_image, pictures)
             yield {"type": "text", "text": message.text if message.text.strip() else "(empty)"}
         case AssistantMessage(parts):
             for part in parts:
@@ -339,12 +363,23 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
                             yield dict(block)
         case CallResultsMessage(results):
             for result in results:
+                told: Any = result.text
+                if result.pictures and not result.is_error:
+                    told = [{"type": "text", "text": result.text}, *map(_image, result.pictures)]
                 yield {
                     "type": "tool_result",
                     "tool_use_id": result.wire_id,
-                    "content": result.text,
+                    "content": told,
                     "is_error": result.is_error,
                 }
+            for result in results:
+                if result.is_error:  # the content of an error is text only
+                    yield from map(_image, result.pictures)
+
+
+def _image(picture: UserPicture) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": picture.media_type, "data": picture.base64}
+    return {"type": "image", "source": source}
 
 
 def _tools(request: ModelRequest) -> list[ToolUnionParam]:

@@ -38,6 +38,7 @@ from handrail.agent.model_protocol import (
     TokenUsage,
     UserMessage,
 )
+from handrail.agent.providers.event_stream_client import EventStreamClient
 from handrail.agent.providers.provider_errors import (
     get_nonempty_text,
     get_positive_count,
@@ -56,7 +57,10 @@ _CANNOT_BE_READ = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", 
 _REFUSED = frozenset(
     {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "MODEL_ARMOR"}
 )
-_LONGEST_WAIT_S = 600.0
+_SIGNS_CALLS = re.compile(r"gemini-(?:[3-9]|\d\d)")
+"""Models that reject a turn whose first call has no signature."""
+_NO_SIGNATURE = b"skip_thought_signature_validator"
+"""The signature that the API documents for calls of another model."""
 _RETRY_DELAY = re.compile(r'"retryDelay": "(\d{1,6}(?:\.\d{1,9})?)s"')
 
 
@@ -70,8 +74,9 @@ class GeminiModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
+        self._needs_signatures = _SIGNS_CALLS.search(model) is not None
         self._address = base_url or "the Gemini API"
-        self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(_LONGEST_WAIT_S, connect=10.0))
+        self._http = EventStreamClient(self.name, lambda body: [(None, body)])
         options = types.HttpOptions(base_url=base_url, httpx_async_client=cast("Any", self._http))
         # Set explicitly, because environment variables could select another service.
         self._client = genai.Client(vertexai=False, api_key=api_key, http_options=options)
@@ -79,6 +84,10 @@ class GeminiModel:
     @property
     def name(self) -> str:
         return f"{PROVIDER}:{self._model}"
+
+    @property
+    def origin(self) -> str:
+        return f"{self.name} {self._address}"
 
     @property
     def dialect(self) -> ProviderSchemaDialect:
@@ -93,7 +102,7 @@ class GeminiModel:
         try:
             models: Any = self._client.aio.models
             chunks: AsyncIterator[types.GenerateContentResponse] = await models.generate_content_stream(
-                model=self._model, contents=_contents(request.messages), config=_config(request)
+                model=self._model, contents=_contents(request.messages, self._needs_signatures), config=_config(request)
             )
             async for chunk in chunks:
                 for event in reader.read(chunk):
@@ -119,7 +128,8 @@ class GeminiModel:
         headers = dict(cast("Mapping[str, str]", getattr(get_sdk_field(error, "response"), "headers", None) or {}))
         if (wait := _RETRY_DELAY.search(json.dumps(get_sdk_field(error, "details"), default=str))) is not None:
             headers["retry-after"] = wait[1]  # this API sends the delay in the body
-        return make_request_error(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
+        status = error.code if isinstance(error.code, int) else None
+        return make_request_error(self.name, "GEMINI_API_KEY", status, code, message, headers)
 
 
 class _PartReader:
@@ -183,8 +193,11 @@ def _config(request: ModelRequest) -> types.GenerateContentConfig:
     )
 
 
-def _contents(messages: Iterable[Message]) -> list[types.Content]:
-    """Convert messages to alternating roles. Consecutive messages of one role are joined."""
+def _contents(messages: Iterable[Message], needs_signatures: bool = False) -> list[types.Content]:
+    """Convert messages to alternating roles. Consecutive messages of one role are joined.
+
+    :param needs_signatures: whether the model rejects calls without a signature, such as those of another model
+    """
     joined: list[types.Content] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -192,6 +205,9 @@ def _contents(messages: Iterable[Message]) -> list[types.Content]:
         if isinstance(message, AssistantMessage):
             names = {call.wire_id: call.name for call in message.calls}
         parts = list(_parts(message, names))
+        first = next((part for part in parts if part.function_call is not None), None)
+        if needs_signatures and first is not None and not first.thought_signature:
+            first.thought_signature = _NO_SIGNATURE
         if joined and joined[-1].role == role:
             joined[-1].parts = [*(joined[-1].parts or ()), *parts]
         elif parts:
@@ -227,6 +243,10 @@ def _parts(message: Message, names: dict[str, str]) -> Iterator[types.Part]:
                     id=result.wire_id, name=names.get(result.wire_id, "unknown"), response=_response(result.text)
                 )
                 yield types.Part(function_response=given)
+            for result in results:
+                for picture in result.pictures:
+                    yield types.Part(text=f"[Image of the result of call {result.wire_id}]")
+                    yield types.Part(inline_data=types.Blob(data=picture.data, mime_type=picture.media_type))
 
 
 def _signature(kept: object) -> bytes | None:

@@ -3,16 +3,165 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
-from handrail.agent.model_protocol import ProviderBusy, ProviderDenied, ProviderError, ReplyStreamCut, RequestRejected
+from handrail.agent.model_protocol import (
+    ContextLengthExceeded,
+    ProviderBusy,
+    ProviderDenied,
+    ProviderError,
+    RejectedPart,
+    ReplyStreamCut,
+    RequestRejected,
+)
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
 _BUSY_TYPES = frozenset(
-    {"rate_limit_error", "rate_limit_exceeded", "overloaded_error", "api_error", "server_error", "timeout_error"}
+    {
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        "overloaded_error",
+        "api_error",
+        "server_error",
+        "timeout_error",
+        "engine_overloaded_error",
+        "engine_overloaded",
+        "service_unavailable",
+        "unavailable",
+        "internal",
+        "internal_error",
+        "internal_server_error",
+        "internalservererror",
+        "too_many_requests",
+        "resource_exhausted",
+        "deadline_exceeded",
+    }
 )
-_SPENT_CODES = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
+_SPENT_CODES = frozenset(
+    {"insufficient_quota", "billing_error", "billing_hard_limit_reached", "exceeded_current_quota_error"}
+)
+_DENIED_CODES = frozenset(
+    {"authentication_error", "permission_error", "invalid_api_key", "invalid_authentication_error"}
+)
+
+# A request that is longer than the model's context, in the words of the providers and of the servers that people run.
+
+_LENGTH_CODES = frozenset(
+    {
+        "context_length_exceeded",
+        "context_window_exceeded",
+        "contextwindowexceedederror",
+        "exceed_context_size_error",
+        "model_max_prompt_tokens_exceeded",
+        "tokens_limit_reached",
+        "request_too_large",
+        "string_above_max_length",
+        "1261",
+        "3051",
+    }
+)
+_LENGTH_WORDS = re.compile(
+    r"""(?ix)
+    (?:maximum|max|model|model's)\ (?:context|prompt|model)\ (?:length|window|size)
+    | (?:context|prompt)\ (?:length|window|size|limit)\b.{0,60}?\b(?:exceed|reach|overflow|too\ (?:long|large|small)|limit)
+    | (?:exceed\w*|longer\ than|larger\ than|over|beyond|greater\ than|overflow\w*)\b.{0,80}?\b(?:context|token\ limit|model\ (?:length|limit)|
+        maximum\ (?:number\ of\ )?(?:input\ )?tokens|max_?(?:model_?len|seq_?len|input_?tokens))
+    | (?:prompt|input|request|message|messages|conversation|text)\b.{0,40}?\bis\ too\ (?:long|large)
+    | (?:prompt|input|inputs|context|request|messages|string|entity|body|payload|content)\ too\ (?:long|large)
+    | too\ many\ (?:input\ |prompt\ )?tokens
+    | input\ length\ and\ `?max_tokens`?\ exceed
+    | (?:token|tokens|token\ count)\b.{0,60}?(?:\bexceed\w*|\bmust\ be\ <=?|\bcannot\ exceed).{0,80}?\b(?:limit|maximum|tokens|\d{3,})
+    | range\ of\ input\ length\ should\ be
+    | reduce\ (?:the\ |your\ )?(?:length|size)\ of\ the\ (?:messages|prompt|input|conversation)
+    | (?:input\ or\ output\ tokens|messages)\ must\ be\ reduced
+    | context\ (?:shift\ is\ disabled|the\ overflows)
+    | context(?:_|\ )?window(?:_|\ )?exceed
+    | prompt\ 超长
+    """
+)
+_NUMBER = r"(\d{1,3}(?:,\d{3})+|\d+)"
+_LIMIT_IN_WORDS = (
+    re.compile(rf"> ?{_NUMBER}\b"),
+    re.compile(rf"(?i){_NUMBER} maximum context length"),
+    re.compile(
+        rf"(?i)(?:context|prompt|model) (?:length|window|size)(?: \w+)?(?: of only| of| is| was|:)? \(?{_NUMBER}"
+    ),
+    re.compile(rf"\[1, ?{_NUMBER}\]"),
+    re.compile(rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|only)\D{{0,60}}?[(: <=]{_NUMBER}"),
+)
+_PICTURE_WORDS = re.compile(
+    r"(?i)\bimages?\b|image_url|picture|\bvision\b|multi-?modal|media.?type|\bbase64|pixel|inline_?data"
+)
+_NO_PICTURES_WORDS = re.compile(
+    r"(?i)(?:not|n't|no|without|un)\W?(?:\w+ ){0,4}?(?:support|available|allow|accept|capab|enabled|able)|mmproj|expected(?: a)? string|text.only|not a multi-?modal"
+)
+_REASONING_WORDS = re.compile(
+    r"(?i)thinking|reasoning|signature|encrypted|thought|extra_content|unsupported propert|extra inputs|provider_specific"
+)
+_BUSY_WORDS = re.compile(
+    r"(?i)overloaded|rate.?limit|too many requests|try again|temporarily|timed? ?out|capacity|unavailable|bad gateway"
+)
+
+_TAGS = re.compile(r"(?is)<(script|style|head)\b.*?</\1\s*>|<[^>]{0,2000}>")
+_TITLE = re.compile(r"(?is)<title[^>]{0,200}>(.{1,300}?)</title>")
+
+
+def describe_page(text: str) -> str:
+    """Return a text without markup if it is an HTML page: its title, or the words on it."""
+    head = text[:20_000]
+    if not re.match(
+        r"(?is)\s*(?:\ufeff)?\s*(?:<!--.{0,2000}?-->\s*)?<(?:!doctype\s+html|html|head|body|title|h1|center)\b", head
+    ):
+        return text
+    title = _TITLE.search(head)
+    return title[1].strip() if title is not None and title[1].strip() else _TAGS.sub(" ", head)
+
+
+def make_reported_error(
+    name: str, key_variable: str, error: object, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> ProviderError:
+    """Return the error for what a provider reports: an object, a text, or a page of a server between.
+
+    :param name: the model, as the operator wrote it
+    :param error: the body of the answer, or its member ``error``
+    :param status: the HTTP status; None or 200 for an error inside a stream
+    """
+    found = cast("list[object]", error)[0] if isinstance(error, list) and error else error
+    for _ in range(3):
+        if (inner := get_sdk_field(found, "error")) and not isinstance(inner, bool | int):
+            found = inner
+    code: str | None = None
+    if isinstance(found, str):
+        message = describe_page(found)
+    else:
+        given = get_sdk_field(found, "code") or get_sdk_field(found, "type") or get_sdk_field(found, "status")
+        kind = get_nonempty_text(found, "type") or get_nonempty_text(found, "status")
+        code = str(given) if isinstance(given, int | str) and not isinstance(given, bool) else None
+        text = [get_sdk_field(found, key) for key in ("message", "msg", "detail", "error_message", "error_msg")]
+        message = next((describe_page(text) for text in text if isinstance(text, str) and text.strip()), "")
+        metadata = get_sdk_field(found, "metadata")  # of OpenRouter, with the words of the provider behind it
+        if raw := get_nonempty_text(metadata, "raw"):
+            message = f"{message}: {raw}" if message else raw
+        if not message:
+            plain = to_plain_json(found)
+            message = json.dumps(plain, ensure_ascii=False)[:300] if plain else "no reason given"
+        if code is not None and code.isdigit():
+            status, code = (int(code) if status in (None, 200) and 400 <= int(code) <= 599 else status), kind or code
+        if isinstance(window := get_sdk_field(found, "n_ctx"), int):  # of llama.cpp
+            message += f" (context size is {window})"
+        inner_headers = get_sdk_field(metadata, "headers")
+        if isinstance(inner_headers, dict):
+            more = {str(key).lower(): str(value) for key, value in cast("dict[object, object]", inner_headers).items()}
+            headers = {**more, **(headers or {})}
+        after = get_sdk_field(found, "retry_after") or get_sdk_field(metadata, "retry_after_seconds")
+        if isinstance(after, int | float | str) and after and "retry-after" not in (headers or {}):
+            headers = {**(headers or {}), "retry-after": str(after)}
+    return make_request_error(name, key_variable, status, code, message, headers or {})
 
 
 def make_request_error(
@@ -24,25 +173,71 @@ def make_request_error(
     :param status: the HTTP status; None or 200 for an error inside a stream
     :param code: the provider's error code
     """
-    text = " ".join(message.split())[:500]
-    if status in (401, 403) or code in ("authentication_error", "permission_error", "invalid_api_key"):
+    text = " ".join(describe_page(message).split())[:500]
+    kind = (code or "").lower()
+    is_in_stream = status is None or status < 400
+    if status in (401, 403) or kind in _DENIED_CODES:
         return ProviderDenied(
             f"{name}: The provider rejected the key ({status or code}). Check {key_variable} and the account's permissions."
         )
-    if code in _SPENT_CODES or status == 402:
+    if kind in _SPENT_CODES or status == 402:
         return ProviderDenied(f"{name}: The account's quota is used up ({text}). Check the provider's billing page.")
-    if status in _BUSY_STATUS or (status is not None and status >= 500) or code in _BUSY_TYPES:
+    if (too_long := _find_length_refusal(name, status, kind, text)) is not None:
+        return too_long
+    about = _find_rejected_part(text)
+    if about == "no pictures" and (status or 0) >= 400 and status not in _BUSY_STATUS:
+        return RequestRejected(f"{name}: The provider rejected the request ({status}: {text}).", about=about)
+    if status in _BUSY_STATUS or (status is not None and status >= 500) or kind in _BUSY_TYPES:
         return ProviderBusy(
-            f"{name}: The provider is busy or failing ({status or code}: {text}). Try again later.",
-            retry_after_s=_retry_after_s(headers),
+            f"{name}: The provider is busy or failing ({status if not is_in_stream else code}: {text}). Try again later.",
+            retry_after_s=find_retry_after_s(headers, text),
         )
     if status == 404:
         return RequestRejected(
-            f"{name}: The provider does not know this model or address (404: {text}). Check the name."
+            f"{name}: The provider does not know this model or address (404: {text}). Check the name.", about="nothing"
         )
-    if status is None or status == 200:
-        return ProviderError(f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text}).")
-    return RequestRejected(f"{name}: The provider rejected the request ({status}: {text}).")
+    if is_in_stream and not _is_rejection(kind):
+        if _BUSY_WORDS.search(text):
+            return ProviderBusy(
+                f"{name}: The provider is busy or failing ({code or 'unnamed'}: {text}). Try again later.",
+                retry_after_s=find_retry_after_s(headers, text),
+            )
+        return ReplyStreamCut(
+            f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text})."
+        )
+    shown = code if is_in_stream else status
+    return RequestRejected(f"{name}: The provider rejected the request ({shown}: {text}).", about=about)
+
+
+def _find_rejected_part(text: str) -> RejectedPart:
+    if _PICTURE_WORDS.search(text):
+        return "no pictures" if _NO_PICTURES_WORDS.search(text) else "pictures"
+    return "reasoning" if _REASONING_WORDS.search(text) else "unknown"
+
+
+def _is_rejection(kind: str) -> bool:
+    return "invalid" in kind or "badrequest" in kind or "bad_request" in kind or kind.startswith("not_found")
+
+
+def _find_length_refusal(name: str, status: int | None, kind: str, text: str) -> ContextLengthExceeded | None:
+    """Return the error for a request that is too long, or None if it was refused for another reason."""
+    if status in (404, 408, 409) or (_PICTURE_WORDS.search(text) and kind not in _LENGTH_CODES):
+        return None
+    if status == 429 and not re.search(r"(?i)request too large|must be reduced", text):
+        return None
+    if kind not in _LENGTH_CODES and status != 413 and not _LENGTH_WORDS.search(text):
+        return None
+    limit = next((found for pattern in _LIMIT_IN_WORDS if (found := pattern.search(text)) is not None), None)
+    tokens = int(limit[1].replace(",", "")) if limit is not None and len(limit[1]) < 12 else 0
+    return ContextLengthExceeded(
+        f"{name}: The conversation is longer than the model's context ({text}). Start a new session, set a smaller "
+        "`context` in the agent's budget, or use a model with a larger context.",
+        max_tokens=tokens if tokens >= _LEAST_WINDOW else None,
+    )
+
+
+_LEAST_WINDOW = 256
+"""The smallest number of tokens that is taken for a context window."""
 
 
 def make_timeout_error(name: str, address: object) -> ProviderBusy:
@@ -62,15 +257,69 @@ def make_stream_format_error(name: str, error: Exception) -> ReplyStreamCut:
     return ReplyStreamCut(f"{name}: The provider sent an unreadable event ({str(error)[:300]}).")
 
 
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    for key, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        value = headers.get(key)
-        try:
-            seconds = float(value) / scale if value is not None else -1.0
-        except ValueError:  # a date, for which the usual delay is enough
-            continue
-        if 0 <= seconds < float("inf"):
+def find_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | None:
+    """Return the seconds that a provider asks to wait, by its headers or by its words, or None."""
+    given = {key.lower(): value.strip() for key, value in headers.items()}
+    for key, scale in (("retry-after-ms", 1000.0), ("x-ms-retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        if key in given and (seconds := _parse_wait_s(given[key], scale)) is not None:
             return seconds
+    resets = [
+        seconds
+        for key, value in given.items()
+        if (match := _RESET_HEADER.fullmatch(key)) is not None
+        and given.get(f"{match[1]}remaining{match[2] or ''}", given.get(f"{match[1]}{match[2] or ''}-remaining", ""))
+        in ("0", "")
+        and (seconds := _parse_wait_s(value)) is not None
+    ]
+    if resets:
+        return max(resets)
+    words = _TRY_AGAIN_IN.search(text)
+    return None if words is None else _parse_wait_s(words[1])
+
+
+_RESET_HEADER = re.compile(
+    r"((?:x-|anthropic-)?ratelimit-(?:(?:requests|tokens|input-tokens|output-tokens)-)?)reset(-\w+)?"
+)
+_TRY_AGAIN_IN = re.compile(
+    r"(?i)(?:try again|retry|wait|available)\D{0,20}?(?:in|after|for)? ?"
+    r"((?:\d+(?:\.\d+)? ?(?:ms|milliseconds?|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)(?![a-z]) ?)+)"
+)
+_DURATION = re.compile(r"(?i)(\d+(?:\.\d+)?) ?(ms|milliseconds?|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)")
+_MOST_WAIT_S = 366 * 86400.0
+
+
+def _parse_wait_s(value: str, scale: float = 1.0) -> float | None:
+    """Return the seconds of a number, a duration such as ``1m30s``, a date or an epoch time, or None."""
+    now = time.time()
+    try:
+        seconds = float(value) / scale
+        if seconds > 1e11:  # milliseconds since 1970
+            seconds = seconds / 1000 - now
+        elif seconds > 1e9:
+            seconds -= now
+    except ValueError:
+        if (parts := _DURATION.findall(value)) and not _DURATION.sub("", value).strip():
+            seconds = sum(float(number) * _unit_s(unit.lower()) for number, unit in parts)
+        elif (at := _parse_date(value)) is not None:
+            seconds = at.timestamp() - now
+        else:
+            return None
+    return max(seconds, 0.0) if -_MOST_WAIT_S < seconds < _MOST_WAIT_S and not value.startswith("-") else None
+
+
+def _unit_s(unit: str) -> float:
+    if unit.startswith("mil") or unit == "ms":
+        return 0.001
+    return {"h": 3600.0, "m": 60.0}.get(unit[0], 1.0)
+
+
+def _parse_date(value: str) -> datetime | None:
+    for parse in (parsedate_to_datetime, datetime.fromisoformat):
+        try:
+            at = parse(value)
+        except (ValueError, TypeError):
+            continue
+        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return None
 
 
@@ -78,7 +327,9 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def get_sdk_field(value: object, name: str) -> object:
-    """Return a field, or None if it is missing."""
+    """Return a field of an SDK object or of plain JSON, or None if it is missing."""
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).get(name)
     return getattr(value, name, None)
 
 
@@ -94,7 +345,9 @@ def get_json_text(value: object, name: str) -> str | None:
     Some servers send the object instead of the text.
     """
     found = get_sdk_field(value, name)
-    return get_nonempty_text(value, name) if found is None or isinstance(found, str) else json.dumps(found, default=str)
+    if found is None or isinstance(found, str):
+        return get_nonempty_text(value, name)
+    return json.dumps(found, default=str) if found != {} else None
 
 
 def get_positive_count(value: object, name: str) -> int:

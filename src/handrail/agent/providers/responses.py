@@ -34,13 +34,14 @@ from handrail.agent.model_protocol import (
     TokenUsage,
     UserMessage,
 )
+from handrail.agent.providers.event_stream_client import Event, EventStreamClient
 from handrail.agent.providers.openai import KEY_VARIABLE, map_sdk_errors
 from handrail.agent.providers.provider_errors import (
     get_json_text,
     get_nonempty_text,
     get_positive_count,
     get_sdk_field,
-    make_request_error,
+    make_reported_error,
     to_plain_json,
 )
 from handrail.catalog.provider_dialects import OPENAI_RESPONSES, ProviderSchemaDialect
@@ -68,6 +69,14 @@ _ASKED = frozenset({"code", "revised_prompt"})
 """Fields of a provider item that contain the model's arguments."""
 
 
+def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
+    if body.get("object") != "response":
+        yield None, body if "error" in body else {"type": "error", **body}
+        return
+    kind = {"incomplete": "incomplete", "failed": "failed"}.get(str(body.get("status")), "completed")
+    yield f"response.{kind}", {"type": f"response.{kind}", "response": body}
+
+
 class ResponsesModel:
     """A model behind the responses API.
 
@@ -78,11 +87,20 @@ class ResponsesModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
-        self._client = openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0)
+        self._client = openai.AsyncOpenAI(
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            http_client=EventStreamClient(self.name, _whole_body_events),
+        )
 
     @property
     def name(self) -> str:
         return f"{PROVIDER}:{self._model}"
+
+    @property
+    def origin(self) -> str:
+        return f"{self.name} {self._client.base_url}"
 
     @property
     def dialect(self) -> ProviderSchemaDialect:
@@ -110,7 +128,7 @@ class ResponsesModel:
                     for block in reader.read(event):
                         yield block
         if reader.failure is not None:
-            raise make_request_error(self.name, KEY_VARIABLE, None, reader.failure[0], reader.failure[1], {})
+            raise make_reported_error(self.name, KEY_VARIABLE, reader.failure)
         if not reader.finished:
             raise ReplyStreamCut(f"{self.name}: The stream ended without response.completed.")
 
@@ -123,12 +141,15 @@ class _ItemReader:
 
     def __init__(self) -> None:
         self.finished = False
-        self.failure: tuple[str | None, str] | None = None
+        self.failure: object = None
+        """The error that the provider sent in place of the end."""
         self._open: dict[int, bool] = {}
         """Open calls by the number of their item, and whether arguments arrived."""
         self._over: set[tuple[int, str]] = set()
         """Finished calls by number and id, so that repeats are ignored. Numbers alone may all be the same."""
-        self._calls = False
+        self._calls = self._has_text = False
+        self._items: set[int] = set()
+        """The numbers of the items that were streamed."""
 
     def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
         if self.finished or self.failure is not None:
@@ -137,6 +158,7 @@ class _ItemReader:
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
                 if text := get_nonempty_text(event, "delta"):
+                    self._has_text = True
                     yield TextDelta(text)
             case "response.output_item.added" if isinstance(index, int):
                 item = get_sdk_field(event, "item")
@@ -159,20 +181,16 @@ class _ItemReader:
             case "response.completed" | "response.incomplete":
                 yield from self._end(get_sdk_field(event, "response"), whole=kind == "response.completed")
             case "response.failed":
-                error = get_sdk_field(get_sdk_field(event, "response"), "error")
-                self.failure = (
-                    get_nonempty_text(error, "code"),
-                    get_nonempty_text(error, "message") or "no reason given",
-                )
+                response = get_sdk_field(event, "response")
+                self.failure = get_sdk_field(response, "error") or {"message": "no reason given"}
             case "error":
-                self.failure = (
-                    get_nonempty_text(event, "code"),
-                    get_nonempty_text(event, "message") or "no reason given",
-                )
+                named = {key: get_sdk_field(event, key) for key in ("code", "message", "param", "error")}
+                self.failure = {key: value for key, value in named.items() if value is not None}
             case _:
                 pass
 
     def _finish_item(self, index: int, item: object) -> Iterator[BlockEvent]:
+        self._items.add(index)
         kind = get_nonempty_text(item, "type") or ""
         if kind == "function_call":
             if self._is_finished(index, item):
@@ -193,10 +211,27 @@ class _ItemReader:
             elif kind == "reasoning" and block.get("encrypted_content"):  # other ids are known only to the provider
                 yield ProviderBlock(PROVIDER, block)
 
+    def _finish_item_unless_known(self, index: int, item: object) -> Iterator[BlockEvent]:
+        known = set(self._items)
+        yield from self._finish_item(index, item)
+        self._items = known
+
     def _is_finished(self, index: int, item: object) -> bool:
         return (index, get_nonempty_text(item, "call_id") or "") in self._over
 
+    def _find_texts(self, item: object) -> Iterator[str]:
+        content = get_sdk_field(item, "content")
+        for part in cast("list[object]", content) if isinstance(content, list) else ():
+            if text := get_nonempty_text(part, "text") or get_nonempty_text(part, "refusal"):
+                yield text
+
     def _end(self, response: object, *, whole: bool) -> Iterator[BlockEvent]:
+        output = get_sdk_field(response, "output")
+        for index, item in enumerate(cast("list[object]", output) if isinstance(output, list) else ()):
+            if get_sdk_field(item, "type") == "message" and not self._has_text:
+                yield from map(TextDelta, self._find_texts(item))
+            if not self._items or index in self._open:  # the server streamed no items, or not the end of this one
+                yield from self._finish_item_unless_known(index, item)
         usage = get_sdk_field(response, "usage")
         if usage is not None:
             yield TokenUsage(get_positive_count(usage, "input_tokens"), get_positive_count(usage, "output_tokens"))
@@ -219,7 +254,7 @@ def _provider_tool_result(name: str, kind: str, block: dict[str, Any]) -> Provid
         cast("dict[str, Any]", asked) if isinstance(asked, dict) else {},
         content,
         block.get("status") in ("failed", "incomplete"),
-        ProviderBlock(PROVIDER, kept, said=True),
+        ProviderBlock(PROVIDER, kept, text=True),
     )
 
 
@@ -231,9 +266,9 @@ def _items(messages: Iterable[Message]) -> Iterator[ResponseInputItemParam]:
 
 def _message_items(message: Message) -> Iterator[Mapping[str, Any]]:
     match message:
-        case UserMessage(said, pictures) if pictures:
+        case UserMessage(text, pictures) if pictures:
             shown = ({"type": "input_image", "image_url": picture.url, "detail": "auto"} for picture in pictures)
-            yield {"role": "user", "content": [{"type": "input_text", "text": said or "(empty)"}, *shown]}
+            yield {"role": "user", "content": [{"type": "input_text", "text": text or "(empty)"}, *shown]}
         case UserMessage():
             yield {"role": "user", "content": message.text}
         case AssistantMessage(parts):
@@ -249,7 +284,11 @@ def _message_items(message: Message) -> Iterator[Mapping[str, Any]]:
                             yield block
         case CallResultsMessage(results):
             for result in results:
-                yield {"type": "function_call_output", "call_id": result.wire_id, "output": result.text}
+                output: Any = result.text
+                if result.pictures:
+                    shown = ({"type": "input_image", "image_url": one.url, "detail": "auto"} for one in result.pictures)
+                    output = [{"type": "input_text", "text": result.text}, *shown]
+                yield {"type": "function_call_output", "call_id": result.wire_id, "output": output}
 
 
 def _tools(request: ModelRequest) -> list[ToolParam]:

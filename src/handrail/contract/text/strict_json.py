@@ -69,7 +69,8 @@ class ParsedArguments(str):
 def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> dict[str, Any]:
     """Parse a JSON object; see :func:`parse_object` for what is rejected.
 
-    Empty text is an empty object: several providers send it for a tool without parameters.
+    Empty text is an empty object: several providers send it for a tool without parameters. A string may contain a raw line
+    feed or tab, which several models write instead of the escape.
 
     :raises InvalidJsonText: if the text is rejected
     """
@@ -77,7 +78,7 @@ def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -
         return text.copy_value()
     if not text.strip():
         return {}
-    return parse_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES)
+    return parse_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES, raw_controls=True)
 
 
 def parse_object(
@@ -87,6 +88,7 @@ def parse_object(
     max_bytes: int = MAX_ARGUMENT_BYTES,
     max_depth: int = MAX_ARGUMENT_DEPTH,
     max_values: int | None = None,
+    raw_controls: bool = False,
 ) -> dict[str, Any]:
     """Parse one JSON object.
 
@@ -94,6 +96,7 @@ def parse_object(
     duplicate keys, NaN and infinities, invalid UTF-8, half surrogate pairs, and anything that is not one object.
 
     :param what: the subject of the messages, in the plural
+    :param raw_controls: whether strings may contain control characters that JSON requires to be escaped
     :raises InvalidJsonText: if the text is rejected
     """
     if len(text) > max_bytes:
@@ -107,14 +110,14 @@ def parse_object(
         check_nesting_depth(decoded, max_depth)
         if max_values is not None:
             _check_number(decoded, max_values)
-        value: Any = _DECODER.decode(decoded)
+        value: Any = (_LENIENT_DECODER if raw_controls else _DECODER).decode(decoded)
         if isinstance(value, dict) and ("\\ud" in decoded or "\\uD" in decoded):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise InvalidJsonText(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
     except json.JSONDecodeError as error:
         raise InvalidJsonText(
-            f"{what} are not JSON: {error.msg} at line {error.lineno}, column {error.colno}; send one JSON object"
+            f"{what} are not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}; send one JSON object"
         ) from None
     except InvalidJsonText as error:
         raise InvalidJsonText(f"{what} {error}") from None
@@ -242,6 +245,9 @@ def _no_constant(name: str) -> Any:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+_LENIENT_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, strict=False
+)
 """Made once: ``json.loads`` with hooks makes a decoder for every text."""
 
 

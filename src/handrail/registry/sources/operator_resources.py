@@ -435,7 +435,7 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
     :raises LoadError: with every fault
     """
     try:
-        parsed = parse_object(content, what="the file", max_bytes=MAX_RESOURCES_FILE_BYTES, max_depth=64)
+        parsed = parse_object(content, what="the file's contents", max_bytes=MAX_RESOURCES_FILE_BYTES, max_depth=64)
         told = _ResourcesFile.model_validate(parsed)
     except InvalidJsonText as error:
         raise LoadError([Diagnostic(place, "", str(error))]) from None

@@ -1,0 +1,432 @@
+"""Reports about servers that speak the chat completions API in their own way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.provider_bench import Bench, bench
+from tests.field.openai_chunks import ECHO, calls, chunk, streamed, whole
+
+from handrail.agent.agent_loop import Agent
+from handrail.agent.providers import open_model
+from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
+from handrail.testing.scripted_kernel import temporary_kernel
+
+OK = ScriptedReply("ok")
+
+
+def assistant(b: Bench, request: int = 1) -> dict[str, Any]:
+    """The first message of the assistant in a request."""
+    messages: list[dict[str, Any]] = b.server.requests[request].body["messages"]
+    return next(message for message in messages if message["role"] == "assistant")
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking", "thought"])
+async def test_a_server_refuses_the_next_request_because_its_reasoning_did_not_come_back(field: str) -> None:
+    reply = streamed(
+        chunk({"role": "assistant", "content": None, field: "First "}), chunk({field: "look."}), calls(ECHO)
+    )
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    sent = assistant(b)
+    assert sent[field] == "First look." and sent["tool_calls"][0]["id"] == "a"
+
+
+async def test_openrouter_loses_the_signature_of_its_reasoning_details() -> None:
+    text = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
+    locked = {"type": "reasoning.encrypted", "data": "QUJD", "id": "rs_1", "format": "openai-responses-v1", "index": 1}
+    reply = streamed(
+        chunk({"reasoning": "a", "reasoning_details": [{**text, "text": "a"}]}),
+        chunk({"reasoning": "b", "reasoning_details": [{**text, "text": "b"}]}),
+        chunk({"reasoning_details": [{**text, "signature": "sig=="}]}),
+        chunk({"reasoning_details": [locked]}),
+        calls(ECHO),
+    )
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert assistant(b)["reasoning"] == "ab"
+    assert assistant(b)["reasoning_details"] == [{**text, "text": "ab", "signature": "sig=="}, locked]
+
+
+async def test_geminis_chat_completions_demand_the_signature_of_each_call_back() -> None:
+    signed = {**ECHO, "extra_content": {"google": {"thought_signature": "c2ln"}}}
+    inner = {**ECHO, "index": 1, "id": "b"}
+    inner["function"] = {**inner["function"], "provider_specific_fields": {"thought_signature": "x"}}
+    async with bench("openai", streamed(calls(signed), calls(inner)), OK) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    first, second = assistant(b)["tool_calls"]
+    assert first["extra_content"] == {"google": {"thought_signature": "c2ln"}}
+    assert second["function"]["provider_specific_fields"] == {"thought_signature": "x"}
+
+
+async def test_mistrals_thinking_is_a_part_of_its_content() -> None:
+    thinking = [{"type": "thinking", "thinking": [{"type": "text", "text": piece}]} for piece in ("Hm, ", "yes.")]
+    reply = streamed(
+        *(chunk({"content": [part]}) for part in thinking),
+        chunk({"content": [{"type": "text", "text": "Let me look."}]}),
+        calls(ECHO),
+    )
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+    thought, said = assistant(b)["content"]
+    assert "".join(part["text"] for part in thought["thinking"]) == "Hm, yes."
+    assert said == {"type": "text", "text": "Let me look."}
+
+
+async def test_reasoning_is_sent_to_no_other_model_and_to_no_other_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    reply = streamed(chunk({"reasoning_content": "secret plan"}), calls({**ECHO, "id": "functions.echo:0"}))
+    async with (
+        temporary_kernel(tmp_path) as kernel,
+        bench("openai", reply, OK) as one,
+        bench("openai", OK, OK) as other,
+    ):
+        session = await kernel.session()
+        assert (await Agent(session, one.model).complete("go")).ok
+        await session.suspend()
+        for model in (other.model, open_model("openai:another", base_url=other.server.base_url)):
+            session = await kernel.session(session.id)
+            assert (await Agent(session, model).complete("and now?")).ok
+            await session.suspend()
+        other.accepted()
+    assert "secret plan" in json.dumps(one.server.requests[1].body)
+    for request in other.server.requests:
+        assert "secret plan" not in json.dumps(request.body)
+        asked = next(m for m in request.body["messages"] if m.get("tool_calls"))["tool_calls"][0]["id"]
+        assert asked.isalnum() and len(asked) == 9  # the form that every provider takes
+
+
+@pytest.mark.parametrize(
+    "name", ["functions.read:0", "functions.echo:12", "a|fc_1", "call." + "x" * 90, "call_1__thought__" + "A" * 900]
+)
+async def test_kimi_answers_badly_once_its_call_ids_are_replaced(name: str) -> None:
+    async with bench("openai", streamed(calls({**ECHO, "id": name})), OK) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert assistant(b)["tool_calls"][0]["id"] == name
+    assert [call_id for call_id, _ in b.results(1)] == [name]
+
+
+async def test_reasoning_and_ids_are_still_there_after_a_restart(tmp_path: Path) -> None:
+    reply = streamed(chunk({"reasoning_content": "plan"}), calls({**ECHO, "id": "functions.echo:0"}))
+    async with bench("openai", reply, OK, OK) as b:
+        known = None
+        for task in ("go", "and now?"):
+            async with temporary_kernel(tmp_path) as kernel:
+                session = await kernel.session(known)
+                known = session.id
+                assert (await Agent(session, b.model).complete(task)).ok
+                await session.suspend()
+        b.accepted()
+    sent = assistant(b, 2)
+    assert sent["reasoning_content"] == "plan" and sent["tool_calls"][0]["id"] == "functions.echo:0"
+    assert b.results(2)[0][0] == "functions.echo:0"
+
+
+async def test_two_user_messages_in_a_row_are_refused_by_servers_with_a_strict_template() -> None:
+    async with bench("openai", ErrorReply(400, "no such thing", "invalid_request_error"), OK) as b:
+        agent = b.agent()
+        assert (await agent.complete("first")).status == "failed"
+        assert (await agent.complete("second")).ok
+    roles = [message["role"] for message in b.server.requests[1].body["messages"]]
+    assert roles == ["system", "user"]
+    said = b.server.requests[1].body["messages"][1]["content"]
+    assert "first" in said and "second" in said
+
+
+WHOLE_CALL = {k: v for k, v in ECHO.items() if k != "index"}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        whole({"content": "x", "tool_calls": [WHOLE_CALL]}, "tool_calls"),
+        streamed(chunk(None, message={"role": "assistant", "content": "x", "tool_calls": [WHOLE_CALL]})),
+        streamed(chunk({}, "tool_calls", message={"content": "x", "tool_calls": [WHOLE_CALL]}), finish=None),
+        streamed(chunk({"content": "x"}), calls(ECHO), chunk({}, message={"content": "x", "tool_calls": [WHOLE_CALL]})),
+        streamed(chunk({"content": "x"}), calls(ECHO), calls(ECHO)),
+        streamed(chunk({"content": "x"}), calls(ECHO), finish="stop"),
+        streamed(chunk({"content": "x"}), calls(ECHO), finish="function_call"),
+        streamed(chunk({"content": "x", "tool_calls": ECHO})),
+        streamed(
+            chunk({"content": "x", "function_call": {"name": "echo", "arguments": '{"n":1}'}}), finish="function_call"
+        ),
+        streamed(
+            chunk({"content": "x", "function_call": {"name": "echo", "arguments": ""}}),
+            chunk({"function_call": {"arguments": '{"n"'}}),
+            chunk({"function_call": {"arguments": ":1}"}}),
+            finish="function_call",
+        ),
+        streamed(chunk({"content": [{"type": "text", "text": "x"}]}), calls({**ECHO, "index": 1})),
+        streamed(chunk({"content": "x"}), calls({k: v for k, v in ECHO.items() if k not in ("index", "id")})),
+        streamed(chunk({"content": "x"}), calls({**ECHO, "function": {"name": "echo", "arguments": {"n": 1}}})),
+        streamed(chunk({"content": "x"}), calls({**ECHO, "index": "0"})),
+    ],
+    ids=[
+        "not streamed",
+        "in message",
+        "in the message of the end",
+        "streamed and in message",
+        "sent twice",
+        "ended by stop",
+        "ended by function_call",
+        "not in a list",
+        "legacy",
+        "legacy in pieces",
+        "numbered from 1",
+        "without number and id",
+        "arguments as object",
+        "number as text",
+    ],
+)
+async def test_a_call_that_comes_in_an_unusual_place_is_dropped(reply: ScriptedReply | RawReply) -> None:
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}]
+    assert assistant(b)["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    "fragments",
+    [
+        [{"name": "ec"}, {"name": "ho"}, {"arguments": '{"n":1}'}],
+        [{"name": "echo"}, {"name": "echo", "arguments": '{"n"'}, {"name": "echo", "arguments": ":1}"}],
+        [{"name": "e"}, {"name": "echo"}, {"arguments": '{"n":1}'}],
+        [{"name": "echo", "arguments": {}}, {"arguments": '{"n":1}'}],
+        [{"name": "ec", "arguments": ""}, {"name": "ho", "arguments": '{"n":1}'}],
+    ],
+    ids=["in two pieces", "repeated", "growing", "begins with an empty object", "with empty arguments"],
+)
+async def test_a_name_that_comes_in_pieces_calls_an_unknown_tool(fragments: list[dict[str, Any]]) -> None:
+    parts = [calls({"index": 0, **({} if n else {"id": "a"}), "function": part}) for n, part in enumerate(fragments)]
+    async with bench("openai", streamed(*parts), OK) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [(call.name, json.loads(str(call.arguments))) for call in b.session.ran] == [("echo", {"n": 1})]
+
+
+async def test_several_calls_in_one_chunk_without_numbers_become_one() -> None:
+    def numbered(n: int, **more: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": "echo", "arguments": f'{{"n":{n}}}'}, **more}
+
+    for reply in (
+        streamed(calls(numbered(1), numbered(2))),
+        streamed(calls(numbered(1)), calls(numbered(2))),
+        streamed(calls(numbered(1, index=0)), calls(numbered(2, index=0))),
+        streamed(calls(numbered(1, index=0, id="a"), numbered(2, index=1, id="b"))),
+        whole({"content": None, "tool_calls": [numbered(1), numbered(2)]}, "tool_calls"),
+    ):
+        async with bench("openai", reply, OK) as b:
+            assert (await b.run()).ok
+            b.accepted()
+        assert [json.loads(str(call.arguments))["n"] for call in b.session.ran] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        whole({"content": "hello"}),
+        whole({"content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}),
+        streamed(chunk(None, message={"role": "assistant", "content": "hello"}), finish="stop"),
+        streamed(
+            chunk({"content": "hel"}), chunk({"content": "lo"}), chunk({}, message={"content": "hello"}), finish="stop"
+        ),
+        streamed(
+            b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}',
+            chunk({"content": "hello"}),
+            finish="stop",
+        ),
+        streamed(chunk({"content": "hello", "reasoning_content": None, "tool_calls": None}), finish="stop"),
+        streamed(chunk({"content": "hello", "tool_calls": []}), finish="stop"),
+    ],
+    ids=[
+        "not streamed",
+        "not streamed, in parts",
+        "in message",
+        "streamed and in message",
+        "usage first",
+        "nulls",
+        "no calls",
+    ],
+)
+async def test_what_was_said_does_not_arrive(reply: ScriptedReply | RawReply) -> None:
+    async with bench("openai", reply) as b:
+        assert (await b.run()).text == "hello"
+        b.accepted()
+
+
+@pytest.mark.parametrize(
+    ("start", "line", "end"),
+    [
+        (b"", b"data: %s\n\n", b"data: [DONE]\n\n"),
+        (b"", b"data:%s\n\n", b"data:[DONE]\n\n"),
+        (b"", b"data: %s\r\n\r\n", b"data: [DONE]\r\n\r\n"),
+        (b"\xef\xbb\xbf", b"data: %s\n\n", b""),
+        (b": OPENROUTER PROCESSING\n\n", b": keep-alive\n\ndata: %s\n\n", b": bye\n\n"),
+        (b"retry: 10\n", b"id: 1\nevent: message\ndata: %s\n\n", b""),
+        (b"", b"event: ping\ndata: {}\n\ndata: %s\n\n", b""),
+    ],
+    ids=["usual", "no space", "CRLF", "byte order mark, no end", "comments", "other fields", "pings"],
+)
+@pytest.mark.parametrize("content_type", ["text/event-stream; charset=utf-8", "", "application/json", "text/plain"])
+async def test_an_event_stream_in_an_unusual_form_counts_as_cut(
+    start: bytes, line: bytes, end: bytes, content_type: str
+) -> None:
+    body = (
+        start
+        + b"".join(line % one for one in (chunk({"content": "hé"}), chunk({"content": "llo"}), chunk({}, "stop")))
+        + end
+    )
+    async with bench("openai", RawReply(body, content_type)) as b:
+        assert (await b.run()).text == "héllo"
+        b.accepted()
+    assert not b.naps
+
+
+async def test_a_wrong_address_answers_with_a_page_and_is_asked_five_times() -> None:
+    page = RawReply(b"<!doctype html><html><head><title>Welcome to Open WebUI</title></head></html>", "text/html")
+    async with bench("openai", page) as b:
+        outcome = await b.run()
+    assert (
+        outcome.status == "failed"
+        and "Welcome to Open WebUI" in outcome.detail
+        and "Check the base URL" in outcome.detail
+    )
+    assert not b.naps
+
+
+@pytest.mark.parametrize("kind", ["openai-responses", "anthropic", "gemini"])
+async def test_other_apis_without_a_stream_are_understood_too(kind: Any) -> None:
+    usage = {"input_tokens": 7, "output_tokens": 3, "promptTokenCount": 7, "candidatesTokenCount": 3}
+    first: dict[str, Any] = {
+        "openai-responses": {
+            "object": "response", "status": "completed", "usage": usage,
+            "output": [
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+                {"type": "function_call", "call_id": "c", "name": "echo", "arguments": '{"n":1}', "status": "completed"},
+            ],
+        },
+        "anthropic": {
+            "type": "message", "role": "assistant", "stop_reason": "tool_use", "usage": usage,
+            "content": [{"type": "text", "text": "x"}, {"type": "tool_use", "id": "c", "name": "echo", "input": {"n": 1}}],
+        },
+        "gemini": {
+            "candidates": [
+                {"content": {"role": "model", "parts": [{"text": "x"}, {"functionCall": {"name": "echo", "args": {"n": 1}}}]},
+                 "finishReason": "STOP"},
+            ],
+            "usageMetadata": usage,
+        },
+    }[kind]  # fmt: skip
+    async with bench(kind, RawReply(json.dumps(first).encode(), "application/json"), OK) as b:
+        outcome = await b.run()
+        b.accepted()
+    assert outcome.text == "ok" and outcome.input_tokens == 17
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}]
+
+
+async def test_a_server_that_takes_its_reasoning_from_nobody_refuses_every_later_request() -> None:
+    refusal = ErrorReply(400, "'messages.2': property 'reasoning' is unsupported", "invalid_request_error")
+    reply = streamed(chunk({"reasoning": "plan"}), calls(ECHO))
+    async with bench("openai", reply, refusal, ScriptedReply(ReplyCall("echo")), OK) as b:
+        assert (await b.run()).ok
+    assert [("plan" in json.dumps(request.body)) for request in b.server.requests] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_kept"),
+    [
+        ("Extra inputs are not permitted: stream_options", lambda body: "stream_options" not in body),
+        ("Unsupported parameter: 'max_completion_tokens'", lambda body: body.get("max_tokens") == 500),
+        (
+            "Missing `reasoning_content` field in the assistant message at message index 2",
+            lambda body: all(m.get("reasoning_content") for m in body["messages"] if m["role"] == "assistant"),
+        ),
+        (
+            "thinking is enabled but reasoning_content is missing in assistant tool call message at index 2",
+            lambda body: all(m.get("reasoning_content") for m in body["messages"] if m["role"] == "assistant"),
+        ),
+        (
+            "messages[2].content: expected a string, received null",
+            lambda body: all(m["content"] is not None for m in body["messages"]),
+        ),
+        ("System role not supported", lambda body: body["messages"][0]["role"] == "user"),
+    ],
+)
+async def test_a_server_refuses_every_request_for_a_form_that_it_does_not_know(said: str, is_kept: Any) -> None:
+    refusal = ErrorReply(400, said, "invalid_request_error")
+    first = ScriptedReply(ReplyCall("echo"))
+    async with bench("openai", first, refusal, ScriptedReply(ReplyCall("echo")), OK) as b:
+        agent = Agent(b.session, b.model, max_output_tokens=500, system="Be brief.")
+        assert (await agent.complete("go")).text == "ok"
+        b.accepted()
+    assert not is_kept(b.server.requests[1].body)
+    assert is_kept(b.server.requests[2].body) and is_kept(b.server.requests[3].body)
+
+
+async def test_mistral_refuses_a_picture_that_follows_a_result() -> None:
+    refusal = ErrorReply(400, "Unexpected role 'user' after role 'tool'", "invalid_request_message_order")
+    async with bench("openai", ScriptedReply(ReplyCall("echo")), ErrorReply(400, "odd"), refusal, OK) as b:
+        agent = b.agent()
+        assert (await agent.complete("go")).status == "failed"
+        assert (await agent.complete("go on")).ok
+    roles = [message["role"] for message in b.server.requests[-1].body["messages"]]
+    assert roles[-4:] == ["assistant", "tool", "assistant", "user"]
+
+
+async def test_a_form_that_does_not_help_is_not_kept() -> None:
+    refusal = ErrorReply(400, "stream_options is odd", "invalid_request_error")
+    async with bench("openai", refusal, refusal, OK) as b:
+        agent = b.agent()
+        assert (await agent.complete("go")).status == "failed"
+        assert (await agent.complete("again")).ok
+    assert ["stream_options" in request.body for request in b.server.requests] == [True, False, True]
+
+
+@pytest.mark.parametrize("body", [b"", b'{"choices": [{"mess', b"[]"])
+async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again(body: bytes) -> None:
+    async with bench("openai", RawReply(body, "application/json"), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert len(b.naps) == 1
+
+
+async def test_arguments_are_interleaved_with_text_and_reasoning() -> None:
+    reply = streamed(
+        chunk({"reasoning_content": "a"}),
+        chunk({"content": "One. "}),
+        calls({"index": 1, "id": "x", "function": {"name": "echo", "arguments": '{"n":'}}),
+        chunk({"reasoning_content": "b"}),
+        calls({"index": 1, "function": {"arguments": "1}"}}),
+        chunk({"content": "Two."}),
+        calls({"index": 2, "id": "y", "function": {"name": "echo", "arguments": '{"n":2}'}}),
+    )
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [json.loads(str(call.arguments))["n"] for call in b.session.ran] == [1, 2]
+    assert assistant(b)["content"] == "One. Two." and assistant(b)["reasoning_content"] == "ab"
+
+
+async def test_endless_reasoning_neither_fills_the_memory_nor_goes_back_in_part() -> None:
+    piece = chunk({"reasoning_content": "x" * 500_000})
+    async with bench("openai", streamed(*[piece] * 12, calls(ECHO)), OK) as b:
+        assert (await b.run()).ok
+    assert "reasoning_content" not in assistant(b)
+
+
+async def test_a_sub_agents_reasoning_stays_in_its_own_conversation() -> None:
+    reply = streamed(chunk({"reasoning_content": "plan"}), chunk({"content": "done"}), finish="stop")
+    async with bench("openai", reply, OK, OK) as b:
+        assert (await b.run()).text == "done"
+        assert (await b.agent().complete("other")).text == "ok"
+    assert "plan" not in json.dumps(b.server.requests[1].body)

@@ -1,0 +1,157 @@
+"""Reports about providers that are busy for a while, and say so in many ways."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from tests.agent.provider_bench import Kind, bench, each_provider
+from tests.field.openai_chunks import chunk, streamed
+
+from handrail.agent.providers.provider_errors import find_retry_after_s, make_reported_error
+from handrail.testing.provider_servers import ErrorReply, RawReply, ScriptedReply, StreamError
+
+OK = ScriptedReply("ok")
+PAGE = b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><center><h1>502 Bad Gateway</h1></center></body></html>"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": 502, "message": "Provider returned error"},
+        {"code": "502", "message": "Upstream error from Provider"},
+        {"code": 429, "message": "Rate limited", "metadata": {"provider_name": "X", "raw": "slow down"}},
+        {"code": 529, "message": "overloaded"},
+        {"message": "Overloaded", "type": "overloaded_error"},
+        {"message": "The engine is currently overloaded", "type": "engine_overloaded_error"},
+        {"message": "Internal server error", "type": "InternalServerError", "code": 500},
+        {"message": "something odd"},
+        "model is overloaded, please try again",
+        "upstream connect error",
+    ],
+    ids=str,
+)
+async def test_an_error_object_inside_the_stream_ends_the_run(error: object) -> None:
+    data = json.dumps({"id": "gen-1", "error": error}).encode()
+    in_choice = chunk({"content": ""}, "error", error=error if isinstance(error, dict) else {"message": error})
+    whole = RawReply(data, "application/json")
+    for reply in (ScriptedReply(data, ended=False), ScriptedReply(in_choice, ended=False), whole):
+        async with bench("openai", reply, OK) as b:
+            assert (await b.run()).text == "ok"
+            b.accepted()
+        assert len(b.naps) == 1
+
+
+@each_provider
+async def test_an_overload_in_the_middle_of_a_reply_is_asked_again(kind: Kind) -> None:
+    async with bench(kind, ScriptedReply("Half a", StreamError("overloaded_error", "Overloaded")), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ({"code": 401, "message": "User not found."}, "rejected the key"),
+        ({"code": 402, "message": "Insufficient credits"}, "quota is used up"),
+        ({"code": 400, "message": "bad schema"}, "rejected the request (400: bad schema)"),
+        ({"message": "bad schema", "type": "invalid_request_error"}, "rejected the request"),
+    ],
+)
+async def test_an_error_inside_the_stream_that_stays_is_not_asked_again(error: dict[str, Any], words: str) -> None:
+    async with bench("openai", ScriptedReply(json.dumps({"error": error}).encode(), ended=False)) as b:
+        outcome = await b.run()
+    assert outcome.status == "failed" and words in outcome.detail
+    assert not b.naps
+
+
+@each_provider
+async def test_a_provider_that_asks_for_five_minutes_is_asked_again_after_one(kind: Kind) -> None:
+    busy = ErrorReply(429, "slow down", "rate_limit_error", {"retry-after": "300"})
+    async with bench(kind, busy, OK) as b:
+        assert (await b.run()).ok
+    assert b.naps == [300]
+
+
+@each_provider
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 520, 522, 524, 529, 408, 409, 425, 429])
+async def test_a_page_of_a_proxy_is_shown_in_full_as_the_error(kind: Kind, status: int) -> None:
+    async with bench(kind, RawReply(PAGE, "text/html", status), OK) as b:
+        agent = b.agent()
+        told = [str(getattr(event, "reason", "")) async for event in agent.run("go")]
+        b.accepted()
+    assert len(b.naps) == 1
+    assert any("502 Bad Gateway" in reason for reason in told) and "<h" not in "".join(told)
+
+
+async def test_a_wait_of_days_is_not_waited_for_and_named() -> None:
+    busy = ErrorReply(429, "daily limit", "rate_limit_exceeded", {"retry-after": "86400"})
+    async with bench("openai", busy) as b:
+        outcome = await b.run()
+    assert outcome.status == "failed" and "86,400 seconds" in outcome.detail and not b.naps
+
+
+def test_the_time_of_the_next_attempt_is_told_in_many_forms() -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=90)
+    epoch_ms = str(int(soon.timestamp() * 1000))
+    exact: list[tuple[dict[str, str], str, float]] = [
+        ({"retry-after": "7"}, "", 7),
+        ({"Retry-After": " 1.5 "}, "", 1.5),
+        ({"retry-after-ms": "250", "retry-after": "1"}, "", 0.25),
+        ({"retry-after": "20s"}, "", 20),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1m30s"}, "", 90),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "60ms"}, "", 0.06),
+        ({"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "6m0s",
+          "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "2s"}, "", 2),
+        ({"ratelimit-remaining": "0", "ratelimit-reset": "12"}, "", 12),
+        ({}, "Rate limit reached for gpt-4o. Please try again in 1.242s.", 1.242),
+        ({}, "Limit 100000. Please try again in 7m12.5s. Visit …", 432.5),
+        ({}, "Please retry in 547ms", 0.547),
+        ({}, "Try again after 2 minutes", 120),
+        ({}, "please wait 30 seconds", 30),
+    ]  # fmt: skip
+    for headers, said, seconds in exact:
+        assert find_retry_after_s(headers, said) == pytest.approx(seconds), (headers, said)
+    for headers in (
+        {"retry-after": format_datetime(soon, usegmt=True)},
+        {"x-ratelimit-remaining": "0", "x-ratelimit-reset": epoch_ms},
+        {"anthropic-ratelimit-tokens-remaining": "0", "anthropic-ratelimit-tokens-reset": soon.isoformat()},
+    ):
+        found = find_retry_after_s(headers)
+        assert found is not None and 30 < found <= 90, headers
+    assert find_retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) in (None, 0)
+    for odd in ("", "soon", "-5", "nan", "inf", "1e400", "Wed, 99 Foo 2015"):
+        assert find_retry_after_s({"retry-after": odd}) is None, odd
+    assert find_retry_after_s({}, "Nothing about times; 30 seconds of video") is None
+
+
+async def test_a_wait_that_is_told_inside_the_stream_counts_too() -> None:
+    for error in (
+        {"code": 429, "message": "x", "metadata": {"headers": {"Retry-After": "42"}}},
+        {"code": 429, "message": "Please try again in 42s"},
+        {"code": 503, "message": "x", "retry_after": 42},
+    ):
+        async with bench("openai", ScriptedReply(json.dumps({"error": error}).encode(), ended=False), OK) as b:
+            assert (await b.run()).ok
+        assert b.naps == [42]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"detail": "Model is loading"}, {"message": "busy", "code": "x"}, [{"error": {"code": 503, "message": "busy"}}], "busy",
+     {"error": "busy"}, {"error": {"error": {"message": "busy"}}}, {"object": "error", "message": "busy"}, None, 3, []],
+)  # fmt: skip
+def test_the_error_of_any_form_says_what_the_server_said(body: object) -> None:
+    said = str(make_reported_error("openai:x", "KEY", body, 503))
+    assert "busy" in said or "loading" in said
+
+
+async def test_a_reply_of_nothing_but_keep_alives_counts_as_busy() -> None:
+    async with bench(
+        "openai", RawReply(b": PROCESSING\n\n" * 50), streamed(chunk({"content": "ok"}), finish="stop")
+    ) as b:
+        assert (await b.run()).text == "ok"
+    assert len(b.naps) == 1
