@@ -180,6 +180,16 @@ class Lane:
     """Its failed calls; None before the first one."""
     call_ended: asyncio.Event | None = None
     """Set by each call that ends while :meth:`answered` waits."""
+    host_questions: dict[str, tuple[asyncio.Task[Approval | None], Call]] = field(
+        default_factory=dict[str, "tuple[asyncio.Task[Approval | None], Call]"]
+    )
+    """The questions about hosts that are open now, each with the call that asked first, by host."""
+    host_requests: dict[str, str] = field(default_factory=dict[str, str])
+    """The requests for hosts without an effect so far, by host."""
+    deferred_requests: set[str] = field(default_factory=set[str])
+    """Those of them that the session's frontend could not ask about."""
+    refused_hosts: dict[str, str] = field(default_factory=dict[str, str])
+    """The hosts that the user rejected for this session, with the text for the model."""
 
     @property
     def session_id(self) -> str:
@@ -372,6 +382,10 @@ class Call:
     """The output of its tool while it runs; None before there is any."""
     network_attempts: tuple[ConnectionAttempt, ...] = ()
     """The hosts that it tried to reach, each once, up to a limit."""
+    allowed_hosts: frozenset[str] = frozenset()
+    """The hosts that the user allowed until it ends."""
+    host_questions: tuple[asyncio.Task[Approval | None], ...] = ()
+    """The questions about hosts that it asked."""
     client_request_count: int = 0
     """How many requests it and its nested calls have sent to the client."""
     working_subagents: int = 0

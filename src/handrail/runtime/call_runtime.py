@@ -147,6 +147,14 @@ class CallServices(Protocol):
         """
         ...
 
+    def explain_host_refusal(self, host: str) -> str | None:
+        """Return why programs may not reach ``host:port`` by its own rule; None if they may."""
+        ...
+
+    async def request_host(self, host: str) -> str | None:
+        """Do the same, and ask the user first if no rule decides."""
+        ...
+
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
         """Add a host that the call tried to reach to its record. Thread-safe."""
         ...
@@ -209,6 +217,8 @@ class CallRuntime:
         self._environment = environment
         self._services = services
         self.call_id = call_id
+        if spec.requires.net.by_rule and not environment.sandbox.tier.supports_single_hosts:
+            capabilities = capabilities.without_hosts()
         self.capabilities = capabilities
 
     @property
@@ -309,12 +319,22 @@ class CallRuntime:
         )
         if not self.capabilities.may_allow_any_target("net.fetch"):
             return profile
-        may = self._services.build_access_check()
+        services = self._services
+        if self._spec.requires.net.by_rule:
+
+            def check(host: str, port: int) -> str | None:
+                return services.explain_host_refusal(f"{host}:{port}")
+
+            async def request(host: str, port: int) -> str | None:
+                return await services.request_host(f"{host}:{port}")
+
+            return replace(profile, check_host=check, request_host=request, on_attempt=services.record_attempt)
+        may = services.build_access_check()
 
         def gate(host: str, port: int) -> str | None:
             return may("net.fetch", f"{host}:{port}")
 
-        return replace(profile, check_host=gate, on_attempt=self._services.record_attempt)
+        return replace(profile, check_host=gate, on_attempt=services.record_attempt)
 
     @property
     def _program_home_folder(self) -> str:

@@ -182,7 +182,8 @@ async def start_proxy(
     limits: ProxyLimits | None = None,
 ) -> EgressProxy:
     """Start a proxy on ``listener`` that lets through the hosts of this set and profile."""
-    proxy = EgressProxy(EgressCheck(capabilities, profile.check_host, resolver), profile.on_attempt, limits)
+    egress = EgressCheck(capabilities, profile.check_host, resolver, request=profile.request_host)
+    proxy = EgressProxy(egress, profile.on_attempt, limits)
     await proxy.serve(listener)
     return proxy
 

@@ -105,7 +105,7 @@ class SandboxPool:
         sample = ProgramSpec((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
         secrets = dict.fromkeys(profile.secrets, "")
         likewise = dataclasses.replace(
-            profile, secrets=secrets, cwd=None, check_host=None, on_attempt=None, may_read=None
+            profile, secrets=secrets, cwd=None, check_host=None, request_host=None, on_attempt=None, may_read=None
         )
         self._plan_next_ready_sandbox(process, _CallKind(capabilities, likewise, sample), key)
         return begun
