@@ -150,7 +150,7 @@ async def test_an_answer_from_elsewhere_reaches_the_connection_that_waits(tmp_pa
         async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
             session = await kernel.session(approval_handler=DeferApprovals())
             asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            kernel.components.arbiter.approval_broker.watch(lambda row: asked.done() or asked.set_result(row.id))
+            kernel.components.arbiter.approval_broker.watch_requests(lambda row: asked.done() or asked.set_result(row.id))
             call = asyncio.ensure_future(session.call("bash", SCRIPT))
             await kernel.approvals.decide(await asked, ApprovalAnswer("project"), by="test")
             answer = await call
