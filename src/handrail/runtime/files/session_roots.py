@@ -7,9 +7,9 @@ open it below the root without following links, so a swap in between fails.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
