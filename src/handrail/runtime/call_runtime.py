@@ -75,6 +75,8 @@ class SessionSharedServices:
     """Returns what the session's rules currently keep from programs."""
     find_tool_home: Callable[[str], str] | None = None
     """Returns the HOME of a tool; None if all tools use the session's scratch folder."""
+    passed_environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The variables of the operator's environment that the programs of the shell tools get."""
     quarantine: str = ""
     """The folder to which files that programs made under protected names are moved."""
     terminals: SessionTerminals = field(default_factory=SessionTerminals)
