@@ -319,6 +319,8 @@ class CallRuntime:
             callers=self._services.calling_call_ids,
             scratch=self._program_home_folder,
         )
+        if self._spec.requires.net.by_rule:
+            profile = replace(profile, environment=self._environment.passed_environment)
         if not self.capabilities.may_allow_any_target("net.fetch"):
             return profile
         services = self._services
