@@ -120,6 +120,8 @@ class SandboxProfile:
     """The id of the job or call that it runs for, for texts; empty if there is none."""
     callers: tuple[str, ...] = ()
     """The ids of the call, its job, and the calls and jobs above it. Their programs do not wait for each other."""
+    network: str = ""
+    """The name of the loopback that it shares with all sandboxes of the same name and HOME; empty for its own."""
     unix_sockets: bool = False
     """Whether programs may create Unix sockets, and so reach every server that listens in a folder they see."""
 

@@ -320,7 +320,12 @@ class CallRuntime:
             scratch=self._program_home_folder,
         )
         if self._spec.requires.net.by_rule:
-            profile = replace(profile, environment=self._environment.passed_environment)
+            shared = f"{self.session_id}/{self.tool_id if self._spec.requires.net.hosts else ''}"
+            profile = replace(
+                profile,
+                environment=self._environment.passed_environment,
+                network=shared if profile.workspace_writable else "",
+            )
         if not self.capabilities.may_allow_any_target("net.fetch"):
             return profile
         services = self._services

@@ -159,7 +159,7 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramEnd
         case "loopback":
             return (
                 "A program reaches only servers of its own sandbox at 127.0.0.1 and localhost, never those of this machine. "
-                f"{LOOPBACK_SCOPE}"
+                f"{_SHARED_LOOPBACK if profile.network else _OWN_LOOPBACK}"
             )
         case "read-only" if not profile.workspace_writable:
             return (
@@ -178,7 +178,11 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramEnd
             )
 
 
-LOOPBACK_SCOPE = "Each call has its own sandbox: start the server and its client in one command."
+_SHARED_LOOPBACK = (
+    "The calls and jobs of this session share them. Start the server as a background job of this session, and check that "
+    "the job still runs and listens on this port."
+)
+_OWN_LOOPBACK = "This call shares them with no other: start the server and its client in one command."
 
 
 def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
