@@ -13,6 +13,9 @@ from tests.web import Site, ok
 
 from handrail.arbiter.approvals import host_requests
 from handrail.contract.approval_requests import ApprovalAnswer, DeferApprovals
+from handrail.record.call_timeline import CallTimeline, read_timeline
+from handrail.record.log_reader import LoggedCallSummary, LogReader
+from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler
 
 pytestmark = [confined, pytest.mark.proves("K-10", "S-02")]
@@ -150,7 +153,9 @@ async def test_an_answer_from_elsewhere_reaches_the_connection_that_waits(tmp_pa
         async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
             session = await kernel.session(approval_handler=DeferApprovals())
             asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            kernel.components.arbiter.approval_broker.watch_requests(lambda row: asked.done() or asked.set_result(row.id))
+            kernel.components.arbiter.approval_broker.watch_requests(
+                lambda row: asked.done() or asked.set_result(row.id)
+            )
             call = asyncio.ensure_future(session.call("bash", SCRIPT))
             await kernel.approvals.decide(await asked, ApprovalAnswer("project"), by="test")
             answer = await call
@@ -176,3 +181,44 @@ async def test_a_call_that_ends_while_the_question_is_open_leaves_it_to_the_next
             assert kernel.approvals.list_pending() == []
     assert "FETCHED" in second.data["output"], second
     assert [request.id for request in person.requests] == [person.requests[0].id] * 2, "one request, shown again"
+
+
+async def test_explain_says_which_hosts_a_call_reached_and_why_others_were_refused(tmp_path: Path) -> None:
+    async with Site({"*": ok(b"FETCHED")}) as site, Site({"*": ok(b"NEVER")}) as other:
+        prepare(tmp_path, site.url(), other.url(), hosts=[site.authority, other.authority])
+        rules = [*RULES, f"allow net.fetch {site.authority}"]
+        async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:
+            answer = await (await kernel.session()).call("bash", SCRIPT)
+            read = await (await kernel.session()).call("bash", {"command": "ls"})
+            call_ids = [row.call_id for row in _rows(tmp_path)]
+    assert site.authority in answer.metadata["untrusted_source"]
+    shown = {one: str(_timeline(tmp_path, one)) for one in call_ids}
+    fetched = next(text for text in shown.values() if "fetch.sh" in text)
+    assert f"network    reached {site.authority}; refused {other.authority} (" in fetched
+    assert f"note       The host {other.authority} was refused" in fetched
+    assert read.metadata["read_only"] is True
+    assert any("network    none, since the call only read" in text for text in shown.values())
+
+
+async def test_a_ceiling_without_hosts_leaves_no_network_and_says_so(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    (tmp_path / "ws" / "fetch.sh").write_text("curl -sS https://example.org\n")
+    ceiling = '[ceiling]\nshell = [{cmd = "*"}]\nfs.read = ["{workspace}"]\nfs.write = ["{workspace}"]\n'
+    async with opening(HELD)(tmp_path, None, ceiling, rules=[*RULES, "allow net.fetch"]) as kernel:
+        answer = await (await kernel.session()).call("bash", SCRIPT)
+    assert answer.metadata["network"]["unavailable"] == "the host's ceiling has no hosts"
+    assert "the host's ceiling has no hosts" in answer.data["notes"][0]
+
+
+def _rows(folder: Path) -> list[LoggedCallSummary]:
+    with LogReader.open_database(_database(folder)) as reader:
+        return list(reader.calls(limit=10))
+
+
+def _timeline(folder: Path, call_id: str) -> CallTimeline | None:
+    with LogReader.open_database(_database(folder)) as reader:
+        return read_timeline(reader, call_id)
+
+
+def _database(folder: Path) -> Path:
+    return locate_folders(folder / "ws", folder / "state").database_file

@@ -313,6 +313,7 @@ class CallApprovals(NamedTuple):
 
 
 NO_APPROVALS = CallApprovals()
+_MOST_NAMED_HOSTS = 5
 
 
 class Call:
@@ -527,21 +528,28 @@ class Call:
         """Milliseconds since its tool started, to the microsecond."""
         return (time.monotonic_ns() - self.started_ns) // 1000 / 1000
 
-    def describe_contacted_hosts(self) -> dict[str, Any]:
-        """Return the hosts that it reached and those that were refused, for its result.
+    def describe_network(self) -> dict[str, Any]:
+        """Return the metadata about hosts: those that it reached and those that were refused, or why it had no network.
 
         Host names are redacted, since they can contain a secret.
         """
-        text = self.redactor.redact_text
-        refused = (
-            (f"{one.host}:{one.port}", one.refusal_reason)
-            for one in self.network_attempts
+        text, tried = self.redactor.redact_text, self.network_attempts
+        reached = [text(f"{one.host}:{one.port}") for one in tried if one.refusal_reason is None]
+        refused = [
+            {"host": text(f"{one.host}:{one.port}"), "reason": text(one.refusal_reason)}
+            for one in tried
             if one.refusal_reason is not None
-        )
-        return {
-            "reached": [text(f"{one.host}:{one.port}") for one in self.network_attempts if one.refusal_reason is None],
-            "refused": [{"host": text(host), "reason": text(reason)} for host, reason in refused],
-        }
+        ]
+        if tried:
+            found: dict[str, Any] = {"network": {"reached": reached, "refused": refused}}
+            if reached:
+                found["untrusted_source"] = f"the network ({', '.join(reached[:_MOST_NAMED_HOSTS])})"
+            return found
+        capabilities = None if self.verdict is None else self.verdict.capabilities
+        if self.read_only or capabilities is None or capabilities.may_allow_any_target("net.fetch"):
+            return {}
+        owner = next((layer.owner for layer in capabilities.layers if not layer.hosts), "this call")
+        return {"network": {"reached": [], "refused": [], "unavailable": f"{owner} has no hosts"}}
 
     def error_result(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
         return Result.error(kind, text, data, duration_ms=self.elapsed_ms, **metadata)
