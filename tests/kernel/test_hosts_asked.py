@@ -186,7 +186,7 @@ async def test_a_call_that_ends_while_the_question_is_open_leaves_it_to_the_next
 async def test_explain_says_which_hosts_a_call_reached_and_why_others_were_refused(tmp_path: Path) -> None:
     async with Site({"*": ok(b"FETCHED")}) as site, Site({"*": ok(b"NEVER")}) as other:
         prepare(tmp_path, site.url(), other.url(), hosts=[site.authority, other.authority])
-        rules = [*RULES, f"allow net.fetch {site.authority}"]
+        rules = [*RULES, "allow bash {read-only}", f"allow net.fetch {site.authority}"]
         async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:
             answer = await (await kernel.session()).call("bash", SCRIPT)
             read = await (await kernel.session()).call("bash", {"command": "ls"})
