@@ -32,6 +32,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert (approvals.request_days, approvals.grant_hours) == (3, 4)
     in_force = {value.key: str(value.origin) for value in config.values if not value.inactive_reason}
     tables = (
+        "env.",
         "sandbox.",
         "state.",
         "catalog.",
@@ -175,6 +176,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "ceiling": ('{fs = {read = ["src"]}}', ["src"]),
         "sandbox.provider": ("podman", "podman"),
         "sandbox.unix_sockets": ("true", True),
+        "env.pass": ('["JAVA_HOME"]', ["JAVA_HOME"]),
         "sandbox.without": ('["landlock"]', ["landlock"]),
         "sandbox.unconfined": ('["bash"]', ["bash"]),
         "state.store": ("vault", "vault"),

@@ -64,7 +64,7 @@ async def front(
     egress = EgressCheck(CapabilitySet((CapabilityLayer("tool t", hosts=hosts),)), gate, names or ScriptedResolver({}))
     proxy = EgressProxy(egress, attempts.append, limits)
     listener = socket.create_server(("127.0.0.1", 0))
-    await proxy.serve(listener)
+    proxy.serve(listener)
     try:
         yield Front(listener.getsockname()[1], proxy, attempts)
     finally:

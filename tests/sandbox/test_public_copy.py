@@ -75,6 +75,21 @@ def test_only_what_everybody_may_read_is_in_it_and_links_are_kept_as_they_are(et
     assert (etc.shown / "ssl").stat().st_mode & 0o7777 == 0o755
 
 
+def test_names_and_targets_in_any_bytes_are_copied_and_known_again(etc: Etc) -> None:
+    top = os.fsencode(etc.source)
+    for name in (b"latin-\xe9", "utf-8-\u0151".encode(), b"ctl-\x01\n"):
+        (fresh := Path(os.fsdecode(top + b"/" + name))).write_text("x")
+        fresh.chmod(0o644)
+        os.symlink(b"to/" + name, top + b"/link-" + name)
+    shown = os.fsencode(etc.shown)
+    assert sorted(os.listdir(shown)) == sorted(os.listdir(top))
+    assert os.readlink(shown + b"/link-latin-\xe9") == b"to/latin-\xe9"
+    stamp = os.lstat(shown + b"/latin-\xe9").st_ino
+    again = PublicConfigCopy(str(etc.source), etc.places)
+    assert os.fsencode(again.get_current_copy_folder(etc.now)) == shown
+    assert os.lstat(shown + b"/latin-\xe9").st_ino == stamp, "the listing of the first process is understood"
+
+
 def test_what_changes_is_brought_up_to_date_and_what_becomes_private_goes(etc: Etc) -> None:
     for name in ("hosts", "soon", "away/file", "turns"):
         etc.write(name, "before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path.resolve() / "home" / "ada"
     folder.mkdir(parents=True)
     (folder / "diary").write_text("TOP-SECRET")
-    monkeypatch.setattr(toolchains, "home_folders", lambda: frozenset({str(folder)}))
+    monkeypatch.setattr(toolchains, "list_home_folders", lambda: frozenset({str(folder)}))
     return folder
 
 
@@ -64,6 +65,72 @@ async def test_the_workspaces_virtual_environment_runs(ground: Ground) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(ground.workspace / ".venv")], check=True)
     ran = await ground.bash(".venv/bin/python -c 'import sys; print(sys.prefix)'")
     assert ran.out.strip() == str(ground.workspace / ".venv")
+
+
+def activate(monkeypatch: pytest.MonkeyPatch, environment: Path, *, on_path: bool = True) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", str(environment))
+    if on_path:
+        monkeypatch.setenv("PATH", f"{environment}/bin", prepend=os.pathsep)
+
+
+async def test_an_activated_virtual_environment_is_the_python_that_runs(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = ground.workspace / "env of mine"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    (environment / "bin" / "pytest").write_text(
+        f"#!{environment}/bin/python\nimport sys; print('pytest in', sys.prefix)\n"
+    )
+    (environment / "bin" / "pytest").chmod(0o755)
+    activate(monkeypatch, environment)
+    ran = await ground.bash(
+        "python -c 'import sys; print(sys.prefix)'; echo $VIRTUAL_ENV; command -v python ls; head -1 $(command -v pytest)"
+    )
+    shown = str(environment)
+    assert ran.out.splitlines()[:4] == [shown, shown, f"{shown}/bin/python", "/usr/bin/ls"], ran
+    monkeypatch.delenv("VIRTUAL_ENV")
+    ran = await ground.bash("command -v python; echo $VIRTUAL_ENV")
+    assert shown not in ran.out, "a folder of the workspace on PATH alone comes last"
+
+
+@pytest.mark.parametrize("fault", ["not on PATH", "no environment", "another folder"])
+def test_what_is_no_activated_environment_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    workspace = tmp_path.resolve() / "ws"
+    environment = install(workspace / ".venv", "ls")
+    if fault != "no environment":
+        (environment / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    named = environment if fault != "another folder" else install(workspace / "other")
+    monkeypatch.setenv("PATH", f"{environment}/bin" if fault != "not on PATH" else "/usr/bin", prepend=os.pathsep)
+    activate(monkeypatch, named, on_path=False)
+    found = toolchains.find_toolchains(str(workspace))
+    assert f"{environment}/bin" not in found.path[: found.path.index("/usr/bin")]
+    assert fault == "no environment" or "VIRTUAL_ENV" not in found.environment
+
+
+def test_folders_of_installations_are_named_only_where_programs_see_them(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = install(home / ".sdkman" / "java", "java")
+    conda = install(home / "miniconda3", "python")
+    monkeypatch.setenv("PATH", f"{java}/bin:{conda}/bin", prepend=os.pathsep)
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    monkeypatch.setenv("CONDA_PREFIX", str(conda))
+    monkeypatch.setenv("GOROOT", str(home))
+    found = toolchains.find_toolchains(str(tmp_path.resolve() / "ws")).environment
+    assert found["JAVA_HOME"] == str(java) and found["CONDA_PREFIX"] == str(conda)
+    assert "GOROOT" not in found
+
+
+@pytest.mark.parametrize(
+    "program", ["cargo --version", "node --version", "go version", "npm --version", "rustc --version"]
+)
+async def test_an_installed_toolchain_runs(ground: Ground, program: str) -> None:
+    if shutil.which(program.split()[0]) is None:
+        pytest.skip(f"{program.split()[0]} is not installed")
+    ran = await ground.bash(program)
+    assert ran.code == 0, ran
 
 
 async def test_a_toolchain_in_a_home_is_there_and_the_home_is_not(

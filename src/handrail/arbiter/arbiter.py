@@ -548,12 +548,12 @@ class Arbiter:
         metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "sandbox": call.entry.sandbox}
         if call.read_only:
             metadata["read_only"] = True
+        if call.network_attempts or call.entry.spec.requires.net.by_rule:
+            metadata |= call.describe_network()
         if call.entry.untrusted_source:
             metadata["untrusted_source"] = call.entry.untrusted_source
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
-        if call.network_attempts:
-            metadata["network"] = call.describe_contacted_hosts()
         if call.job is not None:
             metadata |= self.jobs.make_job_metadata(call.job)
         return metadata

@@ -180,6 +180,16 @@ class Lane:
     """Its failed calls; None before the first one."""
     call_ended: asyncio.Event | None = None
     """Set by each call that ends while :meth:`answered` waits."""
+    host_questions: dict[str, tuple[asyncio.Task[Approval | None], Call]] = field(
+        default_factory=dict[str, "tuple[asyncio.Task[Approval | None], Call]"]
+    )
+    """The questions about hosts that are open now, each with the call that asked first, by host."""
+    host_requests: dict[str, str] = field(default_factory=dict[str, str])
+    """The requests for hosts without an effect so far, by host."""
+    deferred_requests: set[str] = field(default_factory=set[str])
+    """Those of them that the session's frontend could not ask about."""
+    refused_hosts: dict[str, str] = field(default_factory=dict[str, str])
+    """The hosts that the user rejected for this session, with the text for the model."""
 
     @property
     def session_id(self) -> str:
@@ -303,6 +313,7 @@ class CallApprovals(NamedTuple):
 
 
 NO_APPROVALS = CallApprovals()
+_MOST_NAMED_HOSTS = 5
 
 
 class Call:
@@ -372,6 +383,10 @@ class Call:
     """The output of its tool while it runs; None before there is any."""
     network_attempts: tuple[ConnectionAttempt, ...] = ()
     """The hosts that it tried to reach, each once, up to a limit."""
+    allowed_hosts: frozenset[str] = frozenset()
+    """The hosts that the user allowed until it ends."""
+    host_questions: tuple[asyncio.Task[Approval | None], ...] = ()
+    """The questions about hosts that it asked."""
     client_request_count: int = 0
     """How many requests it and its nested calls have sent to the client."""
     working_subagents: int = 0
@@ -513,21 +528,28 @@ class Call:
         """Milliseconds since its tool started, to the microsecond."""
         return (time.monotonic_ns() - self.started_ns) // 1000 / 1000
 
-    def describe_contacted_hosts(self) -> dict[str, Any]:
-        """Return the hosts that it reached and those that were refused, for its result.
+    def describe_network(self) -> dict[str, Any]:
+        """Return the metadata about hosts: those that it reached and those that were refused, or why it had no network.
 
         Host names are redacted, since they can contain a secret.
         """
-        text = self.redactor.redact_text
-        refused = (
-            (f"{one.host}:{one.port}", one.refusal_reason)
-            for one in self.network_attempts
+        text, tried = self.redactor.redact_text, self.network_attempts
+        reached = [text(f"{one.host}:{one.port}") for one in tried if one.refusal_reason is None]
+        refused = [
+            {"host": text(f"{one.host}:{one.port}"), "reason": text(one.refusal_reason)}
+            for one in tried
             if one.refusal_reason is not None
-        )
-        return {
-            "reached": [text(f"{one.host}:{one.port}") for one in self.network_attempts if one.refusal_reason is None],
-            "refused": [{"host": text(host), "reason": text(reason)} for host, reason in refused],
-        }
+        ]
+        if tried:
+            found: dict[str, Any] = {"network": {"reached": reached, "refused": refused}}
+            if reached:
+                found["untrusted_source"] = f"the network ({', '.join(reached[:_MOST_NAMED_HOSTS])})"
+            return found
+        capabilities = None if self.verdict is None else self.verdict.capabilities
+        if self.read_only or capabilities is None or capabilities.may_allow_any_target("net.fetch"):
+            return {}
+        owner = next((layer.owner for layer in capabilities.layers if not layer.hosts), "this call")
+        return {"network": {"reached": [], "refused": [], "unavailable": f"{owner} has no hosts"}}
 
     def error_result(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
         return Result.error(kind, text, data, duration_ms=self.elapsed_ms, **metadata)

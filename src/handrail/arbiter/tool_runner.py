@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from handrail.arbiter.approvals.approval_flow import ApprovalFlow
+from handrail.arbiter.approvals.host_requests import HostRequests
 from handrail.arbiter.call_state import Call
 from handrail.arbiter.client_requests import (
     CallClientService,
@@ -81,6 +82,7 @@ class ToolRunner:
     ) -> None:
         self.locks = locks
         self.approval_flow = approval_flow
+        self.host_requests = HostRequests(approval_flow)
         self.jobs = jobs
         self.create_nested = create_nested
         self.carry_out = carry_out
@@ -164,6 +166,8 @@ class ToolRunner:
         finally:
             if call.handed_over_run is None:
                 call.tool_ended = True
+                for question in call.host_questions:  # its request stays pending, and can be answered elsewhere
+                    question.cancel()
                 if call.nested_calls:
                     await self._stop_leftover_nested_calls(call)
                 if call.output_stream is not None:
@@ -338,6 +342,12 @@ class _CallServices:
 
     def client(self, require: Callable[[str], None]) -> CallClientService:
         return CallClientService(self.of, require)
+
+    def explain_host_refusal(self, host: str) -> str | None:
+        return self.runs.host_requests.explain_refusal(self.of, host)
+
+    async def request_host(self, host: str) -> str | None:
+        return await self.runs.host_requests.request(self.of, host)
 
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
         call = self.of

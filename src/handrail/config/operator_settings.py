@@ -246,6 +246,53 @@ class SandboxSettings(_SettingsTable):
         )
 
 
+_PASSED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SET_BY_SANDBOX = re.compile(
+    r"(?:PATH|HOME|TMPDIR|SHELL|IFS|ENV|NODE_USE_ENV_PROXY|(?:LD_|DYLD_|BASH|HANDRAIL).*|.*_proxy)", re.I
+)
+_SECRET_NAME = re.compile(
+    r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|(?:ACCESS|PRIVATE|SECRET|SIGNING)_KEY|CREDENTIALS?)",
+    re.I,
+)
+
+
+class EnvironmentSettings(_SettingsTable):
+    """``[env]``: variables of your environment that programs get."""
+
+    # `pass` is a word of Python, so the field cannot be written as an attribute.
+    locals()["__annotations__"] = {
+        "pass": Annotated[
+            tuple[str, ...],
+            Field(
+                description=(
+                    "Names of environment variables that the programs of bash, python and terminals get with their "
+                    "present values, such as JAVA_HOME or NODE_OPTIONS. Default none."
+                )
+            ),
+        ]
+    }
+    locals()["pass"] = ()
+
+    @property
+    def passed_names(self) -> tuple[str, ...]:
+        """The names of the variables."""
+        return getattr(self, "pass")
+
+    @model_validator(mode="after")
+    def _check_names(self) -> EnvironmentSettings:
+        for name in self.passed_names:
+            if _PASSED_NAME.fullmatch(name) is None:
+                raise ValueError(f"{name!r} is not the name of a variable. Use letters, digits and underscores.")
+            if _SET_BY_SANDBOX.fullmatch(name) is not None:
+                raise ValueError(f"the variable {name} is set by the sandbox. Remove it from the list.")
+            if _SECRET_NAME.fullmatch(name) is not None:
+                raise ValueError(
+                    f"the variable {name} looks like a secret, which programs of a model do not get. Declare it under "
+                    "[secrets], and let a tool require it."
+                )
+        return self
+
+
 class StateSettings(_SettingsTable):
     """``[state]``: the kind of database. ``--state`` and ``HANDRAIL_STATE`` set its folder."""
 
@@ -518,6 +565,10 @@ class Settings(_SettingsTable):
             )
         ),
     ] = SandboxSettings()
+    env: Annotated[
+        EnvironmentSettings,
+        Field(description="Variables of your environment that programs get. Not allowed in a workspace file."),
+    ] = EnvironmentSettings()
     state: Annotated[StateSettings, Field(description="Database of the state. Not allowed in a workspace file.")] = (
         StateSettings()
     )
@@ -556,6 +607,7 @@ OPERATOR_ONLY = {
     "search": "cannot set up search, since its author would choose where texts of tools and requests are sent",
     "mcp": "cannot name MCP servers, since its author would choose which programs start with which of your secrets",
     "state": "cannot set up the state, since its author would choose what stores the log",
+    "env": "cannot pass variables, since its author would choose which of your variables their own programs read",
     "sandbox": "cannot change the sandbox, since its author would choose the confinement of their own programs",
 }
 """Keys that a workspace file cannot have, trusted or not, with the reasons."""

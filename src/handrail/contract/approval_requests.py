@@ -25,7 +25,11 @@ APPROVING_CHOICES: frozenset[ApprovalChoice] = frozenset(
     {"once", "session", "project", "session-wider", "project-wider"}
 )
 
-ApprovalKind = Literal["approval", "question"]
+ApprovalKind = Literal[
+    "approval",  # may the call run?
+    "question",  # what does the user answer to its tool?
+    "host",  # may the programs of the running call reach a host?
+]
 ApprovalState = Literal[
     "pending",  # not answered yet
     "approved",  # or a question was answered: the call may run once
@@ -95,7 +99,8 @@ class ApprovalAnswer:
 class Approval:
     """An approval request with its state and its decision. Plain data: every frontend shows the same.
 
-    :param kind: ``approval`` for a call that needs permission, ``question`` for a tool that asks the user
+    :param kind: ``approval`` for a call that needs permission, ``question`` for a tool that asks the user, ``host`` for a
+        running call whose programs want to reach a host
     :param questions: the questions of a ``question``
     :param decided_by: the frontend that the answer came from
     :param grant_expires_ns: the time until which an approved call may start

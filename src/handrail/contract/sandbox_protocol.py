@@ -6,7 +6,7 @@ for less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -90,7 +90,7 @@ class SandboxProfile:
     ``masked`` files, which rules deny. ``pinned`` paths inside writable folders are read-only and cannot be moved.
     ``secrets`` go through a file descriptor, never the environment. ``check_host`` evaluates each host and port that the
     program wants to reach, in addition to the set's hosts; it returns the reason of a refusal, or None.
-    ``on_attempt`` receives each such attempt with its decision. A guard derives the masked and pinned paths from
+    ``request_host`` does the same, and may ask the user first. ``on_attempt`` receives each attempt with its decision. A guard derives the masked and pinned paths from
     ``denials``; it moves files that a program made under a protected name to ``quarantine``.
     """
 
@@ -108,6 +108,7 @@ class SandboxProfile:
     pinned: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     check_host: Callable[[str, int], str | None] | None = None
+    request_host: Callable[[str, int], Awaitable[str | None]] | None = None
     on_attempt: Callable[[ConnectionAttempt], None] | None = None
     denials: PathDenials | None = None
     may_read: Callable[[str], bool] | None = None
@@ -119,6 +120,8 @@ class SandboxProfile:
     """The id of the job or call that it runs for, for texts; empty if there is none."""
     callers: tuple[str, ...] = ()
     """The ids of the call, its job, and the calls and jobs above it. Their programs do not wait for each other."""
+    network: str = ""
+    """The name of the loopback that it shares with all sandboxes of the same name and HOME; empty for its own."""
     unix_sockets: bool = False
     """Whether programs may create Unix sockets, and so reach every server that listens in a folder they see."""
 

@@ -33,6 +33,7 @@ from handrail.record.commit_log import Record
 from handrail.registry.agent_folders import find_agents
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.runtime.files.session_roots import FurtherRoots, SessionRoots
+from handrail.runtime.secret_store import read_passed_variables
 from handrail.session.call_recovery import load_project_rules
 from handrail.session.inbound.trigger_scheduler import SessionInboundServices, WorkspaceInboundServices
 from handrail.session.local_session import (
@@ -102,6 +103,9 @@ def make_session_lane(
         secrets=context.secrets if under is None else child_secrets(context.secrets, under),
         denials=lambda: hidden.for_rules(lane.rules),
         find_tool_home=folders.prepare_tool_home,
+        passed_environment=read_passed_variables(
+            components.config.settings.env.passed_names, components.arbiter.shaper.redactor.redact_text
+        ),
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
     )

@@ -6,12 +6,13 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.text.glob_patterns import compile_text_glob, escape_as_pattern
+from handrail.contract.text.host_names import grant_covers_host
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet, PathVariables
@@ -48,6 +49,16 @@ if TYPE_CHECKING:
 _MAX_PREPARED = 4096
 _target_key: Callable[[CallTarget], tuple[str, str]] = itemgetter(0, 1)
 """A target's capability and value."""
+
+
+class HostDecision(NamedTuple):
+    """The decision about one host that the programs of a running call want to reach.
+
+    :param reason: why it is not allowed; empty if it is
+    """
+
+    action: Action
+    reason: str = ""
 
 
 class CallAuthorizer:
@@ -242,10 +253,15 @@ class CallAuthorizer:
         if verdict.action == "deny":
             reason = verdict.reason
             return lambda capability, target: reason
-        prepared = verdict.prepared
-        if prepared.rules is not rules:
-            prepared = ToolPolicy(spec, rules, verdict.capabilities, prepared.origin)
-        return _AccessCheck(prepared, verdict, roots)
+        return _AccessCheck(_prepare_again(verdict, spec, rules), verdict, roots)
+
+    def decide_host(self, verdict: PolicyVerdict, spec: ToolSpec, host: str, *, rules: RuleBook) -> HostDecision:
+        """Decide whether the programs of a running call may reach ``host:port``, by its own rule.
+
+        :param verdict: that of the call, whose tool requires hosts ``by_rule``
+        :param rules: the current rule book
+        """
+        return _decide_host(_prepare_again(verdict, spec, rules), verdict.capabilities, host)
 
     def _get_tool_policy(
         self, spec: ToolSpec, rules: RuleBook, parent: CapabilitySet | None, origin: str | None
@@ -261,6 +277,37 @@ class CallAuthorizer:
             self._prepared.clear()
         self._prepared[key] = (prepared, parent)
         return prepared
+
+
+def _prepare_again(verdict: PolicyVerdict, spec: ToolSpec, rules: RuleBook) -> ToolPolicy:
+    """Return the policy of a call's tool under the current rules."""
+    prepared = verdict.prepared
+    return prepared if prepared.rules is rules else ToolPolicy(spec, rules, verdict.capabilities, prepared.origin)
+
+
+def _decide_host(prepared: ToolPolicy, capabilities: CapabilitySet, host: str) -> HostDecision:
+    layer = capabilities.find_refusing_layer("net.fetch", host)
+    if layer is not None:
+        return HostDecision("deny", format_capability_refusal(capabilities, layer, "net.fetch", host, prepared.spec))
+    ranked = prepared.rank_capability_rules("net.fetch")[0].find_winner(host)
+    # A pattern without a port allows the ports of the web only, as a declared host does.
+    if ranked is None or (ranked.rule.action == "allow" and not grant_covers_host(ranked.rule.pattern or "*", host)):
+        return HostDecision("ask", f"No rule allows programs to reach {host}.")
+    if ranked.rule.action == "allow":
+        return HostDecision("allow")
+    target = CallTarget("net.fetch", host, host, host)
+    reason = format_reason(PolicyFinding(ranked.rule.action, "rule", ranked.rule, target=target), prepared.spec.id)
+    return HostDecision(ranked.rule.action, reason)
+
+
+def format_host_refusal(decision: HostDecision, host: str) -> str:
+    """Return why a host is refused that no user can be asked about now, with the line that would allow it."""
+    if decision.action == "deny":
+        return decision.reason
+    return (
+        f"{decision.reason} Continue without it, or ask the user to add the rule 'allow net.fetch {host}' to "
+        f'handrail.toml: rules = ["allow net.fetch {host}"].'
+    )
 
 
 def _watchdog_checks_tool(watchdog: Watchdog, spec: ToolSpec) -> bool:
@@ -295,6 +342,9 @@ class _AccessCheck:
             return self._check_command(target)
         value = target if isinstance(target, str) else "".join(target)
         prepared = self._prepared
+        if capability == "net.fetch" and prepared.spec.requires.net.by_rule:
+            decision = _decide_host(prepared, self._verdict.capabilities, value)
+            return None if decision.action == "allow" else format_host_refusal(decision, value)
         if (
             not prepared.capabilities_cover(capability, value)
             and (refused := self._check_capabilities(capability, value, value)) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -94,10 +94,28 @@ class CallTimeline:
             yield "locks", ", ".join(self.locks) + waited
         if self.sandbox:
             yield "sandbox", self.sandbox
+        if (network := self._describe_network()) is not None:
+            yield "network", network
+        notes = _mapping(_mapping(self.result).get("data")).get("notes")
+        for note in _items(notes):
+            yield "note", _truncate(_text(note))
         for name in ("output_path", "artifact"):
             value = _mapping(_mapping(self.result).get("metadata")).get(name)
             if isinstance(value, str):
                 yield name.partition("_")[0], value
+
+    def _describe_network(self) -> str | None:
+        """Return the hosts that the call reached or was refused, or why it had no network; None if that is unknown."""
+        metadata = _mapping(_mapping(self.result).get("metadata"))
+        if metadata.get("read_only") is True:
+            return "none, since the call only read"
+        report = _mapping(metadata.get("network"))
+        if isinstance(unavailable := report.get("unavailable"), str):
+            return f"none: {unavailable}"
+        parts = [f"reached {_text(host)}" for host in _items(report.get("reached"))]
+        for one in map(_mapping, _items(report.get("refused"))):
+            parts.append(f"refused {_text(one.get('host'))} ({_text(one.get('reason'))})")
+        return _truncate("; ".join(parts)) if parts else None
 
     def _tool_and_origin(self) -> str:
         source = f" from {self.source}" if self.source else ""
@@ -236,6 +254,10 @@ def _truncate(text: str) -> str:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _items(value: object) -> Sequence[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else ()
 
 
 def _string(value: object) -> str | None:

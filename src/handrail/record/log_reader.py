@@ -379,9 +379,9 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> LoggedCallSummar
             case "resumed":
                 carried = entry.sequence
             case "approval-requested":
-                state, asked = "awaiting-approval", True
+                state, asked = "awaiting-approval", asked or started is None
             case "approval-responded":
-                state = "proposed"
+                state = "proposed" if started is None else "running"
             case "authorised":
                 state = "authorised"
             case "intended":

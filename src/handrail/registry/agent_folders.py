@@ -182,7 +182,7 @@ def _add_required_hosts(agent: AgentManifest, entry: ToolEntry, tier: SandboxTie
         return entry
     requires, behind = entry.spec.requires, entry.answered_by
     hosts = tuple(dict.fromkeys((*requires.net.hosts, *addition.net.hosts)))
-    more = requires.model_copy(update={"net": addition.net.model_copy(update={"hosts": hosts})})
+    more = requires.model_copy(update={"net": requires.net.model_copy(update={"hosts": hosts})})
     spec = replace(entry.spec, requires=more)
     if behind is not None:
         behind = replace(behind, spec=replace(behind.spec, requires=more))

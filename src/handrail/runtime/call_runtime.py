@@ -75,6 +75,8 @@ class SessionSharedServices:
     """Returns what the session's rules currently keep from programs."""
     find_tool_home: Callable[[str], str] | None = None
     """Returns the HOME of a tool; None if all tools use the session's scratch folder."""
+    passed_environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The variables of the operator's environment that the programs of the shell tools get."""
     quarantine: str = ""
     """The folder to which files that programs made under protected names are moved."""
     terminals: SessionTerminals = field(default_factory=SessionTerminals)
@@ -147,6 +149,14 @@ class CallServices(Protocol):
         """
         ...
 
+    def explain_host_refusal(self, host: str) -> str | None:
+        """Return why programs may not reach ``host:port`` by its own rule; None if they may."""
+        ...
+
+    async def request_host(self, host: str) -> str | None:
+        """Do the same, and ask the user first if no rule decides."""
+        ...
+
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
         """Add a host that the call tried to reach to its record. Thread-safe."""
         ...
@@ -209,6 +219,8 @@ class CallRuntime:
         self._environment = environment
         self._services = services
         self.call_id = call_id
+        if spec.requires.net.by_rule and not environment.sandbox.tier.supports_single_hosts:
+            capabilities = capabilities.without_hosts()
         self.capabilities = capabilities
 
     @property
@@ -314,14 +326,31 @@ class CallRuntime:
             callers=self._services.calling_call_ids,
             scratch=self._program_home_folder,
         )
+        if self._spec.requires.net.by_rule:
+            shared = f"{self.session_id}/{self.tool_id if self._spec.requires.net.hosts else ''}"
+            profile = replace(
+                profile,
+                environment=self._environment.passed_environment,
+                network=shared if profile.workspace_writable else "",
+            )
         if not self.capabilities.may_allow_any_target("net.fetch"):
             return profile
-        may = self._services.build_access_check()
+        services = self._services
+        if self._spec.requires.net.by_rule:
+
+            def check(host: str, port: int) -> str | None:
+                return services.explain_host_refusal(f"{host}:{port}")
+
+            async def request(host: str, port: int) -> str | None:
+                return await services.request_host(f"{host}:{port}")
+
+            return replace(profile, check_host=check, request_host=request, on_attempt=services.record_attempt)
+        may = services.build_access_check()
 
         def gate(host: str, port: int) -> str | None:
             return may("net.fetch", f"{host}:{port}")
 
-        return replace(profile, check_host=gate, on_attempt=self._services.record_attempt)
+        return replace(profile, check_host=gate, on_attempt=services.record_attempt)
 
     @property
     def _program_home_folder(self) -> str:

@@ -6,8 +6,10 @@ A tool in this process gets a value through :class:`DeclaredSecrets`, an executa
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from handrail.contract.errors import ToolError
@@ -148,3 +150,25 @@ class DeclaredSecrets:
                 kind="unavailable",
             )
         return store.secrets_for_tool(self._spec)[name]
+
+
+# Variables of the operator's environment that the operator passes to programs.
+
+_logger = logging.getLogger("handrail.runtime")
+
+
+def read_passed_variables(names: Iterable[str], redact: Callable[[str], str]) -> dict[str, str]:
+    """Return the named variables of this process. One with a registered secret in its value is left out, with a warning.
+
+    :param redact: returns the same object for a text without a registered secret
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        value = os.environ.get(name)
+        if value is None or "\0" in value:
+            continue
+        if redact(value) is not value:
+            _logger.warning("programs do not get the variable %s of [env] pass: its value contains a secret", name)
+            continue
+        found[name] = value
+    return found

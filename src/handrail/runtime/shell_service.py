@@ -18,6 +18,7 @@ from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.sandbox_protocol import (
     SHELL_ARGV,
     CompletedProcess,
+    ConnectionAttempt,
     Process,
     ProgramSpec,
     Sandbox,
@@ -30,7 +31,8 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.origins.program_lookup import ProgramRefused, find_enclosing_folder, find_program
 from handrail.runtime.files.session_roots import SessionRoots, explain_lost_root, is_beneath
-from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation, explain_refused_files
+from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
+from handrail.runtime.guard.refusal_notes import ProgramEnd, explain_refusals
 from handrail.sandbox.filters.resource_limits import explain_reached_limit
 from handrail.sandbox.view import toolchains
 
@@ -39,6 +41,7 @@ _FEW_PATHS = 200
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """The maximum output kept of one run. The rest is read and counted, so the program does not block."""
 
+_MOST_ATTEMPTS = 20
 _SH = ("/bin/sh", "-c")
 _REDIRECTING = frozenset("<>")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -81,8 +84,14 @@ class SandboxedShell:
         trusted_program: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> CompletedProcess:
+        attempts: list[ConnectionAttempt] = []
         process = await self.start_authorized_program(
-            command, cwd=cwd, environment=environment, apart=separate_stderr, trusted=trusted_program
+            command,
+            cwd=cwd,
+            environment=environment,
+            apart=separate_stderr,
+            trusted=trusted_program,
+            attempts=attempts,
         )
         try:
             output, errors, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
@@ -104,9 +113,9 @@ class SandboxedShell:
         said = errors or output
         bound = None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, said)
         limit = bound.text if bound else None
-        return CompletedProcess(
-            code, output, dropped, -code if code < 0 else None, limit, explain_refused_files(process, said), errors
-        )
+        shown = command if isinstance(command, str) else " ".join(command)
+        notes = explain_refusals(process, ProgramEnd(shown, code, said, self._capabilities, attempts))
+        return CompletedProcess(code, output, dropped, -code if code < 0 else None, limit, notes, errors)
 
     async def start_authorized_program(
         self,
@@ -117,10 +126,12 @@ class SandboxedShell:
         apart: bool = False,
         trusted: bool = False,
         terminal: TerminalSize | None = None,
+        attempts: list[ConnectionAttempt] | None = None,
     ) -> Process:
         """Authorise and start a program, as :meth:`run` does. The caller must end it.
 
         :param terminal: the size of the program's terminal, if it is to have one
+        :param attempts: gets the hosts that the program wants to reach, each once
         """
         given = _check_given_variables(command, environment or {})
         argv = self._build_argv(command)
@@ -134,6 +145,8 @@ class SandboxedShell:
         if trusted:
             argv, given = self._resolve_trusted_program(argv, given)
         profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
+        if attempts is not None and profile.on_attempt is not None:
+            profile = dataclasses.replace(profile, on_attempt=_also_keep(attempts, profile.on_attempt))
         program = ProgramSpec(argv, merge_stderr=not apart, terminal=terminal)
         return await self._sandbox.start(self._capabilities, profile, program)
 
@@ -218,6 +231,17 @@ class SandboxedShell:
                 kind="failed",
             )
         return located.absolute
+
+
+def _also_keep(
+    attempts: list[ConnectionAttempt], report: Callable[[ConnectionAttempt], None]
+) -> Callable[[ConnectionAttempt], None]:
+    def reported(attempt: ConnectionAttempt) -> None:
+        report(attempt)
+        if len(attempts) < _MOST_ATTEMPTS and attempt not in attempts:
+            attempts.append(attempt)
+
+    return reported
 
 
 def _check_given_variables(command: str | Sequence[str], given: Mapping[str, str]) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from handrail.sandbox.filters.resource_limits import (
     start_in_cgroups,
 )
 from handrail.sandbox.network import sandbox_network
+from handrail.sandbox.network.session_network import NSENTER, ProxyPort, SessionNetwork, SessionNetworks
 from handrail.sandbox.start import launcher_messages
 from handrail.sandbox.start import sandboxed_process as terminal
 from handrail.sandbox.start.launcher_messages import LauncherProgram, LaunchMode
@@ -58,6 +60,17 @@ _FIXED_OPTIONS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkPlace:
+    """The place of one sandbox in the network of its session.
+
+    :param port: for its proxy; None without hosts
+    """
+
+    network: SessionNetwork
+    port: ProxyPort | None
+
+
 class BubblewrapSandbox:
     """A sandbox that starts programs with bubblewrap: :class:`handrail.contract.sandbox_protocol.Sandbox`.
 
@@ -81,6 +94,7 @@ class BubblewrapSandbox:
         self._chosen_launcher = first
         self._landlock_abi = landlock.probe_abi() if landlock_abi is None else landlock_abi
         self._planning = LaunchPlanner(system_calls)
+        self._networks = SessionNetworks(binary)
 
     @property
     def tier(self) -> SandboxTier:
@@ -88,11 +102,29 @@ class BubblewrapSandbox:
 
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         plan = await self.make_plan(capabilities, profile, program)
-        process = self.start_waiting(plan, program.descriptors)
+        place = await self.find_network(capabilities, profile)
+        process = self.start_waiting(plan, program.descriptors, place)
         if plan.terminal is None:
-            return await self.begin_program(process, plan, capabilities, profile)
+            return await self.begin_program(process, plan, capabilities, profile, place)
         held = terminal.SandboxTerminal(process)
-        return held.wrap_process(await self.begin_program(process, plan, capabilities, profile))
+        return held.wrap_process(await self.begin_program(process, plan, capabilities, profile, place))
+
+    async def find_network(self, capabilities: CapabilitySet, profile: SandboxProfile) -> NetworkPlace | None:
+        """Return the place of a sandbox in the network of its session; None if it has its own.
+
+        :raises ToolError: ``backend`` if no proxy can answer there
+        """
+        if not profile.network:
+            return None
+        network = await self._networks.get(profile.network, profile.scratch)
+        if network is None or network.is_closed:
+            return None
+        connected = capabilities.may_allow_any_target("net.fetch")
+        return NetworkPlace(network, await network.take_port() if connected else None)
+
+    def close_networks(self, scratch: str | None = None) -> None:
+        """Close the networks of the sandboxes with this HOME; all of them if it is None."""
+        self._networks.close(scratch)
 
     async def begin_program(
         self,
@@ -100,20 +132,25 @@ class BubblewrapSandbox:
         plan: LaunchPlan,
         capabilities: CapabilitySet,
         profile: SandboxProfile,
-        ahead: sandbox_network.EarlyProxyListener | None = None,
+        ahead: sandbox_network.EarlyProxyListener | NetworkPlace | None = None,
     ) -> Process:
         """Let the program of a waiting sandbox begin, behind a proxy if the call has hosts.
 
-        :param ahead: the socket for that proxy, if it is already being made
+        :param ahead: the socket for that proxy, if it is already being made, or the place in the session's network
         :raises ToolError: ``backend`` if the network cannot be set up; the sandbox is ended then
         """
+        port = ahead.port if isinstance(ahead, NetworkPlace) else None
+        call = plan.call if port is None else plan.with_proxy_port(port.number).call
 
         def begin() -> None:
-            process.begin_program(plan.call, plan.secrets or b"")
+            process.begin_program(call, plan.secrets or b"")
 
         begun: Process = process
         if capabilities.may_allow_any_target("net.fetch"):
-            begun = await sandbox_network.begin_program_with_proxy(process, begin, capabilities, profile, ahead)
+            source = port if isinstance(ahead, NetworkPlace) else ahead
+            begun = await sandbox_network.begin_program_with_proxy(process, begin, capabilities, profile, source)
+            if port is not None:
+                port.proxy = begun.proxy
         else:
             begin()
         limits = plan.made.limits
@@ -134,14 +171,24 @@ class BubblewrapSandbox:
         """
         return await self._planning.plan(capabilities, profile, program, ready_made=ready_made)
 
-    def start_waiting(self, plan: LaunchPlan, descriptors: Mapping[int, int] | None = None) -> SandboxedProcess:
+    def start_waiting(
+        self,
+        plan: LaunchPlan,
+        descriptors: Mapping[int, int] | None = None,
+        place: NetworkPlace | None = None,
+    ) -> SandboxedProcess:
         """Start the sandbox of a plan; its program waits until it is told to begin.
+
+        Its port of the session's network is released when it has ended.
 
         As root, bubblewrap must be marked for the kernel's out-of-memory killer before it starts another process, so
         that these inherit the mark. It reads all its options first, and the first options come from a socket that is
         closed only once bubblewrap is marked.
         """
         first = self._get_launcher()
+        port = None if place is None else place.port
+        if port is not None:
+            plan = plan.with_proxy_port(port.number)
         made = plan.made
         given = _move_beyond_standard(descriptors or {})
         ours: dict[str, int] = {}
@@ -156,13 +203,14 @@ class BubblewrapSandbox:
                 number += 1
             here, there = socket.socketpair()
             ours["channel"], theirs[number] = here.detach(), there.detach()
+            shared = () if place is None else ("--share-net",)
             options, table = mount_options.refresh_mount_options(made.options, made.table)
             ours["letter"] = _memory_file(self._encode_preparation(plan, table))
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
             theirs[number + 3] = _memory_file(
-                os.fsencode("\0".join([*_FIXED_OPTIONS, *options, "--chdir", made.start]))
+                os.fsencode("\0".join([*_FIXED_OPTIONS, *shared, *options, "--chdir", made.start]))
             )
             ours["status"], theirs[number + 4] = os.pipe()
             # bubblewrap reports its child before it lets the child continue. Without a reader, because the holder
@@ -189,13 +237,18 @@ class BubblewrapSandbox:
                 *(str(number + place) for place in (0, 1, 2, 6)),
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
-            pid = self._spawn(made, command, {**theirs, **given})
+            pid = self._spawn(made, command, {**theirs, **given}, None if place is None else place.network)
             if held_back is not None:
                 memory_monitor.prefer_for_oom_kill(pid)  # root's launcher cannot: its /proc is read-only
             confined = _make_process(pid, ours, table)
             ours = {}
+            if port is not None:
+                confined.add_sandbox_empty_callback(port.release)
+                port = None
             return confined
         finally:
+            if port is not None:
+                port.release()
             if held_back is not None:
                 held_back[0].shutdown(socket.SHUT_WR)  # a copy of this process may have it open too
                 for end in held_back:
@@ -213,7 +266,9 @@ class BubblewrapSandbox:
             )
         return first
 
-    def _spawn(self, made: SandboxSetup, command: list[str], descriptors: Mapping[int, int]) -> int:
+    def _spawn(
+        self, made: SandboxSetup, command: list[str], descriptors: Mapping[int, int], network: SessionNetwork | None
+    ) -> int:
         """Start bubblewrap as the user that the sandbox is for, and return its process id."""
         program, processes = self._binary, made.limits.processes
         if is_inside(program, list_open_workspaces()):
@@ -225,6 +280,8 @@ class BubblewrapSandbox:
         if made.person is not None:
             program, command = sandbox_user.build_user_command(made.person, made.staged, program, command)
             processes = None  # the kernel counts the processes of that user
+        if network is not None:
+            program, command = NSENTER, [*network.enter_argv, program, *command[1:]]
         bound = None if made.limits.call_memory_bytes is None else compute_total_memory_limit()
         return _spawn_in_groups(make_limiting_cgroups(processes, bound), program, command, descriptors)
 

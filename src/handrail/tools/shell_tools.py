@@ -11,7 +11,7 @@ from typing import Any, cast
 from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, KEYS, MAX_KEYS, TERMINAL_START_ID, Job
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.tool.requires import Requires, ShellRequires
+from handrail.contract.tool.requires import NetRequires, Requires, ShellRequires
 from handrail.contract.tool.spec import JobArgument, LockSpec, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.job_tools import describe_stopped_job
@@ -19,6 +19,7 @@ from handrail.tools.tool_declarations import MAX_OUTPUT, WORKSPACE, make_closed_
 
 MAX_TIMEOUT_MS = 600_000
 _SHORT_OUTPUT = 64 * 1024
+_HOSTS = NetRequires(by_rule=True)
 _TIMEOUT = {
     "type": "integer",
     "minimum": 1,
@@ -31,8 +32,8 @@ class PythonTool(Tool):
     spec = ToolSpec(
         id="python",
         description=(
-            "Run Python code (python3), e.g. to compute something, in the workspace, in a sandbox without "
-            "network access. Each call is a new process: print what you want to see. Returns exit_code and "
+            "Run Python code (python3), e.g. to compute something, in the workspace, in a sandbox that reaches only "
+            "the hosts that the user allows. Each call is a new process: print what you want to see. Returns exit_code and "
             "output, stdout and stderr together."
         ),
         parameters=make_closed_object_schema(
@@ -42,7 +43,7 @@ class PythonTool(Tool):
             },
             ["code"],
         ),
-        requires=Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="python3", args=("-",)),)),  # noqa: S604 - a declaration, nothing is run
+        requires=Requires(fs=WORKSPACE, net=_HOSTS, shell=(ShellRequires(cmd="python3", args=("-",)),)),  # noqa: S604 - a declaration, nothing is run
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         timeout_ms=MAX_TIMEOUT_MS,
@@ -60,8 +61,8 @@ class BashTool(Tool):
     spec = ToolSpec(
         id="bash",
         description=(
-            "Run a shell command in the workspace root, in a sandbox without network access. Each call "
-            "starts a new shell: `cd`, variables and background processes do not persist. No interactive "
+            "Run a shell command in the workspace root, in a sandbox that reaches only the hosts that the user allows. "
+            "Each call starts a new shell: `cd`, variables and background processes do not persist. No interactive "
             "commands. Returns exit_code and output, stdout and stderr together, up to 200 KB; all of a "
             "longer output is in the file output_path. A non-zero exit code is not an error."
         ),
@@ -84,7 +85,7 @@ class BashTool(Tool):
             },
             ["command"],
         ),
-        requires=Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="*"),)),  # noqa: S604 - a declaration, nothing is run
+        requires=Requires(fs=WORKSPACE, net=_HOSTS, shell=(ShellRequires(cmd="*"),)),  # noqa: S604 - a declaration, nothing is run
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},
@@ -189,7 +190,7 @@ class TerminalStartTool(Tool):
         id=TERMINAL_START_ID,
         description=(
             "Start an interactive program, such as a shell, a debugger or a REPL, in a new terminal session, "
-            "in a sandbox without network access. Returns its job_id at once, which is the ID of the "
+            "in a sandbox that reaches only the hosts that the user allows. Returns its job_id at once, which is the ID of the "
             "terminal. Then use terminal.read, terminal.send and terminal.stop. For a single command use "
             "bash."
         ),
@@ -218,7 +219,7 @@ class TerminalStartTool(Tool):
                 },
             }
         ),
-        requires=Requires(fs=WORKSPACE, shell=_SHELL, capabilities=("terminals",)),
+        requires=Requires(fs=WORKSPACE, net=_HOSTS, shell=_SHELL, capabilities=("terminals",)),
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},

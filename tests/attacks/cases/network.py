@@ -20,6 +20,7 @@ from tests.attacks.outer import NotApplicable
 from tests.attacks.victim import Agreeing, Home, said_by
 
 from handrail import Runtime, tool
+from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
 from handrail.contract.session_protocols import Session
 
 _GRANTED = f"{ALLOWED}:80"
@@ -211,12 +212,20 @@ def _bounded(path: str) -> Probe:
     return tried
 
 
+class _RefusingHosts(Agreeing):
+    """A person who says yes to every call, and no to every host."""
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        answer = await super().approve(request)
+        return ApprovalAnswer("reject") if any(one.startswith("net.fetch") for one in request.targets) else answer
+
+
 async def _sessions_apart(home: Home) -> str | None:
-    """Two sessions of one process: one has a host, the other has not, at the same time."""
+    """Two sessions of one process: one has a host, the user refuses it to the other, at the same time."""
     _need_internet()
-    async with home.kernel(name="net", agent=_AGENT, rules=_RULES) as kernel:
-        with_host = await kernel.session(approval_handler=Agreeing())
-        without = await kernel.session(agent="default", approval_handler=Agreeing())
+    async with home.kernel(name="net", agent=_AGENT) as kernel:
+        with_host = await kernel.session(approval_handler=Agreeing(), rules=_RULES)
+        without = await kernel.session(agent="default", approval_handler=_RefusingHosts())
         command = {"command": f"curl -sS -m 5 http://{ALLOWED}/hello"}
         one, two = await asyncio.gather(with_host.call("bash", command), without.call("bash", command))
     if "hello from" not in said_by(one):

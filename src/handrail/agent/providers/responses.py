@@ -254,7 +254,7 @@ def _provider_tool_result(name: str, kind: str, block: dict[str, Any]) -> Provid
         cast("dict[str, Any]", asked) if isinstance(asked, dict) else {},
         content,
         block.get("status") in ("failed", "incomplete"),
-        ProviderBlock(PROVIDER, kept, text=True),
+        ProviderBlock(PROVIDER, kept, said=True),
     )
 
 

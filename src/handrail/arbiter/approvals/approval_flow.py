@@ -242,7 +242,7 @@ class ApprovalFlow:
                 call, self._create_request(call, await self._find_run_files(call))
             )
         if row.is_pending:
-            row = await self._wait_for_decision(call, row, self._ask_approval_handler)
+            row = await self._wait_for_decision(call, row, self.request_approval)
         await self._apply_decision(call, row)
         call.queue_log_record("authorised", self._authorised_body(row))
         call.emit("approved", {"choice": row.choice, "approval": row.id})
@@ -324,7 +324,7 @@ class ApprovalFlow:
         )
         return self.broker.create_request(
             replace(
-                self._build_request(call),
+                self.build_request(call),
                 reason=self._shaper.redact_to_json(call.verdict.reason),
                 suggested_rule=self._rule_without_secrets(always),
                 suggested_deny=self._rule_without_secrets(never),
@@ -338,7 +338,7 @@ class ApprovalFlow:
         """Return the rule, or None if it contains a secret: rules are stored and shown in full."""
         return rule if rule is None or self._shaper.redact_to_json(rule) == rule else None
 
-    def _build_request(self, call: Call) -> ApprovalRequest:
+    def build_request(self, call: Call) -> ApprovalRequest:
         """Build the request of a call.
 
         The shown arguments are a redacted copy. The hash covers the arguments that run.
@@ -458,7 +458,7 @@ class ApprovalFlow:
             raise CallSuspended(row.id)
         return decided
 
-    async def _ask_approval_handler(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
+    async def request_approval(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
         """Return the decision of the approval handler; None if no user can answer now."""
         request = replace(row.request, arguments=self._shaper.redact_to_json(row.request.arguments))
         for _ in range(MAX_TRIES):
@@ -592,7 +592,7 @@ class ApprovalFlow:
         row = self._find_earlier_request(call, "question")
         if row is None:
             row = await self._store_request_with_records(
-                call, self.broker.create_request(self._build_request(call), kind="question", questions=asked)
+                call, self.broker.create_request(self.build_request(call), kind="question", questions=asked)
             )
         if row.is_pending:
             row = await self._wait_for_decision(call, row, self._request_answers)
@@ -618,7 +618,7 @@ class ApprovalFlow:
         """
         attendant = call.lane.approval_handler
         assert attendant is not None
-        asked = self.broker.create_request(self._build_request(call), kind="question", questions=questions)
+        asked = self.broker.create_request(self.build_request(call), kind="question", questions=questions)
         records, call.records = call.records, []
         call_record = Record(
             "approval-requested", call.lane.session_id, call.id, {"approval_id": asked.id, "kind": asked.kind}

@@ -83,9 +83,13 @@ class NetRequires(_FrozenModel):
 
     A host without a port means ports 80 and 443; ``host:*`` means every port. A private address must be named itself,
     as in ``10.0.0.5:8080``.
+
+    With ``by_rule``, each host also needs its own rule (``allow net.fetch HOST``) or the answer of the user; a rule about
+    the tool opens none. Without ``hosts``, that can be any public host.
     """
 
     hosts: tuple[str, ...] = ()
+    by_rule: bool = False
 
 
 class AnyArgumentPattern(_FrozenModel):
@@ -158,7 +162,8 @@ class Requires(_FrozenModel):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is required."""
-        return not (self.fs.read or self.fs.write or self.net.hosts or self.shell or self.capabilities)
+        net = self.net.hosts or self.net.by_rule
+        return not (self.fs.read or self.fs.write or net or self.shell or self.capabilities)
 
 
 NO_REQUIREMENTS = Requires()
@@ -286,7 +291,7 @@ def expand_requires(requires: Requires, variables: PathVariables, owner: str) ->
         owner,
         _expand_patterns(requires.fs.read, variables, reading=True),
         _expand_patterns(requires.fs.write, variables),
-        tuple(requires.net.hosts),
+        requires.net.hosts or (("*",) if requires.net.by_rule else ()),
         tuple(requires.shell),
         frozenset(requires.capabilities),
     )

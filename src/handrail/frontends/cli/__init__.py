@@ -9,7 +9,14 @@ def main() -> None:
 
     remove_current_folder()
     import gc
+    import os
     import sys
+
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
+        # In the locale C, or another without UTF-8, Python cannot name every file. What is printed keeps the encoding of
+        # the terminal, and what that does not have is escaped.
+        os.environ.setdefault("PYTHONIOENCODING", f"{sys.stdout.encoding if sys.stdout else 'ascii'}:backslashreplace")
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - this very program
 
     # Loaded modules stay in memory, and repeated collections over them took an eighth of the time of a call.
     gc.set_threshold(25_000, 10, 10)

@@ -7,6 +7,7 @@ open it below the root without following links, so a swap in between fails.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -211,6 +212,13 @@ def _check_path(path: str) -> None:
     try:
         raw = os.fsencode(path)
     except UnicodeEncodeError:
+        with contextlib.suppress(UnicodeEncodeError):
+            path.encode()
+            raise ToolError(
+                f"The path '{escape_terminal_controls(path)}' cannot be used: Handrail runs in a locale without Unicode. Ask "
+                "the user to start it with PYTHONUTF8=1.",
+                kind="unavailable",
+            ) from None
         raise ToolError(
             f"The path '{escape_terminal_controls(path)}' is not valid Unicode text. Correct it.", kind="invalid_input"
         ) from None

@@ -7,7 +7,6 @@ file is moved away as soon as the sandbox has no process left, before the call i
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 import time
@@ -17,9 +16,8 @@ from functools import partial
 from typing import TypeVar
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import VCS_CONFIG, find_protection
+from handrail.contract.protected.path_protection import VCS_CONFIG
 from handrail.contract.sandbox_protocol import PathDenials, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
-from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.runtime.files.atomic_write import replace_by_private_copies
 from handrail.runtime.guard.post_run_check import GuardedFolder, PostRunCheck, ProtectedPathViolation
@@ -28,23 +26,13 @@ from handrail.sandbox.start.spawn import ProcessWrapper
 from handrail.sandbox.view import protected_mounts
 from handrail.sandbox.view.cached_folder_tree import FolderScanTooLong
 
-__all__ = ["GuardedProcess", "GuardedSandbox", "ProtectedPathViolation", "explain_refused_files"]
+__all__ = ["GuardedProcess", "GuardedSandbox", "ProtectedPathViolation"]
 
 _MOST_PLACES = 32
 _AT_ONCE = 300
 """Up to this number of folders, a look runs without a thread: handing over to one would take longer."""
 _FILES_AT_ONCE = 1_000
 """The limit on files in them. Checking a file whose folder has changed takes up to 50 µs."""
-_SCANNED_BYTES = 64 * 1024
-_MOST_NOTES = 4
-_REFUSAL_SIGNS = (
-    b"ermission denied",
-    b"ead-only file system",
-    b"evice or resource busy",
-    b"EACCES",
-    b"EROFS",
-    b"EBUSY",
-)
 CHECK_INTERVAL_S = 1.0
 """The minimum time between two checks of the folders in which programs run."""
 _PAUSE_FACTOR = 100
@@ -469,75 +457,3 @@ class GuardedProcess(ProcessWrapper):
             for told in self._settled_callbacks:
                 told(self._last_check_error is None)
             self._settled_callbacks.clear()
-
-
-def explain_refused_files(process: Process, output: bytes) -> tuple[str, ...]:
-    """Return notes for the model on why the program could not read or write files that its output names."""
-    said = output[-_SCANNED_BYTES:]
-    if not isinstance(process, GuardedProcess):
-        return ()
-    notes = [*process.kept_file_notes]
-    if not any(sign in said for sign in _REFUSAL_SIGNS):
-        return tuple(notes)
-    profile = process.profile
-    top = profile.workspace.rstrip("/") + "/"
-    for path in profile.masked:
-        shown = path.removeprefix(top)
-        if _output_mentions_path(said, shown):
-            notes.append(_explain_hidden(path, escape_terminal_controls(shown), profile.denials))
-    for path in profile.pinned:
-        shown = path.removeprefix(top)
-        if _output_mentions_path(said, shown):
-            notes.append(_explain_read_only(path, shown, process))
-    return tuple(notes[:_MOST_NOTES])
-
-
-def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
-        return (
-            f"`{shown}` is a FIFO, and opening it would wait forever, so Handrail hides it from programs. "
-            "Remove it, or replace it by a regular file."
-        )
-    if denials is not None and not denials.is_hidden(path) and os.path.isdir(path):  # noqa: PTH112
-        return (
-            f"The folder `{shown}` is hidden from programs as a whole: it contains too many hidden files to "
-            "hide one by one, or Handrail cannot read it. Ask the user to allow reading the files that hold "
-            "no secret, or to move the secret ones into another folder."
-        )
-    return (
-        f"`{shown}` is hidden from programs: a rule denies reading it, or it looks like a secret and no "
-        f"rule allows it. If programs need it, ask the user for a rule such as 'allow fs.read {shown}'. "
-        "Allowing a command does not show it this file."
-    )
-
-
-def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str:
-    why, shown = find_protection(relative), escape_terminal_controls(relative)
-    if path in process.in_use:
-        return (
-            f"`{shown}` cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until "
-            "that program has ended, or stop it, then call again."
-        )
-    if why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
-        return (
-            f"`{shown}` cannot be written by this program: it is, or contains, files with other names outside "
-            "the workspace (hard links). Copy it to a new name to change it. Each start gives some of these "
-            "files their own copy, and 'handrail doctor' shows how many are left."
-        )
-    if why is None:
-        return (
-            f"`{shown}` cannot be written by programs: a rule denies it. Use another path, or ask the user to "
-            "change the rule."
-        )
-    if why.kind == "vcs":
-        return (
-            f"`{shown}` {why.description}. Programs change it only in tools with the capability vcs.config, which "
-            "bash never has. Do without it (git push origin BRANCH, git checkout -b NAME --no-track), use "
-            "such a tool, or ask the user."
-        )
-    return why.refusal_text(shown)
-
-
-def _output_mentions_path(output: bytes, shown: str) -> bool:
-    """Return whether an output contains the last two names of a path."""
-    return os.fsencode("/".join(shown.split("/")[-2:])) in output

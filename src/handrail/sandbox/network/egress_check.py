@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Protocol
@@ -27,6 +27,8 @@ from handrail.contract.tool.requires import CapabilitySet
 HostGate = Callable[[str, int], str | None]
 """A function that evaluates the rules for a host (an IPv6 address in brackets) and port: the reason for a denial, or
 None."""
+HostRequest = Callable[[str, int], Awaitable[str | None]]
+"""A function that may ask the user about a host that the rules do not allow; it returns the same."""
 
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
@@ -113,6 +115,7 @@ class EgressCheck:
 
     :param gate: evaluates the rules, in addition to the set
     :param is_own: whether an address belongs to this machine
+    :param request: may ask the user about a host that ``gate`` refuses
     """
 
     def __init__(
@@ -121,11 +124,13 @@ class EgressCheck:
         gate: HostGate | None = None,
         resolver: HostResolver | None = None,
         is_own: Callable[[Address], bool] | None = None,
+        request: HostRequest | None = None,
     ) -> None:
         self._capabilities = capabilities
         self._gate = gate
         self._resolver = resolver or SystemResolver()
         self._is_own = is_own or is_address_of_this_machine
+        self._request = request
 
     def explain_refusal(self, host: HostAddress) -> str | None:
         """Return why ``host`` (with its port) must not be reached, by its name alone; None if it may be."""
@@ -145,7 +150,12 @@ class EgressCheck:
 
         :raises ToolError: ``denied`` with the reason, ``backend`` if the name cannot be resolved
         """
-        if (refused := self.explain_refusal(host)) is not None:
+        refused = self.explain_refusal(host)
+        if refused is not None and self._request is not None:
+            # Asked before the name is resolved: a name server would learn a name that nobody allowed.
+            assert host.port is not None
+            refused = await self._request(bracket_host(host.name), host.port) or self.explain_refusal(host)
+        if refused is not None:
             raise ToolError(refused, kind="denied")
         addresses = (host.address,) if host.address is not None else await self._resolve_addresses(host)
         for address in addresses:

@@ -87,21 +87,49 @@ class EgressProxy:
         self._egress = egress
         self._on_attempt = on_attempt
         self._limits = limits or ProxyLimits()
+        self._listener: socket.socket | None = None
+        """Until the first connection arrives: most programs never reach for a host."""
         self._server: asyncio.Server | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._connections: set[asyncio.Task[None]] = set()
         self.bytes_out = 0
         self.bytes_in = 0
 
-    async def serve(self, listener: socket.socket) -> None:
-        """Start to accept connections on ``listener``, and own it."""
+    def serve(self, listener: socket.socket) -> None:
+        """Accept connections on a non-blocking ``listener`` from now on, and own it."""
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._begin)
+
+    def _begin(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener.fileno())
+            self._starting = loop.create_task(self._start_server(listener))
+
+    async def _start_server(self, listener: socket.socket) -> None:
         self._server = await asyncio.start_server(
             self._accept, sock=listener, limit=http_and_tls_parsers.MAX_HEAD_BYTES
         )
+        if self._is_closed:
+            self._server.close()
+
+    def stop_accepting(self) -> None:
+        """Accept no further connection."""
+        self._is_closed = True
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+        if self._server is not None:
+            self._server.close()
 
     async def aclose(self) -> None:
         """Stop accepting, end every connection, and return when none is left."""
-        if self._server is not None:
-            self._server.close()
+        self.stop_accepting()
+        if self._starting is not None:
+            await asyncio.wait((self._starting,))
         while self._connections:
             for task in self._connections:
                 task.cancel()
@@ -110,7 +138,7 @@ class EgressProxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if self._server is None or not self._server.is_serving() or len(self._connections) >= self._limits.connections:
+        if self._is_closed or len(self._connections) >= self._limits.connections:
             writer.transport.abort()
             return
         self._connections.add(task)

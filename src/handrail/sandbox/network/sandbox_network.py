@@ -44,6 +44,7 @@ _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
     "s390x": (339, 370),
 }
 """The numbers of setns(2) and sendmsg(2) by machine. Other machines use the listener in Python."""
+_PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -53,7 +54,7 @@ def build_proxy_environment(capabilities: CapabilitySet) -> dict[str, str]:
     A program reaches servers on the sandbox's own loopback directly. If an address of the loopback is granted, it means
     the machine's loopback.
     """
-    address = f"http://127.0.0.1:{PROXY_PORT}"
+    address = _format_proxy_address(PROXY_PORT)
     granted = [
         read
         for layer in capabilities.layers
@@ -62,11 +63,21 @@ def build_proxy_environment(capabilities: CapabilitySet) -> dict[str, str]:
     ]
     direct = [name for name in _LOOPBACK if name == "localhost" or not granted]
     found: dict[str, str] = {}
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        found[name] = found[name.upper()] = address
+    for name in _PROXY_VARIABLES:
+        found[name] = address
     found["no_proxy"] = found["NO_PROXY"] = ",".join(direct)
     found["NODE_USE_ENV_PROXY"] = "1"
     return found
+
+
+def move_proxy(environment: Mapping[str, str], port: int) -> dict[str, str]:
+    """Return an environment that directs requests to the proxy behind this port."""
+    address = _format_proxy_address(port)
+    return {name: address if name in _PROXY_VARIABLES else value for name, value in environment.items()}
+
+
+def _format_proxy_address(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
 
 
 class ProxiedProcess(ProcessWrapper):
@@ -98,6 +109,17 @@ class WaitingSandbox(Process, Protocol):
 
     async def wait_until_pid_known(self) -> bool:
         """Wait until :attr:`first_process_pid` is known; return False if the sandbox ended instead."""
+        ...
+
+
+class ListenerSource(Protocol):
+    """A source of the listening socket for a proxy."""
+
+    async def take_socket(self) -> socket.socket:
+        """Return the socket, which the caller then owns.
+
+        :raises ToolError: ``backend`` if there is none
+        """
         ...
 
 
@@ -145,7 +167,7 @@ async def begin_program_with_proxy(
     begin: Callable[[], None],
     capabilities: CapabilitySet,
     profile: SandboxProfile,
-    ahead: EarlyProxyListener | None = None,
+    ahead: ListenerSource | None = None,
 ) -> ProxiedProcess:
     """Start a proxy for a waiting sandbox, then let its program begin. End the sandbox if that fails.
 
@@ -182,8 +204,9 @@ async def start_proxy(
     limits: ProxyLimits | None = None,
 ) -> EgressProxy:
     """Start a proxy on ``listener`` that lets through the hosts of this set and profile."""
-    proxy = EgressProxy(EgressCheck(capabilities, profile.check_host, resolver), profile.on_attempt, limits)
-    await proxy.serve(listener)
+    egress = EgressCheck(capabilities, profile.check_host, resolver, request=profile.request_host)
+    proxy = EgressProxy(egress, profile.on_attempt, limits)
+    proxy.serve(listener)
     return proxy
 
 
@@ -194,13 +217,28 @@ async def open_listener_in_namespace(child: int, parent: int) -> socket.socket:
     :param parent: that of the bubblewrap that started it and was not reaped yet
     :raises ToolError: ``backend`` if that fails, ``unavailable`` if the system is short of a resource
     """
-    descriptors: list[int] = []
+    opened: list[int] = []
+    try:
+        user, network = open_sandbox_namespaces(child, parent, opened)
+        return await open_listener(user, network, PROXY_PORT)
+    except OSError as error:
+        raise _make_setup_error(error) from None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+async def open_listener(user: int, network: int, port: int) -> socket.socket:
+    """Return a socket that listens on a port in a network namespace.
+
+    :param user: the user namespace that owns it
+    :raises ToolError: as :func:`open_listener_in_namespace`
+    """
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         here.setblocking(False)
-        user, network = _open_sandbox_namespaces(child, parent, descriptors)
         command = _build_listener_argv()
-        names = {"user": 3, "network": 4, "channel": 5}
+        names = {"user": 3, "network": 4, "channel": 5, "port": port}
         argv = [word.format(**names) for word in command]
         pid = spawn(argv[0], argv, {}, {0: there.fileno(), 3: user, 4: network, 5: there.fileno()})
         there.close()
@@ -211,18 +249,20 @@ async def open_listener_in_namespace(child: int, parent: int) -> socket.socket:
             kind="unavailable",
         ) from None
     except OSError as error:
-        kind = "unavailable" if error.errno in SHORTAGE_ERRORS else "backend"
-        raise ToolError(
-            f"The network of the sandbox could not be set up: {error.strerror or error}. Try again.", kind=kind
-        ) from None
+        raise _make_setup_error(error) from None
     finally:
         here.close()
         there.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
-def _open_sandbox_namespaces(child: int, parent: int, opened: list[int]) -> tuple[int, int]:
+def _make_setup_error(error: OSError) -> ToolError:
+    kind = "unavailable" if error.errno in SHORTAGE_ERRORS else "backend"
+    return ToolError(
+        f"The network of the sandbox could not be set up: {error.strerror or error}. Try again.", kind=kind
+    )
+
+
+def open_sandbox_namespaces(child: int, parent: int, opened: list[int]) -> tuple[int, int]:
     """Return the user and network namespace of ``child`` as descriptors, and add them to ``opened``.
 
     :raises OSError: if the process has ended, or is not the first one of a sandbox
@@ -249,8 +289,7 @@ def _build_listener_argv() -> tuple[str, ...]:
     calls = _SYSTEM_CALLS.get(platform.machine())
     if calls is not None and sys.maxsize > 1 << 32 and os.access(PERL, os.X_OK):
         script = Path(__file__).with_name("listener.pl").read_text("utf-8").replace("{", "{{").replace("}", "}}")
-        numbers = (str(number) for number in (*calls, PROXY_PORT))
-        return (PERL, "-f", "-e", script, "--", "{user}", "{network}", "{channel}", *numbers)
+        return (PERL, "-f", "-e", script, "--", "{user}", "{network}", "{channel}", *map(str, calls), "{port}")
     return build_python_listener_argv()
 
 
@@ -260,7 +299,7 @@ def build_python_listener_argv() -> tuple[str, ...]:
     :raises ProgramRefused: if the interpreter lies in an open workspace
     """
     script = Path(__file__).with_name("listener_python.py").read_text("utf-8").replace("{", "{{").replace("}", "}}")
-    return (find_own_interpreter(), "-I", "-S", "-c", script, "{user}", "{network}", "{channel}", str(PROXY_PORT))
+    return (find_own_interpreter(), "-I", "-S", "-c", script, "{user}", "{network}", "{channel}", "{port}")
 
 
 async def _receive_listening_socket(channel: socket.socket, pid: int) -> socket.socket:

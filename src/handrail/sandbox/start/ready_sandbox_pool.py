@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.bubblewrap import BubblewrapSandbox
+from handrail.sandbox.bubblewrap import BubblewrapSandbox, NetworkPlace
 from handrail.sandbox.filters import resource_limits
 from handrail.sandbox.network.sandbox_network import EarlyProxyListener
 from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_all_dismantled
@@ -53,12 +53,12 @@ class _ReadySandbox:
     """A sandbox that waits for its call.
 
     :param scratch: the scratch folder of its session
-    :param listener: the socket for its proxy; None without hosts
+    :param listener: the socket for its proxy, or its place in the network of its session; None without both
     """
 
     key: object
     scratch: str
-    listener: EarlyProxyListener | None
+    listener: EarlyProxyListener | NetworkPlace | None
 
 
 class SandboxPool:
@@ -99,13 +99,14 @@ class SandboxPool:
         if process is None:
             # A new sandbox starts the shell with its text, which is faster.
             plan = await self._sandbox.make_plan(capabilities, profile, program)
-            process = self._sandbox.start_waiting(plan)
+            ahead = await self._sandbox.find_network(capabilities, profile)
+            process = self._sandbox.start_waiting(plan, place=ahead)
         begun = await self._sandbox.begin_program(process, plan, capabilities, profile, ahead)
         shell = tuple(program.argv[:-1]) == SHELL_ARGV
         sample = ProgramSpec((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
         secrets = dict.fromkeys(profile.secrets, "")
         likewise = dataclasses.replace(
-            profile, secrets=secrets, cwd=None, check_host=None, on_attempt=None, may_read=None
+            profile, secrets=secrets, cwd=None, check_host=None, request_host=None, on_attempt=None, may_read=None
         )
         self._plan_next_ready_sandbox(process, _CallKind(capabilities, likewise, sample), key)
         return begun
@@ -118,17 +119,19 @@ class SandboxPool:
         """End the ready sandboxes of the session with this scratch folder, until its next call."""
         self._in_use.discard(scratch)
         await self._end([process for process, ready in self._ready.items() if ready.scratch == scratch])
+        self._sandbox.close_networks(scratch)
 
     async def aclose(self) -> None:
         """End all ready sandboxes and make no more. Running calls continue."""
         self._closed = True
         await self._end(list(self._ready))
         await asyncio.gather(*self._tasks)
+        self._sandbox.close_networks()
         await wait_until_all_dismantled()
         resource_limits.end_cgroup_starter_threads()
         host_mounts.forget()
 
-    def _take_ready(self, key: object) -> tuple[SandboxedProcess | None, EarlyProxyListener | None]:
+    def _take_ready(self, key: object) -> tuple[SandboxedProcess | None, EarlyProxyListener | NetworkPlace | None]:
         for process, ready in self._ready.items():
             if ready.key == key and process.is_waiting:
                 del self._ready[process]
@@ -177,11 +180,13 @@ class SandboxPool:
             alike = sum(ready.key == key for ready in self._ready.values())
             if alike >= max(1, min(MAX_READY_PER_KEY, self._running.get(key, 0))):
                 return
-            process = self._sandbox.start_waiting(plan)
+            place = await self._sandbox.find_network(kind.capabilities, kind.profile)
+            process = self._sandbox.start_waiting(plan, place=place)
         except (ToolError, OSError):
             return  # if the problem persists, the next call reports it
-        ahead = EarlyProxyListener(process) if kind.capabilities.may_allow_any_target("net.fetch") else None
-        self._ready[process] = _ReadySandbox(key, kind.profile.scratch, ahead)
+        connected = kind.capabilities.may_allow_any_target("net.fetch")
+        ahead = EarlyProxyListener(process) if place is None and connected else None
+        self._ready[process] = _ReadySandbox(key, kind.profile.scratch, place or ahead)
         process.add_sandbox_empty_callback(lambda: self._forget(process))
         asyncio.get_running_loop().call_later(self._age_s, self._expire, process)
         await self._end(list(self._ready)[: -self._most])
@@ -190,7 +195,7 @@ class SandboxPool:
 
     def _forget(self, process: SandboxedProcess) -> None:
         ready = self._ready.pop(process, None)
-        if ready is not None and ready.listener is not None:
+        if ready is not None and isinstance(ready.listener, EarlyProxyListener):
             ready.listener.close_untaken_socket()
 
     def _expire(self, process: SandboxedProcess) -> None:

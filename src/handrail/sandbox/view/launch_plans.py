@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -43,6 +43,7 @@ class SandboxSetup:
     :param tcp: whether the sandbox has its own loopback to serve on
     :param connect: the ports that it may connect to otherwise
     :param table: what must be true of the mounts that follow from ``options``
+    :param network: the name of the loopback that it shares; empty for its own
     :param mounted_states: the identity and change time of each mounted-over path when the plan was made
     """
 
@@ -56,6 +57,7 @@ class SandboxSetup:
     tcp: bool
     connect: tuple[int, ...]
     limits: SandboxLimits
+    network: str
     mounted_states: tuple[tuple[str, protected_mounts.FileIdentity, int], ...]
 
     def __hash__(self) -> int:
@@ -70,6 +72,7 @@ class LaunchPlan:
     :param call: the message to the launcher with which it begins
     :param secrets: the JSON text for the program's descriptor, if it has secrets
     :param terminal: the size of the program's terminal, if it has one
+    :param program: the folder, argv and environment that ``call`` has; None for a shell text
     """
 
     made: SandboxSetup
@@ -79,6 +82,18 @@ class LaunchPlan:
     secrets: bytes | None
     merge_stderr: bool
     terminal: TerminalSize | None = None
+    program: tuple[str, Sequence[str], Mapping[str, str]] | None = None
+
+    def with_proxy_port(self, port: int) -> LaunchPlan:
+        """Return the same plan with the proxy of its program behind another port."""
+        if port == sandbox_network.PROXY_PORT:
+            return self
+        environment = tuple(sandbox_network.move_proxy(dict(self.environment), port).items())
+        if self.program is None:
+            return replace(self, environment=environment)
+        folder, argv, given = self.program
+        call = launcher_messages.encode_program_call(folder, argv, sandbox_network.move_proxy(given, port))
+        return replace(self, environment=environment, call=call)
 
     @property
     def ready_sandbox_key(self) -> object:
@@ -152,7 +167,8 @@ class LaunchPlanner:
             )
         _check_lengths(argv)
         call = launcher_messages.encode_program_call(cwd, argv, environment)
-        return LaunchPlan(made, "exec", (), call, secrets, program.merge_stderr, program.terminal)
+        started = cwd, argv, environment
+        return LaunchPlan(made, "exec", (), call, secrets, program.merge_stderr, program.terminal, started)
 
     def _get_or_build(
         self, capabilities: CapabilitySet, profile: SandboxProfile, git: Mapping[str, str]
@@ -169,6 +185,7 @@ class LaunchPlanner:
             profile.masked,
             profile.pinned,
             profile.unix_sockets,
+            profile.network,
         )
         alike = self._remembered.pop(place, [])
         known = next((one for one in alike if one.request == asked), None)
@@ -209,6 +226,7 @@ class LaunchPlanner:
             profile.workspace_writable,
             (sandbox_network.PROXY_PORT,) if connected else (),
             profile.limits,
+            profile.network,
             protected_mounts.read_mounted_path_states(profile, look),
         )
         before = _build_permitted_environment(profile, found, git, look)

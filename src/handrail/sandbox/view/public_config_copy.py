@@ -32,7 +32,7 @@ from handrail.contract.errors import ToolError
 REFRESH_INTERVAL_S = 10.0
 MOST_BYTES, MOST_ENTRIES = 64 << 20, 20_000
 """Beyond these limits the outermost entries come first, and the rest is absent."""
-_FORM = 1
+_FORM = 2
 """The version of the list of a copy's contents. A copy with another version is made again."""
 _FOLDER, _OPEN = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOCK_TIMEOUT_S = 5.0
@@ -177,9 +177,19 @@ class PublicConfigCopy:
                 done[inner] = shown
         finally:
             os.close(top)
-        fresh.write_bytes(orjson.dumps({"form": _FORM, "boot": _read_boot_id(), "entries": done}))
+        listing = {_to_json_text(inner): [*map(_to_json_text, entry)] for inner, entry in done.items()}
+        fresh.write_bytes(orjson.dumps({"form": _FORM, "boot": _read_boot_id(), "entries": listing}))
         fresh.replace(listed)
         return done
+
+
+def _to_json_text(value: Any) -> Any:
+    """Return a name as text that JSON can hold: its bytes, which need not be text in any encoding."""
+    return os.fsencode(value).decode("latin-1") if isinstance(value, str) else value
+
+
+def _from_json_text(value: Any) -> Any:
+    return os.fsdecode(value.encode("latin-1")) if isinstance(value, str) else value
 
 
 def _is_folder(entry: list[Any]) -> bool:
@@ -223,13 +233,12 @@ def _read_folder(folder: int) -> Iterator[tuple[str, os.stat_result | str]]:
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             try:
-                entry.name.encode()
                 if entry.is_symlink():
                     yield entry.name, os.readlink(entry.name, dir_fd=folder)
                 else:
                     yield entry.name, entry.stat(follow_symlinks=False)
-            except (OSError, UnicodeEncodeError):
-                continue  # it was removed, or its name cannot be listed
+            except OSError:
+                continue  # it was removed
 
 
 def _open_folder(top: int, inner: str) -> int:
@@ -347,9 +356,11 @@ def _lock_copy(place: Path) -> Generator[None]:
 def _read_copy_contents(place: Path) -> CopyEntries | None:
     """Return the contents of a copy; None if they are not known."""
     try:
-        fields = orjson.loads((place / "list").read_bytes())
-        fits = fields["form"] == _FORM and fields["boot"] == _read_boot_id()
-        return fields["entries"] if fits else None
+        said = orjson.loads((place / "list").read_bytes())
+        fits = said["form"] == _FORM and said["boot"] == _read_boot_id()
+        if not fits:
+            return None
+        return {_from_json_text(inner): [*map(_from_json_text, entry)] for inner, entry in said["entries"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -30,6 +30,8 @@ from handrail.sandbox.view.sandbox_user import LookupCache
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 _INSTALLATION_MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
 """With one of these next to ``bin``, its parent folder is an installation."""
+_FOLDER_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX", "JAVA_HOME", "GOROOT", "NVM_BIN")
+"""Variables with the folder of an installation, kept if programs see that folder."""
 _SHIM_FOLDERS = frozenset({"shims"})
 _NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnupg", ".aws", ".docker", ".kube"})
 """Folders that contain ``bin`` and also credentials. Only the ``bin`` is mounted."""
@@ -49,15 +51,15 @@ class ToolchainSet:
 
 
 def find_toolchains(workspace: str, look: LookupCache | None = None) -> ToolchainSet:
-    """Return the toolchains of a workspace, cached by PATH and the workspace's version files."""
+    """Return the toolchains of a workspace, cached by the variables and the version files that choose them."""
     look = look or LookupCache()
-    first, second = f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"
-    chosen = (
-        look(_read_change_time, first) if look.identify(first) else None,
-        look(_read_change_time, second) if look.identify(second) else None,
-    )
+    folders = tuple(look.read_variable(name) or "" for name in _FOLDER_VARIABLES)
+    files = [f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"]
+    if folders[0].startswith("/"):
+        files.append(f"{folders[0]}/pyvenv.cfg")
+    chosen = tuple(look(_read_change_time, file) if look.identify(file) else None for file in files)
     return _find_toolchains_cached(
-        workspace, look.read_variable("PATH") or "", look.read_variable("PYENV_VERSION") or "", chosen
+        workspace, look.read_variable("PATH") or "", look.read_variable("PYENV_VERSION") or "", folders, chosen
     )
 
 
@@ -70,8 +72,9 @@ def _read_change_time(path: str) -> int | None:
 
 @lru_cache(maxsize=64)
 def _find_toolchains_cached(
-    workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | None, int | None]
+    workspace: str, path: str, pyenv_version: str, chosen: tuple[str, ...], _stamps: tuple[int | None, ...]
 ) -> ToolchainSet:
+    activated = _find_activated(chosen[0], path)
     homes = list_home_folders()
     keep_out = (*homes, workspace)
     mounts: list[str] = []
@@ -84,7 +87,7 @@ def _find_toolchains_cached(
         if not _is_folder(real) or _holds_any(real, homes):
             continue
         if _is_beneath(real, workspace):
-            last.append(real)
+            (first if real == f"{activated}/bin" else last).append(real)
         elif not _is_beneath(workspace, real):
             if Path(real).name in _SHIM_FOLDERS:
                 first += _resolve_shims(Path(real), workspace, pyenv_version)
@@ -93,10 +96,28 @@ def _find_toolchains_cached(
             mounts += _find_path_folder_mounts(real, keep_out, environment)
     if sys.prefix != sys.base_prefix:  # the environment Handrail itself runs in, for tools started by its interpreter
         mounts.append(_find_installation_root(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
-    for name in (".venv", "venv"):
-        mounts += _find_base_interpreter(Path(workspace) / name, keep_out)
+    for environment_folder in (f"{workspace}/.venv", f"{workspace}/venv", activated):
+        if environment_folder is not None:
+            mounts += _find_base_interpreter(Path(environment_folder), keep_out)
     outside = [mount for mount in mounts if not _is_beneath(mount, workspace) and not _is_system(mount)]
-    return ToolchainSet(_keep_outermost(outside), tuple(dict.fromkeys((*first, *_SYSTEM_PATH, *last))), environment)
+    shown = _keep_outermost(outside)
+    for name, folder in zip(_FOLDER_VARIABLES, (activated or "", *chosen[1:]), strict=True):
+        if folder.startswith("/") and any(
+            _is_beneath(os.path.realpath(folder), one) for one in (*shown, workspace, *SYSTEM_FOLDERS)
+        ):
+            environment[name] = os.path.realpath(folder)
+    return ToolchainSet(shown, tuple(dict.fromkeys((*first, *_SYSTEM_PATH, *last))), environment)
+
+
+def _find_activated(folder: str, path: str) -> str | None:
+    """Return the canonical folder of the virtual environment that the operator has activated; None without one.
+
+    Its programs come from PATH, as the operator's shell takes them, also if it lies in the workspace.
+    """
+    real = os.path.realpath(folder) if folder.startswith("/") else ""
+    if not real or not _is_folder(f"{real}/bin") or not Path(real, "pyvenv.cfg").is_file():
+        return None
+    return real if any(os.path.realpath(one) == f"{real}/bin" for one in path.split(os.pathsep)) else None
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,327 @@
+"""Notes for the model on a program that failed because of its sandbox: what happened, why, and what to do.
+
+A program says only what it saw: *Could not resolve host*, *Read-only file system*, *command not found*. :data:`_SIGNS` has
+the signs of each kind of failure, for all programs in one place. A note is given only for a program that failed, and it
+states what is true of the sandbox, since the same words can have other reasons. A refused host and a protected path are
+known exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from handrail.contract.protected.path_protection import find_protection
+from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Process, SandboxProfile
+from handrail.contract.text.neutralisation import escape_terminal_controls
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.origins.program_lookup import SYSTEM_FOLDERS
+from handrail.runtime.guard.guarded_sandbox import GuardedProcess
+from handrail.sandbox.view.toolchains import find_toolchains
+
+_SCANNED_BYTES = 64 * 1024
+_MOST_NOTES = 6
+_MOST_PROGRAMS = 3
+
+_Failure = Literal["network", "loopback", "read-only", "unix-sockets"]
+_SIGNS: dict[_Failure, re.Pattern[bytes]] = {
+    "loopback": re.compile(
+        rb"(?:127\.\d+\.\d+\.\d+|localhost|::1|0\.0\.0\.0)[^\n]{0,200}?"
+        rb"(?:refused|Couldn't connect|Could not connect|Failed to connect)"
+        rb"|(?:refused|[Ff]ailed to connect|Couldn't connect)[^\n]{0,200}?(?:127\.\d+\.\d+\.\d+|localhost|::1)",
+        re.IGNORECASE,
+    ),
+    "network": re.compile(
+        rb"could(?:n't| not) resolve|unable to resolve|failed to resolve|cannot resolve|resolution failed"
+        rb"|name or service not known|nodename nor servname|failure in name resolution|NameResolutionError"
+        rb"|\bENOTFOUND\b|\bEAI_AGAIN\b|\bEAI_NONAME\b|no such host|lookup address information|dns error"
+        rb"|network is unreachable|\bENETUNREACH\b|no route to host|\bEHOSTUNREACH\b|UnknownHostException"
+        rb"|fai(?:led|lure) to download|network error|error sending request for url|spurious network"
+        rb"|\(from versions: none\)",
+        re.IGNORECASE,
+    ),
+    "read-only": re.compile(
+        rb"read-only file ?system|\bEROFS\b"
+        rb"|['\"\xe2\x80\x98 ]/(?:usr|etc|opt|var|bin|sbin|lib\w*|srv|boot|sys|proc)\b[^\n]{0,200}permission denied"
+        rb"|permission denied[^\n]{0,40}['\"\xe2\x80\x98 ]/(?:usr|etc|opt|var|bin|sbin|lib\w*|srv|boot|sys|proc)\b",
+        re.IGNORECASE,
+    ),
+    "unix-sockets": re.compile(rb"address family not supported|\bEAFNOSUPPORT\b", re.IGNORECASE),
+}
+"""The words with which programs tell of a failure, in the order of the notes."""
+_SILENT = (
+    (re.compile(r"(?<![\w.-])curl(?![\w.-])"), frozenset((5, 6, 7))),
+    (re.compile(r"(?<![\w.-])wget(?![\w.-])"), frozenset((4,))),
+)
+"""Programs that may say nothing, with their exit codes for a host that they did not reach."""
+_LOOPBACK_NAME = re.compile(r"127\.\d+\.\d+\.\d+|localhost|\[?::1\]?|0\.0\.0\.0")
+_REFUSED = re.compile(rb"connection refused|\bECONNREFUSED\b|[Cc]ouldn't connect", re.IGNORECASE)
+_PATH_SIGNS = (
+    b"ermission denied",
+    b"ead-only file system",
+    b"evice or resource busy",
+    b"EACCES",
+    b"EROFS",
+    b"EBUSY",
+)
+_MISSING_PROGRAM = re.compile(
+    r"(?:^|[\s:])([\w][\w.+-]*): (?:command )?not found\b"
+    r"|\benv: ['\u2018\"]?([\w][\w.+-]*)['\u2019\"]?: No such file"
+    r"|\bspawn ([\w][\w.+-]*) ENOENT"
+    r"|No such file or directory: '([\w][\w.+-]*)'"
+    r"|exec: \"([\w][\w.+-]*)\": executable file not found"
+    r"|make: ([\w][\w.+-]*): No such file or directory",
+    re.MULTILINE,
+)
+_MISSING_PATH = re.compile(
+    r"(/[^\s:'\"\u2018\u2019]+)['\"\u2019]?: No such file or directory"
+    r"|No such file or directory[^\n/]{0,20}['\" ](/[^\s:'\"]+)"
+)
+_PRIVATE_FOLDERS = ("/etc", "/tmp", "/dev", "/proc", "/run")  # noqa: S108 - names to compare with
+_HOME_PROGRAMS = (
+    ".local/bin",
+    ".cargo/bin",
+    "go/bin",
+    ".nvm/versions/node/*/bin",
+    ".volta/bin",
+    ".bun/bin",
+    ".deno/bin",
+    ".pyenv/shims",
+    "miniconda3/bin",
+    "anaconda3/bin",
+    ".rbenv/shims",
+    ".sdkman/candidates/*/current/bin",
+)
+"""Folders of a home in which installers put programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """How a program ended, with what its sandbox allowed.
+
+    :param command: its shell text, or its program and arguments
+    :param output: what it said last, stderr first of all
+    :param attempts: the hosts that it wanted to reach
+    """
+
+    command: str
+    exit_code: int
+    output: bytes
+    capabilities: CapabilitySet
+    attempts: Sequence[ConnectionAttempt] = ()
+
+
+def explain_refusals(process: Process, end: ProgramEnd) -> tuple[str, ...]:
+    """Return notes for the model on what the sandbox kept the program from."""
+    if not isinstance(process, GuardedProcess):
+        return ()
+    said = end.output[-_SCANNED_BYTES:]
+    notes = [*process.kept_file_notes, *_explain_refused_hosts(end.attempts)]
+    paths = [*_explain_paths(process, said)]
+    notes += paths
+    if end.exit_code != 0:
+        failures = _find_failures(end, said)
+        if any(one.refusal_reason is not None for one in end.attempts):
+            failures.discard("network")
+        if paths:
+            failures.discard("read-only")
+        notes += [_explain_failure(failure, process.profile, end) for failure in _SIGNS if failure in failures]
+        shown = said.decode("utf-8", "replace")
+        notes += _explain_missing_programs(shown)
+        notes += _explain_outside_paths(shown, process.profile)
+    return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
+
+
+def _explain_refused_hosts(attempts: Sequence[ConnectionAttempt]) -> Iterator[str]:
+    for one in attempts:
+        if one.refusal_reason is not None:
+            yield f"The host {one.host}:{one.port} was refused: {one.refusal_reason}"
+
+
+def _find_failures(end: ProgramEnd, said: bytes) -> set[_Failure]:
+    found: set[_Failure] = {failure for failure, sign in _SIGNS.items() if sign.search(said) is not None}
+    for program, codes in _SILENT:
+        if end.exit_code in codes and program.search(end.command) is not None:
+            found.add("loopback" if _LOOPBACK_NAME.search(end.command) else "network")
+    if "loopback" not in found and _REFUSED.search(said) is not None:
+        found.add("loopback" if _LOOPBACK_NAME.search(end.command) else "network")
+    return found
+
+
+def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramEnd) -> str:
+    match failure:
+        case "network":
+            return _explain_network(profile, end.capabilities)
+        case "loopback":
+            return (
+                "A program reaches only servers of its own sandbox at 127.0.0.1 and localhost, never those of this machine. "
+                f"{_SHARED_LOOPBACK if profile.network else _OWN_LOOPBACK}"
+            )
+        case "read-only" if not profile.workspace_writable:
+            return (
+                "This call only reads, so everything was read-only for its programs. If it must write, use a command or a "
+                "tool that is meant to."
+            )
+        case "read-only":
+            return (
+                "Programs can write only in the workspace, in $HOME and in /tmp, except for protected names. Write there, or "
+                'ask the user to add the folder to [[roots]] of the agent with access = "write".'
+            )
+        case "unix-sockets":
+            return (
+                "Programs cannot create Unix sockets. Do without one, for example over 127.0.0.1, or ask the user to set "
+                "unix_sockets = true under [sandbox] in handrail.toml."
+            )
+
+
+_SHARED_LOOPBACK = (
+    "The calls and jobs of this session share them. Start the server as a background job of this session, and check that "
+    "the job still runs and listens on this port."
+)
+_OWN_LOOPBACK = "This call shares them with no other: start the server and its client in one command."
+
+
+def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
+    if capabilities.may_allow_any_target("net.fetch"):
+        return (
+            "Programs reach hosts only over HTTP and TLS, through the proxy that http_proxy and https_proxy name, and only "
+            "hosts that a rule or the user allows. They have no name server and no other network. Use a client that takes "
+            "the proxy from these variables, such as curl, pip, npm or git over https."
+        )
+    return f"This call has no network: {explain_no_network(profile, capabilities)}"
+
+
+def explain_no_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
+    """Return why a call has no network, with what to do."""
+    if not profile.workspace_writable:
+        return (
+            "it only reads, and such calls run without. If it must reach a host, use a command that is meant to, such as "
+            "curl."
+        )
+    owner = next((layer.owner for layer in capabilities.layers if not layer.hosts), "this call")
+    return f"{owner} has no hosts. Continue without it, or ask the user to allow hosts there."
+
+
+def _explain_missing_programs(said: str) -> Iterator[str]:
+    names = dict.fromkeys(name for match in _MISSING_PROGRAM.finditer(said) for name in match.groups() if name)
+    for name in list(names)[:_MOST_PROGRAMS]:
+        if (note := _explain_missing(name)) is not None:
+            yield note
+
+
+def _explain_missing(name: str) -> str | None:
+    """Return where a program is on this machine that its sandbox does not show; None if it is nowhere."""
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        if folder.startswith("/") and _is_program(Path(folder, name)):
+            return (
+                f"`{name}` is in {escape_terminal_controls(folder)} on this machine, but it lies outside the folders that the "
+                "sandbox shows. Use another program, or ask the user to install it below /usr/local or in an installation "
+                "of its own (a folder with bin and lib) on PATH."
+            )
+    for pattern in _HOME_PROGRAMS:
+        for folder in sorted(Path.home().glob(pattern), reverse=True):
+            if _is_program(folder / name):
+                return (
+                    f"`{name}` is in {escape_terminal_controls(str(folder))} on this machine, but this folder is not on the PATH "
+                    "with which Handrail was started. Ask the user to add it to PATH and to start Handrail again."
+                )
+    return None
+
+
+def _explain_outside_paths(said: str, profile: SandboxProfile) -> Iterator[str]:
+    """Explain a missing path that no program sees. Whether it exists on this machine is not looked up."""
+    for match in _MISSING_PATH.finditer(said):
+        path = os.path.normpath(next(filter(None, match.groups())))
+        seen = (
+            *SYSTEM_FOLDERS,
+            *_PRIVATE_FOLDERS,
+            profile.workspace,
+            profile.scratch,
+            *profile.readable,
+            *profile.writable,
+            *profile.read_only_roots,
+            *find_toolchains(profile.workspace).mounts,
+        )
+        if not any(path == folder or path.startswith(f"{folder}/") for folder in seen):
+            yield (
+                f"`{escape_terminal_controls(path)}` is outside the folders that programs see: the workspace, $HOME, /tmp and the "
+                "system's folders. Use a path there, or ask the user to add the folder to [[roots]] of the agent."
+            )
+            return
+
+
+def _is_program(path: Path) -> bool:
+    try:
+        return path.is_file() and os.access(path, os.X_OK)
+    except OSError:
+        return False
+
+
+def _explain_paths(process: GuardedProcess, said: bytes) -> Iterator[str]:
+    if not any(sign in said for sign in _PATH_SIGNS):
+        return
+    profile = process.profile
+    top = profile.workspace.rstrip("/") + "/"
+    for path in profile.masked:
+        shown = path.removeprefix(top)
+        if _mentions(said, shown):
+            yield _explain_hidden(path, escape_terminal_controls(shown), profile.denials)
+    for path in profile.pinned:
+        shown = path.removeprefix(top)
+        if _mentions(said, shown):
+            yield _explain_read_only(path, shown, process)
+
+
+def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
+        return (
+            f"`{shown}` is a FIFO, and opening it would wait forever, so Handrail hides it from programs. "
+            "Remove it, or replace it by a regular file."
+        )
+    if denials is not None and not denials.is_hidden(path) and os.path.isdir(path):  # noqa: PTH112
+        return (
+            f"The folder `{shown}` is hidden from programs as a whole: it contains too many hidden files to "
+            "hide one by one, or Handrail cannot read it. Ask the user to allow reading the files that hold "
+            "no secret, or to move the secret ones into another folder."
+        )
+    return (
+        f"`{shown}` is hidden from programs: a rule denies reading it, or it looks like a secret and no "
+        f"rule allows it. If programs need it, ask the user for a rule such as 'allow fs.read {shown}'. "
+        "Allowing a command does not show it this file."
+    )
+
+
+def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str:
+    why, shown = find_protection(relative), escape_terminal_controls(relative)
+    if path in process.in_use:
+        return (
+            f"`{shown}` cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until "
+            "that program has ended, or stop it, then call again."
+        )
+    if why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
+        return (
+            f"`{shown}` cannot be written by this program: it is, or contains, files with other names outside "
+            "the workspace (hard links). Copy it to a new name to change it. Each start gives some of these "
+            "files their own copy, and 'handrail doctor' shows how many are left."
+        )
+    if why is None:
+        return (
+            f"`{shown}` cannot be written by programs: a rule denies it. Use another path, or ask the user to "
+            "change the rule."
+        )
+    if why.kind == "vcs":
+        return (
+            f"`{shown}` {why.description}. Programs change it only in tools with the capability vcs.config, which "
+            "bash never has. Do without it (git push origin BRANCH, git checkout -b NAME --no-track), use "
+            "such a tool, or ask the user."
+        )
+    return why.refusal_text(shown)
+
+
+def _mentions(said: bytes, shown: str) -> bool:
+    """Return whether an output contains the last two names of a path."""
+    return os.fsencode("/".join(shown.split("/")[-2:])) in said
