@@ -26,9 +26,7 @@ from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, make_settings_layer
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
-from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, ToolSource
 from handrail.kernel.agent_loading import LoadedAgent, load_agent, load_tools_and_rules, make_tool_sources
 from handrail.kernel.approval_client import (
@@ -58,8 +56,6 @@ from handrail.store.json_fallback_encoding import encode_any_json
 from handrail.store.workspace_store import WorkspaceStore
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
-
-_CodeSources = tuple[tuple[Tool, ...], tuple[ResourceProvider, ...]]
 
 MAX_RULES = 2_000
 """The maximum number of rules of an agent, a project and a process together. Each call is matched against them."""
@@ -117,15 +113,20 @@ class KernelComponents:
             return self._make_context(agent, registrations or ClientProcessRegistrations())
 
     def _make_context(self, agent: str, brought: ClientProcessRegistrations) -> AgentContext:
-        given = (brought.tools, brought.offerings)
         texts = collect_process_rules(self.config, brought.rules)
         values = (
             ToolSettingsLayer(_STARTUP_SOURCE, brought.tool_settings, known=True),
             make_settings_layer("open_kernel", brought.tool_config, known=True),
         )
-        shared = given == ((), ()) and not brought.secrets and not any(layer.tools for layer in values)
+        shared = (
+            not brought.tools
+            and not brought.offerings
+            and not brought.secrets
+            and not any(layer.tools for layer in values)
+        )
+        shared = shared and brought.builtins and not brought.agents
         store = self.secrets.with_values(brought.secrets or {})
-        appointed = load_agent(self.config, agent, self.store.folders)
+        appointed = load_agent(self.config, agent, self.store.folders, brought.agents)
         before, shelf = self.shared_shelves.get(agent, (None, None)) if shared else (None, None)
         if shelf is not None and before == appointed:
             current = shelf.succession.current
@@ -133,7 +134,7 @@ class KernelComponents:
                 *appointed.parse_manifest_rules(current.entries, current.other_tool_ids, current), texts, current
             )
         else:
-            fresh, parsed = self._make_shelf(appointed, given, texts, store, values)
+            fresh, parsed = self._make_shelf(appointed, brought, texts, store, values)
             if shelf is not None:
                 self.outdated_shelves.append(shelf)
             if shared:
@@ -157,6 +158,7 @@ class KernelComponents:
             shared=shared,
             secrets=store,
             catalog=(brought.catalog or self.config.settings.catalog).to_options(appointed.manifest.core),
+            given_agents=brought.agents,
         )
 
     async def publish_source_tools(self, source: ToolSource) -> None:
@@ -176,7 +178,7 @@ class KernelComponents:
     def _make_shelf(
         self,
         appointed: LoadedAgent,
-        given: _CodeSources,
+        brought: ClientProcessRegistrations,
         texts: Sequence[RuleText],
         secrets: SecretStore,
         values: Sequence[ToolSettingsLayer],
@@ -210,9 +212,12 @@ class KernelComponents:
             self.store.folders,
             confinement,
             secrets,
-            *given,
+            brought.tools,
+            brought.offerings,
             lambda: upstreams.sources,
             values,
+            brought.agents,
+            brought.builtins,
         )
         generation, parsed = _load_first_generation(sources, next(self.generation_numbers), appointed, texts)
         shelf = AgentGenerations(
