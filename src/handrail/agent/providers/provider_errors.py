@@ -27,7 +27,8 @@ def make_request_error(
     said = " ".join(message.split())[:500]
     if status in (401, 403) or code in ("authentication_error", "permission_error", "invalid_api_key"):
         return ProviderDenied(
-            f"{name}: The provider rejected the key ({status or code}). Check {key_variable} and the account's permissions."
+            f"{name}: The provider rejected the key ({status or code}). Check {key_variable}, or the `api_key` "
+            "that was passed, and the account's permissions."
         )
     if code in _SPENT_CODES or status == 402:
         return ProviderDenied(f"{name}: The account's quota is used up ({said}). Check the provider's billing page.")
