@@ -99,7 +99,7 @@ class EditorFiles(RootedFiles):
         self._texts.record(located.absolute, data)
         return written
 
-    async def _with_editor_or_disk_text(
+    async def _open_and_use_content(
         self, located: ResolvedPath, take: Callable[[OpenFileContent], _T], *, note: bool = True
     ) -> _T:
         """Pass the content of a file to ``take``: the editor's unsaved text, else the text on disk.
