@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.conftest import Here, Program
+from tests.frontends.conftest import Here, Program, Terminals
 
 from handrail import Kernel, StartError, UsageError, open_kernel
 from handrail.record.log_reader import LogReader
@@ -74,6 +74,18 @@ def test_a_moved_folder_is_recognised_and_keeps_its_log(program: Program) -> Non
     assert intact(there) == before and folders_of(there).key == key
     assert there("call", "read", '{"path": "note.txt"}').code == 0 and intact(there)[0] > before[0]
     assert str(there.workspace) in there("state").out and "no longer exists" not in there("state").out
+
+
+def test_who_opens_a_moved_folder_is_offered_its_state(program: Program, on_a_terminal: Terminals) -> None:
+    key, there = folders_of(program).key, moved(program)
+    terminal = on_a_terminal(*there.command("call", "read", '{"path": "note.txt"}'))
+    terminal.wait_for("Continue with them here?")
+    terminal.type("y\n")
+    assert terminal.end() == 0 and folders_of(there).key == key
+    third = moved(there, "third")
+    told = third("call", "read", '{"path": "note.txt"}')
+    assert told.code == 0 and str(there.workspace) in told.err and "handrail state adopt" in told.err
+    assert "handrail state adopt" not in third("call", "read", '{"path": "note.txt"}').err, "it has state now"
 
 
 def test_a_folder_at_the_old_path_begins_anew_and_the_folder_may_move_again(program: Program) -> None:
