@@ -213,7 +213,12 @@ class _ObservedConfinement:
 
 def _observe_confinement(binary: str) -> _ObservedConfinement | str:
     """Return what a program sees in a sandbox of ``binary``, or why no sandbox could be made."""
-    with tempfile.TemporaryDirectory(prefix="handrail-probe-") as folder:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="handrail-probe-")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return f"no temporary folder can be made ({reason}). Mount a writable /tmp, or set TMPDIR to a writable folder"
+    with temporary as folder:
         place = os.path.realpath(folder)
         found: list[_ObservedConfinement | str] = []
         # A separate loop in a separate thread, since the caller may run in a loop.
