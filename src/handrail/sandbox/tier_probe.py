@@ -252,7 +252,7 @@ async def _run_trial(binary: str, place: str) -> _ObservedConfinement | str:
     except TimeoutError:
         return f"no answer within {_TRIAL_TIMEOUT_S} s"
     except (ToolError, OSError, ValueError) as error:
-        return str(error)
+        return str(error).removesuffix(" Try again.").rstrip(".")  # advice for a model, and another try gives the same
     if code != 0:
         return errors.decode("utf-8", "replace").strip()[:500] or f"it ended with {code}"
     seen = _ObservedConfinement(no_hosts=no_hosts)
