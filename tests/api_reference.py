@@ -41,6 +41,13 @@ FACADES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
             "Third-party tools": ("testing.scripted_mcp_servers",),
         },
     ),
+    "handrail.models": (
+        "This module is for authors of model providers.",
+        {
+            "Models": ("agent.model_protocol", "agent.providers"),
+            "Schemas of tools": ("catalog",),
+        },
+    ),
     "handrail.policy": ("This module is for authors of watchdogs.", {"Watchdogs": ("policy",)}),
     "handrail.sandbox": (
         "This module is for authors of sandbox providers.",

@@ -13,7 +13,7 @@ import pytest
 from tests.snippets import page, snippets
 
 ROOT = Path(__file__).parent.parent
-FACADES = ("handrail", "handrail.policy", "handrail.sandbox", "handrail.sources", "handrail.testing")
+FACADES = ("handrail", "handrail.models", "handrail.policy", "handrail.sandbox", "handrail.sources", "handrail.testing")
 PAGES = sorted(
     {"README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md") if "adr" not in path.parts)}
     - {"docs/architecture.md"}

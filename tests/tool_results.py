@@ -16,6 +16,11 @@ _FILE = f"""\
 path: Path of the file
 size: Size of the new file in bytes
 {_DIFF}"""
+_ENTRY = """\
+path: {}
+kind: `file` or `directory`
+entries: Number of files, folders and links, with everything in a folder
+size: Bytes of all files"""
 _RUN = """\
 exit_code: Exit code of the program, or null if a signal ended it
 output: Output of the program, stdout and stderr together
@@ -127,6 +132,8 @@ replacements: Number of replaced places in all edits
 {_FILE}
 ?failed: Edits that failed, each with its number and the reason
 ?not_applied: Number of edits after the first failed one; only with `mode: partial`""",
+    "file.move": _ENTRY.format("New path"),
+    "file.delete": _ENTRY.format("Path that was deleted"),
     "tree": """\
 path: Folder that was listed
 files: Number of files below the folder

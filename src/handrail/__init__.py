@@ -10,8 +10,8 @@ answers them. Start with :func:`open_kernel` and :func:`tool`::
 Names load when first used, so ``import handrail`` costs next to nothing.
 
 What is exported is public: here, in :mod:`handrail.testing`, and for those who extend the kernel in :mod:`handrail.policy`
-(watchdogs), :mod:`handrail.sandbox` (sandbox providers) and :mod:`handrail.sources` (sources of tools). Everything else is
-private by convention, and changes without notice.
+(watchdogs), :mod:`handrail.sandbox` (sandbox providers), :mod:`handrail.sources` (sources of tools) and :mod:`handrail.models`
+(model providers). Everything else is private by convention, and changes without notice.
 """
 
 from __future__ import annotations

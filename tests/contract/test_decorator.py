@@ -83,7 +83,7 @@ def test_every_option_lands_in_the_spec() -> None:
         locks=["account:{source}:X", LockSpec("ledger", "S")],
         locks_background=["ledger:X"],
         requires={"fs": {"read": ["{workspace}"]}},
-        targets={"fs.read": "{source}"},
+        targets={"fs.read": ["{source}"], "fs.write": "{source}"},
         timeout_ms=5,
         idempotent=True,
         concurrency_safe=False,
@@ -114,7 +114,7 @@ def test_every_option_lands_in_the_spec() -> None:
     assert (spec.max_output, spec.max_entries, spec.exposure, spec.version) == (10, 3, "core", "2")
     assert (spec.category, spec.tier, spec.kind) == ("money", "extra", "edit")
     assert (spec.guidance, spec.documentation, spec.secrets) == ("Ask first.", "All of it.", ("key",))
-    assert spec.targets == {"fs.read": "{source}"}
+    assert spec.effective_targets == {"fs.read": ("{source}",), "fs.write": ("{source}",)}
     assert spec.config["region"].description == "where"
 
 

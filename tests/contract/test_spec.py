@@ -39,11 +39,26 @@ def test_locks_that_are_not_declared_are_strict() -> None:
 
 @pytest.mark.proves("K-03")
 def test_targets_are_inferred_from_formats_unless_declared() -> None:
-    assert READ.effective_targets == {"fs.read": "{path}"}
-    assert replace(READ, side_effect="write").effective_targets == {"fs.write": "{path}"}
-    assert replace(READ, targets={"fs.read": "x"}).effective_targets == {"fs.read": "x"}
+    assert READ.effective_targets == {"fs.read": ("{path}",)}
+    assert replace(READ, side_effect="write").effective_targets == {"fs.write": ("{path}",)}
+    assert replace(READ, targets={"fs.read": "x"}).effective_targets == {"fs.read": ("x",)}
+    assert replace(READ, targets={"fs.read": ["x", "{path}"]}).effective_targets == {"fs.read": ("x", "{path}")}
     parameters = {"properties": {"u": {"format": "uri"}, "c": {"format": "command"}, "h": {"format": "host"}}}
-    assert infer_targets(parameters, "read") == {"net.fetch": "{u}", "shell.run": "{c}"}
+    assert infer_targets(parameters, "read") == {"net.fetch": ("{u}", "{h}"), "shell.run": ("{c}",)}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"type": "string", "format": "path"},
+        {"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]},
+        {"type": "array", "items": {"type": "string", "format": "path"}},
+        {"anyOf": [{"type": "array", "items": {"type": "string", "format": "path"}}, {"type": "null"}]},
+    ],
+)
+def test_each_parameter_that_is_a_path_is_a_target(second: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"path": {"type": "string", "format": "path"}, "to": second}}
+    assert infer_targets(parameters, "write") == {"fs.write": ("{path}", "{to}")}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +127,7 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
         id="no id",
         description=" ",
         locks=(LockSpec("file:{gone}", "X"),),
-        targets={"fs.fly": "{path}", "fs.read": "{lost}"},
+        targets={"fs.fly": "{path}", "fs.read": "{lost}", "fs.write": ["{path}", "{gone}"], "net.fetch": []},
         timeout_ms=0,
         max_output=-1,
         **misspelt,
@@ -126,6 +141,8 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
         "runtime.locks",
         "runtime.targets.fs.fly",
         "runtime.targets.fs.read",
+        "runtime.targets.fs.write",
+        "runtime.targets.net.fetch",
         "runtime.timeout_ms",
         "runtime.max_output",
         "runtime.side_effect",

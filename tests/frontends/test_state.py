@@ -82,7 +82,7 @@ def test_all_removes_what_is_free_and_says_what_is_held(used: Here, handrail: Pr
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--yes",), "require `remove`"),
+        (("--yes",), "cannot be used with `state`"),
         (("remove", "--all", "--orphans"), "only one of them"),
         (("remove", "abc", "--all"), "only one of them"),
         (("remove", "../..", "--yes"), "Unknown keys"),

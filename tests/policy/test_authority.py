@@ -156,6 +156,28 @@ def test_every_target_of_a_call_is_judged_and_the_strictest_answer_holds(desk: D
 
 
 @pytest.mark.proves("P-02")
+def test_a_capability_may_have_several_targets_of_which_each_is_judged(desk: Desk) -> None:
+    both = replace(MOVE, targets={"fs.write": ["{source}", "{target}"]})
+    arguments = {"source": "src/a.py", "target": "secrets/b"}
+    assert desk.judge(both, arguments, "allow fs.write src/**").action == "ask"
+    assert desk.judge(both, arguments, "allow fs.write src/**", "allow fs.write secrets/**").action == "allow"
+    assert desk.judge(both, arguments, "allow move", "deny fs.write src/**").action == "deny"
+    assert desk.judge(both, arguments, "allow move src/**").action == "ask"
+    alone = desk.judge(both, {"source": "src/a.py"}, "allow fs.write src/**")
+    assert alone.action == "allow" and [t.value for t in alone.targets] == [desk.path("src/a.py")]
+    neither = desk.judge(both, {}, "allow fs.write src/**")
+    assert neither.action == "ask" and [t.shown for t in neither.targets] == ["."]
+
+    inferred = replace(MOVE, targets={}, parameters=properties(source="path", target="path"))
+    assert desk.judge(inferred, arguments, "allow fs.write src/**").action == "ask"
+    fetching = replace(FETCH, parameters=properties(url="uri", mirror="uri"))
+    urls = {"url": "https://a.example.org/", "mirror": "https://b.example.org/"}
+    assert desk.judge(fetching, urls, "allow net.fetch a.example.org").action == "ask"
+    running = replace(BASH, parameters=properties(command="command", after="command"))
+    assert desk.judge(running, {"command": "ls", "after": "rm x"}, "allow bash ls", "deny bash rm *").action == "deny"
+
+
+@pytest.mark.proves("P-02")
 def test_a_tool_with_several_kinds_of_targets_has_its_own_rules_by_argument(desk: Desk) -> None:
     arguments = {"path": "src/a.py", "url": "https://a.example.org/x"}
     assert desk.judge(UPLOAD, arguments, "allow upload url=https://a.example.org/* path=src/*").action == "allow"

@@ -160,7 +160,7 @@ async def test_somebody_elses_write_in_the_last_moment_is_kept(
 async def test_a_file_system_without_exchange_still_replaces(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(parent: int, old: str, new: str, flags: int) -> bool:
+    def unknown(*_: object) -> bool:
         return False
 
     monkeypatch.setattr(atomic_write, "_rename", unknown)

@@ -54,6 +54,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "tool_search": {"query": "send a letter"},
     "info": {"tool": "read"},
     "multi_edit": {"path": "a.txt", "edits": [{"old": "two", "new": "due"}]},
+    "file.move": {"path": "draft.txt", "to": "notes.txt"},
+    "file.delete": {"path": "notes.txt"},
     "tree": {},
     "json_write": {"path": "a.json", "value": {"a": [1]}},
     "json_read": {"path": "a.json", "pointer": "/a/0"},
@@ -134,6 +136,8 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("tool_search", {"query": "!"}),
     ("info", {"tool": "raed"}),
     ("multi_edit", {"path": "a.txt", "edits": [{"old": "four", "new": "4"}]}),
+    ("file.move", {"path": "missing.txt", "to": "b.txt"}),
+    ("file.delete", {"path": "."}),
     ("tree", {"path": "missing"}),
     ("json_read", {"path": "a.json", "pointer": "/b"}),
     ("json_write", {"path": "a.json", "pointer": "/b/c", "value": 1}),
@@ -246,6 +250,8 @@ async def play(session: Session, host: GitHost) -> AsyncGenerator[Played]:
         elif tool_id == "jobs":
             assert (await session.call("bash", {"command": "echo later", "background": True})).ok
             await session.call("wait", {"job_id": (await session.jobs.list())[0].id})
+        elif tool_id == "file.move":
+            Path(session.workdir, "draft.txt").write_text("1\n")
         elif tool_id == "git.diff":
             Path(session.workdir, "b.txt").write_text("1\n2\n")
         yield Played(tool_id, called := {**arguments, **more}, await session.call(tool_id, called))

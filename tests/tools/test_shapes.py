@@ -95,6 +95,18 @@ TABLE = {
     "tool_search": Row("query*", "search", "read", (), capabilities=("catalog",)),
     "info": Row("tool*", "search", "read", (), capabilities=("catalog",)),
     "multi_edit": file_changing("path* edits* mode"),
+    "file.move": Row(
+        "path* to*",
+        "move",
+        "write",
+        ("file:{path}:X", "file:{to}:X"),
+        WORKSPACE,
+        WORKSPACE,
+        targets=("fs.read={path}", "fs.write={path}", "fs.write={to}"),
+    ),
+    "file.delete": Row(
+        "path* recursive", "delete", "write", ("file:{path}:X",), WORKSPACE, WORKSPACE, targets=("fs.write={path}",)
+    ),
     "tree": file_reading("path depth hidden max_entries", "search"),
     "json_read": file_reading("path* pointer"),
     "json_write": file_changing("path* pointer value remove"),
@@ -204,7 +216,11 @@ def row_of(spec: ToolSpec) -> Row:
         bool(spec.requires.shell),
         spec.requires.capabilities,
         spec.max_entries,
-        tuple(f"{capability}={template}" for capability, template in sorted(spec.effective_targets.items())),
+        tuple(
+            f"{capability}={template}"
+            for capability, templates in sorted(spec.effective_targets.items())
+            for template in templates
+        ),
     )
 
 

@@ -109,6 +109,7 @@ FinishReason = Literal[
     "refused",  # a filter of the provider, or the model, declined
     "other",
 ]
+"""Why a reply ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ BlockEvent = (
     | TokenUsage
     | ReplyFinished
 )
+"""One event of a reply as it arrives."""
 
 
 # The conversation, independent of any provider.
@@ -135,6 +137,8 @@ BlockEvent = (
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
+    """A text in a reply of the model."""
+
     text: str
 
 
@@ -169,6 +173,7 @@ class UserPicture:
 
     @property
     def base64(self) -> str:
+        """The picture's data in base64."""
         return base64.b64encode(self.data).decode()
 
     @property
@@ -200,10 +205,12 @@ class AssistantMessage:
 
     @property
     def text(self) -> str:
+        """The whole text of the reply."""
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
 
     @property
     def calls(self) -> tuple[HistoryCallPart, ...]:
+        """The calls of the reply, in order."""
         return tuple(part for part in self.parts if isinstance(part, HistoryCallPart))
 
 
@@ -225,6 +232,7 @@ class CallResultsMessage:
 
 
 Message = UserMessage | AssistantMessage | CallResultsMessage
+"""One message of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

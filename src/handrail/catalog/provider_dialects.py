@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handrail.contract.errors import UsageError
 from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolSupport, provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 
@@ -84,6 +85,18 @@ TEXT = ProviderSchemaDialect("text", _mcp, plain_root=False, property_names=re.c
 DIALECTS: Mapping[str, ProviderSchemaDialect] = {
     dialect.name: dialect for dialect in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, GEMINI, MCP)
 }
+
+
+def find_dialect(name: str) -> ProviderSchemaDialect:
+    """Return the dialect of an API that many providers speak.
+
+    :param name: ``openai-chat``, ``openai-responses``, ``anthropic`` or ``gemini``
+    :raises UsageError: for another name
+    """
+    if name not in DIALECTS or name == MCP.name:
+        expected = ", ".join(sorted(DIALECTS.keys() - {MCP.name}))
+        raise UsageError(f"Unknown dialect: {name!r:.80}. Expected one of: {expected}.")
+    return DIALECTS[name]
 
 
 # Provider tools: their form in the requests to each provider, or the reason why a model does not get one.

@@ -102,6 +102,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
             (
                 ("several edits at once", ("multi_edit",)),
                 ("changes by line number", ("file.patch",)),
+                ("moves and deletions", ("file.move", "file.delete")),
                 ("folder trees", ("tree",)),
                 ("values in JSON files", ("json_read", "json_write")),
             ),

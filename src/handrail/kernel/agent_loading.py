@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -22,7 +22,7 @@ from handrail.policy.rules.rules_and_modes import Rule, default_rules
 from handrail.policy.rules.validation import load_agent_rules, specs_of
 from handrail.registry.agent_folders import find_agent, find_agents
 from handrail.registry.definition_pins import StoredPins
-from handrail.registry.sources.code_sources import find_entry_point_sources
+from handrail.registry.sources.code_sources import BuiltinSource, find_entry_point_sources
 from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.registry.sources.tool_folder_source import FolderSource
 from handrail.registry.sources.tool_sources import AgentToolSources
@@ -72,12 +72,15 @@ class LoadedAgent:
         return rules, list(checked.with_faults(problems).faults[len(checked.faults) :])
 
 
-def load_agent(config: MergedConfiguration, agent: str, folders: StateFolders) -> LoadedAgent:
+def load_agent(
+    config: MergedConfiguration, agent: str, folders: StateFolders, given: Iterable[AgentManifest] = ()
+) -> LoadedAgent:
     """Return an agent by its id, with its faults so far. Loading its tools raises all of them.
 
+    :param given: the agents that a program passes in code
     :raises UsageError: if the agent does not exist; the text names the existing ones
     """
-    found = _resolve_roots(find_agent(config.folder, agent, (str(folders.workspace),)), config, folders)
+    found = _resolve_roots(find_agent(config.folder, agent, (str(folders.workspace),), given), config, folders)
     program_lookup.add_open_workspaces(
         found.further_roots.writable
     )  # never load a program or module of the kernel from there
@@ -132,6 +135,8 @@ def make_tool_sources(
     providers: tuple[ResourceProvider, ...] = (),
     upstreams: Callable[[], Iterable[ToolSource]] | None = None,
     values: Iterable[ToolSettingsLayer] = (),
+    agents: Sequence[AgentManifest] = (),
+    builtins: bool = True,
 ) -> AgentToolSources:
     """Return the sources of an agent's tools.
 
@@ -140,6 +145,8 @@ def make_tool_sources(
     :param providers: resources and prompts that were passed in code
     :param upstreams: returns the MCP servers; None: the last listing of each, for reading only
     :param values: tool settings of one process, which override those of the agent and of files
+    :param agents: agents that were passed in code
+    :param builtins: whether the agent can have built-in tools
     """
     looked_at = upstreams or (lambda: list_cached_sources(config, folders))
     (_, everybody), (_, of_agent) = config.tool_folders(checked.manifest.id)
@@ -158,20 +165,29 @@ def make_tool_sources(
             *values,
         ),
         providers,
-        _list_agents_as_tools(checked.manifest, config, folders),
+        _list_agents_as_tools(checked.manifest, config, folders, agents),
         lambda: [*find_entry_point_sources(), *looked_at()],
-        lambda: tuple(_iterate_other_tool_ids(checked.manifest, config, folders, confinement)),
+        lambda: tuple(_iterate_other_tool_ids(checked.manifest, config, folders, confinement, agents, builtins)),
+        builtins,
     )
 
 
 def _iterate_other_tool_ids(
-    of: AgentManifest, config: MergedConfiguration, folders: StateFolders, confinement: ToolConfinement
+    of: AgentManifest,
+    config: MergedConfiguration,
+    folders: StateFolders,
+    confinement: ToolConfinement,
+    agents: Sequence[AgentManifest],
+    builtins: bool,
 ) -> Iterator[str]:
     """Yield the ids of tools that other agents have by their own folders, and of all agents as tools.
 
-    A rule of the project or of a session holds for every agent, so it may name any of these.
+    A rule of the project or of a session holds for every agent, so it may name any of these. It may also name a built-in
+    tool that the sessions of one process do not have.
     """
-    for agent in find_agents(config.folder, (str(folders.workspace),)).values():
+    if not builtins:
+        yield from (found.tool.spec.id for found in BuiltinSource().load().tools)
+    for agent in find_agents(config.folder, (str(folders.workspace),), agents).values():
         manifest = agent.manifest
         yield AGENT_TOOL_PREFIX + manifest.id
         if manifest.id != of.id:
@@ -183,12 +199,12 @@ def _iterate_other_tool_ids(
 
 
 def _list_agents_as_tools(
-    of: AgentManifest, config: MergedConfiguration, folders: StateFolders
+    of: AgentManifest, config: MergedConfiguration, folders: StateFolders, agents: Sequence[AgentManifest]
 ) -> tuple[AgentManifest, ...]:
     """Return the other agents, if the agent lists any as a tool."""
     if not any(pattern.startswith(AGENT_TOOL_PREFIX) for pattern in of.tools):
         return ()
-    found = find_agents(config.folder, (str(folders.workspace),)).values()
+    found = find_agents(config.folder, (str(folders.workspace),), agents).values()
     return tuple(one.manifest for one in found if not one.faults)
 
 

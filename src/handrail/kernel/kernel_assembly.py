@@ -26,9 +26,7 @@ from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, make_settings_layer
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
-from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, ToolSource
 from handrail.kernel.agent_loading import LoadedAgent, load_agent, load_tools_and_rules, make_tool_sources
 from handrail.kernel.approval_client import (
@@ -58,8 +56,6 @@ from handrail.store.json_fallback_encoding import encode_any_json
 from handrail.store.workspace_store import WorkspaceStore
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
-
-_CodeSources = tuple[tuple[Tool, ...], tuple[ResourceProvider, ...]]
 
 MAX_RULES = 2_000
 """The maximum number of rules of an agent, a project and a process together. Each call is matched against them."""
@@ -117,15 +113,20 @@ class KernelComponents:
             return self._make_context(agent, registrations or ClientProcessRegistrations())
 
     def _make_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
-        given = (registrations.tools, registrations.offerings)
         texts = collect_process_rules(self.config, registrations.rules)
         values = (
             ToolSettingsLayer(_STARTUP_SOURCE, registrations.tool_settings, known=True),
             make_settings_layer("open_kernel", registrations.tool_config, known=True),
         )
-        shared = given == ((), ()) and not registrations.secrets and not any(layer.tools for layer in values)
+        shared = (
+            not registrations.tools
+            and not registrations.offerings
+            and not registrations.secrets
+            and not any(layer.tools for layer in values)
+        )
+        shared = shared and registrations.builtins and not registrations.agents
         store = self.secrets.with_values(registrations.secrets or {})
-        loaded = load_agent(self.config, agent, self.store.folders)
+        loaded = load_agent(self.config, agent, self.store.folders, registrations.agents)
         before, shelf = self.shared_shelves.get(agent, (None, None)) if shared else (None, None)
         if shelf is not None and before == loaded:
             current = shelf.succession.current
@@ -133,7 +134,7 @@ class KernelComponents:
                 *loaded.parse_manifest_rules(current.entries, current.other_tool_ids, current), texts, current
             )
         else:
-            fresh, parsed = self._make_shelf(loaded, given, texts, store, values)
+            fresh, parsed = self._make_shelf(loaded, registrations, texts, store, values)
             if shelf is not None:
                 self.outdated_shelves.append(shelf)
             if shared:
@@ -159,6 +160,7 @@ class KernelComponents:
             shared=shared,
             secrets=store,
             catalog=(registrations.catalog or self.config.settings.catalog).to_options(loaded.manifest.core),
+            given_agents=registrations.agents,
         )
 
     async def publish_source_tools(self, source: ToolSource) -> None:
@@ -178,7 +180,7 @@ class KernelComponents:
     def _make_shelf(
         self,
         loaded: LoadedAgent,
-        given: _CodeSources,
+        registrations: ClientProcessRegistrations,
         texts: Sequence[RuleText],
         secrets: SecretStore,
         values: Sequence[ToolSettingsLayer],
@@ -212,9 +214,12 @@ class KernelComponents:
             self.store.folders,
             confinement,
             secrets,
-            *given,
+            registrations.tools,
+            registrations.offerings,
             lambda: upstreams.sources,
             values,
+            registrations.agents,
+            registrations.builtins,
         )
         generation, parsed = _load_first_generation(sources, next(self.generation_numbers), loaded, texts)
         shelf = AgentGenerations(

@@ -130,6 +130,8 @@ class RemoteKernel(Kernel):
             "tool_config": {tool: dict(config) for tool, config in registrations.tool_config.items()},
             "tool_settings": self._tool_settings,
             "catalog": self._catalog,
+            "agents": [one.model_dump(mode="json", exclude_unset=True) for one in brought.agents],
+            "builtins": brought.builtins,
             "tools": self._described_tools,
             "offerings": self._tool_host.provider_descriptions,
             "watchdogs": self._tool_host.watchdog_descriptions,

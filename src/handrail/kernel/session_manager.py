@@ -137,7 +137,7 @@ def make_session_lane(
         channels=arrivals.channels,
         triggers=arrivals.triggers,
         notifications=arrivals.notifications,
-        agent_types=lambda: list_delegable_agents(components, context.manifest, *parent_manifests(opening.parent_ref)),
+        agent_types=lambda: list_delegable_agents(components, context, *parent_manifests(opening.parent_ref)),
         load_agent=appoint,
         mode=own_mode,
         origin="" if under is None else describe_asking_subagent(context.agent, under),
@@ -148,17 +148,19 @@ def make_session_lane(
 
 
 def list_delegable_agents(
-    components: KernelComponents, of: AgentManifest, *above: AgentManifest
+    components: KernelComponents, of: AgentContext, *above: AgentManifest
 ) -> Sequence[SubagentType]:
     """Return the agents that an agent may delegate to, without those with faulty manifests.
 
+    :param of: the context of the agent
     :param above: its parent agents, up to the root
     """
-    found = find_agents(components.config.folder, (str(components.store.folders.workspace),)).values()
+    workspace = str(components.store.folders.workspace)
+    found = find_agents(components.config.folder, (workspace,), of.given_agents).values()
     return tuple(
         SubagentType(one.manifest.id, one.manifest.description.strip() or _describe_default(one.manifest))
         for one in found
-        if not one.faults and one.manifest.accepts_work_from(of, *above)
+        if not one.faults and one.manifest.accepts_work_from(of.manifest, *above)
     )
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from handrail.contract.errors import UsageError
 from handrail.contract.rule_forms import RuleLike, normalise_rules
@@ -19,6 +19,7 @@ from handrail.kernel.local_kernel import OpenLocal, OpenRemote, open_local_kerne
 from handrail.origins.import_guard import guard_open_workspace
 from handrail.policy.rules.rules_and_modes import parse_optional_mode
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
+from handrail.registry.agent_folders import check_given_agents
 from handrail.session.session_context import ClientProcessRegistrations
 from handrail.store.lease import WorkspaceHeld, WorkspaceLease
 from handrail.store.state_folders import resolve_workspace
@@ -42,7 +43,9 @@ async def open_kernel(
     state: FolderPath | None = None,
     config: FolderPath | None = None,
     watchdogs: Iterable[Watchdog] = (),
-    agent: str | None = None,
+    agent: str | Mapping[str, Any] | None = None,
+    agents: Iterable[Mapping[str, Any]] = (),
+    builtins: bool = True,
     settings: Iterable[str] = (),
     mode: str | None = None,
     frontend: str = "library",
@@ -64,7 +67,11 @@ async def open_kernel(
     :param state: the state folder instead of the platform's
     :param config: the configuration file instead of the platform's
     :param watchdogs: check every call before it runs, in this order; they can only restrict
-    :param agent: the default agent of its sessions; None: the configured one
+    :param agent: the default agent of its sessions: an id, or an agent in code with the keys of an ``agent.toml``; None: the
+        configured one
+    :param agents: further agents in code, for delegation or for single sessions. An agent in code replaces the one in the
+        configuration with the same id
+    :param builtins: False: its sessions have no built-in tools
     :param settings: ``KEY=VALUE`` texts, which override files and variables
     :param mode: how much its sessions may do without approval: ``plan``, ``ask``, ``accept-edits`` or ``auto``; None: the
         agent's or the configured mode
@@ -74,9 +81,11 @@ async def open_kernel(
     :raises UsageError: if an argument has the wrong form
     :raises StartError: if the state, the lease or the sandbox is not available
     """
+    in_code = () if agent is None or isinstance(agent, str) else (agent,)
+    given_agents = check_given_agents((*in_code, *list_argument_to_tuple("agents", agents)))
     registrations = ClientProcessRegistrations(
         frontend,
-        agent,
+        given_agents[0].id if in_code else cast("str | None", agent),
         list_argument_to_tuple("tools", tools),
         normalise_rules(rules),
         secrets,
@@ -85,6 +94,8 @@ async def open_kernel(
         list_argument_to_tuple("settings", settings),
         parse_optional_mode(mode),
         copy_tool_config(tool_config),
+        given_agents,
+        check_flag("builtins", builtins),
     )
 
     def holding(registrations: ClientProcessRegistrations) -> AbstractAsyncContextManager[Kernel]:
@@ -132,6 +143,16 @@ def list_argument_to_tuple(name: str, values: Iterable[T]) -> tuple[T, ...]:
     if isinstance(one, (str, bytes, Mapping)) or not isinstance(one, Iterable):
         raise UsageError(f"Invalid `{name}`: {one!r}. Expected a list: {name}=[…]")
     return tuple(values)
+
+
+def check_flag(name: str, value: bool) -> bool:
+    """Return a flag of a program.
+
+    :raises UsageError: if it is not True or False
+    """
+    if cast("object", value) not in (True, False):
+        raise UsageError(f"Invalid `{name}`: {value!r:.80}. Expected True or False.")
+    return bool(value)
 
 
 def copy_tool_config(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig:

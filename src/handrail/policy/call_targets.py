@@ -84,14 +84,19 @@ class TargetReader:
     __slots__ = ("_getters", "_path")
 
     def __init__(self, spec: ToolSpec) -> None:
-        self._getters: tuple[tuple[Capability, _Getter], ...] = tuple(
-            (cast("Capability", capability), _getter(template, spec))
-            for capability, template in spec.effective_targets.items()
+        self._getters: tuple[tuple[Capability, tuple[_Getter, ...]], ...] = tuple(
+            (cast("Capability", capability), tuple(_getter(template, spec) for template in templates))
+            for capability, templates in spec.effective_targets.items()
         )
-        only_a_path = len(self._getters) == 1 and self._getters[0][0] in ("fs.read", "fs.write")
+        only_a_path = (
+            len(self._getters) == 1 and self._getters[0][0] in ("fs.read", "fs.write") and len(self._getters[0][1]) == 1
+        )
         self._path: tuple[Capability, str, object] | None = None
         """If the only target is a path in one argument, as for most file tools: its capability, argument and default."""
-        if only_a_path and (name := _sole_template_argument(next(iter(spec.effective_targets.values())))) is not None:
+        if (
+            only_a_path
+            and (name := _sole_template_argument(next(iter(spec.effective_targets.values()))[0])) is not None
+        ):
             self._path = (self._getters[0][0], name, _default_of(name, spec))
 
     def __bool__(self) -> bool:
@@ -119,19 +124,21 @@ class TargetReader:
                     subject = make_path_subject(absolute, roots)
                 return [CallTarget(capability, absolute, where.display_path, subject)]
         found: list[CallTarget] = []
-        for capability, getter in self._getters:
-            value = getter(arguments)
+        for capability, getters in self._getters:
+            # An argument that is left out names nothing, unless it is the only one.
+            values = [value for getter in getters if (value := getter(arguments)) is not None] or [None]
             if capability == "shell.run":
-                command = _command(value)
-                found.append(command)
-                if isinstance(command.subject, ShellScript) and command.subject.files:
-                    found += find_redirection_targets(command.subject, roots)
+                for command in map(_command, values):
+                    found.append(command)
+                    if isinstance(command.subject, ShellScript) and command.subject.files:
+                        found += find_redirection_targets(command.subject, roots)
                 continue
             if capability == "net.fetch":
-                hosts = [host_of_url(text) for text in _texts(value, None) if not _DATA_URL.match(text)]
+                texts = [text for value in values for text in _texts(value, None)]
+                hosts = [host_of_url(text) for text in texts if not _DATA_URL.match(text)]
                 found += [CallTarget("net.fetch", host, host, host) for host in hosts]
                 continue
-            for text in (value,) if isinstance(value, str) else _texts(value, "."):
+            for text in [text for value in values for text in _texts(value, ".")]:
                 where = located.get(text)
                 if where is None:
                     where = located[text] = roots.resolve_path(text)

@@ -20,6 +20,7 @@ from handrail.contract.agent_manifest import (
     MAX_AGENT_BYTES,
     AgentManifest,
     CheckedAgentManifest,
+    check_agent,
     fault_in_agent_id,
     parse_agent,
     tool_pattern_matches,
@@ -49,12 +50,55 @@ from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 AGENT_FILE = "agent.toml"
 
 
-def find_agents(config: Path, workspaces: Iterable[str] = ()) -> dict[str, CheckedAgentManifest]:
+def find_agents(
+    config: Path, workspaces: Iterable[str] = (), given: Iterable[AgentManifest] = ()
+) -> dict[str, CheckedAgentManifest]:
     """Return every agent by id, the default one first, each with the faults of its manifest.
 
     :param config: the configuration folder
     :param workspaces: the folders that a model can write to; an agent's folder that overlaps one of them is refused
+    :param given: checked manifests that a program passes in code, which replace agents of the same id
     """
+    found = _find_agents_in_folder(config, workspaces)
+    return found | {one.id: CheckedAgentManifest(one, f"agent {one.id!r} of open_kernel") for one in given}
+
+
+def check_given_agents(tables: Iterable[Mapping[str, Any]]) -> tuple[AgentManifest, ...]:
+    """Return the manifests of agents that a program passes in code, with the keys of an ``agent.toml``.
+
+    :raises UsageError: if one is not a mapping with an id, or two have the same id
+    :raises LoadError: with the faults of all of them
+    """
+    found: dict[str, CheckedAgentManifest] = {}
+    for table in tables:
+        agent = _check_given_agent(table)
+        if agent.manifest.id in found:
+            raise UsageError(f"Two agents have the id {agent.manifest.id!r}. Use each id once.")
+        found[agent.manifest.id] = agent
+    if faults := [fault for agent in found.values() for fault in agent.faults]:
+        raise LoadError(faults)
+    return tuple(agent.manifest for agent in found.values())
+
+
+def _check_given_agent(table: object) -> CheckedAgentManifest:
+    expected = 'Expected a mapping with the keys of agent.toml, such as {"id": "helper", "tools": ["read"]}.'
+    if not isinstance(table, Mapping):
+        raise UsageError(f"Invalid agent: {table!r:.80}. {expected}")
+    try:
+        data: dict[str, Any] = json.loads(
+            json.dumps(dict(cast("Mapping[str, Any]", table)), ensure_ascii=False).encode()
+        )
+    except (TypeError, ValueError, RecursionError) as error:  # a value that is not JSON, or half a surrogate pair
+        raise UsageError(
+            f"Invalid agent: {table!r:.80}. It contains a value that is not JSON: {error}. {expected}"
+        ) from None
+    name = data.get("id")
+    if not isinstance(name, str) or fault_in_agent_id(name) is not None:
+        raise UsageError(f"Invalid `id` of an agent: {name!r:.80}. Expected letters, digits, '_' and '-'. {expected}")
+    return check_agent(data, f"agent {name!r} of open_kernel", name)
+
+
+def _find_agents_in_folder(config: Path, workspaces: Iterable[str]) -> dict[str, CheckedAgentManifest]:
     folder, apart = config / "agents", tuple(workspaces)
     found = {DEFAULT_AGENT: CheckedAgentManifest(AgentManifest())}
     try:
@@ -72,14 +116,16 @@ def find_agents(config: Path, workspaces: Iterable[str] = ()) -> dict[str, Check
     return found
 
 
-def find_agent(config: Path, agent: str, workspaces: Iterable[str] = ()) -> CheckedAgentManifest:
-    """Return one agent by its id.
+def find_agent(
+    config: Path, agent: str, workspaces: Iterable[str] = (), given: Iterable[AgentManifest] = ()
+) -> CheckedAgentManifest:
+    """Return one agent by its id; see :func:`find_agents`.
 
     :raises UsageError: if no such agent exists, with the ids of all agents
     """
     if (problem := fault_in_agent_id(agent)) is not None:
         raise UsageError(f"Invalid agent id: {problem}.")
-    agents = find_agents(config, workspaces)
+    agents = find_agents(config, workspaces, given)
     if agent not in agents:
         close = nearest_names(agent, agents, 1)
         hint = (

@@ -213,7 +213,12 @@ class _ObservedConfinement:
 
 def _observe_confinement(binary: str) -> _ObservedConfinement | str:
     """Return what a program sees in a sandbox of ``binary``, or why no sandbox could be made."""
-    with tempfile.TemporaryDirectory(prefix="handrail-probe-") as folder:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="handrail-probe-")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return f"no temporary folder can be made ({reason}). Mount a writable /tmp, or set TMPDIR to a writable folder"
+    with temporary as folder:
         place = os.path.realpath(folder)
         found: list[_ObservedConfinement | str] = []
         # A separate loop in a separate thread, since the caller may run in a loop.
@@ -247,7 +252,7 @@ async def _run_trial(binary: str, place: str) -> _ObservedConfinement | str:
     except TimeoutError:
         return f"no answer within {_TRIAL_TIMEOUT_S} s"
     except (ToolError, OSError, ValueError) as error:
-        return str(error)
+        return str(error).removesuffix(" Try again.").rstrip(".")  # advice for a model, and another try gives the same
     if code != 0:
         return errors.decode("utf-8", "replace").strip()[:500] or f"it ended with {code}"
     seen = _ObservedConfinement(no_hosts=no_hosts)

@@ -58,6 +58,10 @@ class ClientProcessRegistrations:
     mode: Mode | None = None
     """None for the mode of the agent or of the configuration."""
     tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
+    agents: tuple[AgentManifest, ...] = ()
+    """Agents that the process passes in code. They replace those of the configuration with the same id."""
+    builtins: bool = True
+    """Whether its sessions have the built-in tools."""
 
     tool_settings: Mapping[str, ToolSettings] = field(default_factory=dict[str, ToolSettings])
     """Settings of tools from command-line flags."""
@@ -178,6 +182,7 @@ class AgentContext:
     :ivar secrets: the secrets that its tools may use
     :ivar catalog: the catalog options of its sessions
     :ivar shared: whether other contexts use the same generations, so that closing this context leaves them open
+    :ivar given_agents: the agents that the process passed in code
     """
 
     def __init__(
@@ -191,8 +196,10 @@ class AgentContext:
         shared: bool,
         secrets: SecretStore = NO_SECRETS,
         catalog: CatalogOptions | None = None,
+        given_agents: tuple[AgentManifest, ...] = (),
     ) -> None:
         self.manifest = manifest
+        self.given_agents = given_agents
         self.catalog = catalog or CatalogOptions(core=manifest.core)
         self.further_roots = further_roots
         self.generations = generations

@@ -6,11 +6,13 @@ Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform'
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
     heads/<key>                  how far the log of a workspace was written
+    moved/<hash>                 the key of a workspace whose folder was moved, by the hash of its present path
     user-data/                   what tools keep for the user: a root of sessions with a tool that requires it
     search/                      vectors of tools' texts and words of catalogues, for every workspace
 
-``<key>`` is a hash of the workspace's real path, so two spellings of one workspace share their state. A log
-that the agent's own tools could reach would prove nothing: every check here fails closed.
+``<key>`` is a hash of the workspace's real path, so two spellings of one workspace share their state. If the folder is moved,
+its state keeps the key, since records name files by it. A log that the agent's own tools could reach would prove nothing:
+every check here fails closed.
 """
 
 from __future__ import annotations
@@ -271,7 +273,8 @@ def _identity(path: str) -> InodeIdentity | None:
 
 STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PARTS = ("ws", "output", "scratch", "user-data", "search", "sources", "mcp", "heads")
+_PARTS = ("ws", "output", "scratch", "user-data", "search", "sources", "mcp", "heads", "moved")
+_KEY = re.compile(rb"[0-9a-f]{24}")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: free of collisions, and short enough for a socket path (108 bytes) below it."""
 
@@ -417,7 +420,7 @@ def locate_folders(workspace: str | Path, state: str | Path | None = None, *, al
     real = resolve_workspace(Path(workspace), allow_home=allow_home)
     root = find_state_root(state)
     _check_apart(real, root)
-    return StateFolders(real, root, workspace_key(real))
+    return StateFolders(real, root, find_state_key(root, real))
 
 
 def find_state_root(state: str | Path | None = None) -> Path:
@@ -426,8 +429,49 @@ def find_state_root(state: str | Path | None = None) -> Path:
 
 
 def workspace_key(workspace: Path) -> str:
-    """Return the name of a workspace below the state folder, from its real path."""
+    """Return the name of a workspace below the state folder, from its real path, unless it was moved."""
     return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:_KEY_LENGTH]
+
+
+def find_state_key(state: Path, workspace: Path) -> str:
+    """Return the key of a workspace's state: of its path, or of the state that was adopted for it.
+
+    :raises StartError: if the record of an adoption cannot be trusted
+    """
+    own = workspace_key(workspace)
+    path = state / "moved" / own
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except (FileNotFoundError, NotADirectoryError):
+        return own
+    except OSError as error:
+        raise _unusable_redirect_error(path, error.strerror or str(error)) from None
+    try:
+        found, content = os.fstat(descriptor), os.read(descriptor, _KEY_LENGTH + 1)
+    finally:
+        os.close(descriptor)
+    if os.name != "nt" and (found.st_uid != os.geteuid() or found.st_mode & 0o077):
+        raise _unusable_redirect_error(path, "other users can access it")
+    if not _KEY.fullmatch(content):
+        raise _unusable_redirect_error(path, "it contains no key")
+    return content.decode()
+
+
+def prepare_redirects(state: Path) -> Path:
+    """Return the folder with the keys of moved workspaces, created as private.
+
+    :raises StartError: if it cannot be created or is not private
+    """
+    _prepare_root(state)
+    _prepare_private(state / "moved")
+    return state / "moved"
+
+
+def _unusable_redirect_error(path: Path, reason: str) -> StartError:
+    return StartError(
+        f"{path} should name the state of a workspace that was moved, but cannot be used: {reason}. Check who changed it, "
+        "remove it, and run `handrail state adopt` again."
+    )
 
 
 def prepare_folders(

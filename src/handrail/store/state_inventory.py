@@ -17,7 +17,7 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError
 from handrail.store.lease import find_lease_holder
-from handrail.store.state_folders import StateFolders, remove_tree, workspace_key
+from handrail.store.state_folders import StateFolders, find_state_key, remove_tree
 
 _KEY = re.compile(r"[0-9a-f]{24}")
 _REMOVED = ".removed-"
@@ -47,17 +47,19 @@ class StateInventoryEntry:
     holder: str | None
 
 
-def list_stored_state(state: Path) -> list[StateInventoryEntry]:
+def list_stored_state(state: Path, key: str | None = None) -> list[StateInventoryEntry]:
     """Return the stored state below a state folder, the most recently used first.
 
     :param state: the result of :func:`~handrail.store.state_folders.find_state_root`
+    :param key: the key of one state; None for all
     :raises StartError: if it is not a folder of this user
     """
     _check_state_folder(state)
     keys = sorted({name for part in _PARTS for name in _list_names(state / part) if _KEY.fullmatch(name)})
-    found = sorted((_read_stored_state(state, key) for key in keys), key=lambda kept: kept.used_ns or 0, reverse=True)
+    keys = keys if key is None else [one for one in keys if one == key]
+    found = sorted((_read_stored_state(state, one) for one in keys), key=lambda kept: kept.used_ns or 0, reverse=True)
     data = state / USER_DATA
-    if data.is_dir():
+    if data.is_dir() and key in (None, USER_DATA):
         found.append(
             StateInventoryEntry(USER_DATA, None, False, measure_folder_size(data), data.lstat().st_mtime_ns, None)
         )
@@ -74,7 +76,7 @@ def remove_workspace_state(state: Path, key: str) -> list[str]:
         remove_tree(state / key)
         return [f"{state / key}: cannot be removed"] if os.path.lexists(state / key) else []
     folders = _folders(state, key)
-    _refuse_if_held(folders)
+    refuse_if_held(folders)
     # Renamed first, so that a process that starts now finds no state instead of a part of it.
     aside = f"{_REMOVED}{key}-{secrets.token_hex(4)}"
     own, put_aside = folders.workspace_state_folder, state / "ws" / aside
@@ -86,7 +88,7 @@ def remove_workspace_state(state: Path, key: str) -> list[str]:
         return [f"{own}: {error.strerror or error}"]
     else:
         try:
-            _refuse_if_held(replace(folders, key=aside))  # a process may have started in between
+            refuse_if_held(replace(folders, key=aside))  # a process may have started in between
         except StartError:
             put_aside.rename(own)
             raise
@@ -164,8 +166,8 @@ def _read_workspace(file: Path, key: str) -> Path | None:
             path = Path(os.fsdecode(os.read(descriptor, _MAX_NAME)))
         finally:
             os.close(descriptor)
-        return path if workspace_key(path) == key else None
-    except (OSError, ValueError):
+        return path if find_state_key(file.parent.parent.parent, path) == key else None
+    except (OSError, ValueError, StartError):
         return None
 
 
@@ -189,7 +191,11 @@ def _last_used(database: Path) -> int | None:
     return max(times, default=None)
 
 
-def _refuse_if_held(folders: StateFolders) -> None:
+def refuse_if_held(folders: StateFolders) -> None:
+    """Check that no process holds a workspace.
+
+    :raises StartError: if one does
+    """
     if (holder := find_lease_holder(folders)) is not None:
         raise StartError(
             f"The state of {folders.workspace} is in use by {holder}, {holder.state}. Stop that process first."

@@ -11,6 +11,7 @@ from pathlib import Path
 from handrail.store.database.sqlite_connection import record_engine
 from handrail.store.database.workspace_database import WorkspaceDatabase
 from handrail.store.lease import WorkspaceLease
+from handrail.store.project_identity import is_same_project
 from handrail.store.state_folders import StateFolders, prepare_folders
 from handrail.store.tables.inbound_tables import ChannelTable, NotificationTable, TriggerTable
 from handrail.store.tables.job_tables import JobTable
@@ -59,6 +60,7 @@ class WorkspaceStore:
         if engine is not None:
             record_engine(folders.database_file, engine)
         lease = WorkspaceLease.acquire(folders, frontend=frontend, clock=clock, protocol=protocol, socket=socket)
+        is_same_project(folders)  # records the folder at the first time, so that it is recognised if it is moved
         try:
             database = WorkspaceDatabase.open(folders, lease)
         except BaseException:

@@ -7,6 +7,7 @@ from handrail.tools.delegation_tools import MemoryCompactTool, TaskTool
 from handrail.tools.discovery_tools import BrowseToolsTool, FindToolsTool, InfoTool, LoadToolsTool, ToolSearchTool
 from handrail.tools.files.editing_tools import EditTool, FilePatchTool, MultiEditTool, ReadTool, WriteTool
 from handrail.tools.files.json_file_tools import JsonReadTool, JsonWriteTool
+from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
 from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
@@ -40,6 +41,8 @@ BUILTINS: tuple[Tool, ...] = (
     *(BrowseToolsTool(), LoadToolsTool(), FindToolsTool(), ToolSearchTool(), InfoTool()),
     *(
         MultiEditTool(),
+        FileMoveTool(),
+        FileDeleteTool(),
         TreeTool(),
         JsonReadTool(),
         JsonWriteTool(),

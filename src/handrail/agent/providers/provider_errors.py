@@ -178,7 +178,8 @@ def make_request_error(
     is_in_stream = status is None or status < 400
     if status in (401, 403) or kind in _DENIED_CODES:
         return ProviderDenied(
-            f"{name}: The provider rejected the key ({status or code}). Check {key_variable} and the account's permissions."
+            f"{name}: The provider rejected the key ({status or code}). Check {key_variable}, or the `api_key` "
+            "that was passed, and the account's permissions."
         )
     if kind in _SPENT_CODES or status == 402:
         return ProviderDenied(f"{name}: The account's quota is used up ({text}). Check the provider's billing page.")

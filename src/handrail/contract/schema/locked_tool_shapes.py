@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from handrail.contract.schema.argument_validation import ParametersSchema
-from handrail.contract.tool.spec import ToolKind, ToolSpec, object_properties_of
+from handrail.contract.tool.spec import TargetTemplates, ToolKind, ToolSpec, object_properties_of
 
 _LONGEST = 4_000
 
@@ -27,7 +27,7 @@ class LockedToolShape:
     parameters: Mapping[str, Any]
     examples: tuple[Mapping[str, Any], ...]
     kind: ToolKind
-    targets: Mapping[str, str]
+    targets: TargetTemplates
     max_output: int | None = None
 
     def build_locked_spec(self, tool_id: str, answering: ToolSpec) -> ToolSpec:

@@ -69,6 +69,21 @@ class WriteResult:
     """The replaced content, for a diff; None if the file is new."""
 
 
+@dataclass(frozen=True, slots=True)
+class EntryChange:
+    """The result of moving or deleting a file or folder.
+
+    :param path: the path that it has now, or had before it was deleted
+    :param entries: the number of files, folders and links, with everything in a folder
+    :param size: the bytes of all its files
+    """
+
+    path: str
+    kind: FileKind
+    entries: int
+    size: int
+
+
 class FileService(Protocol):
     """Files below the roots of the session.
 
@@ -115,6 +130,27 @@ class FileService(Protocol):
             this session has read)
         :raises ToolError: ``conflict`` if something else is there
         """
+        ...
+
+    async def move(self, path: str, to: str) -> EntryChange:
+        """Move a file or folder to a path that does not exist yet, and create its parent folders.
+
+        The rules must allow reading the old path and writing both. Each entry of a folder is checked.
+
+        :raises ToolError: ``conflict`` if ``to`` exists or the folder changes meanwhile; ``limit`` for a large folder
+        """
+        ...
+
+    async def delete(self, path: str, *, recursive: bool = False) -> EntryChange:
+        """Delete a file or an empty folder.
+
+        :param recursive: also delete a folder with everything in it
+        :raises ToolError: ``conflict`` if the folder is not empty, or changed since it was read; ``limit`` for a large folder
+        """
+        ...
+
+    async def make_folder(self, path: str) -> FileStat:
+        """Create a folder and its parents. An existing folder is left as it is."""
         ...
 
 

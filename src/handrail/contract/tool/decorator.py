@@ -38,6 +38,7 @@ from handrail.contract.tool.spec import (
     OutputExposure,
     PromptOrder,
     SideEffect,
+    TargetTemplates,
     ToolKind,
     ToolSpec,
 )
@@ -363,7 +364,7 @@ class ToolDecoratorOptions(TypedDict, total=False):
     requires: Requires | Mapping[str, Any]
     side_effect: SideEffect
     locks: Sequence[str | LockSpec]
-    targets: Mapping[str, str]
+    targets: TargetTemplates
     timeout_ms: int
     timeout_argument: str
     idempotent: bool

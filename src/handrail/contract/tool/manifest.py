@@ -19,7 +19,7 @@ from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.text.strict_json import InvalidJsonText, json_type_name, parse_object
 from handrail.contract.tool.requires import NetRequires, Requires
-from handrail.contract.tool.spec import FIELDS, ConfigKey, LockSpec, ToolSpec, find_spec_faults
+from handrail.contract.tool.spec import FIELDS, ConfigKey, LockSpec, TargetTemplates, ToolSpec, find_spec_faults
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import check_spec
 
@@ -190,7 +190,16 @@ def strip_tool_folder(value: object) -> str:
     return path
 
 
+def _templates(value: object) -> str | tuple[str, ...]:
+    several = cast("list[object]", value) if isinstance(value, list) else [value]
+    texts = [one for one in several if isinstance(one, str)]
+    if len(texts) != len(several):
+        raise ValueError('expected "{path}", or a list as in ["{path}", "{to}"]')
+    return tuple(texts) if isinstance(value, list) else texts[0]
+
+
 Lock = Annotated[LockSpec, PlainValidator(_lock)]
+Templates = Annotated[str | tuple[str, ...], PlainValidator(_templates)]
 Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
 ExecPath = Annotated[str, PlainValidator(strip_tool_folder)]
 
@@ -205,7 +214,7 @@ class LlmView(_ManifestView):
 
 _AS_JSON: Mapping[Any, Any] = {
     Mapping[str, Any]: dict[str, Any],
-    Mapping[str, str]: dict[str, str],
+    TargetTemplates: dict[str, Templates],
     Mapping[str, ConfigKey]: dict[str, DeclaredSettingView],
     tuple[LockSpec, ...]: tuple[Lock, ...],
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, get_origin, get_type_hints
@@ -82,6 +82,8 @@ ToolKind = Literal["read", "edit", "delete", "move", "search", "execute", "think
 PromptOrder = Literal["first", "normal", "last"]
 """The position of a tool's guidance among that of the other tools."""
 Cancellable = Literal["cooperative", "process"]
+TargetTemplates = Mapping[str, str | Sequence[str]]
+"""Capability to one argument template, or to several."""
 
 DEFAULT_TIMEOUT_MS = 60_000
 DEFAULT_BUILD_TIMEOUT_MS = 600_000
@@ -165,8 +167,9 @@ class ToolSpec:
     side_effect: SideEffect = "external"
     locks: tuple[LockSpec, ...] | None = None
     """None: not declared, so ``workspace:S`` for reads and ``workspace:X`` otherwise. ``()``: no locks."""
-    targets: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Capability to argument template, ``{"fs.read": "{path}"}``; see :func:`infer_targets`."""
+    targets: TargetTemplates = field(default_factory=dict[str, str])
+    """Capability to argument templates, ``{"fs.read": "{path}", "fs.write": ["{path}", "{to}"]}``; see
+    :func:`infer_targets`. A rule evaluates each of them."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     timeout_argument: str | None = None
     """The argument, in milliseconds, with which a caller may shorten ``timeout_ms``."""
@@ -232,9 +235,11 @@ class ToolSpec:
         return locks if self.concurrency_safe else (*locks, LockSpec("serial", "X"))
 
     @property
-    def effective_targets(self) -> Mapping[str, str]:
-        """The declared targets, or those inferred from the parameters."""
-        return self.targets or infer_targets(self.parameters, self.side_effect)
+    def effective_targets(self) -> Mapping[str, tuple[str, ...]]:
+        """The declared targets, or those inferred from the parameters, as all templates of each capability."""
+        if not self.targets:
+            return infer_targets(self.parameters, self.side_effect)
+        return {capability: as_templates(templates) for capability, templates in self.targets.items()}
 
     def llm_view(self) -> dict[str, Any]:
         """Return everything that goes into a model's tools parameter, built from a closed list."""
@@ -255,7 +260,10 @@ class ToolSpec:
             }
             for key, c in self.config.items()
         }
-        view["targets"] = dict(self.targets)
+        view["targets"] = {
+            capability: templates if isinstance(templates, str) else list(templates)
+            for capability, templates in self.targets.items()
+        }
         view["provider_support"] = {provider: dict(options) for provider, options in self.provider_support.items()}
         return view
 
@@ -274,19 +282,31 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 _RUNTIME_VIEW = tuple(f.name for f in fields(ToolSpec) if f.name not in _LLM_VIEW)
 
 
-def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, str]:
-    """Infer targets from ``format: path | host | command`` of top-level string parameters."""
-    found: dict[str, str] = {}
+def as_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the templates of one capability in ``targets``, which may be a single text."""
+    return (templates,) if isinstance(templates, str) else tuple(templates)
+
+
+def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, tuple[str, ...]]:
+    """Infer targets from ``format: path | host | command`` of all top-level parameters, also within lists."""
+    found: dict[str, tuple[str, ...]] = {}
     for name, schema in object_properties_of(parameters).items():
-        declared = schema.get("format")
-        capability = (
-            ("fs.read" if side_effect == "read" else "fs.write")
-            if declared == "path"
-            else _CAPABILITY_OF_FORMAT.get(str(declared))
-        )
-        if capability:
-            found.setdefault(capability, f"{{{name}}}")
+        for declared in _formats_of(schema):
+            capability = (
+                ("fs.read" if side_effect == "read" else "fs.write")
+                if declared == "path"
+                else _CAPABILITY_OF_FORMAT.get(declared)
+            )
+            if capability:
+                found[capability] = (*found.get(capability, ()), f"{{{name}}}")
     return found
+
+
+def _formats_of(schema: Mapping[str, Any]) -> Iterable[str]:
+    """Return the formats of a text parameter, of its alternatives, and of the items of a list."""
+    alternatives = [schema, *schema_branches_of(schema)]
+    items = [cast("Mapping[str, Any]", one["items"]) for one in alternatives if isinstance(one.get("items"), Mapping)]
+    return dict.fromkeys(str(one["format"]) for one in (*alternatives, *items) if "format" in one)
 
 
 def object_properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -372,19 +392,18 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
             )
         )
     found += _faults_in_steps(spec, known)
-    for capability, template in spec.targets.items():
+    for capability, templates in spec.targets.items():
+        place = f"runtime.targets.{capability}"
         if capability not in CAPABILITIES:
-            found.append(
-                (f"runtime.targets.{capability}", f"is not a capability; available: {', '.join(CAPABILITIES)}")
-            )
-        for name in template_argument_names(template):
-            if name not in known:
-                found.append(
-                    (
-                        f"runtime.targets.{capability}",
-                        f"{template!r} names the unknown parameter {name!r}",
-                    )
-                )
+            found.append((place, f"is not a capability; available: {', '.join(CAPABILITIES)}"))
+        if not templates:
+            found.append((place, "is empty; name the arguments, as in '{path}', or remove the capability"))
+        for template in as_templates(templates):
+            found += [
+                (place, f"{template!r} names the unknown parameter {name!r}")
+                for name in template_argument_names(template)
+                if name not in known
+            ]
     if spec.timeout_argument is not None and spec.timeout_argument not in known:
         found.append(("runtime.timeout_argument", f"{spec.timeout_argument!r} is not a parameter"))
     if spec.build and "/" not in (spec.exec_path or ""):
@@ -508,7 +527,11 @@ def _are_settings(value: object) -> bool:
 
 
 def _are_templates(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value).values())
+    if not isinstance(value, Mapping):
+        return False
+    found = cast("Mapping[Any, object]", value).values()
+    listed = (tuple(cast("list[object]", one)) if isinstance(one, list) else one for one in found)
+    return all(isinstance(one, str) or _are_texts(one) for one in listed)
 
 
 class FieldType(NamedTuple):
@@ -536,7 +559,7 @@ _BY_TYPE: Mapping[Any, tuple[Callable[[object], bool], str]] = {
     bool: (_is_flag, "True or False"),
     Mapping[str, Any]: (_is_object, _OBJECT),
     Mapping[str, Mapping[str, Any]]: (_is_object, _OBJECT),
-    Mapping[str, str]: (_are_templates, 'a mapping of texts, as in {"fs.read": "{path}"}'),
+    TargetTemplates: (_are_templates, 'a mapping of texts or lists of texts, as in {"fs.read": "{path}"}'),
     Mapping[str, ConfigKey]: (
         _are_settings,
         'a mapping of ConfigKey, as in {"units": ConfigKey("metric or imperial")}',

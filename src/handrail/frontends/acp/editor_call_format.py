@@ -63,8 +63,9 @@ def list_call_files(spec: ToolSpec | None, arguments: Mapping[str, Any], workdir
     if spec is None:
         return []
     found: dict[str, None] = {}
-    for capability, template in spec.targets.items():
-        named = _ONE_ARGUMENT.fullmatch(template) if capability.startswith("fs.") else None
+    fs = (templates for capability, templates in spec.effective_targets.items() if capability.startswith("fs."))
+    for template in dict.fromkeys(template for templates in fs for template in templates):
+        named = _ONE_ARGUMENT.fullmatch(template)
         value: Any = arguments.get(named.group(1)) if named is not None else None
         several = cast("list[Any]", value) if isinstance(value, list) else [value]
         found |= dict.fromkeys(one for one in several if isinstance(one, str) and one and "\0" not in one)

@@ -15,7 +15,7 @@ import click
 
 from handrail.frontends.cli.command_group import INTERRUPTED
 from handrail.frontends.cli.command_options import CommandOptions
-from handrail.frontends.cli.terminal_output import print_note, to_one_line
+from handrail.frontends.cli.terminal_output import ask_yes_or_no, print_note, to_one_line
 
 if TYPE_CHECKING:
     from handrail.config import MergedConfiguration
@@ -106,6 +106,7 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
     from handrail.kernel.workspace_opening import open_kernel
 
     _check_rules(setting.rules)
+    offer_moved_state(setting)
     async with open_kernel(
         setting.workspace,
         rules=setting.rules,
@@ -119,6 +120,31 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
     ) as kernel:
         print_startup_notes(kernel.config, kernel.interrupted_calls)
         yield kernel
+
+
+def offer_moved_state(setting: CommandOptions) -> None:
+    """Offer the state of the former path, if the folder of the workspace was moved and has no state yet.
+
+    On a terminal, the user is asked. Otherwise a note names the command.
+    """
+    from handrail.contract.errors import HandrailError
+    from handrail.store.state_adoption import adopt_state, choose_adoptable, find_adoptable, has_state
+    from handrail.store.state_folders import locate_folders
+
+    try:
+        folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+        if has_state(folders) or not (found := find_adoptable(folders)):
+            return
+    except HandrailError:  # opening the workspace reports it
+        return
+    former = found[0].stored.workspace or "another path"
+    told = f"handrail: {folders.workspace} was at {former} before, where it has a log, sessions and stored answers."
+    if len(found) == 1 and sys.stdin.isatty() and sys.stderr.isatty():
+        print_note(told)
+        if ask_yes_or_no("Continue with them here?", err=True):
+            adopt_state(folders, choose_adoptable(folders, None))
+    else:
+        print_note(f"{told} To continue with them, run first: handrail state adopt")
 
 
 def print_startup_notes(config: MergedConfiguration, interrupted: Iterable[InterruptedCall]) -> None:

@@ -259,6 +259,8 @@ class ClientGreeting:
     :param tool_settings: the tool settings from its flags and variables that can apply to its sessions only
     :param catalog: the catalog settings from its flags and variables; None if they set none
     :param tools: each is read as a :class:`ClientToolDescription` later, so that all faults are reported together
+    :param agents: the agents that it passes in code
+    :param builtins: whether its sessions have the built-in tools
     """
 
     face: str
@@ -273,6 +275,8 @@ class ClientGreeting:
     tools: Sequence[Any] = ()
     offerings: Sequence[ResourceProviderDescription] = ()
     watchdogs: Sequence[ClientWatchdogDescription] = ()
+    agents: Sequence[Mapping[str, Any]] = ()
+    builtins: bool = True
 
 
 def read_client_greeting(fields: Message) -> ClientGreeting:

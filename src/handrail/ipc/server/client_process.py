@@ -54,6 +54,7 @@ from handrail.ipc.wire.operation_dispatch import LEAVING, TRANSFERRED, Operation
 from handrail.ipc.wire.peer_connection import IpcConnection
 from handrail.policy.decision_explanation import PolicyExplanation
 from handrail.record.commit_log import CommitLog
+from handrail.registry.agent_folders import check_given_agents
 from handrail.session.local_session import LocalSession, ParentRef
 from handrail.session.session_context import AgentContext, ClientProcessRegistrations, SessionOpening, SessionOptions
 from handrail.session.session_events import DROPPABLE_KINDS
@@ -254,6 +255,8 @@ class ClientProcess:
                 tool_config=told.tool_config,
                 tool_settings=told.tool_settings,
                 catalog=told.catalog,
+                agents=check_given_agents(told.agents),
+                builtins=told.builtins,
             )
             self.context = self._get_or_make_context(told.agent)
         except HandrailError as error:

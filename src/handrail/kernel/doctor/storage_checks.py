@@ -20,7 +20,7 @@ from handrail.sandbox.view.cached_folder_tree import FolderTree
 from handrail.store.database.schema_migrations import VERSION
 from handrail.store.database.workspace_database import open_reader
 from handrail.store.lease import LeaseHolder, find_lease_holder
-from handrail.store.state_folders import StateFolders
+from handrail.store.state_folders import STATE_VARIABLE, StateFolders
 from handrail.store.state_inventory import measure_folder_size
 
 _LOW_SPACE_BYTES = 256 * 1024 * 1024
@@ -109,16 +109,14 @@ def _check_folder(name: str, folder: Path, consequence: str) -> Iterator[DoctorC
     disk = os.statvfs(folder)
     free, files = disk.f_bavail * disk.f_frsize, disk.f_favail
     room = f"{folder}, {_format_bytes(free)} free" + (f", {files:,} inodes free" if disk.f_files else "")
+    other = ", or use another folder" if name == "workspace" else f", or use another folder: set {STATE_VARIABLE}"
     if disk.f_flag & os.ST_RDONLY:
         problem = "problem" if name != "workspace" else "warning"
-        yield DoctorCheck(
-            name, problem, f"{room}: mounted read-only, so {consequence}", "mount it writable, or use another folder"
-        )
+        yield DoctorCheck(name, problem, f"{room}: mounted read-only, so {consequence}", f"mount it writable{other}")
     elif not os.access(folder, os.W_OK | os.X_OK):
         problem = "problem" if name != "workspace" else "warning"
-        yield DoctorCheck(
-            name, problem, f"{room}: this user cannot write there, so {consequence}", "change its permissions"
-        )
+        remedy = f"make it writable for this user{other}"
+        yield DoctorCheck(name, problem, f"{room}: this user cannot write there, so {consequence}", remedy)
     elif free < _FULL_DISK_BYTES or (disk.f_files and not files):
         yield DoctorCheck(
             name, "problem", f"{room}: the disk is full", "free some space there, for example with handrail log purge"

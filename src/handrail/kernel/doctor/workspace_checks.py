@@ -249,8 +249,14 @@ def _check_tools(entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
     every = [entry for entry in every if entry.unavailable_reason != PROVIDER_ONLY_TEXT]
     unavailable = [entry for entry in every if entry.unavailable_reason is not None]
     yield DoctorCheck("tools", "ok", f"{len(every) - len(unavailable)} ready, {len(unavailable)} unavailable")
+    by_reason: dict[str, list[str]] = {}
     for entry in unavailable:
-        yield DoctorCheck(f"tool {entry.id}", "problem", f"unavailable: {entry.unavailable_reason}")
+        by_reason.setdefault(entry.unavailable_reason or "", []).append(entry.id)
+    for reason, ids in by_reason.items():
+        if len(ids) == 1:
+            yield DoctorCheck(f"tool {ids[0]}", "problem", f"unavailable: {reason}")
+        else:
+            yield DoctorCheck(f"{len(ids)} tools", "problem", f"unavailable: {', '.join(ids)}: {reason}")
     trusted = [entry.id for entry in every if entry.sandbox.startswith(IN_PROCESS) and entry.source != "built-in"]
     if trusted:
         about = "code of the operator, confined by the checks of the runtime, not by the operating system"

@@ -458,8 +458,8 @@ def _rule(text: str) -> Rule:
 # one of the project or the session wins. Protected paths, watchdogs, capabilities and the policies for single programs
 # apply in every mode.
 
-_FILE_TOOLS = ("write", "edit", "multi_edit", "file.patch", "json_write")
-"""The built-in tools that change files of the workspace and nothing else."""
+_FILE_TOOLS = ("write", "edit", "multi_edit", "file.patch", "json_write", "file.move")
+"""The built-in tools that change files of the workspace, and lose nothing."""
 _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init")
 """The built-in git tools that change only the workspace, like the commands that this mode allows."""
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_FILE_NAMES)
@@ -480,6 +480,7 @@ MODE_RULE_TEXTS: Mapping[Mode, tuple[str, ...]] = {
     "accept-edits": (*(f"allow {tool} **" for tool in _FILE_TOOLS), *_SECRETS, _READING),
     "auto": (
         "allow fs.write **",
+        "ask file.delete **",
         *_SECRETS,
         *_EXAMPLES,
         "allow bash",

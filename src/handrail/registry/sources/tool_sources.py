@@ -61,6 +61,7 @@ class AgentToolSources:
     :param agents: the agents that may be tools of this one
     :param extra_sources: returns the third-party sources
     :param other_agents_tools: returns the ids of tools that only other agents have, which rules may name
+    :param builtins: whether the built-in tools are among them
     """
 
     global_folder: Path
@@ -76,6 +77,7 @@ class AgentToolSources:
     agents: tuple[AgentManifest, ...] = ()
     extra_sources: Callable[[], Sequence[ToolSource]] = find_entry_point_sources
     other_agents_tools: Callable[[], Collection[str]] = tuple
+    builtins: bool = True
     cache: LoadCache = field(default_factory=LoadCache, compare=False, repr=False)
 
     def load_generation_of_agent(self, number: int, only: Collection[ToolSource] | None = None) -> Generation:
@@ -140,7 +142,7 @@ class AgentToolSources:
     def _all(self) -> list[ToolSource]:
         return [
             BundleSource(self.global_folder.parent),
-            BuiltinSource(),
+            *((BuiltinSource(),) if self.builtins else ()),
             ProviderToolSource(self.manifest.manifest.native),
             AgentSource(self.manifest.manifest, self.agents),
             FolderSource(

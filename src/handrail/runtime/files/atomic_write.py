@@ -70,7 +70,7 @@ def replace_file(
     assert located.root is not None
     root = open_root(located.root)
     try:
-        parent = _open_parent(root, parent_path, located)
+        parent = open_or_create_parent(root, parent_path, located)
     finally:
         os.close(root)
     try:
@@ -104,7 +104,7 @@ def read_open_file_whole(descriptor: int, size: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _open_parent(root: int, path: str, located: ResolvedPath) -> int:
+def open_or_create_parent(root: int, path: str, located: ResolvedPath) -> int:
     """Open the folder of a file, creating missing folders one by one, each below the one before."""
     try:
         return openat2(root, path or ".", FOLDER_FLAGS, _STRICT)
@@ -251,8 +251,7 @@ def _set_owner_like(descriptor: int, like: os.stat_result) -> None:
 def _publish_as_new_file(parent: int, temporary: str, name: str, located: ResolvedPath) -> None:
     """Give the temporary file a name that no file has."""
     try:
-        if not _rename(parent, temporary, name, _RENAME_NOREPLACE):
-            os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        rename_exclusively(parent, temporary, name)
     except FileExistsError as error:
         raise ToolError(
             f"`{located.display_path}` was just created by another process. Read it first, then write.", kind="conflict"
@@ -291,15 +290,43 @@ def exchange_names(parent: int, one: str, other: str) -> bool:
     return _rename(parent, one, other, _RENAME_EXCHANGE)
 
 
-def _rename(parent: int, old: str, new: str, flags: int) -> bool:
-    """Call renameat2 within one folder; return False if the system does not support ``flags``.
+def rename_exclusively(parent: int, old: str, new: str, new_parent: int | None = None) -> None:
+    """Rename an entry to a name that no entry of its new folder has.
 
+    :param new_parent: the new folder; None for the same one
+    :raises FileExistsError: if one has it
+    :raises OSError: with the kernel's error
+    """
+    there = parent if new_parent is None else new_parent
+    if _rename(parent, old, new, _RENAME_NOREPLACE, there):
+        return
+    if not stat.S_ISDIR(os.stat(old, dir_fd=parent, follow_symlinks=False).st_mode):
+        os.link(old, new, src_dir_fd=parent, dst_dir_fd=there, follow_symlinks=False)
+        os.unlink(old, dir_fd=parent)
+        return
+    os.mkdir(new, 0o700, dir_fd=there)  # a folder takes the place of an empty folder only
+    os.rename(old, new, src_dir_fd=parent, dst_dir_fd=there)
+
+
+def set_owner_like_parent(parent: int, name: str) -> None:
+    """Give an entry that root made the owner of its folder."""
+    descriptor = openat2(parent, name, READ_FLAGS, _STRICT)
+    try:
+        _set_owner_like(descriptor, os.fstat(parent))
+    finally:
+        os.close(descriptor)
+
+
+def _rename(parent: int, old: str, new: str, flags: int, new_parent: int | None = None) -> bool:
+    """Call renameat2; return False if the system does not support ``flags``.
+
+    :param new_parent: the new folder; None for the same one
     :raises OSError: with the kernel's error
     """
     call = getattr(_libc, "renameat2", None)
     if call is None:
         return False
-    if call(parent, os.fsencode(old), parent, os.fsencode(new), flags) == 0:
+    if call(parent, os.fsencode(old), parent if new_parent is None else new_parent, os.fsencode(new), flags) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):

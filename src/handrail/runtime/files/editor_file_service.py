@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import EditorClientHandler
-from handrail.contract.services.file_services import ResolvedPath, WriteResult
+from handrail.contract.services.file_services import EntryChange, ResolvedPath, WriteResult
 from handrail.contract.tool.requires import AccessCheck
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
 from handrail.runtime.files.rooted_file_service import OpenFileContent, RootedFiles, SeenFileHashes
@@ -87,19 +87,34 @@ class EditorFiles(RootedFiles):
 
     async def write(self, path: str, data: bytes, *, expected: bytes | Literal["new", "seen"] = "seen") -> WriteResult:
         located = self._authorize("fs.write", path)
-        try:
-            unsaved = await self._read_unsaved(located)
-        except ToolError:  # the file cannot be read: the write itself reports why
-            unsaved = None
-        if unsaved is not None:
-            raise unsaved_changes_error(located)
+        await self._refuse_unsaved(located)
         written = await super().write(path, data, expected=expected)
         if written.previous_content is not None:
             self._texts.record(located.absolute, written.previous_content)
         self._texts.record(located.absolute, data)
         return written
 
-    async def _with_editor_or_disk_text(
+    async def move(self, path: str, to: str) -> EntryChange:
+        await self._refuse_unsaved(self._authorize("fs.write", path))
+        return await super().move(path, to)
+
+    async def delete(self, path: str, *, recursive: bool = False) -> EntryChange:
+        await self._refuse_unsaved(self._authorize("fs.write", path))
+        return await super().delete(path, recursive=recursive)
+
+    async def _refuse_unsaved(self, located: ResolvedPath) -> None:
+        """Check that a file has no unsaved changes.
+
+        :raises ToolError: ``conflict`` if it has
+        """
+        try:
+            unsaved = await self._read_unsaved(located)
+        except ToolError:  # the file cannot be read: the change itself reports why
+            return
+        if unsaved is not None:
+            raise unsaved_changes_error(located)
+
+    async def _open_and_use_content(
         self, located: ResolvedPath, take: Callable[[OpenFileContent], _T], *, note: bool = True
     ) -> _T:
         """Pass the content of a file to ``take``: the editor's unsaved text, else the text on disk.

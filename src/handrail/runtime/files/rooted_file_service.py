@@ -12,27 +12,18 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import islice
 from threading import Lock
 from typing import Literal, TypeVar
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import (
-    GIT,
-    GIT_NAMES,
-    PathProtection,
-    find_protection,
-    find_tool_protection,
-    fold_name,
-    is_private_key,
-    private_key_refusal_text,
-)
+from handrail.contract.protected.path_protection import find_tool_protection, is_private_key, private_key_refusal_text
 from handrail.contract.services.file_services import (
+    EntryChange,
     FileByteRange,
     FileKind,
     FileLineRange,
@@ -41,13 +32,12 @@ from handrail.contract.services.file_services import (
     WriteResult,
 )
 from handrail.contract.tool.requires import AccessCheck, Capability
-from handrail.runtime.files import atomic_write, secure_open
+from handrail.runtime.files import atomic_write, entry_moves, secure_open
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
+from handrail.runtime.files.git_write_checks import check_write_spares_git
 from handrail.runtime.files.session_roots import CACHED, PATH_FLAGS, SessionRoots, find_openat2_problem, is_beneath
-from handrail.runtime.guard import git_config_checks as vcs
 from handrail.runtime.guard.running_programs import running_programs
 from handrail.runtime.ripgrep import HiddenFileRecord
-from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 
 # Read tracking: the content hash of each file that a session has read, so that no tool overwrites unseen content.
 
@@ -90,139 +80,17 @@ class SeenFileHashes:
         with self._lock:
             return self._digests.get(path)
 
+    def rename(self, path: str, to: str) -> None:
+        """Record that a file has another path now."""
+        if (sha256 := self.find_seen_hash(path)) is not None:
+            self.forget(path)
+            self.record(to, sha256)
+
     def forget(self, path: str) -> None:
         """Forget the hash of a file."""
         with self._lock:
             if self._digests.pop(path, None) is not None and self._keep is not None:
                 self._keep(path, None)
-
-
-# Git directories without the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
-#
-# A user who types ``git status`` in such a folder runs the commands in its ``config``, although its path has an
-# ordinary name. So each write is checked together with the files around it. No tool writes in a git directory, or adds
-# the piece that completes one. The same holds for files that git's settings name: hooks, included files, scripts of a
-# configured command.
-
-_HEAD = "head"
-_REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
-_GIT_FOLDERS = frozenset(("objects", "refs"))
-_MOST_ENTRIES = 5_000
-"""How many entries of a folder are checked for links."""
-_GIT_NAME_HINTS = ("config", "head", "hooks", "commondir", "objects", "refs")
-
-
-def check_write_spares_git(located: ResolvedPath, data: bytes) -> None:
-    """Check that a write does not change what git runs, and does not make a git directory.
-
-    :raises ToolError: ``denied`` if it does
-    """
-    assert located.root is not None
-    for path in vcs.find_paths_git_names_near(located.root, located.absolute):
-        if is_beneath(located.absolute, path):
-            raise ToolError(PathProtection("hook").refusal_text(located.display_path), kind="denied")
-    if (found := _find_link_protection(located)) is not None:
-        raise ToolError(found.refusal_text(located.display_path), kind="denied")
-    parts = located.relative_path.split("/")
-    for count in range(1, len(parts)):
-        if _is_git_directory(located, parts[:count]):
-            raise ToolError(PathProtection("state").refusal_text(located.display_path), kind="denied")
-    relative = located.relative_path
-    low = relative.lower() if relative.isascii() else "".join(map(fold_name, relative))
-    if any(name in low for name in _GIT_NAME_HINTS):
-        _check_git_marking_names(located, parts, data)
-
-
-def _check_git_marking_names(located: ResolvedPath, parts: Sequence[str], data: bytes) -> None:
-    """Check that a file name and its content do not mark or change a git directory.
-
-    :raises ToolError: ``denied`` if they do
-    """
-    names = [fold_name(part) for part in parts]
-    if names[-1] == _HEAD and _REFERENCE.match(data):
-        raise ToolError(
-            f"`{located.display_path}` with this content marks its folder as a git repository, from which git takes "
-            "its configuration. No tool writes such a file. Use another file name, or create the repository "
-            "with git.init.",
-            kind="denied",
-        )
-    for index, name in enumerate(names):
-        found = GIT_NAMES.get(name)
-        if found is None and name not in _GIT_FOLDERS:
-            continue
-        folder = parts[:index]
-        if not _path_entry_exists(located, [*folder, "HEAD"]):
-            continue
-        raise ToolError((found or PathProtection("vcs")).refusal_text(located.display_path), kind="denied")
-
-
-def _find_link_protection(located: ResolvedPath) -> PathProtection | None:
-    """Return the protection of a path that a link with a protected name leads to; None without one.
-
-    A user may have made a link with a protected name, or a link in a protected folder. Writing the file behind such a
-    link writes the protected file. The links are looked for in the root, in the path's folder and in the protected
-    folders of both.
-    """
-    assert located.root is not None
-    own = located.absolute.rpartition("/")[0] or "/"
-    for folder in dict.fromkeys((located.root, own)):
-        for link, found in _protected_links(located.root, folder):
-            if is_beneath(located.absolute, os.path.realpath(link)):
-                return found
-    return None
-
-
-def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[tuple[str, PathProtection]]:
-    """Yield the links in a folder that no tool may write, each with its protection.
-
-    :param inner: whether to include the links in protected subfolders
-    """
-    below = folder[len(root.rstrip("/")) + 1 :]
-    try:
-        with os.scandir(folder) as entries:
-            looked_at = list(islice(entries, _MOST_ENTRIES))
-    except OSError as error:
-        raise_if_resource_shortage(error, folder)
-        return
-    for entry in looked_at:
-        link = entry.is_symlink()
-        if not link and not (inner and entry.is_dir(follow_symlinks=False)):
-            continue
-        found = find_protection(f"{below}/{entry.name}" if below else entry.name)
-        if found is None or found.requires_approval:
-            continue
-        if link:
-            yield entry.path, found
-        elif fold_name(entry.name) != GIT:
-            yield from _protected_links(root, entry.path, inner=False)
-
-
-def _is_git_directory(located: ResolvedPath, folder: list[str]) -> bool:
-    """Return whether git takes a folder for a git directory; False if the folder cannot be read.
-
-    In that case the write itself fails.
-    """
-    if not _path_entry_exists(located, [*folder, "HEAD"], unseen=False):
-        return False
-    contents = all(_path_entry_exists(located, [*folder, part], unseen=False) for part in _GIT_FOLDERS)
-    return contents or _path_entry_exists(located, [*folder, "commondir"], unseen=False)
-
-
-def _path_entry_exists(located: ResolvedPath, parts: list[str], *, unseen: bool = True) -> bool:
-    """Return whether an entry of any kind exists.
-
-    :param unseen: the answer if the entry cannot be looked at
-    """
-    assert located.root is not None
-    inner = "/".join(parts)
-    place = ResolvedPath(f"{located.root.rstrip('/')}/{inner}", "", True, located.root, relative_path=inner)
-    try:
-        os.close(secure_open.open_beneath(place, PATH_FLAGS | os.O_NOFOLLOW))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return unseen
-    return True
 
 
 # Whole lines of a file of any size, from either end, without loading the file.
@@ -567,10 +435,7 @@ class RootedFiles:
 
     async def write(self, path: str, data: bytes, *, expected: bytes | Literal["new", "seen"] = "seen") -> WriteResult:
         located = self._authorize("fs.write", path)
-        if not located.is_writable:
-            raise ToolError(
-                f"`{located.display_path}` is in a read-only folder. Write inside the workspace instead.", kind="denied"
-            )
+        self._require_writable(located)
 
         def put() -> WriteResult:
             check_write_spares_git(located, data)
@@ -584,8 +449,120 @@ class RootedFiles:
         async with running_programs.reserve_file_replacement(located.absolute, located.display_path):
             return await _run_to_completion(put)
 
-    def _authorize(self, capability: Capability, path: str) -> ResolvedPath:
-        located = self._roots.resolve_path(path)
+    async def move(self, path: str, to: str) -> EntryChange:
+        source, target = self._locate_entry(path), self._authorize("fs.write", to)
+        self._require_writable(source, target)
+        if is_beneath(target.absolute, source.absolute):
+            raise ToolError(
+                f"`{target.display_path}` is `{source.display_path}` or lies in it. Use another target.",
+                kind="invalid_input",
+            )
+        entries = await _run_in_thread(lambda: entry_moves.list_tree(source))
+        for entry in entries:
+            self._authorize("fs.read", beneath(source.absolute, entry.relative), is_canonical=True)
+            self._authorize("fs.write", beneath(source.absolute, entry.relative), is_canonical=True)
+            self._authorize("fs.write", beneath(target.absolute, entry.relative), is_canonical=True)
+
+        def act() -> EntryChange:
+            for entry in entries:
+                head = _read_head(source, entry.relative) if entry.kind == "file" else b""
+                for place in (source, target):
+                    check_write_spares_git(self._roots.locate_canonical(beneath(place.absolute, entry.relative)), head)
+            entry_moves.move_entry(source, target, entries)
+            for entry in entries:
+                self._seen.rename(beneath(source.absolute, entry.relative), beneath(target.absolute, entry.relative))
+            return _describe_change(target, entries)
+
+        async with self._reserve_entry(source), self._reserve_entry(target):
+            return await _run_to_completion(act)
+
+    async def delete(self, path: str, *, recursive: bool = False) -> EntryChange:
+        located = self._locate_entry(path)
+        self._require_writable(located)
+        entries = await _run_in_thread(lambda: entry_moves.list_tree(located))
+        if len(entries) > 1 and not recursive:
+            raise ToolError(
+                f"`{located.display_path}` is a folder with {len(entries) - 1} entries. Pass `recursive` to delete all of them.",
+                kind="conflict",
+            )
+        for entry in entries:
+            self._authorize("fs.write", beneath(located.absolute, entry.relative), is_canonical=True)
+        if (
+            entries[0].kind == "file"
+            and self._seen.find_seen_hash(located.absolute)
+            and entries[0].size <= MAX_EDIT_BYTES
+        ):
+            await self.read_for_edit(path)  # a file that has changed since it was read is not deleted
+
+        def act() -> EntryChange:
+            for entry in entries:
+                check_write_spares_git(self._roots.locate_canonical(beneath(located.absolute, entry.relative)), b"")
+            entry_moves.delete_entry(located, entries)
+            for entry in entries:
+                self._seen.forget(beneath(located.absolute, entry.relative))
+            return _describe_change(located, entries)
+
+        async with self._reserve_entry(located):
+            return await _run_to_completion(act)
+
+    async def make_folder(self, path: str) -> FileStat:
+        located = self._authorize("fs.write", path)
+        self._require_writable(located)
+
+        def act() -> FileStat:
+            check_write_spares_git(located, b"")
+            entry_moves.make_folder(located)
+            with _OpenWithModelErrors(located, PATH_FLAGS, "looking at") as descriptor:
+                return _file_stat(located.display_path, os.fstat(descriptor))
+
+        return await _run_to_completion(act)
+
+    def _locate_entry(self, path: str) -> ResolvedPath:
+        """Return the place of an entry that is moved or deleted, which must not be a link.
+
+        :raises ToolError: if it may not be written, is a link, or contains a root
+        """
+        located = self._authorize("fs.write", path)
+        if (link := self._roots.find_link(path, located)) is not None:
+            raise ToolError(
+                f"`{link}` is a symbolic link to `{located.display_path}`. Links are neither moved nor deleted by name. "
+                "Name the file itself, or use a program.",
+                kind="invalid_input",
+            )
+        if any(is_beneath(root, located.absolute) for root in self._roots.writable):
+            raise ToolError(
+                f"`{located.display_path}` is or contains a root folder of this session. Name a file or folder in it.",
+                kind="invalid_input",
+            )
+        return located
+
+    @staticmethod
+    def _require_writable(*places: ResolvedPath) -> None:
+        for located in places:
+            if not located.is_writable:
+                raise ToolError(
+                    f"`{located.display_path}` is in a read-only folder. Write inside the workspace instead.",
+                    kind="denied",
+                )
+
+    @asynccontextmanager
+    async def _reserve_entry(self, located: ResolvedPath) -> AsyncGenerator[None]:
+        """Reserve an entry while it is moved or deleted, so that no program that has a file of it mounted over is ended."""
+        async with running_programs.reserve_file_replacement(located.absolute, located.display_path):
+            if (name := running_programs.find_mount_beneath(located.absolute)) is not None:
+                raise ToolError(
+                    f"`{located.display_path}` was not changed: {name} runs with a file in it mounted over. "
+                    "Wait until it has ended, or stop it, then retry.",
+                    kind="conflict",
+                )
+            yield
+
+    def _authorize(self, capability: Capability, path: str, *, is_canonical: bool = False) -> ResolvedPath:
+        """Return the place of a path that may be used.
+
+        :param is_canonical: whether ``path`` is canonical already, and names an entry that may be a link
+        """
+        located = self._roots.locate_canonical(path) if is_canonical else self._roots.resolve_path(path)
         if not located.is_inside:
             raise ToolError(self._roots.explain_path_outside_roots(located), kind="denied")
         if capability == "fs.write":
@@ -685,6 +662,24 @@ def _read_without_waiting(located: ResolvedPath) -> OpenFileContent | None:
         return OpenFileContent(descriptor, found, bytes(buffer[:count])) if count == found.st_size else None
     finally:
         os.close(descriptor)
+
+
+def _read_head(located: ResolvedPath, relative: str) -> bytes:
+    """Return the first bytes of a file in a tree that is moved, which tell whether git takes it for its HEAD."""
+    inner = beneath(located.relative_path, relative)
+    place = ResolvedPath("", located.display_path, True, located.root, relative_path=inner)
+    with _OpenWithModelErrors(place, secure_open.READ_FLAGS | os.O_NOFOLLOW, "reading") as descriptor:
+        return os.pread(descriptor, 256, 0)
+
+
+def _describe_change(located: ResolvedPath, entries: Sequence[entry_moves.TreeEntry]) -> EntryChange:
+    size = sum(entry.size for entry in entries)
+    return EntryChange(located.display_path, entries[0].kind, len(entries), size)
+
+
+def beneath(folder: str, relative: str) -> str:
+    """Return a path in a folder; the folder itself for an empty relative path."""
+    return f"{folder}/{relative}" if relative else folder
 
 
 def _file_stat(shown: str, found: os.stat_result) -> FileStat:

@@ -168,6 +168,17 @@ class SessionRoots:
             raise lost
         return located
 
+    def find_link(self, path: str, located: ResolvedPath) -> str | None:
+        """Return the shown path of a link if the last name of ``path`` is one; None if it is not.
+
+        :param located: the resolved ``path``
+        """
+        folder, _, name = os.path.join(self.workspace, path).rstrip("/").rpartition("/")  # noqa: PTH118 - see above
+        if name in ("", ".", ".."):
+            return None
+        entry = f"{resolve_canonical(folder or '/').rstrip('/')}/{name}"
+        return None if entry == located.absolute else self.format_path(entry)
+
     def locate_canonical(self, absolute: str) -> ResolvedPath:
         """Return the location of a path that is already canonical, without asking the file system."""
         for root, within, writable in self._roots_by_length:

@@ -108,6 +108,12 @@ class RunningPrograms:
         with self._lock:
             return {path: one.name for one in self._programs.values() for path in one.mounted_paths.intersection(paths)}
 
+    def find_mount_beneath(self, folder: str) -> str | None:
+        """Return the name of a running program that has a path in ``folder`` mounted over; None if there is none."""
+        with self._lock:
+            programs = tuple(self._programs.values())
+        return next((one.name for one in programs if any(is_beneath(path, folder) for path in one.mounted_paths)), None)
+
     def may_change_git_config(self, root: str) -> bool:
         """Return whether a running program may change git configuration in this folder."""
         with self._lock:

@@ -1,11 +1,11 @@
-"""``handrail state``: the stored state of each workspace, and its removal."""
+"""``handrail state``: the stored state of each workspace, its adoption, copies and removal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,51 +18,284 @@ from handrail.frontends.cli.terminal_output import format_bytes, print_escaped_l
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from handrail.record.state_backup import BackupDescription
+    from handrail.store.state_folders import StateFolders
     from handrail.store.state_inventory import StateInventoryEntry
 
 
 @click.command("state")
-@click.argument("action", required=False, type=click.Choice(["remove"]), metavar="[remove]")
-@click.argument("keys", nargs=-1, metavar="[KEY]...", shell_complete=state_keys)
+@click.argument(
+    "action",
+    required=False,
+    type=click.Choice(["adopt", "backup", "restore", "export", "remove"]),
+    metavar="[adopt|backup|restore|export|remove]",
+)
+@click.argument("values", nargs=-1, metavar="[KEY|FOLDER|SESSION]...", shell_complete=state_keys)
 @click.option("--all", "everything", is_flag=True, help="remove: the state of all workspaces.")
 @click.option("--orphans", is_flag=True, help="remove: the state of workspaces that no longer exist.")
-@click.option("--dry-run", is_flag=True, help="remove: only show what would be removed.")
-@click.option("--yes", is_flag=True, help="remove: do not ask.")
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="export: new file. Default: stdout.")
+@click.option("--replace", is_flag=True, help="restore: remove the present state of the workspace.")
+@click.option("--dry-run", is_flag=True, help="adopt, remove: only show what would be done.")
+@click.option("--yes", is_flag=True, help="adopt, restore, remove: do not ask.")
 @workspace_options
-def command(
-    setting: CommandOptions,
-    action: str | None,
-    keys: tuple[str, ...],
-    everything: bool,
-    orphans: bool,
-    dry_run: bool,
-    yes: bool,
-) -> int:
-    """List or remove the stored state of workspaces.
+def command(setting: CommandOptions, action: str | None, values: tuple[str, ...], **flags: Any) -> int:
+    """List, move, copy or remove the stored state of workspaces.
+
+    adopt lets this workspace continue with the state of its former path, after its folder was moved. Handrail recognises a
+    moved folder by what the file system knows of it, never by its content. For a folder on another file system, pass the KEY
+    of the state. It shows which stored answers will hold, and asks for confirmation.
+
+    backup copies the state of this workspace into FOLDER, also while Handrail runs. Repeat it to continue an interrupted
+    backup, or to bring one up to date. restore checks the backup in FOLDER and restores it for this workspace.
+
+    export writes all sessions, or the listed SESSIONs, as JSON lines.
 
     remove deletes the state (log, sessions, outputs) of this workspace, or of the workspaces with the listed KEYs, or of
     --orphans or --all. It shows the state with its size, and asks for confirmation. State in use cannot be removed.
     """
+    given = {name for name, value in flags.items() if value}
+    if wrong := sorted(given - _FLAGS[action]):
+        names = " and ".join(f"`--{'all' if name == 'everything' else name.replace('_', '-')}`" for name in wrong)
+        raise click.UsageError(f"{names} cannot be used with `{action or 'state'}`. See `handrail state --help`.")
+    match action:
+        case "adopt":
+            return _adopt(setting, _at_most_one(values, "KEY"), dry_run=flags["dry_run"], yes=flags["yes"])
+        case "backup":
+            return _back_up(setting, _exactly_one(values, "backup"))
+        case "restore":
+            return _restore(setting, _exactly_one(values, "restore"), replace=flags["replace"], yes=flags["yes"])
+        case "export":
+            return _export(setting, values, flags["out"])
+        case "remove":
+            return _remove_chosen(setting, values, flags)
+        case _:
+            _list_states(setting)
+            return OUTPUT
+
+
+_FLAGS: dict[str | None, set[str]] = {
+    None: set(),
+    "adopt": {"dry_run", "yes"},
+    "backup": set(),
+    "restore": {"replace", "yes"},
+    "export": {"out"},
+    "remove": {"everything", "orphans", "dry_run", "yes"},
+}
+"""The flags of each action."""
+
+
+def _at_most_one(values: tuple[str, ...], name: str) -> str | None:
+    if len(values) > 1:
+        raise click.UsageError(f"Too many values: {' '.join(values)!r:.80}. Pass one {name}.")
+    return values[0] if values else None
+
+
+def _exactly_one(values: tuple[str, ...], action: str) -> Path:
+    from pathlib import Path
+
+    if (value := _at_most_one(values, "FOLDER")) is None:
+        raise click.UsageError(f"The folder is missing: handrail state {action} FOLDER")
+    return Path(value).expanduser()
+
+
+def _locate(setting: CommandOptions) -> StateFolders:
+    from handrail.store.state_folders import locate_folders
+
+    return locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+
+
+def _adopt(setting: CommandOptions, key: str | None, *, dry_run: bool, yes: bool) -> int:
+    from handrail.store.state_adoption import adopt_state, choose_adoptable
+
+    folders = _locate(setting)
+    chosen = choose_adoptable(folders, key)
+    rules = _stored_rules(folders, chosen.stored)
+    if not setting.json:
+        _print_states(setting, [chosen.stored])
+        if not chosen.is_recognised:
+            print_note(
+                f"handrail state: {folders.workspace} is not recognised as the folder of this state: it is a copy, or on another "
+                "file system. Adopt the state only if you know that it belongs here."
+            )
+        for rule in rules:
+            print_escaped_line(f"stored answer that will hold here: {rule}")
+    if not dry_run:
+        require_confirmation(yes, f"Use this state for {folders.workspace}?", "adopted")
+        adopt_state(folders, chosen)
+    done = {"workspace": str(folders.workspace), "key": chosen.stored.key, "recognised": chosen.is_recognised}
+    if setting.json:
+        print_json({"dry_run": dry_run, **done, "rules": rules})
+    elif not dry_run:
+        print_escaped_line(f"adopted: {folders.workspace} uses the state {chosen.stored.key}")
+        print_note(
+            "If the workspace has a configuration that you trust, run `handrail trust`: trust belongs to a path."
+        )
+    return OUTPUT
+
+
+def _stored_rules(folders: StateFolders, stored: StateInventoryEntry) -> list[str]:
+    """Return the texts of the project rules that answers stored in a state."""
+    from contextlib import closing
+    from dataclasses import replace
+
+    from handrail.store.database.sqlite_connection import DatabaseNotCreated, open_reader
+    from handrail.store.tables.approval_tables import ApprovalReader
+
+    try:
+        with closing(open_reader(replace(folders, key=stored.key).database_file)) as connection:
+            return [rule.text for rule in ApprovalReader(connection).list_rules()]
+    except DatabaseNotCreated:
+        return []
+
+
+def _back_up(setting: CommandOptions, target: Path) -> int:
+    import time
+
+    from handrail.record.state_backup import back_up_state
+
+    with _ProgressLine() as progress:
+        found = back_up_state(_locate(setting), target, time.time_ns(), progress.show)
+    _show_backup(setting, found, f"backed up to {target}")
+    return OUTPUT
+
+
+def _restore(setting: CommandOptions, backup: Path, *, replace: bool, yes: bool) -> int:
+    from handrail.record.state_backup import read_backup, restore_state
+
+    folders, found = _locate(setting), read_backup(backup)
+    if replace or found.workspace != str(folders.workspace):
+        print_note(f"handrail state: the backup is of {found.workspace}, from {_time(found.created_ns)}.")
+        question = f"Restore it for {folders.workspace}" + (", and remove its present state?" if replace else "?")
+        require_confirmation(yes, question, "restored")
+    with _ProgressLine() as progress:
+        restore_state(folders, backup, replace=replace, show=progress.show)
+    _show_backup(setting, found, f"restored for {folders.workspace}")
+    return OUTPUT
+
+
+def _show_backup(setting: CommandOptions, found: BackupDescription, done: str) -> None:
+    if setting.json:
+        print_json(asdict(found))
+    else:
+        size = format_bytes(found.bytes)
+        print_escaped_line(f"{done}: {found.records:,} records, {found.files:,} files, {size}, head {found.head}")
+
+
+def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None) -> int:
+    import os
+    import sys
+    import time
+    from contextlib import closing
+    from importlib.metadata import version
+
+    from handrail.record.session_export import export_sessions, format_line
+    from handrail.store.database.sqlite_connection import open_reader
+
+    folders = _locate(setting)
+    program = f"handrail {version('handrail')}"
+    with closing(open_reader(folders.database_file)) as connection:
+        lines = export_sessions(connection, str(folders.workspace), program, time.time_ns(), sessions)
+        first = next(lines)  # before a file is made
+        if out is None:
+            for line in (first, *lines):
+                sys.stdout.write(format_line(line) + "\n")
+            return OUTPUT
+        try:
+            descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise click.UsageError(f"The file {out} cannot be created: {error.strerror}. Name a new file.") from None
+        count = 1
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file, _ProgressLine() as progress:
+            file.write(format_line(first) + "\n")
+            for line in lines:
+                file.write(format_line(line) + "\n")
+                count += 1
+                progress.show_count("lines", count)
+    if setting.json:
+        print_json({"file": out, "lines": count})
+    else:
+        print_escaped_line(f"exported {count:,} lines to {out}")
+    return OUTPUT
+
+
+class _ProgressLine:
+    """A line on stderr that shows the progress of a long copy, on a terminal only."""
+
+    _INTERVAL_S = 0.2
+
+    def __enter__(self) -> _ProgressLine:
+        import sys
+
+        self._shows = sys.stderr.isatty()
+        self._next = 0.0
+        self._shown = False
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._shown:
+            self._write("")
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show how many bytes of how many are copied."""
+        percent = 100 if not total else done * 100 // total
+        self._update(f"{what}: {percent} % of {format_bytes(total)}")
+
+    def show_count(self, what: str, count: int) -> None:
+        """Show a number of items."""
+        self._update(f"{count:,} {what}")
+
+    def _update(self, text: str) -> None:
+        from time import monotonic
+
+        if self._shows and (now := monotonic()) >= self._next:
+            self._next = now + self._INTERVAL_S
+            self._write(text)
+            self._shown = bool(text)
+
+    @staticmethod
+    def _write(text: str) -> None:
+        import sys
+        from contextlib import suppress
+
+        with suppress(OSError):
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+
+
+def _list_states(setting: CommandOptions) -> None:
+    from handrail.contract.errors import StartError
+    from handrail.store.state_adoption import find_adoptable
     from handrail.store.state_folders import find_state_root
     from handrail.store.state_inventory import list_stored_state
 
-    if action is None:
-        if everything or orphans or dry_run or yes:
-            raise click.UsageError(
-                "`--all`, `--orphans`, `--dry-run` and `--yes` require `remove`: handrail state remove"
-            )
-        _print_states(setting, list_stored_state(find_state_root(setting.state)))
-        return OUTPUT
-    if bool(keys) + everything + orphans > 1:
+    _print_states(setting, list_stored_state(find_state_root(setting.state)))
+    if setting.json:
+        return
+    try:
+        adoptable = find_adoptable(_locate(setting))
+    except StartError:  # the folder is no workspace
+        return
+    for one in adoptable:
+        where = "an unknown path" if one.stored.workspace is None else str(one.stored.workspace)
+        print_note(
+            f"This folder was at {where} before. To continue with its state: handrail state adopt {one.stored.key}"
+        )
+
+
+def _remove_chosen(setting: CommandOptions, keys: tuple[str, ...], flags: Mapping[str, Any]) -> int:
+    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_inventory import list_stored_state
+
+    if bool(keys) + flags["everything"] + flags["orphans"] > 1:
         raise click.UsageError("KEYs, `--orphans` and `--all` exclude each other. Pass only one of them.")
     kept = list_stored_state(find_state_root(setting.state))
-    if everything:
+    if flags["everything"]:
         chosen = kept
-    elif orphans:
+    elif flags["orphans"]:
         chosen = [one for one in kept if one.workspace_missing]
     else:
         chosen = _select_states(setting, kept, keys)
-    return _remove(setting, chosen, dry_run=dry_run, yes=yes)
+    return _remove(setting, chosen, dry_run=flags["dry_run"], yes=flags["yes"])
 
 
 def _select_states(
@@ -165,7 +398,11 @@ def _about(one: StateInventoryEntry) -> str:
 def _last_used(one: StateInventoryEntry) -> str:
     if one.used_ns is None:
         return "never used"
-    return f"{datetime.fromtimestamp(one.used_ns / 1e9).astimezone():%Y-%m-%d %H:%M}"
+    return _time(one.used_ns)
+
+
+def _time(at_ns: int) -> str:
+    return f"{datetime.fromtimestamp(at_ns / 1e9).astimezone():%Y-%m-%d %H:%M}"
 
 
 def _state_data(one: StateInventoryEntry) -> dict[str, object]:

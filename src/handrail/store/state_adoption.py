@@ -1,0 +1,143 @@
+"""The adoption of stored state by a workspace whose folder was moved.
+
+State belongs to a path. If the folder of a workspace is moved, its log, sessions and answers stay with the old path. The
+state folder records which folder each state belongs to, by what the file system knows of it (:mod:`~handrail.store.project_identity`):
+no content of a workspace can pass for another folder. Nothing is adopted unless the user agrees. The state keeps its key,
+and the new path leads to it. A folder that appears at the old path gets a new key.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.contract.errors import UsageError
+from handrail.store.operator_decisions import write_private_file
+from handrail.store.project_identity import adopt_folder, identify_folder, read_project
+from handrail.store.state_folders import StateFolders, prepare_redirects, workspace_key
+from handrail.store.state_inventory import USER_DATA, StateInventoryEntry, list_stored_state, refuse_if_held
+
+_KEY_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptableState:
+    """Stored state that a workspace may adopt.
+
+    :param is_recognised: whether the workspace certainly is the folder of that state
+    """
+
+    stored: StateInventoryEntry
+    is_recognised: bool
+
+
+def find_adoptable(folders: StateFolders) -> list[AdoptableState]:
+    """Return the states whose folder is at the path of this workspace now.
+
+    :param folders: the folders of the workspace, see :func:`~handrail.store.state_folders.locate_folders`
+    """
+    identity = identify_folder(folders.workspace)
+    if identity is None:
+        return []
+    found: list[AdoptableState] = []
+    for key in _list_keys(folders.state):
+        record = read_project(folders.state / "ws" / key)
+        if key != folders.key and record is not None and record.identity.is_same_as(identity):
+            found += [AdoptableState(one, True) for one in list_stored_state(folders.state, key)]
+    return found
+
+
+def choose_adoptable(folders: StateFolders, key: str | None) -> AdoptableState:
+    """Return the state to adopt, and check that nothing else uses it.
+
+    :param key: the key of the state; None for the one whose folder was recognised
+    :raises UsageError: if there is no such state, or several, or it still has its folder
+    :raises StartError: if a process holds it
+    """
+    recognised = find_adoptable(folders)
+    if key is None:
+        if not recognised:
+            raise UsageError(
+                f"No state belongs to the folder {folders.workspace} under a former path. `handrail state` lists the keys; "
+                "pass the KEY of the state to adopt."
+            )
+        if len(recognised) > 1:
+            keys = ", ".join(one.stored.key for one in recognised)
+            raise UsageError(f"Several states belong to the folder {folders.workspace}: {keys}. Pass one KEY.")
+        chosen = recognised[0]
+    else:
+        chosen = next((one for one in recognised if one.stored.key == key), None) or _find_by_key(folders, key)
+    _check_free(folders, chosen.stored)
+    return chosen
+
+
+def adopt_state(folders: StateFolders, chosen: AdoptableState) -> StateFolders:
+    """Let the workspace use the chosen state from now on, and return its folders. Repeat an interrupted call.
+
+    :raises UsageError: if the workspace has state already
+    :raises StartError: if the state folder cannot be written, or a process holds one of the two
+    """
+    _check_free(folders, chosen.stored)
+    if has_state(folders):
+        raise UsageError(
+            f"The workspace {folders.workspace} has state already, with the key {folders.key}. Back it up if you need it, "
+            f"remove it with `handrail state remove {folders.key}`, and adopt again."
+        )
+    redirects, former = prepare_redirects(folders.state), chosen.stored.workspace
+    adopted = StateFolders(folders.workspace, folders.state, chosen.stored.key)
+    if former is not None and former != folders.workspace:
+        write_private_file(redirects / workspace_key(former), secrets.token_hex(_KEY_BYTES).encode())
+    if workspace_key(folders.workspace) == adopted.key:  # the folder is back at its first path
+        (redirects / adopted.key).unlink(missing_ok=True)
+    else:
+        write_private_file(redirects / workspace_key(folders.workspace), adopted.key.encode())
+    write_private_file(adopted.workspace_path_file, os.fsencode(folders.workspace))
+    adopt_folder(adopted)
+    return adopted
+
+
+def has_state(folders: StateFolders) -> bool:
+    """Return whether a workspace has a database."""
+    return os.path.lexists(folders.database_file)
+
+
+def _list_keys(state: Path) -> Iterator[str]:
+    try:
+        with os.scandir(state / "ws") as entries:
+            yield from sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+
+
+def _find_by_key(folders: StateFolders, key: str) -> AdoptableState:
+    if key == folders.key:
+        raise UsageError(f"The workspace {folders.workspace} uses the state {key} already. Nothing to adopt.")
+    stored = next((one for one in list_stored_state(folders.state, key)), None)
+    if stored is None or stored.key == USER_DATA:
+        raise UsageError(f"Unknown key: {key!r:.80}. `handrail state` lists the keys.")
+    if stored.workspace is not None and not stored.workspace_missing and _has_its_folder(folders.state, stored):
+        raise UsageError(
+            f"The state {key} belongs to {stored.workspace}, which still exists. Move or remove that folder first, or copy "
+            "the state with `handrail state backup` and `handrail state restore`."
+        )
+    return AdoptableState(stored, False)
+
+
+def _has_its_folder(state: Path, stored: StateInventoryEntry) -> bool:
+    """Return whether the folder at the path of a state is the one that it was recorded for, as far as is known."""
+    assert stored.workspace is not None
+    record, identity = read_project(state / "ws" / stored.key), identify_folder(stored.workspace)
+    return record is None or identity is None or record.identity.is_same_as(identity)
+
+
+def _check_free(folders: StateFolders, stored: StateInventoryEntry) -> None:
+    """Check that no process holds the state or the workspace.
+
+    :raises StartError: if one does
+    """
+    other = StateFolders(stored.workspace or folders.state / "ws" / stored.key, folders.state, stored.key)
+    for one in (other, folders):
+        refuse_if_held(one)
