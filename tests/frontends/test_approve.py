@@ -181,7 +181,7 @@ def test_at_a_terminal_everything_that_waits_is_asked_one_after_the_other(
     terminal = on_a_terminal(*handrail.command("approve"))
     for approval, keys in zip(ids, ("o", "defer", "r no"), strict=True):
         seen = terminal.wait_for("> ")
-        assert f"{approval}  write requires approval" in seen
+        assert "write requires approval" in seen and f" of 3  {approval}" in seen
         terminal.type(f"{keys}\n")
     assert terminal.end() == 0
     assert [row["id"] for row in listed(here)] == [ids[1]]

@@ -16,6 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, cast
 from unicodedata import category
 
+from handrail.frontends.cli.text_layout import measure_terminal, wrap_words
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -134,10 +136,23 @@ def print_note(text: str) -> None:
 
 
 def print_note_block(text: str) -> None:
-    """Write lines to stderr, escaped, with the error handling of :func:`note`."""
+    """Write lines to stderr, escaped, with the error handling of :func:`note`. A terminal gets them wrapped at words."""
+    shown = escape_controls(text)
+    if sys.stderr.isatty():
+        width = measure_terminal(sys.stderr)
+        shown = "\n".join(piece for line in shown.split("\n") for piece in _wrap_note(line, width))
     with suppress(OSError):
-        sys.stderr.write(escape_controls(text) + "\n")
+        sys.stderr.write(shown + "\n")
         sys.stderr.flush()
+
+
+def _wrap_note(line: str, width: int) -> list[str]:
+    """Return a line of a note in lines for a terminal. A command to copy stays whole."""
+    if "handrail " in line.partition(": ")[2]:
+        return [line]
+    indent = "  " + " " * (len(line) - len(line.lstrip()))
+    first, *further = wrap_words(line, width)
+    return [first] + [f"{indent}{piece}" for part in further for piece in wrap_words(part, width - len(indent))]
 
 
 def print_prompt(text: str) -> None:
@@ -238,6 +253,15 @@ def format_data_as_lines(data: Any) -> list[str]:
 
 def _compact(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+MAX_SHOWN_CHARACTERS = 160
+
+
+def shorten(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
+    """Return text as one line of at most ``most`` characters, with the number of left-out ones."""
+    line = text.replace("\n", "\\n")
+    return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more)"
 
 
 def format_bytes(count: int) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from handrail.frontends.cli.command_options import CommandOptions, agent_options
 from handrail.frontends.cli.command_runner import (
     InterruptHandler,
     open_configured_kernel,
+    open_sessions_and_log,
     print_startup_notes,
     run_on_event_loop,
 )
@@ -25,7 +26,14 @@ from handrail.frontends.cli.shell_completion import approval_ids
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, to_one_line
 
 if TYPE_CHECKING:
-    from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalChoice, ApprovalService
+    from handrail.contract.approval_requests import (
+        Approval,
+        ApprovalAnswer,
+        ApprovalChoice,
+        ApprovalRequest,
+        ApprovalService,
+    )
+    from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
     from handrail.kernel.approval_client import ApprovalClient
     from handrail.store.tables.approval_tables import ApprovalReader
 
@@ -191,10 +199,25 @@ async def _review_requests(
             print_json([row.to_dict() for row in rows])
             return OUTPUT
         if not asks:
-            for row in rows:
-                await _show(row, workspace)
+            agents = _describe_askers(setting, rows)
+            for number, row in enumerate(rows, 1):
+                await _show(row, workspace, f"{number} of {len(rows)}" if len(rows) > 1 else "", agents)
             return OUTPUT
     return await _ask(setting, rows, workspace) if rows else OUTPUT
+
+
+def _describe_askers(setting: CommandOptions, rows: Sequence[Approval]) -> dict[str, str]:
+    """Return who asks, by session: its agent, and its client."""
+    if not rows:
+        return {}
+    with open_sessions_and_log(setting) as (reader, log):
+        told: dict[str, str] = {}
+        for session_id in {row.request.session_id for row in rows}:
+            if (facts := reader.get(session_id)) is not None:
+                opener = next(reversed(log.list_openers(session_id)), None)
+                client = facts.frontend if opener is None else str(opener)
+                told[session_id] = f"agent {facts.agent} of session {session_id}, in {client}"
+    return told
 
 
 def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
@@ -224,11 +247,14 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
     from handrail.contract.errors import ToolError
     from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
-    terminal = TerminalApprovalHandler(workspace=workspace)
+    approvals = sum(row.kind == "approval" for row in rows)
+    terminal = TerminalApprovalHandler(workspace=workspace, waiting=approvals)
+    askers = _describe_askers(setting, rows)
     code = OUTPUT
     desk = _answer_service(setting)
     assert desk is not None, "the rows are from its database"
     for row in rows:
+        terminal.asker = askers.get(row.request.session_id, "")
         try:
             decided = await _ask_user(desk, terminal, row)
         except ToolError as error:
@@ -240,40 +266,47 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
     return code
 
 
-async def _ask_user(desk: ApprovalClient, terminal: Any, row: Approval) -> Approval | None:
+async def _ask_user(desk: ApprovalClient, terminal: TerminalApprovalHandler, row: Approval) -> Approval | None:
     """Ask the user at the terminal, and return the answered request, or None if it stays open."""
     if row.kind == "question":
         print_note(
             f"{row.id}  {to_one_line(row.request.tool_id)} asks a question, in session {to_one_line(row.request.session_id)}"
         )
-        answers = await terminal.answer(row.request.session_id, row.questions)
+        answers = await terminal.answer_questions(row.request.session_id, row.questions)
         return None if answers is None else await desk.answer_questions(row.id, answers, by=ANSWERED_BY)
     answer: ApprovalAnswer = await terminal.approve(row.request)
     return None if answer.choice == "defer" else await desk.decide(row.id, answer, by=ANSWERED_BY)
 
 
-async def _show(row: Approval, workspace: str) -> None:
-    from handrail.frontends.cli.terminal_approvals import format_question_lines, format_request_lines, preview_edit_diff
+async def _show(row: Approval, workspace: str, place: str, agents: Mapping[str, str]) -> None:
+    from handrail.frontends.cli.renderer import TerminalRenderer
+    from handrail.frontends.cli.terminal_approvals import preview_edit_diff, print_question, print_request
 
-    request = row.request
+    request, view = row.request, TerminalRenderer()
     if row.kind == "question":
-        lines = [f"{row.id}  {to_one_line(request.tool_id)} asks a question"]
+        view.print_text((f"{to_one_line(request.tool_id)} asks a question", "bold yellow"), (f"  {row.id}", "dim"))
         for question in row.questions:
-            lines += [f"  {line}" for line in format_question_lines(question)]
-        lines.append("  to answer: --answer TEXT" + (", once for each question" if len(row.questions) > 1 else ""))
+            print_question(view, question, indent="  ")
+        several = ", once for each question" if len(row.questions) > 1 else ""
+        view.print_text(f"to answer: --answer TEXT{several}", indent="  ")
     else:
-        lines = format_request_lines(request, await preview_edit_diff(request, workspace))
-        if request.suggested_rule is not None:
-            given = "--project stores" if request.is_shared else "--session and --project store"
-            lines.append(f"  {given} the rule  {to_one_line(request.suggested_rule)}")
-        if request.suggested_wider_rule is not None:
-            given = "--project-wider stores" if request.is_shared else "--session-wider and --project-wider store"
-            lines.append(f"  {given} the rule  {to_one_line(request.suggested_wider_rule)}")
-        if request.suggested_deny is not None:
-            lines.append(f"  --reject-always stores the rule  {to_one_line(request.suggested_deny)}")
-    lines.append(f"  session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}")
-    for line in [*lines, ""]:
-        print_escaped_line(line)
+        changes = await preview_edit_diff(request, workspace)
+        print_request(view, request, changes, place=place, asker=agents.get(request.session_id, ""))
+        for options, verb, rule in _stored_rules(request):
+            view.print_text((options, "bold"), f" {verb} the rule  {to_one_line(rule)}", indent="  ", further="      ")
+    told = f"session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}"
+    view.print_text((told, "dim"), indent="  ", further="    ")
+    view.write_line()
+
+
+def _stored_rules(request: ApprovalRequest) -> Generator[tuple[str, str, str]]:
+    """Yield the options that store a rule, each with the rule."""
+    for suffix, rule in (("", request.suggested_rule), ("-wider", request.suggested_wider_rule)):
+        if rule is not None:
+            both = f"--session{suffix} and --project{suffix}"
+            yield (f"--project{suffix}", "stores", rule) if request.is_shared else (both, "store", rule)
+    if request.suggested_deny is not None:
+        yield "--reject-always", "stores", request.suggested_deny
 
 
 def _ages(row: Approval) -> str:

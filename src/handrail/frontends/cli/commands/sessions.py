@@ -175,7 +175,7 @@ def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
         TextPart,
         UserMessage,
     )
-    from handrail.frontends.cli.commands.run import shorten_to_line
+    from handrail.frontends.cli.terminal_output import shorten
 
     found = restore_conversation(enumerate(kept))
     for message in (*found.messages, *([found.open.message] if found.open is not None else [])):
@@ -187,10 +187,10 @@ def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
                     if isinstance(part, TextPart):
                         yield "  " + part.text.replace("\n", "\n  ")
                     elif isinstance(part, HistoryCallPart):
-                        yield f"→ {to_one_line(part.name)}  {to_one_line(shorten_to_line(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
+                        yield f"→ {to_one_line(part.name)}  {to_one_line(shorten(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
             case CallResultsMessage(results):
                 for result in results:
-                    yield f"{'✗' if result.is_error else '✓'} {to_one_line(shorten_to_line(result.text))}"
+                    yield f"{'✗' if result.is_error else '✓'} {to_one_line(shorten(result.text))}"
     if found.open is not None:
         yield f"({len(found.open.missing_calls)} calls without a result yet)"
 
