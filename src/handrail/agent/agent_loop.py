@@ -29,7 +29,7 @@ from handrail.agent.model_protocol import (
     ReplyStreamCut,
     TextDelta,
 )
-from handrail.agent.reply_assembly import ReplyAssembly
+from handrail.agent.reply_assembly import ModelReply, ReplyAssembly
 from handrail.agent.reply_stream import EventHandler, RetryDelayed, RetryPolicy
 from handrail.agent.run_budget import Budget, RunUsage, estimate_tokens
 from handrail.agent.run_events import (
@@ -537,6 +537,7 @@ class Agent:
                         yield CallProposed(position, call)
                 answers = await self._collect_answers(run, dispatch)
                 answered = True
+                await self._record_usage(run, turn.number, reply)
             finally:
                 if not answered:
                     await self._abandon_reply(run, dispatch)
@@ -549,6 +550,13 @@ class Agent:
             run.end_with_stop_reason()
         if run.end_reason is not None and run.end_reason[2] is not None:
             yield BudgetExhausted(run.end_reason[2], run.end_reason[1])
+
+    async def _record_usage(self, run: AgentRunState, turn: int, reply: ModelReply) -> None:
+        """Record what the request of a turn used. A log that takes no records ends no run."""
+        used = run.describe_usage(self.model, reply, turn=turn)
+        if used is not None and self.session.history is not None:
+            with contextlib.suppress(HandrailError):
+                await self.session.history.record_turn(used)
 
     def _check_session_stop(self, run: AgentRunState, answer: CallAnswer) -> None:
         """End the run if a user's answer to an approval request has stopped the session."""
@@ -578,6 +586,8 @@ class Agent:
         async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
             if isinstance(event, RetryDelayed):
                 return (event,)
+            if self._run is not None and self._run.first_token_at is None:
+                self._run.first_token_at = asyncio.get_running_loop().time()
             told: list[AgentEvent] = []
             if isinstance(event, ProviderToolResult):
                 used, event = await self._provider_tools.record_tool_use(

@@ -405,6 +405,7 @@ class LocalKernel(Kernel):
             }
             how |= {
                 "client": around.client,
+                "client_info": session.client_info,
                 "user_context": around.user_context,
                 "agent": None if agent == self.own_context.agent else agent,
             }

@@ -240,6 +240,7 @@ class SessionManager:
         history = lasting.open_history(session_id, lane)
         session = LocalSession(rooms.arbiter, lane, self._handle_closed, self._handle_suspended, turns, family, history)
         session.change_notifier.send_on_new_generations(context.watchers)
+        session.client_info = opening.options.get("client_info")
         self._open[session_id] = session
         family.add_to_parent(session)
         try:
@@ -262,6 +263,8 @@ class SessionManager:
         }
         if row.topic is not None:
             opened["topic"] = row.topic
+        if "client" in row.details:
+            opened["client"] = row.details["client"]
         context.generations.start_recording()
         rooms.log.record_soon([Record("session-opened", session_id, "", {**opened, **describe_session_origin(row)})])
         return session

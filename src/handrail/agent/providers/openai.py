@@ -33,6 +33,7 @@ from handrail.agent.model_protocol import (
     UserMessage,
 )
 from handrail.agent.providers.provider_errors import (
+    get_amount,
     get_json_text,
     get_nonempty_text,
     get_positive_count,
@@ -201,7 +202,9 @@ class _ChunkReader:
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
         usage = get_sdk_field(chunk, "usage")
         if usage is not None:
-            yield TokenUsage(get_positive_count(usage, "prompt_tokens"), get_positive_count(usage, "completion_tokens"))
+            cached = get_positive_count(get_sdk_field(usage, "prompt_tokens_details"), "cached_tokens")
+            given = get_positive_count(usage, "prompt_tokens"), get_positive_count(usage, "completion_tokens")
+            yield TokenUsage(*given, cached, cost=get_amount(usage, "cost"))
         choices = get_sdk_field(chunk, "choices")
         if self.finished or self.gave_up is not None or not isinstance(choices, list) or not choices:
             return
