@@ -123,7 +123,9 @@ class TerminalRenderer:
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────
 
-    def print_call(self, mark: Cell, tool: str, arguments: Mapping[str, Any] | None, *notes: Cell) -> None:
+    def print_call(
+        self, mark: Cell, tool: str, arguments: Mapping[str, Any] | None, *notes: Cell, indent: str = ""
+    ) -> None:
         """Write one call: its mark, its tool, its subject and notes. A long subject is cut to three lines.
 
         :param arguments: the arguments; None for those that are not known
@@ -134,7 +136,13 @@ class TerminalRenderer:
         shown = to_one_line(subject if len(subject) <= most else f"{subject[:most]}… ({len(subject) - most:,} more)")
         told = [part for note in notes for part in (("  ", ""), note)]
         self.print_text(
-            (text, style), " ", (to_one_line(tool), "bold"), f"  {shown}" if shown else "", *told, further="    "
+            (text, style),
+            " ",
+            (to_one_line(tool), "bold"),
+            f"  {shown}" if shown else "",
+            *told,
+            indent=indent,
+            further=f"{indent}    ",
         )
 
     def print_result(self, result: Result, *, mark: str = "  │ ") -> None:
@@ -259,10 +267,10 @@ def summarize_result(data: object) -> tuple[list[str], bool]:
 def _describe_entry(entry: Any) -> str:
     if isinstance(entry, str):
         return entry
-    match = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else {}
-    return (
-        f"{match.get('path')}:{match.get('line')}: {match['text']}" if "text" in match else _json(cast("object", entry))
-    )
+    match = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else None
+    if match is None or "text" not in match:
+        return _json(cast("object", entry))
+    return f"{match.get('path')}:{match.get('line')}: {match['text']}"
 
 
 def _head_lines(lines: Sequence[str], most: int = HEAD_LINES) -> list[str]:
