@@ -375,7 +375,9 @@ def test_log_on_a_terminal_is_wrapped_at_words_and_in_color_unless_that_is_not_w
     handrail("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
     shown: list[str] = []
     for arguments, variables in (((), {}), (("--no-color",), {}), ((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"})):
-        terminal = on_a_terminal(*handrail.command("log", *arguments), environment={"COLUMNS": "60", "NO_COLOR": "", **variables})
+        terminal = on_a_terminal(
+            *handrail.command("log", *arguments), environment={"COLUMNS": "60", "NO_COLOR": "", **variables}
+        )
         assert terminal.end() == 0
         shown.append(terminal.shown)
     assert "\x1b[31m✗" in shown[0] and shown[1] == shown[2] == shown[3] and "\x1b" not in shown[1]

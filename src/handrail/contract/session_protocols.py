@@ -33,6 +33,15 @@ class ClientInfo:
     version: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StoppedWork:
+    """What a user's request to stop has stopped: the ids of sessions, calls and jobs."""
+
+    sessions: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+
+
 class Turn(Protocol):
     """One model request with its calls. It pins one generation of the registry."""
 

@@ -403,6 +403,12 @@ class LocalSession:
             call.execution.stop(reason)
         return len(running)
 
+    def stop_by_user(self) -> None:
+        """Stop every call in flight, and accept no further calls until the session is resumed."""
+        self._lane.closed_reason = self._lane.closed_reason or f"Session {self.id} was stopped by the user."
+        self._lane.is_stopped = True
+        self.cancel_running_calls("user")
+
     def watch_events(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``listener`` with each event, and return a function that ends this."""
         if (successor := self.successor) is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -262,6 +263,19 @@ def shorten(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
     """Return text as one line of at most ``most`` characters, with the number of left-out ones."""
     line = text.replace("\n", "\\n")
     return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more)"
+
+
+_DAY_NS = 86_400 * 10**9
+_UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
+
+
+def format_age(at_ns: int) -> str:
+    """Return the time since ``at_ns`` in its largest unit."""
+    passed = max(0, time.time_ns() - at_ns)
+    for size, unit in _UNITS:
+        if passed >= size:
+            return f"{passed // size} {unit} ago"
+    return "now"
 
 
 def format_bytes(count: int) -> str:

@@ -22,6 +22,7 @@ from handrail.frontends.cli.command_runner import (
 )
 from handrail.frontends.cli.shell_completion import session_ids
 from handrail.frontends.cli.terminal_output import (
+    format_age,
     print_escaped_line,
     print_escaped_lines,
     print_json,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from handrail.session.transcript_search import StoredSessionFacts
 
 _DAY_NS = 86_400 * 10**9
-_UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
 
 
 @click.command("sessions")
@@ -129,15 +129,6 @@ def _session_summary(facts: StoredSessionFacts) -> str:
     if facts.decided:
         told.insert(0, f"[answered: {', '.join(facts.decided)}]")
     return " ".join(told).strip()
-
-
-def format_age(at_ns: int) -> str:
-    """Return the time since ``at_ns`` in its largest unit."""
-    passed = max(0, time.time_ns() - at_ns)
-    for size, unit in _UNITS:
-        if passed >= size:
-            return f"{passed // size} {unit} ago"
-    return "now"
 
 
 def _show(setting: CommandOptions, session_id: str) -> None:
