@@ -162,7 +162,7 @@ async def request_stop(activity: WorkspaceActivity, target: str, *, by: str) -> 
     :raises StartError: if the process does not answer
     """
     from handrail.ipc.codec.protocol_rpc import WIRE_CODEC
-    from handrail.ipc.wire.socket_handshake import ConnectionRejected, NoLeaseHolder, LeaseHolderNotResponding
+    from handrail.ipc.wire.socket_handshake import ConnectionRejected, LeaseHolderNotResponding, NoLeaseHolder
     from handrail.kernel.approval_client import request_from_holder
 
     holder, body = activity.holder, {"target": target, "by": by}

@@ -147,6 +147,8 @@ class ModelUsage:
     def __str__(self) -> str:
         """Describe the usage in a few words."""
         tokens = f"{self.input_tokens:,} tokens in, {self.output_tokens:,} out"
+        if not self.input_tokens and not self.output_tokens:
+            tokens = f"{self.requests:,} request{'' if self.requests == 1 else 's'}, tokens not reported"
         cached = f", {self.cache_read_tokens:,} cached" if self.cache_read_tokens else ""
         return f"{self.provider}:{self.model}: {tokens}{cached}{format_cost(self.cost)}"
 

@@ -89,10 +89,10 @@ class RunView:
 
     On a terminal, the text is rendered as Markdown, line by line as it arrives. Elsewhere it is exact.
 
-    :param again: the model options for the command that resumes the session
+    :param again: the model options for the command that resumes the session; None in a conversation, which goes on
     """
 
-    def __init__(self, again: str) -> None:
+    def __init__(self, again: str | None) -> None:
         self._again = again
         self._text = TerminalRenderer(sys.stdout)
         self._calls = TerminalRenderer(sys.stderr)
@@ -201,7 +201,8 @@ class RunView:
             if outcome.pending_approvals:
                 only = f" {outcome.pending_approvals[0]}" if len(outcome.pending_approvals) == 1 else ""
                 self._print_command(f"to answer: handrail approve{only}")
-            self._print_command(f"to resume: handrail run --resume {self._session_id}{self._again}")
+            if self._again is not None:
+                self._print_command(f"to resume: handrail run --resume {self._session_id}{self._again}")
         self._print(describe_effort(outcome), style="dim")
 
     def _print_note(self, mark: str, style: str, subject: str, about: str) -> None:
@@ -230,7 +231,9 @@ def describe_effort(outcome: RunOutcome) -> str:
     about = "about " if outcome.tokens_estimated else ""
     tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
     cost = "" if outcome.cost is None else f"cost {outcome.cost:.4f}, "
-    return f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {cost}{outcome.seconds:.1f} s"
+    turns = f"{outcome.turns} turn{'' if outcome.turns == 1 else 's'}"
+    calls = f"{outcome.calls} call{'' if outcome.calls == 1 else 's'}"
+    return f"{turns}, {calls}, {tokens}, {cost}{outcome.seconds:.1f} s"
 
 
 def _arguments_of(call: ProposedCall) -> Mapping[str, Any] | None:

@@ -142,11 +142,24 @@ class TerminalApprovalHandler:
         self._workspace = workspace
         self._fd = sys.stdin.fileno() if input_fd is None else input_fd
         self._turn = asyncio.Lock()
+        self._is_typing = False
         self._unread = b""
+
+    @asynccontextmanager
+    async def typing(self) -> AsyncGenerator[None]:
+        """Show no request in the block, because the user types something else. A note tells of each that waits."""
+        async with self._turn:
+            self._is_typing = True
+            try:
+                yield
+            finally:
+                self._is_typing = False
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         if not self._is_counted:
             self._waiting += 1
+        if self._is_typing:
+            _print_lines("", f"{to_one_line(request.tool_id)} requires approval. Press Enter to see the request.")
         async with self._turn, self._take_place() as place:
             changes = None if self._workspace is None else await preview_edit_diff(request, self._workspace)
             self._forget_input()
