@@ -7,12 +7,13 @@ names such as ``bold`` or ``bold red``.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from handrail.frontends.cli.terminal_output import escape_controls, to_one_line
+from handrail.frontends.cli.terminal_output import MAX_CELL, MAX_NAME, escape_controls, to_one_line
 from handrail.frontends.cli.text_layout import (
     MIN_WIDTH,
     StyledText,
@@ -46,6 +47,7 @@ _ASCII = str.maketrans(
 """For a stream that cannot encode the others: one character for each, so that widths stay."""
 _MAX_BLANK_LINES = 2
 """The most blank lines in a row of a block. More would push the rest out of view, so their number is shown instead."""
+_UNLIMITED = 1 << 30
 HEAD_LINES = 6
 """The lines of a result that a view of a run shows."""
 DIFF_LINES = 40
@@ -67,6 +69,8 @@ class TerminalRenderer:
         self.is_colored = has_color(self.stream)
         self._breaks_words = width is not None or self.stream.isatty()
         """Whether words that are too wide are broken. In a pipe they stay whole."""
+        self._wraps_rows = self._breaks_words or bool(os.environ.get("COLUMNS"))
+        """Whether the rows of a table are wrapped. In a pipe of unknown width, each row is one line."""
         encoding: str | None = getattr(self.stream, "encoding", None)
         self._is_unicode = encoding is None or encoding.lower().replace("-", "") == "utf8"
 
@@ -87,7 +91,7 @@ class TerminalRenderer:
 
     def print_block(self, text: str, *, style: str = "", mark: str = "  │ ") -> None:
         """Write the lines of a text, each behind ``write_marker_file``. A part of a folded line has another mark."""
-        room = max(MIN_WIDTH, self.width - count_cells(mark))
+        room = max(8, self.width - count_cells(mark))
         for line in _fold_blank_lines(_lines_of(text)):
             for number, piece in enumerate(fold_text(line, room) if self._breaks_words else (line,)):
                 self.write_line((mark.replace("│", "┆") if number else mark, "dim"), (piece, style))
@@ -184,7 +188,7 @@ class TerminalRenderer:
         every = [row for _, rows in made for row in rows]
         if not every:
             return
-        widths = _choose_widths(head, every, self.width - len(indent))
+        widths = _choose_widths(head, every, self.width - len(indent) if self._wraps_rows else _UNLIMITED)
         numbers = set(right)
         self._print_row([(text, "bold") for text in head], widths, numbers, indent)
         for title, rows in made:
@@ -330,7 +334,8 @@ def _split_lines(parts: Iterable[Cell]) -> Iterator[list[StyledText]]:
 
 def _clean_row(row: Sequence[Cell]) -> list[StyledText]:
     given = [(cell, "") if isinstance(cell, str) else cell for cell in row]
-    return [(to_one_line(text), style) for text, style in given]
+    last = len(given) - 1
+    return [(to_one_line(text, MAX_CELL if at == last else MAX_NAME), style) for at, (text, style) in enumerate(given)]
 
 
 def _strip_end(line: list[StyledText]) -> list[StyledText]:

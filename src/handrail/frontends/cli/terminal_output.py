@@ -11,17 +11,15 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 from unicodedata import category
 
 from handrail.frontends.cli.text_layout import measure_terminal, wrap_words
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from handrail.contract.calls_and_results import Result
 
 # Control characters except newline and tab, and invisible or reordering ones: soft hyphen, zero-width, bidi, tags.
@@ -181,42 +179,6 @@ def print_json(value: Any, *, lines: bool = False) -> None:
     sys.stdout.write(format_terminal_json(value, indent) + "\n")
 
 
-def print_styled_line(*parts: tuple[str, str], stream: TextIO | None = None, cut: bool = False) -> None:
-    """Write one line of styled texts. Colors are used only on a terminal that supports them.
-
-    :param parts: each text with its style
-    :param cut: cut the line at the terminal's width
-    """
-    from rich.text import Text
-
-    to = sys.stdout if stream is None else stream
-    line = Text()
-    for text, style in parts:
-        line.append(escape_controls(text), style=style)
-    terminal = make_console(to)
-    if cut and to.isatty():
-        line.truncate(terminal.width, overflow="ellipsis")
-    terminal.print(line)
-
-
-def make_console(stream: TextIO | None = None) -> Console:
-    """Return a rich console without markup, highlighting or unwanted colors. The caller escapes the text."""
-    from rich.console import Console
-
-    return Console(
-        file=sys.stdout if stream is None else stream, highlight=False, markup=False, emoji=False, soft_wrap=True
-    )
-
-
-def print_rows(rows: Iterable[Sequence[str]]) -> None:
-    """Write rows in columns, each line cut at the terminal's width."""
-    import shutil
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in align_columns(rows):
-        print_escaped_line(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
-
-
 def print_result(result: Result) -> None:
     """Print a result for the user: its data on stdout, its error and notes on stderr."""
     if result.data is not None:
@@ -278,6 +240,13 @@ def format_age(at_ns: int) -> str:
     return "now"
 
 
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a description."""
+    line = " ".join(text.split())
+    end = re.search(r"[.!?](?= [A-Z])", line)
+    return line if end is None else line[: end.end()]
+
+
 def format_bytes(count: int) -> str:
     """Return a number of bytes in a readable unit."""
     if count < 1024:
@@ -288,18 +257,3 @@ def format_bytes(count: int) -> str:
         if size < 1024 or unit == "TiB":
             break
     return f"{size:.1f} {unit}"
-
-
-def align_columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines, with every column except the last padded to its widest cell.
-
-    Cells are escaped, so that no cell can begin a line or look like another one.
-    """
-    table = [[*(to_one_line(cell, MAX_NAME) for cell in row[:-1]), to_one_line(row[-1], MAX_CELL)] for row in rows]
-    if not table:
-        return []
-    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in table
-    ]

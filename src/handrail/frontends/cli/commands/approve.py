@@ -42,7 +42,7 @@ _POLL_INTERVAL_S = 0.2
 
 
 @click.command("approve")
-@click.argument("request_id", metavar="[ID]", required=False, shell_complete=approval_ids)
+@click.argument("request_id", metavar="[list|ID]", required=False, shell_complete=approval_ids)
 @click.option("--once", "choice", flag_value="once", help="Allow this call, with exactly these arguments.")
 @click.option("--session", "choice", flag_value="session", help="Allow, and store the shown rule for the session.")
 @click.option("--project", "choice", flag_value="project", help="Allow, and store the rule for all sessions.")
@@ -58,7 +58,6 @@ _POLL_INTERVAL_S = 0.2
 @click.option("--message", metavar="TEXT", default="", help="Message to the model with a rejection. Default: none.")
 @click.option("--arguments", metavar="JSON|-|@FILE", help="New arguments: allow the call once with these.")
 @click.option("--answer", "answers", multiple=True, metavar="TEXT", help="Answer to a question. Repeat it for each.")
-@click.option("--list", "only_list", is_flag=True, help="List the requests without asking.")
 @click.option("--wait", is_flag=True, help="Wait for the next request.")
 @click.option("--rules", "rules_only", is_flag=True, help="List the rules that answers stored for this workspace.")
 @click.option("--revoke", metavar="RULE", help="ID of a stored rule to remove.")
@@ -70,17 +69,17 @@ def command(
     message: str,
     arguments: str | None,
     answers: tuple[str, ...],
-    only_list: bool,
     wait: bool,
     rules_only: bool,
     revoke: str | None,
 ) -> int:
     """List and answer approval requests.
 
-    Without an ID, lists all open requests. On a terminal, asks you about each of them. With an ID, shows that request, or
+    Without an ID, lists all open requests. On a terminal, asks you about each of them; list only lists them. With an ID, shows that request, or
     answers it if you pass an option such as --once. An answer does not run the call. The call continues in the process where
     it waits, or when its session is resumed (handrail call --resume ID, handrail run --resume).
     """
+    only_list, request_id = request_id == "list", None if request_id == "list" else request_id
     given = _has_answer(choice, message, arguments, answers)
     if given and request_id is None:
         raise click.UsageError("The ID of the request is missing. For example: handrail approve ID --once")

@@ -48,8 +48,8 @@ _NO_CALLS = ("provider-tool-used", "instructions-read", "compacted", "turn-finis
 @click.argument(
     "action",
     required=False,
-    type=click.Choice(["verify", "acknowledge", "purge"]),
-    metavar="[verify|acknowledge|purge]",
+    type=click.Choice(["list", "verify", "acknowledge", "purge"]),
+    metavar="[list|verify|acknowledge|purge]",
 )
 @click.option("--head", metavar="HASH", help="verify: head of an earlier verification. Default: none.")
 @click.option("--before", metavar="DAYS|DATE", help="purge: age in days, or date, of the newest content to remove.")

@@ -12,8 +12,9 @@ import click
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, workspace_options
 from handrail.frontends.cli.commands.log import require_confirmation
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import state_keys
-from handrail.frontends.cli.terminal_output import format_bytes, print_escaped_line, print_json, print_note, print_rows
+from handrail.frontends.cli.terminal_output import format_bytes, print_escaped_line, print_json, print_note
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command("state")
-@click.argument("action", required=False, type=click.Choice(["remove"]), metavar="[remove]")
+@click.argument("action", required=False, type=click.Choice(["list", "remove"]), metavar="[list|remove]")
 @click.argument("keys", nargs=-1, metavar="[KEY]...", shell_complete=state_keys)
 @click.option("--all", "everything", is_flag=True, help="remove: the state of all workspaces.")
 @click.option("--orphans", is_flag=True, help="remove: the state of workspaces that no longer exist.")
@@ -46,7 +47,7 @@ def command(
     from handrail.store.state_folders import find_state_root
     from handrail.store.state_inventory import list_stored_state
 
-    if action is None:
+    if action in (None, "list"):
         if everything or orphans or dry_run or yes:
             raise click.UsageError(
                 "`--all`, `--orphans`, `--dry-run` and `--yes` require `remove`: handrail state remove"
@@ -148,7 +149,7 @@ def _print_states(setting: CommandOptions, kept: Sequence[StateInventoryEntry]) 
         print_note("No state is stored yet.")
         return
     rows = [(one.key, format_bytes(one.size_bytes), _last_used(one), _about(one)) for one in kept]
-    print_rows([("KEY", "SIZE", "LAST USED", "WORKSPACE"), *rows])
+    TerminalRenderer().print_table(("KEY", "SIZE", "LAST USED", "WORKSPACE"), rows, right=(1,))
 
 
 def _about(one: StateInventoryEntry) -> str:
