@@ -98,7 +98,8 @@ class CallPermission:
     def __str__(self) -> str:
         """Describe the permission in a few words."""
         if self.by == "person":
-            where = f", in {self.answered_by}" if self.answered_by else ""
+            elsewhere = self.answered_by not in (None, "approval_handler")  # its own client, which the session names
+            where = f", in {self.answered_by}" if elsewhere else ""
             return f"allowed by the user ({self.choice or 'answered'}{where})"
         if self.rule is None:
             return "allowed by the rules"

@@ -315,8 +315,8 @@ def print_request(
         view.print_text((f"asked by {to_one_line(who)}", "dim"), indent="  ", further="    ")
     concerns = request.concerns or (request.reason,)
     for number, concern in enumerate(concerns[:_MAX_SHOWN_CONCERNS]):
-        mark = ("!", "bold red") if not number and len(concerns) > 1 else (" ", "")
-        view.print_text(mark, f" {escape_invisible(concern)}", indent="  ", further="      ")
+        mark = "" if len(concerns) == 1 else "  " if number else "! "
+        view.print_text((mark, "bold red"), escape_invisible(concern), indent="  ", further="      ")
     if (more := len(concerns) - _MAX_SHOWN_CONCERNS) > 0:
         view.print_text(f"and {more:,} more parts", indent="    ")
     for name, value in request.arguments.items():
