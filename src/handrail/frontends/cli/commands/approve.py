@@ -222,7 +222,7 @@ def _describe_askers(setting: CommandOptions, rows: Sequence[Approval]) -> dict[
 def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
     """Return the requests to show, or None, with a note, if the named request cannot be answered."""
     if request_id is None:
-        return [] if reader is None else reader.list_pending_requests(time.time_ns())
+        return [] if reader is None else order_by_reply(reader.list_pending_requests(time.time_ns()))
     row = None if reader is None else reader.get(request_id)
     if row is None:
         _report_unknown_request(request_id)
@@ -233,6 +233,20 @@ def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> l
         print_note(f"Request {row.id} cannot be answered: it is {state}{how}.")
         return None
     return [row]
+
+
+def order_by_reply(rows: Sequence[Approval]) -> list[Approval]:
+    """Return requests by the age of their reply, and those of one reply in the order of its calls."""
+    oldest: dict[str, int] = {}
+    for row in rows:
+        reply = row.request.call_id.partition(".")[0]
+        oldest[reply] = min(row.request.created_ns, oldest.get(reply, row.request.created_ns))
+
+    def key(row: Approval) -> tuple[int, str, list[int]]:
+        reply, _, position = row.request.call_id.partition(".")
+        return oldest[reply], reply, [int(part) for part in position.split(".") if part.isascii() and part.isdigit()]
+
+    return sorted(rows, key=key)
 
 
 def _report_unknown_request(request_id: str) -> int:
