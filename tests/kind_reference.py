@@ -324,6 +324,11 @@ RECORD_KINDS: Mapping[str, Happening] = {
         "A running tool sent requests to the client.",
         "asks: Requests, each with `method` and `origin`",
     ),
+    "stop-requested": Happening(
+        "A user stopped work with `handrail stop`. It belongs to no call; its session is that of the stopped work.",
+        "target: Id of the call, job or session, or an empty text for everything\nby: Frontend of the user\n"
+        "sessions: Ids of the stopped sessions\ncalls: Ids of the calls that were running\njobs: Ids of the stopped jobs",
+    ),
     "turn-finished": Happening(
         "A request to a model has ended. It belongs to no call. The cost is there only if the provider reports it.",
         "?turn: Number of the turn\n?purpose: `summary` for a request that is not a turn\nprovider: Name of the provider\n"

@@ -301,9 +301,9 @@ def test_who_is_asked_at_a_terminal_when_the_holder_is_killed_is_asked_anew_and_
 
 ALONE = """
 import sys
-from handrail.frontends.cli.command_group import run
+from handrail.frontends.cli.command_group import run_command_line
 
-code = run(sys.argv[1:])
+code = run_command_line(sys.argv[1:])
 print(*sorted(name for name in sys.modules if name.startswith("handrail.")), sep="\\n")
 raise SystemExit(code)
 """

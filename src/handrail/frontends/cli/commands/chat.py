@@ -94,7 +94,7 @@ async def _chat(
         view = JsonView() if setting.json else RunView(None)
         view.show_session(session.id)
         reader = MessageReader(people if isinstance(people, TerminalApprovalHandler) else None)
-        chat = Conversation(kernel, session, agent, view, reader, interruption)
+        chat = ChatConversation(kernel, session, agent, view, reader, interruption)
         if not setting.json:
             chat.introduce(model.name, resumed=resume is not None)
         async with _restored_terminal():
@@ -107,7 +107,7 @@ async def _chat(
     return code
 
 
-class Conversation:
+class ChatConversation:
     """One conversation: messages in turn with runs of the agent."""
 
     def __init__(

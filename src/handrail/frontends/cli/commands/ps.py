@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def command(setting: CommandOptions) -> int:
     """Show what agents do now, in all workspaces.
 
-    For each workspace of the state folder, shows the process that holds it, its open sessions with their clients, the calls
-    and jobs that run, and the requests that wait for your approval. With --workspace, shows only that workspace. It reads
-    files only, and works while the processes run. To stop something: handrail stop ID
+    Shows each workspace of the state folder with the process that holds it, and its open sessions with their clients. Below
+    a session are its running calls and jobs, and the requests that wait for your approval. With --workspace, shows only
+    that workspace. It reads files only, and works while the processes run. To stop something: handrail stop ID
     """
     found = [one for one in read_chosen_activity(setting) if not one.is_idle]
     if setting.json:
