@@ -92,6 +92,7 @@ format: setup ## let ruff lay the code out
 
 docs: setup ## write the generated pages again and build the site into build/site, offline
 	@$(BIN)/python -m tests.conformance
+	@$(BIN)/python -m tests.terminal_pictures
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "docs: open build/site/index.html"
 
 $(BENCH_STAMP): pyproject.toml bench/requirements.txt bench/constraints.txt

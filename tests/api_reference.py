@@ -29,6 +29,7 @@ FACADES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
             "Agents and models": ("agent",),
             "Records": ("record",),
             "State and texts": ("store", "contract.text"),
+            "The terminal": ("frontends",),
         },
     ),
     "handrail.testing": (

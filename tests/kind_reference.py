@@ -250,7 +250,8 @@ RECORD_KINDS: Mapping[str, Happening] = {
     "session-opened": Happening(
         "A session was opened or resumed.",
         "agent: Id of the agent\nfrontend: Frontend that opened it\nheadless: Whether no user can be asked\n"
-        "mode: Permission mode\n?topic: Topic of the session\n?parent: Session that it was forked from\n"
+        "mode: Permission mode\n?client: `name` and `version` by which the client introduced itself\n"
+        "?topic: Topic of the session\n?parent: Session that it was forked from\n"
         "?parent_session: Parent session of a sub-agent\n?parent_call: Call of the parent session",
     ),
     "session-closed": Happening("A session was closed. Its messages and folders are removed, its records stay."),
@@ -292,7 +293,8 @@ RECORD_KINDS: Mapping[str, Happening] = {
     ),
     "authorised": Happening(
         "Rules or a user allowed the call.",
-        "by: `rules` or `person`\n?reason: Rules that decided\n?choice: Answer of the user\n?approval: Id of the request\n"
+        "by: `rules` or `person`\n?reason: Rules that decided\n?rule: Rule that decided\n?scope: Scope of that rule\n"
+        "?source: Where an operator finds the rule: a file, an option, a mode or an earlier answer\n?choice: Answer of the user\n?approval: Id of the request\n"
         "?arguments_hash: Hash of the arguments\n?changed_hash: Hash of the changed arguments",
     ),
     "backgrounded": Happening(
@@ -321,6 +323,22 @@ RECORD_KINDS: Mapping[str, Happening] = {
     "client-request": Happening(
         "A running tool sent requests to the client.",
         "asks: Requests, each with `method` and `origin`",
+    ),
+    "stop-requested": Happening(
+        "A user stopped work with `handrail stop`. It belongs to no call; its session is that of the stopped work.",
+        "target: Id of the call, job or session, or an empty text for everything\nby: Frontend of the user\n"
+        "sessions: Ids of the stopped sessions\ncalls: Ids of the calls that were running\njobs: Ids of the stopped jobs",
+    ),
+    "turn-finished": Happening(
+        "A request to a model has ended. It belongs to no call. The cost is there only if the provider reports it.",
+        "?turn: Number of the turn\n?purpose: `summary` for a request that is not a turn\nprovider: Name of the provider\n"
+        "model: Name of the model\n?input_tokens: Tokens of the request, if the provider reports them\n"
+        "?output_tokens: Tokens of the reply\n?cache_read_tokens: Input tokens that came from the provider's cache\n"
+        "?cache_write_tokens: Input tokens that the provider wrote to its cache\n"
+        "?cost: Price as the provider reports it, in its unit\n"
+        "finish_reason: `end`, `calls`, `length`, `paused`, `refused`, `other`, or null for an interrupted reply\n"
+        "duration_ms: Time from the request to the end of the reply, in milliseconds\n"
+        "?first_token_ms: Time from the request to the first part of the reply, in milliseconds",
     ),
     "compacted": Happening(
         "Older messages are no longer sent to the model.",

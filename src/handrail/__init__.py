@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
     from handrail.contract.tool.tool_protocol import Tool
     from handrail.contract.tool.trigger_tools import TriggerContext, TriggerEvent, TriggerTool, make_trigger_spec
+    from handrail.frontends.cli.renderer import TerminalRenderer
     from handrail.kernel.doctor import check_kernel
     from handrail.kernel.kernel_interface import Kernel
     from handrail.kernel.workspace_opening import open_kernel
@@ -128,6 +129,7 @@ _HOME = {
     "Session": "contract.session_protocols",
     "SessionOptions": "session.session_context",
     "StartError": "contract.errors",
+    "TerminalRenderer": "frontends.cli.renderer",
     "TextDelta": "agent.model_protocol",
     "Tool": "contract.tool.tool_protocol",
     "ToolError": "contract.errors",
@@ -198,6 +200,7 @@ __all__ = [
     "StartError",
     "StateFolders",
     "SubagentTask",
+    "TerminalRenderer",
     "TextDelta",
     "Tool",
     "ToolError",

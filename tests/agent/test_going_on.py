@@ -44,6 +44,9 @@ class KeptHere:
     async def load_attachment(self, ref: str) -> bytes:
         raise LogUnavailable("nobody here shows anything beside text")
 
+    async def record_turn(self, usage: Mapping[str, Any]) -> None:
+        return None
+
     async def record_compaction(self, summary: Mapping[str, Any]) -> None:
         pass
 

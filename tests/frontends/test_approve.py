@@ -181,7 +181,7 @@ def test_at_a_terminal_everything_that_waits_is_asked_one_after_the_other(
     terminal = on_a_terminal(*handrail.command("approve"))
     for approval, keys in zip(ids, ("o", "defer", "r no"), strict=True):
         seen = terminal.wait_for("> ")
-        assert f"{approval}  write requires approval" in seen
+        assert "write requires approval" in seen and f" of 3  {approval}" in seen
         terminal.type(f"{keys}\n")
     assert terminal.end() == 0
     assert [row["id"] for row in listed(here)] == [ids[1]]
@@ -301,9 +301,9 @@ def test_who_is_asked_at_a_terminal_when_the_holder_is_killed_is_asked_anew_and_
 
 ALONE = """
 import sys
-from handrail.frontends.cli.command_group import run
+from handrail.frontends.cli.command_group import run_command_line
 
-code = run(sys.argv[1:])
+code = run_command_line(sys.argv[1:])
 print(*sorted(name for name in sys.modules if name.startswith("handrail.")), sep="\\n")
 raise SystemExit(code)
 """

@@ -26,7 +26,7 @@ LOOKING = ("log", "state", "doctor", "completion", "sessions", "jobs", "approve"
 @pytest.mark.proves("F-02a")
 def test_help_lists_every_command_without_loading_one() -> None:
     code = (
-        "import sys\nfrom handrail.frontends.cli.command_group import run\ncode = run(['--help'])\n"
+        "import sys\nfrom handrail.frontends.cli.command_group import run_command_line\ncode = run_command_line(['--help'])\n"
         "loaded = [m for m in sys.modules if m.startswith('handrail.') and not m.startswith('handrail.frontends')]\n"
         "print('LOADED', code, loaded, [m for m in ('asyncio', 'pydantic', 'rich') if m in sys.modules])"
     )
@@ -318,14 +318,13 @@ def test_a_signal_stops_the_running_call_whole_and_leaves_the_log_intact(
 
 
 def test_tools_lists_what_there_is_one_line_each(here: Here) -> None:
-    lines = here("tools").out.splitlines()
-    ids = {line.split()[0] for line in lines}
+    shown = here("tools")
+    ids = {line.split()[0] for line in shown.out.splitlines() if line}
+    assert shown.err == "" and here("tools", "list").out == shown.out
     assert {"read", "write", "edit", "glob", "grep", "bash", "todo", "question", "file.patch"} <= ids
 
 
-def test_tools_says_beside_them_in_which_mode_a_session_begins(here: Here) -> None:
-    assert "mode ask:" in here("tools").err
-    assert "mode plan:" in here("tools", "--set", "mode=plan").err
+def test_tools_says_in_json_in_which_mode_a_session_begins(here: Here) -> None:
     assert json.loads(here("tools", "--set", "mode=accept-edits", "--json").out)["mode"] == "accept-edits"
 
 
@@ -353,24 +352,36 @@ def test_log_verify_prints_a_head_that_later_holds_the_log_to_it(here: Here) -> 
     assert here("log", "verify", "--head", "f" * 64).code == 1
 
 
-def test_log_shows_one_line_per_call_and_every_record_of_one(here: Here) -> None:
+def test_log_shows_each_call_below_its_session_and_every_record_of_one(here: Here) -> None:
     here("call", "read", '{"path": "note.txt"}')
     here("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
     read, write = (json.loads(line) for line in here("log", "--json").out.splitlines())
-    assert (read["tool"], read["state"]) == ("read", "output")
+    assert (read["tool"], read["state"], read["arguments"]) == ("read", "output", {"path": "note.txt"})
+    assert (read["permission"]["rule"], read["permission"]["scope"]) == ("allow fs.read **", "default")
     assert (write["tool"], write["state"], write["error_kind"]) == ("write", "rejected", "denied")
-    shown = here("log").out.splitlines()
-    assert len(shown) == 3 and shown[0].startswith("TIME ") and "read" in shown[1] and "denied" in shown[2]
+    assert write["permission"] is None and write["opener"]["client"] == "cli"
+    first, second = here("log").out.split("\n\n")
+    assert first.startswith(f"{read['session_id']}  cli, agent default, mode ask\n") and read["call_id"] in first
+    assert "  ✓ read  note.txt" in first and "    allowed by 'allow fs.read **' (default scope)" in first
+    assert "  ✗ write  new.txt  content=x  rejected" in second and "    denied: " in second
     kinds = [json.loads(line)["kind"] for line in here("log", "--call", write["call_id"], "--json").out.splitlines()]
     assert kinds[0] == "proposed" and kinds[-1] == "rejected"
 
 
-def test_log_on_a_terminal_keeps_each_call_on_one_line(handrail: Program, on_a_terminal: Terminals) -> None:
+def test_log_on_a_terminal_is_wrapped_at_words_and_in_color_unless_that_is_not_wanted(
+    handrail: Program, on_a_terminal: Terminals
+) -> None:
     handrail("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
-    terminal = on_a_terminal(*handrail.command("log"), environment={"COLUMNS": "80"})
-    assert terminal.end() == 0
-    _, line = terminal.shown.splitlines()
-    assert len(line) == 80 and "denied: " in line and line.endswith("…")
+    shown: list[str] = []
+    for arguments, variables in (((), {}), (("--no-color",), {}), ((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"})):
+        terminal = on_a_terminal(
+            *handrail.command("log", *arguments), environment={"COLUMNS": "60", "NO_COLOR": "", **variables}
+        )
+        assert terminal.end() == 0
+        shown.append(terminal.shown)
+    assert "\x1b[31m✗" in shown[0] and shown[1] == shown[2] == shown[3] and "\x1b" not in shown[1]
+    assert max(map(len, shown[1].splitlines())) <= 60
+    assert "has no user to ask, so the call is denied." in " ".join(shown[1].split())
 
 
 def test_log_of_a_workspace_without_one_says_so(here: Here) -> None:

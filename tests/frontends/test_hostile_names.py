@@ -156,7 +156,7 @@ LISTINGS: dict[str, Listing] = {
     "sessions": lambda _: ("sessions", "--all"),
     "a session": lambda place: ("sessions", "show", _session(place)),
     "no session": lambda _: ("sessions", "show", HOSTILE.replace("\0", "")),
-    "approvals": lambda _: ("approve", "--list"),
+    "approvals": lambda _: ("approve", "list"),
     "no approval": lambda _: ("approve", HOSTILE, "--once"),
     "rules": lambda _: ("approve", "--rules"),
     "explain a call": lambda _: ("explain", "ses_h/1.0"),
@@ -295,7 +295,7 @@ def test_a_folder_with_a_hostile_name_is_shown_inert(
 ) -> None:
     (folder := tmp_path / (PLAIN_LINES + "\x1b[2J\x9b\u202e\udcff").replace("/", "")).mkdir()
     place = replace(handrail, workspace=folder)
-    for words in (("call", "glob", '{"pattern": "*"}'), ("state",), ("config",), ("doctor",), ("trust", "--list")):
+    for words in (("call", "glob", '{"pattern": "*"}'), ("state",), ("config",), ("doctor",), ("trust", "list")):
         done = carried_out(place, words, capfd)
         assert not faults(done.out) and not faults(done.err) and "internal error" not in done.err, (words, done)
 

@@ -28,15 +28,17 @@ def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program
         store.database.close()
         store.lease.release()
     assert here("call", "read", '{"path": "note.txt"}').code == 0
-    _, before, line, above, after = here("log").out.splitlines()
-    assert "read" in before and "read" in after
-    assert "ses_x" in line and "native.web_search" in line and "provider-tool-used" in line
-    assert r'done by anthropic:m: {"query": "two\nlines"}' in line
-    assert "ses_x" in above and "instructions-read" in above
-    assert above.endswith("/above/AGENTS.md (sha256 abababababab), /above/CLAUDE.md (skipped: a rule)")
+    before, between, after = here("log").out.split("\n\n")
+    assert "✓ read" in before and "✓ read" in after
+    head, _, *lines = between.splitlines()
+    shown = " ".join(" ".join(lines).split())
+    assert head == "ses_x" and "• native.web_search provider-tool-used" in shown
+    assert r'done by anthropic:m: {"query": "two\nlines"}' in shown
+    assert "• instructions instructions-read /above/AGENTS.md (sha256 abababababab), /above/CLAUDE.md" in shown
+    assert "(skipped: a rule)" in shown
     rows = [json.loads(row) for row in here("log", "--json").out.splitlines()]
     assert [row["state"] for row in rows] == ["output", "provider-tool-used", "instructions-read", "output"]
     assert rows[1]["artifacts"] == ["sha256:1"] and rows[1]["call_id"] == ""
-    _, only, above = here("log", "--session", "ses_x").out.splitlines()
-    assert "provider-tool-used" in only and "instructions-read" in above
+    only = here("log", "--session", "ses_x").out
+    assert "provider-tool-used" in only and "instructions-read" in only and "✓ read" not in only
     assert "provider-tool-used" not in here("log", "--limit", "1").out, "older than the calls that are shown"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.frontends.cli.terminal_output import align_columns, escape_controls, format_data_as_lines
+from handrail.frontends.cli.renderer import TerminalRenderer, describe_arguments
+from handrail.frontends.cli.terminal_output import escape_controls, format_data_as_lines
+from handrail.frontends.cli.text_layout import count_cells
 
 
 @given(st.text(alphabet=st.characters()))
@@ -64,5 +67,78 @@ def test_data_is_laid_out_for_a_person(data: object, lines: list[str]) -> None:
     assert format_data_as_lines(data) == lines
 
 
-def test_columns_are_padded_but_for_the_last() -> None:
-    assert align_columns([("a", "bb", "rest"), ("ccc", "d", "")]) == ["a    bb  rest", "ccc  d"]
+def written(width: int | None = None) -> tuple[io.StringIO, TerminalRenderer]:
+    stream = io.StringIO()
+    return stream, TerminalRenderer(stream, width=width)
+
+
+def test_columns_are_padded_but_for_the_last_and_wrapped_at_words_where_the_width_is_known() -> None:
+    stream, view = written()
+    view.print_table(("A", "B", "C"), [("a", "bb", "rest"), ("ccc", "d", "")])
+    assert stream.getvalue() == "A    B   C\na    bb  rest\nccc  d\n"
+    stream, view = written(40)
+    view.print_table(("ID", "TEXT"), [("ses_01a21f1ae7", "a text of several words that is too long")])
+    assert stream.getvalue().splitlines()[1:] == [
+        "ses_01a21f1ae7  a text of several words",
+        "                that is too long",
+    ]
+
+
+@given(st.text(alphabet=st.characters()), st.integers(20, 100))
+def test_whatever_is_rendered_acts_on_no_terminal_loses_no_word_and_fits_the_width(text: str, width: int) -> None:
+    for method in ("print_text", "print_markdown", "print_diff", "print_block"):
+        stream, view = written(width)
+        getattr(view, method)(text)
+        shown = stream.getvalue()
+        assert not [c for c in shown if unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} and c != "\n"]
+        assert all(count_cells(line) <= width + 1 for line in shown.split("\n")), (method, shown)
+        if method == "print_text":
+            assert "".join(shown.split()) == "".join(escape_controls(text).split())
+
+
+@pytest.mark.parametrize(
+    ("markdown", "shown"),
+    [
+        ("# A title #", "A title"),
+        ("**bold**, *italic*, __both__ and `code`", "bold, italic, both and code"),
+        ("2 * 3 * 4 and snake_case_name", "2 * 3 * 4 and snake_case_name"),
+        ("[here](https://a.example/x) and ![pic](p.png)", "here (https://a.example/x) and pic (p.png)"),
+        ("[https://a.example](https://evil.example)", "https://a.example (https://evil.example)"),
+        ("- one\n  * two\n3. three", "• one\n  • two\n3. three"),
+        ("> said", "▌ said"),
+        ("```py\nx = **1**\n```\nafter", "  │ x = **1**\nafter"),
+        ("&#27;[2J <b>x</b> &#8238;", "&#27;[2J <b>x</b> &#8238;"),
+        ("never closed ** and ` and [x](", "never closed ** and ` and [x]("),
+    ],
+)
+def test_markdown_is_rendered_without_hiding_anything(markdown: str, shown: str) -> None:
+    stream, view = written(100)
+    view.print_markdown(markdown)
+    assert stream.getvalue() == f"{shown}\n"
+
+
+def test_many_blank_lines_push_nothing_out_of_view() -> None:
+    stream, view = written(80)
+    view.print_block("harmless\n" + "\n" * 500 + "rm -rf /")
+    assert stream.getvalue() == "  │ harmless\n  │ (500 blank lines)\n  │ rm -rf /\n"
+
+
+def test_a_stream_that_takes_ascii_only_gets_marks_of_the_same_width() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    view = TerminalRenderer(stream, width=80)
+    view.print_call("→", "read", {"path": "a"})
+    stream.flush()
+    assert stream.buffer.getvalue() == b"> read  a\n"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"command": "ls -la", "timeout_ms": 5}, "ls -la  timeout_ms=5"),
+        ({"content": "x" * 100, "path": "a.txt"}, f"a.txt  content={'x' * 60}…"),
+        ({"todos": [1]}, "[1]"),
+        ({}, ""),
+    ],
+)
+def test_a_call_is_named_by_its_most_telling_argument(arguments: dict[str, object], shown: str) -> None:
+    assert describe_arguments(arguments) == shown

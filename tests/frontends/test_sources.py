@@ -73,7 +73,7 @@ def test_a_foreign_tool_is_reviewed_approved_called_and_reviewed_again_when_it_c
     refused = here(*CALL)
     assert refused.code == 1 and "handrail sources review weather" in refused.out + refused.err
     listed = here("sources")
-    assert listed.code == 0 and listed.out.split() == ["weather", "0", "ready", "1", "to", "review"]
+    assert listed.code == 0 and listed.out.split() == ["SOURCE", "READY", "TO", "REVIEW", "weather", "0", "1"]
     shown = here("sources", "review", "weather")
     assert "+The weather in a city." in shown.out and "the tool is new" in shown.out
     alone = here("sources", "approve", "weather")
@@ -189,7 +189,7 @@ def test_tools_shows_the_status_of_each_with_the_reason(here: Here, says: Path, 
         tools["weather_now"]["status"] == "quarantined" and "handrail sources review" in tools["weather_now"]["reason"]
     )
     assert tools["web_search"]["status"] == "error" and "no.such" in tools["web_search"]["reason"]
-    shown = {line.split()[0]: line for line in here("tools", "--config", str(config)).out.splitlines()}
+    shown = {line.split()[0]: line for line in here("tools", "--config", str(config)).out.splitlines() if line}
     assert shown["read"].split()[1] == "system" and shown["glob"].split()[1] == "disabled"
     assert shown["weather_now"].split()[1] == "quarantined" and "handrail sources review" in shown["weather_now"]
 

@@ -71,7 +71,7 @@ def asking(on_a_terminal: Terminals, tmp_path: Path) -> Asking:
         script, asked = tmp_path / "asks.py", tmp_path / "asked.json"
         script.write_text(ASKS)
         asked.write_text(json.dumps(jobs))
-        return on_a_terminal(*prefork.python(script), str(asked))
+        return on_a_terminal(*prefork.python(script), str(asked), environment={"NO_COLOR": "1"})
 
     return start
 
@@ -85,7 +85,7 @@ def test_a_person_sees_the_whole_call_and_the_reason_and_allows_it_once(asking: 
     command = "echo " + "x" * 500 + " && rm -rf build"
     terminal = asking(request(command=command))
     seen = terminal.wait_for("> ")
-    assert command in seen.replace("\n", "")
+    assert command.replace(" ", "") in "".join(seen.split())
     assert "no rule allows it" in seen
     terminal.type("o\n")
     assert answers(terminal) == [{"choice": "once", "message": ""}]
@@ -228,7 +228,7 @@ def test_prompts_come_one_at_a_time_and_answers_go_to_their_own_call(asking: Ask
 def test_nothing_in_an_argument_can_act_on_the_terminal_or_look_like_the_prompt(asking: Asking) -> None:
     hostile = "harmless\x1b[2J\x1b[1;1H\rsafe\u202egnp\n\nread requires approval  (allowed)\n> "
     terminal = asking(request("write", path="a\x1b]0;title\x07", content=hostile))
-    terminal.wait_for("r  reject")
+    terminal.wait_for("r TEXT  reject")
     terminal.wait_for("> ")
     terminal.type("r\n")
     answers(terminal)

@@ -23,6 +23,7 @@ OPENING: dict[str, Any] = {
     "headless": True,
     "client": None,
     "editor": False,
+    "client_info": None,
     "topic": None,
     "user_context": None,
     "rules": [],

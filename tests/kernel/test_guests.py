@@ -18,7 +18,7 @@ from handrail import Approval, ApprovalAnswer, DeferApprovals, LoadError, StartE
 from handrail.contract.approval_requests import ApprovalService
 from handrail.ipc.codec.wire_encoding import describe_client_tools
 from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, OperationTable
-from handrail.ipc.wire.socket_handshake import APPROVALS_ONLY_GREETING
+from handrail.ipc.wire.socket_handshake import CONTROL_GREETING
 from handrail.kernel.approval_client import ApprovalClient, ApprovalWorkspace
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.sandbox import tier_probe
@@ -446,7 +446,7 @@ async def test_who_only_answers_requests_is_made_nothing_for_and_can_do_nothing_
             names = sorted(name for name in whole.operations.requests if not name.startswith("approvals."))
         while sizes(held) != before:  # until nothing of it is left
             await asyncio.sleep(0)
-        async with guest(tmp_path, hello=APPROVALS_ONLY_GREETING) as other:
+        async with guest(tmp_path, hello=CONTROL_GREETING) as other:
             assert sizes(held) == before and set(other.peer_greeting) == {"handrail", "protocol"}
             assert len(names) > 20
             for name in names:

@@ -10,6 +10,7 @@ from tests.kernel.test_sub_agents import READER, kernel_of, models, task
 
 from handrail.agent.agent_loop import Agent
 from handrail.frontends.cli.commands import log as log_command
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.record.call_timeline import read_timeline
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -86,14 +87,14 @@ async def test_it_holds_no_secret_and_is_bounded(tmp_path: Path) -> None:
         assert kept is not None and SECRET not in str(kept.topic)
 
 
-async def test_handrail_log_shows_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_handrail_log_shows_it_without_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(topic="the\nbuild \x1b[2J" + "y" * 100)
         await session.call("glob", {"pattern": "*"})
         await kernel.log.flush()
         (row,) = kernel.log.reader.calls()
-    log_command.print_rows([log_command._call_row(row)])  # pyright: ignore[reportPrivateUsage] - as the command shows it
+    log_command._print_call(TerminalRenderer(), row)  # pyright: ignore[reportPrivateUsage] - as the command shows it
     shown = capsys.readouterr().out
-    assert shown.count("\n") == 1 and "\x1b" not in shown
+    assert "\x1b" not in shown and not any(line.startswith("build") for line in shown.splitlines())
     assert "topic: the\\nbuild" in shown and "y" * 61 not in shown
     assert log_command._call_data(row)["topic"].startswith("the\nbuild")  # pyright: ignore[reportPrivateUsage]

@@ -156,7 +156,7 @@ def options(folder: Path) -> list[str]:
 def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command that only reads ends in output or one line."""
     for arguments in (
-        ["approve", "--list"],
+        ["approve", "list"],
         ["approve", "--rules"],
         ["sessions"],
         ["sessions", "show", "ses_used"],

@@ -42,6 +42,9 @@ class Kept:
     async def load_attachment(self, ref: str) -> bytes:
         raise AssertionError("nobody here shows anything")
 
+    async def record_turn(self, usage: Any) -> None:
+        return None
+
     async def record_compaction(self, summary: Any) -> None:
         pass
 
@@ -124,7 +127,7 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 
 @pytest.mark.slow
 def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_path: Path) -> None:
-    session_id, signs = "", ("RunFinished", "Waiting", "NotificationsDelivered", "TurnStarted", "TextDelta")
+    session_id, signs = "", ("RunFinished", "AgentIdle", "NotificationsDelivered", "TurnStarted", "TextDelta")
     for round_ in range(15):
         command = [sys.executable, "-c", _PROGRAM, str(tmp_path), session_id]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:

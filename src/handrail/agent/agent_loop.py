@@ -38,7 +38,7 @@ from handrail.agent.model_protocol import (
     get_model_origin,
 )
 from handrail.agent.refusal_recovery import RefusalRecovery
-from handrail.agent.reply_assembly import ReplyAssembly
+from handrail.agent.reply_assembly import ModelReply, ReplyAssembly
 from handrail.agent.reply_stream import EventHandler, RetryDelayed, RetryPolicy
 from handrail.agent.run_budget import Budget, RunUsage, estimate_tokens
 from handrail.agent.run_events import (
@@ -561,6 +561,7 @@ class Agent:
                         yield CallProposed(position, call)
                 answers = await self._collect_answers(run, dispatch)
                 answered = True
+                await self._record_usage(run, turn.number, reply)
             finally:
                 if not answered:
                     await self._abandon_reply(run, dispatch)
@@ -596,6 +597,13 @@ class Agent:
         if not run.paused:
             self._conversation.add_notifications(EMPTY_REPLY, ())
 
+    async def _record_usage(self, run: AgentRunState, turn: int, reply: ModelReply) -> None:
+        """Record what the request of a turn used. A log that takes no records ends no run."""
+        used = run.describe_usage(self.model, reply, turn=turn)
+        if used is not None and self.session.history is not None:
+            with contextlib.suppress(HandrailError):
+                await self.session.history.record_turn(used)
+
     def _check_session_stop(self, run: AgentRunState, answer: CallAnswer) -> None:
         """End the run if a user's answer to an approval request has stopped the session."""
         if answer.result.metadata.get("session_stopped"):
@@ -625,6 +633,8 @@ class Agent:
         async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
             if isinstance(event, RetryDelayed):
                 return (event,)
+            if self._run is not None and self._run.first_token_at is None:
+                self._run.first_token_at = asyncio.get_running_loop().time()
             items: list[AgentEvent] = []
             if isinstance(event, ProviderToolResult):
                 used, event = await self._provider_tools.record_tool_use(

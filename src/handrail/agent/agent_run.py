@@ -150,6 +150,10 @@ class AgentRunState:
     """A reply that is not counted yet."""
     request_tokens: int = 0
     """The estimated tokens of the current request."""
+    sent_at: float = 0.0
+    """The time when the current request was sent, on the running loop's clock."""
+    first_token_at: float | None = None
+    """The time of the first part of its reply."""
     calling: bool = False
     waiting: asyncio.Future[bool] | None = None
     """The wait for running jobs, which report their end."""
@@ -207,6 +211,26 @@ class AgentRunState:
         """Count the tokens of the request and its reply."""
         self.usage.count_tokens(self.request_tokens, reply)
         self.reading = None
+
+    def describe_usage(self, model: Model, reply: ModelReply, **about: Any) -> dict[str, Any] | None:
+        """Return what a request used, for its record; None if nothing came back.
+
+        :param about: the number of the turn, or the purpose of a request that is not a turn
+        """
+        if reply.usage is None and reply.reason is None and not reply.parts:
+            return None
+        provider, _, name = model.name.partition(":")
+        told: dict[str, Any] = {**about, "provider": provider, "model": name}
+        if (used := reply.usage) is not None:
+            told |= {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
+            told |= {"cache_read_tokens": used.cache_read_tokens, "cache_write_tokens": used.cache_write_tokens}
+            if used.cost is not None:
+                told["cost"] = used.cost
+        now = asyncio.get_running_loop().time()
+        told |= {"finish_reason": reply.reason, "duration_ms": round((now - self.sent_at) * 1000)}
+        if self.first_token_at is not None:
+            told["first_token_ms"] = round((self.first_token_at - self.sent_at) * 1000)
+        return told
 
     def may_exceed_token_budget(self) -> bool:
         """Return whether the current reply may have used up the tokens. Its calls then wait for its end."""
@@ -280,6 +304,7 @@ class AgentRunState:
             seconds=asyncio.get_running_loop().time() - spent.started_at,
             budget=budget,
             pending_approvals=tuple(self.awaiting_approval),
+            cost=spent.cost,
         )
 
 
@@ -309,6 +334,7 @@ async def stream_reply_events(
     :param handle: adds each event to ``assembly``, even if no reader takes the events
     """
     run.error = None
+    run.sent_at, run.first_token_at = asyncio.get_running_loop().time(), None
     if run.stopped is not None:  # stopped since the turn started, or by a watcher of its event
         return
     pump = run.stream = ReplyStreamTask(model, request, retry, run.deadline, handle)

@@ -59,13 +59,19 @@ class ModelSummaryUnavailable(Exception):
 
 
 async def summarize_messages(
-    run: AgentRunState, model: Model, retry: RetryPolicy, messages: Sequence[Message], tokens: int
+    run: AgentRunState,
+    model: Model,
+    retry: RetryPolicy,
+    messages: Sequence[Message],
+    tokens: int,
+    history: ConversationHistory | None = None,
 ) -> str:
     """Return the summary that ``model`` writes of ``messages``.
 
     Its tokens count for the run, but the request is not a turn.
 
     :param tokens: the approximate number of tokens to send
+    :param history: records the tokens of the request; None records nothing
     :raises ModelSummaryUnavailable: if the model writes none
     """
     if (spent := run.usage.explain_spent_tokens()) is not None:
@@ -88,6 +94,8 @@ async def summarize_messages(
     error, run.error = run.error, None
     reply = assembly.get_reply_so_far(None if assembly.reason and error is None else run.explain_cut_reply())
     run.usage.count_tokens(estimate_tokens(len(request.system) + len(asked.text)), reply)
+    if history is not None and (used := run.describe_usage(model, reply, purpose="summary")) is not None:
+        await history.record_turn(used)
     if error is not None:
         raise ModelSummaryUnavailable(str(error))
     if run.stopped is not None:
@@ -291,7 +299,7 @@ class ConversationCompactor:
         left_out, summary, why = messages[:first], None, ""
         if first and self._budget.compaction == "summary":
             try:
-                summary = await summarize_messages(run, self._model, self._retry, left_out, tokens)
+                summary = await summarize_messages(run, self._model, self._retry, left_out, tokens, self._history)
             except ModelSummaryUnavailable as none:
                 if run.stopped is not None:
                     run.end_with_stop_reason()

@@ -95,10 +95,19 @@ class ProviderToolResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """The tokens of one request and its reply. These are totals: the last one counts."""
+    """The tokens of one request and its reply. These are totals: the last one counts.
+
+    :param input_tokens: all tokens of the request, with those that the provider read from its cache or wrote to it
+    :param cache_read_tokens: the part of ``input_tokens`` that came from the provider's cache
+    :param cache_write_tokens: the part of ``input_tokens`` that the provider wrote to its cache
+    :param cost: the price as the provider reports it, in its unit; None if it reports none
+    """
 
     input_tokens: int
     output_tokens: int
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    cost: float | None = None
 
 
 FinishReason = Literal[

@@ -97,6 +97,8 @@ class RunUsage:
         self.input_tokens = 0
         self.output_tokens = 0
         self.tokens_estimated = False
+        self.cost: float | None = None
+        """The sum of the costs that the provider reported; None if it reported none."""
 
     def has_call(self, call_id: str) -> bool:
         """Return whether a call was made in one of the run's turns. A background call may outlive the run."""
@@ -140,6 +142,8 @@ class RunUsage:
         if reply.usage is not None:
             self.input_tokens += reply.usage.input_tokens
             self.output_tokens += reply.usage.output_tokens
+            if reply.usage.cost is not None:
+                self.cost = (self.cost or 0.0) + reply.usage.cost
             return
         self.tokens_estimated = True
         self.input_tokens += asked

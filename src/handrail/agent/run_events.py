@@ -154,6 +154,7 @@ class RunOutcome:
     :param detail: why the run ended, for the user; ``""`` if it was answered
     :param seconds: wall time of the run
     :param pending_approvals: the ids of the approval requests that calls await
+    :param cost: the price of the requests as the provider reports it, in its unit; None if it reports none
     """
 
     status: RunStatus
@@ -167,6 +168,7 @@ class RunOutcome:
     seconds: float
     budget: BudgetKind | None = None
     pending_approvals: tuple[str, ...] = ()
+    cost: float | None = None
 
     @property
     def ok(self) -> bool:

@@ -164,6 +164,8 @@ class Lane:
     """The approval handler; None if the lane is headless, so that *ask* means *deny*."""
     closed_reason: str | None = None
     """Why it accepts no more calls; None while it accepts them."""
+    is_stopped: bool = False
+    """Whether the user has stopped its session, so that a run of its agent ends with the results of its calls."""
     subagent_runner: SubagentRunner | None = None
     """Runs the sub-agents of its calls; None while no model is attached."""
     child_lanes: list[Lane] = field(default_factory=list["Lane"])
@@ -497,7 +499,8 @@ class Call:
     def stop_refusal(self, step: StepName, reason: StopReason) -> CallRefusal:
         """Return the refusal of a call that was stopped before it ran."""
         text = f"`{self.tool_id}` was {STOPPED_TEXT[reason]} before it started. Nothing was run."
-        return CallRefusal(step, stop_error_kind(reason), text, stopped_by=reason)
+        told = {"session_stopped": True} if self.lane.is_stopped else {}
+        return CallRefusal(step, stop_error_kind(reason), text, stopped_by=reason, **told)
 
     def copy_arguments_for_event(self, arguments: Any) -> Any:
         """Return ``arguments`` for listeners, as a copy if the call itself uses the object."""

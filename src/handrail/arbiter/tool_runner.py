@@ -203,6 +203,8 @@ class ToolRunner:
     def _stop_result(self, call: Call, reason: StopReason, budget_ms: float, kept: Any, **metadata: Any) -> Result:
         assert call.entry is not None
         spec = call.entry.spec
+        if call.lane.is_stopped:
+            metadata["session_stopped"] = True
         if reason != "timeout":
             over = f" Its tool session `{call.ended_session_id}` has ended." if call.ended_session_id else ""
             text = f"`{spec.id}` was {STOPPED_TEXT[reason]}.{over}"

@@ -59,6 +59,7 @@ class ApprovalRequest:
     :param origin: the sub-agent that asks, and its parent; ``""`` for the agent that the user talks to
     :param files: the workspace files that the call runs, each with its current hash; the call runs only if they stay
         the same
+    :param concerns: why each part of the call requires approval, such as each command of a script, the worst first
     :param is_shared: whether several clients share the session; an answer for the whole session is not offered then
     """
 
@@ -79,6 +80,7 @@ class ApprovalRequest:
     origin: str = ""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     is_shared: bool = False
+    concerns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

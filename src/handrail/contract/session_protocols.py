@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.agent_manifest import AgentManifest
@@ -22,6 +23,23 @@ StopReason = Literal["timeout", "budget", "user", "call", "shutdown", "parent"]
 ``timeout``: the tool's time-out. ``budget``: the time of the run that the call belongs to. ``call``: a call of the
 same session requested it. ``parent``: the session is a sub-agent's, and its parent was stopped or has ended.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """The name and version by which a client introduces itself, as in MCP and ACP. Nothing proves them."""
+
+    name: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedWork:
+    """What a user's request to stop has stopped: the ids of sessions, calls and jobs."""
+
+    sessions: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
 
 
 class Turn(Protocol):

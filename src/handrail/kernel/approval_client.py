@@ -28,7 +28,7 @@ from handrail.contract.errors import StartError, ToolError, UsageError
 from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused
 from handrail.ipc.wire.peer_connection import ConnectionLost
 from handrail.ipc.wire.socket_handshake import (
-    APPROVALS_ONLY_GREETING,
+    CONTROL_GREETING,
     PROTOCOL_VERSION,
     ConnectionRejected,
     LeaseHolderNotResponding,
@@ -200,28 +200,7 @@ class ApprovalClient:
                 f"Cannot set {', '.join(self._options.settings)}: {holder} holds this workspace, and its settings apply. "
                 "Set it in handrail.toml."
             )
-        if not holder.socket:
-            from handrail.store.lease import WorkspaceHeld
-
-            if not holder.is_short_lived:
-                raise WorkspaceHeld(self._folders, holder)
-            raise NoLeaseHolder(f"The workspace is briefly in use by {holder}. Try again.")
-        connection = await connect_to_lease_holder(
-            self._folders.workspace_state_folder,
-            holder.socket,
-            hello=APPROVALS_ONLY_GREETING,
-            seconds=_GREETING_TIMEOUT_S,
-        )
-        try:
-            await connection.request(op, body)
-        except OperationRefused as refused:
-            if refused.kind == LEAVING:
-                raise ConnectionRejected(LEAVING, refused.text) from None
-            from handrail.ipc.codec.wire_encoding import error_from_refusal  # a large import, and most answers succeed
-
-            raise error_from_refusal(refused) from None
-        finally:
-            await connection.aclose("it was answered")
+        await request_from_holder(self._folders, holder, op, body)
 
     async def _submit_locally(self, itself: Callable[[ApprovalService], Awaitable[object]], *, judged: bool) -> None:
         from handrail.store.lease import WorkspaceHeld
@@ -235,6 +214,34 @@ class ApprovalClient:
             if held.is_writing:
                 raise
             raise NoLeaseHolder(str(held)) from None  # another process was faster: check again
+
+
+async def request_from_holder(folders: StateFolders, holder: LeaseHolder, op: str, body: Mapping[str, Any]) -> Any:
+    """Send one request to the process that holds a workspace, and return its answer.
+
+    :raises WorkspaceHeld: if other processes cannot connect to it
+    :raises StartError: if it does not answer
+    :raises HandrailError: the error of the request
+    """
+    if not holder.socket:
+        from handrail.store.lease import WorkspaceHeld
+
+        if not holder.is_short_lived:
+            raise WorkspaceHeld(folders, holder)
+        raise NoLeaseHolder(f"The workspace is briefly in use by {holder}. Try again.")
+    connection = await connect_to_lease_holder(
+        folders.workspace_state_folder, holder.socket, hello=CONTROL_GREETING, seconds=_GREETING_TIMEOUT_S
+    )
+    try:
+        return await connection.request(op, body)
+    except OperationRefused as refused:
+        if refused.kind == LEAVING:
+            raise ConnectionRejected(LEAVING, refused.text) from None
+        from handrail.ipc.codec.wire_encoding import error_from_refusal  # a large import, and most answers succeed
+
+        raise error_from_refusal(refused) from None
+    finally:
+        await connection.aclose("it was answered")
 
 
 def _is_answer(row: Approval | None, choice: ApprovalChoice | None, by: str) -> bool:

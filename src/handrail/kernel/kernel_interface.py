@@ -174,6 +174,7 @@ class Kernel(ABC):
         :param headless: deny what requires approval; ignored if there is an ``approval_handler``
         :param approval_handler: asks the user for approvals and answers
         :param client: the client, if it supports requests: ``runtime.client`` of the session's tools sends them to it
+        :param client_info: the client's name and version, for the record
         :param rules: further rules of this session, while it is open
         :param mode: the mode instead of this kernel's, while it is open
         :param topic: the topic of the session, for its record

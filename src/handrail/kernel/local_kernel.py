@@ -29,6 +29,7 @@ from handrail.contract.rule_forms import RuleLike, normalise_rules
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
 from handrail.contract.services.job_and_tool_services import Job, JobService, ToolSearchResult, WorkspaceJobService
+from handrail.contract.session_protocols import StoppedWork
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, GenerationDiff, ToolStatus
@@ -369,6 +370,9 @@ class LocalKernel(Kernel):
             raise UsageError(f"Session {session[:80]!r} is not open. Open it first.")
         return await self.components.arbiter.jobs.move_to_background(lane, call)
 
+    async def stop_work(self, target: str, by: str) -> StoppedWork:
+        return await self.sessions.stop_work(target, by)
+
     def handle_takeover(self) -> None:
         """Stop all calls because another process has taken over.
 
@@ -405,6 +409,7 @@ class LocalKernel(Kernel):
             }
             how |= {
                 "client": around.client,
+                "client_info": session.client_info,
                 "user_context": around.user_context,
                 "agent": None if agent == self.own_context.agent else agent,
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from handrail.contract.agent_manifest import DEFAULT_AGENT, AgentManifest
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.rule_forms import normalise_rules
 from handrail.contract.services.subagent_services import SubagentTask, SubagentType
-from handrail.contract.session_protocols import ChildSession
+from handrail.contract.session_protocols import ChildSession, StoppedWork
 from handrail.kernel.kernel_assembly import KernelComponents, make_session_rule_texts, parse_rule_texts
 from handrail.policy.call_authorizer import RulePathDenialsCache
 from handrail.policy.rules.rules_and_modes import (
@@ -175,6 +176,10 @@ def describe_session_origin(row: SessionRow) -> dict[str, Any]:
     return {"parent": row.details["parent"]} if "parent" in row.details else {}
 
 
+_MOST_NAMED = 10
+_STOP_POLL_S = 0.02
+
+
 class SessionManager:
     """The open sessions of this process and of its client processes, bound to one event loop.
 
@@ -246,6 +251,7 @@ class SessionManager:
         history = lasting.open_history(session_id, lane)
         session = LocalSession(rooms.arbiter, lane, self._handle_closed, self._handle_suspended, turns, family, history)
         session.change_notifier.send_on_new_generations(context.watchers)
+        session.client_info = opening.options.get("client_info")
         self._open[session_id] = session
         family.add_to_parent(session)
         try:
@@ -268,6 +274,8 @@ class SessionManager:
         }
         if row.topic is not None:
             opened["topic"] = row.topic
+        if "client" in row.details:
+            opened["client"] = row.details["client"]
         context.generations.start_recording()
         rooms.log.record_soon([Record("session-opened", session_id, "", {**opened, **describe_session_origin(row)})])
         return session
@@ -327,6 +335,58 @@ class SessionManager:
             raise UsageError(f"Session {id} is open. Close it in the process that has it open.")
         self.session_store.require_unclosed(id)
         await self._delete(id)
+
+    async def stop_work(self, target: str, by: str) -> StoppedWork:
+        """Stop work because a user asks for it, and record that. Each call still gets its result.
+
+        A stopped session accepts no further calls until it is resumed.
+
+        :param target: the id of a call, a job or a session; ``""`` for all sessions
+        :param by: the frontend in which the user asks
+        :raises ToolError: ``invalid_input`` if nothing of that name runs here
+        """
+        jobs = self._components.arbiter.jobs
+        sessions = self._find_session_tree(target) if target in self._open else []
+        sessions = [*self._open.values()] if not target else sessions
+        concerned = {session.id for session in sessions}
+        stopped = [live for live in jobs.running.values() if not target or live.row.job.session_id in concerned]
+        stopped += [live for live in jobs.running.values() if target and target in (live.row.id, live.row.job.call_id)]
+        calls = [call for session in sessions for call in session.lane.awaited_calls]
+        if not concerned and not stopped:
+            calls = [call for lane in self.list_lanes() if (call := lane.running_calls.get(target)) is not None]
+        if target and not (concerned or stopped or calls):
+            known = [*self._open, *jobs.running, *(id for lane in self.list_lanes() for id in lane.running_calls)]
+            there = f"Running now: {', '.join(known[:_MOST_NAMED])}." if known else "Nothing is running."
+            raise ToolError(f"{target[:80]!r} does not run in this workspace. {there}", kind="invalid_input")
+        found = StoppedWork(tuple(concerned), tuple(call.id for call in calls), tuple(live.row.id for live in stopped))
+        about = calls[0].session_id if calls else stopped[0].row.job.session_id if stopped else ""
+        body = {
+            "target": target,
+            "by": by,
+            "sessions": [*found.sessions],
+            "calls": [*found.calls],
+            "jobs": [*found.jobs],
+        }
+        self._components.log.record_soon(
+            [Record("stop-requested", target if concerned and target else about, "", body)]
+        )
+        for session in sessions:
+            session.stop_by_user()
+        for call in calls:
+            call.execution.stop("user")
+        await asyncio.gather(*(jobs.stop(live, "user") for live in stopped))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1 + 3 * self._components.arbiter.limits.grace_ms / 1000):
+                await asyncio.gather(*(session.lane.wait_until_idle() for session in sessions))
+                while any(call.id in call.lane.running_calls for call in calls):  # noqa: ASYNC110 - bounded, and rare
+                    await asyncio.sleep(_STOP_POLL_S)
+        return found
+
+    def _find_session_tree(self, session_id: str) -> list[LocalSession]:
+        """Return a session and the sessions of its sub-agents."""
+        session = self._open[session_id]
+        below = (one for child in session.tree_node.children for one in self._find_session_tree(child.id))
+        return [session, *below]
 
     async def _handle_suspended(self, session: LocalSession) -> None:
         """Record that a session was suspended. Its data stays."""

@@ -757,6 +757,8 @@ class PolicyVerdict:
             if reason is None:
                 reason = self._reason = format_reason(self.deciding_finding, self.prepared.spec.id)
             self._by_rules = {"by": "rules", "reason": reason}
+            if (rule := self.deciding_finding.rule) is not None:
+                self._by_rules |= {"rule": rule.text, "scope": rule.scope, "source": rule.source}
         return self._by_rules
 
     @property

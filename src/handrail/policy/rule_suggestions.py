@@ -1,4 +1,4 @@
-"""Suggested rules for a call that requires approval: the narrowest that allows it, and a wider one if that is safe.
+"""What the user sees of a call that requires approval: its parts, the worst first, and the rules that would allow it.
 
 Each rule is verified before it is suggested.
 """
@@ -6,12 +6,13 @@ Each rule is verified before it is suggested.
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.text.glob_patterns import escape_as_pattern
 from handrail.contract.tool.spec import object_properties_of
-from handrail.policy.call_evaluation import PolicyFinding, PolicyVerdict
+from handrail.policy.call_evaluation import PolicyFinding, PolicyVerdict, format_reason
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.rules.matchers import PathSubject, exact_server_request_pattern, format_value_for_rule
 from handrail.policy.rules.pattern_lexer import quote_argv
@@ -37,6 +38,35 @@ _PROBE_WORDS = (
     ("x", "add"),
 )
 """Further words of a command, one for each form that some program reads in its own way."""
+
+
+_DESTROYERS = frozenset(("rm", "rmdir", "shred", "dd", "truncate", "mkfs", "wipefs", "mv", "kill", "pkill", "killall"))
+"""Programs whose usual effect cannot be brought back."""
+_DESTROYING_GIT = frozenset(("clean", "reset", "checkout", "restore", "push", "filter-branch", "rebase", "stash"))
+_CAUSES = ("fault", "capability", "protected", "unclear", "program", "rule", "no rule", "wait")
+"""The causes of a finding, from the one that the user should see first."""
+
+
+def list_concerns(verdict: PolicyVerdict) -> tuple[str, ...]:
+    """Return why each part of a call requires approval, the worst part first.
+
+    A command that destroys comes before one that may change something, and that before one that only reads.
+    """
+    asked = [finding for finding in verdict.findings if finding.action != "allow"]
+    asked.sort(key=lambda one: (one.action != "deny", _harmlessness(one), _CAUSES.index(one.cause)))
+    reasons = (format_reason(finding, verdict.prepared.spec.id) for finding in asked)
+    return tuple(dict.fromkeys((*reasons, *(() if asked else (verdict.reason,)))))
+
+
+def _harmlessness(finding: PolicyFinding) -> int:
+    """Return 0 for a part that destroys, 1 for one that may change something, 2 for one that only reads."""
+    argv = finding.evaluated_argv
+    if not argv:
+        return 1 if finding.target is None or finding.target.capability != "fs.read" else 2
+    program = posixpath.basename(argv[0])
+    if program in _DESTROYERS or (program == "git" and not _DESTROYING_GIT.isdisjoint(argv[1:3])):
+        return 0
+    return 2 if read_only_proof.changes_nothing(argv) else 1
 
 
 def suggest_rule(verdict: PolicyVerdict) -> str | None:

@@ -48,6 +48,8 @@ RecordKind = Literal[
     "interrupted",
     "tool-session-closed",  # a tool session of a stateful tool ended without a call
     "client-request",  # a running tool sends a request to the client: its methods and its origin
+    "stop-requested",  # a user stops a call, a job, a session or everything: the name, who, and what was running
+    "turn-finished",  # a request to a model has ended: the model, its tokens, and the cost if the provider reports it
     "compacted",  # older messages are no longer sent to the model: how many, and how many remain
     "provider-tool-used",  # a model's provider executed one of its own tools
     "instructions-read",  # instruction files above the workspace were read for the model: their names and content

@@ -7,7 +7,7 @@ not trust it: a value of an unexpected form counts as absent.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +75,92 @@ class LoggedRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPermission:
+    """Who or what allowed a call.
+
+    :param by: ``rules`` or ``person``
+    :param rule: the rule that decided; None if a user did, or if it is not recorded
+    :param scope: the scope of the rule: ``manifest``, ``project``, ``session``, ``mode`` or ``default``
+    :param source: where an operator finds the rule: a file, an option, a mode, or an earlier answer
+    :param choice: the answer of the user
+    :param approval: the id of the approval request
+    :param answered_by: the frontend in which the user answered
+    """
+
+    by: str
+    rule: str | None = None
+    scope: str | None = None
+    source: str | None = None
+    choice: str | None = None
+    approval: str | None = None
+    answered_by: str | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        """Describe the permission in a few words."""
+        if self.by == "person":
+            elsewhere = self.answered_by not in (None, "approval_handler")  # its own client, which the session names
+            where = f", in {self.answered_by}" if elsewhere else ""
+            return f"allowed by the user ({self.choice or 'answered'}{where})"
+        if self.rule is None:
+            return "allowed by the rules"
+        where = f"{self.scope} scope" + (f", {self.source}" if self.source and self.scope != "default" else "")
+        return f"allowed by '{self.rule}' ({where})"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpener:
+    """Who opened a session.
+
+    :param client: the name of the client, as it introduces itself; the frontend for one that does not
+    :param client_version: the version that it states, or ``""``
+    """
+
+    sequence: int
+    frontend: str
+    client: str
+    client_version: str
+    agent: str
+    mode: str
+
+    def __str__(self) -> str:
+        """Describe the client in a few words."""
+        named = f"{self.client} {self.client_version}".strip()
+        return named if self.client == self.frontend else f"{named} over {self.frontend}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUsage:
+    """What the requests of a session to one model used.
+
+    :param requests: the number of requests, with those for summaries
+    :param cost: the price as the provider reports it, in its unit; None if it reports none
+    """
+
+    provider: str
+    model: str
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    cost: float | None = None
+
+    def __str__(self) -> str:
+        """Describe the usage in a few words."""
+        tokens = f"{self.input_tokens:,} tokens in, {self.output_tokens:,} out"
+        if not self.input_tokens and not self.output_tokens:
+            tokens = f"{self.requests:,} request{'' if self.requests == 1 else 's'}, tokens not reported"
+        cached = f", {self.cache_read_tokens:,} cached" if self.cache_read_tokens else ""
+        return f"{self.provider}:{self.model}: {tokens}{cached}{format_cost(self.cost)}"
+
+
+def format_cost(cost: float | None) -> str:
+    """Return a cost that a provider reported, for the end of a list; ``""`` if it reported none."""
+    return "" if cost is None else f", cost {cost:.4f}"
+
+
+@dataclass(frozen=True, slots=True)
 class LoggedCallSummary:
     """The summary of one call. Times are wall-clock nanoseconds; None if the step did not happen.
 
@@ -97,6 +183,12 @@ class LoggedCallSummary:
     first: int = 0
     """The sequence of its first record."""
     topic: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    """The proposed arguments, without registered secrets; None if they were removed or are no object."""
+    permission: CallPermission | None = None
+    """Who or what allowed it; None if nothing did, or that was removed."""
+    opener: SessionOpener | None = None
+    """Who had opened its session."""
 
 
 class LogReader:
@@ -227,6 +319,8 @@ class LogReader:
         # Redundant conditions, so that SQLite uses its partial indexes.
         if call:
             wheres.append("call <> ''")
+        if kind in ("session-opened", "turn-finished"):
+            wheres.append("kind IN ('session-opened', 'turn-finished')")
         if kind == "proposed":
             wheres.append("kind = 'proposed'")
         order = "DESC" if newest_first else "ASC"
@@ -245,17 +339,41 @@ class LogReader:
         )
         rows: list[LoggedCallSummary] = []
         seen: set[str] = set()
+        openers: dict[str, list[SessionOpener]] = {}
         for proposal in reversed(proposals):
             if proposal.call_id not in seen:
                 seen.add(proposal.call_id)
                 # With a damaged index, the query may not even find the proposal again.
                 row = _summarize_call(list(self.records(call=proposal.call_id)) or [proposal], began)
+                if row.session_id not in openers:
+                    openers[row.session_id] = self.list_openers(row.session_id)
+                row = replace(row, opener=find_opener(openers[row.session_id], row.first))
                 rows.append(
                     row
                     if row.state != "suspended" or self._is_awaiting_approval(row)
                     else replace(row, state="not-run")
                 )
         return rows
+
+    def list_openers(self, session_id: str) -> list[SessionOpener]:
+        """Return who opened a session, the first time and each time that it was resumed."""
+        return [_read_opener(entry) for entry in self._records_about(session_id, "session-opened")]
+
+    def read_usage(self, session_id: str) -> list[ModelUsage]:
+        """Return what a session used of each model, without its sub-agents."""
+        found: dict[tuple[str, str], ModelUsage] = {}
+        for entry in self._records_about(session_id, "turn-finished"):
+            used = read_turn_usage(entry)
+            key = used.provider, used.model
+            found[key] = _add_usage(found[key], used) if key in found else used
+        return list(found.values())
+
+    def _records_about(self, session_id: str, kind: Literal["session-opened", "turn-finished"]) -> list[LoggedRecord]:
+        sql = (
+            f"SELECT {_COLUMNS} FROM record WHERE session = ? AND kind = ? "  # noqa: S608
+            "AND kind IN ('session-opened', 'turn-finished') ORDER BY sequence"  # the condition of its index
+        )
+        return [_read_row(row) for row in self._connection.execute(sql, (session_id, kind))]
 
     def _is_awaiting_approval(self, row: LoggedCallSummary) -> bool:
         """Return whether the approval request of a call still exists.
@@ -372,6 +490,8 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> LoggedCallSummar
     started = ended = None
     error_kind = error_text = None
     asked = False
+    permission: CallPermission | None = None
+    answered_by: str | None = None
     carried = first.sequence
     for entry in records:
         tool = tool or entry.tool
@@ -382,8 +502,10 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> LoggedCallSummar
                 state, asked = "awaiting-approval", asked or started is None
             case "approval-responded":
                 state = "proposed" if started is None else "running"
+                answered_by = _text((entry.body or {}).get("by"))
             case "authorised":
                 state = "authorised"
+                permission = _read_permission(entry.body or {}, answered_by)
             case "intended":
                 state, started, ended = "running", entry.at_ns, None
                 error_kind = error_text = None
@@ -408,7 +530,53 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> LoggedCallSummar
         error_text,
         first.sequence,
         _text((first.body or {}).get("topic")),
+        _mapping(first.body.get("arguments")) if first.body is not None else None,
+        permission,
     )
+
+
+def _read_permission(body: Mapping[str, Any], answered_by: str | None) -> CallPermission:
+    by = _text(body.get("by")) or "rules"
+    told = {name: _text(body.get(name)) for name in ("rule", "scope", "source", "choice", "approval", "reason")}
+    return CallPermission(by, **told, answered_by=answered_by if by == "person" else None)
+
+
+def _read_opener(entry: LoggedRecord) -> SessionOpener:
+    body = entry.body or {}
+    frontend, agent, mode = (_text(body.get(name)) or "" for name in ("frontend", "agent", "mode"))
+    client = _mapping(body.get("client"))
+    name, version = _text(client.get("name")), _text(client.get("version"))
+    return SessionOpener(entry.sequence, frontend, name or frontend, version or "", agent, mode)
+
+
+def find_opener(openers: Sequence[SessionOpener], sequence: int) -> SessionOpener | None:
+    """Return who had opened a session at a record of it."""
+    return next((one for one in reversed(openers) if one.sequence <= sequence), openers[0] if openers else None)
+
+
+def read_turn_usage(entry: LoggedRecord) -> ModelUsage:
+    """Return what the request of a ``turn-finished`` record used."""
+    body = entry.body or {}
+    counts = [_count(body.get(f"{name}_tokens")) for name in ("input", "output", "cache_read", "cache_write")]
+    cost: object = body.get("cost")
+    known = float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None
+    return ModelUsage(_text(body.get("provider")) or "?", _text(body.get("model")) or "?", 1, *counts, cost=known)
+
+
+def _add_usage(one: ModelUsage, other: ModelUsage) -> ModelUsage:
+    return replace(
+        one,
+        requests=one.requests + other.requests,
+        input_tokens=one.input_tokens + other.input_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+        cache_read_tokens=one.cache_read_tokens + other.cache_read_tokens,
+        cache_write_tokens=one.cache_write_tokens + other.cache_write_tokens,
+        cost=one.cost if other.cost is None else (one.cost or 0.0) + other.cost,
+    )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _read_final_state(entry: LoggedRecord) -> tuple[CallState, str | None, str | None]:

@@ -35,7 +35,7 @@ from handrail.contract.services.subagent_services import (
     SubagentType,
     drop_delegating_tools,
 )
-from handrail.contract.session_protocols import CallProposal, ChildSession, Session, StopReason, Turn
+from handrail.contract.session_protocols import CallProposal, ChildSession, ClientInfo, Session, StopReason, Turn
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation
@@ -131,6 +131,8 @@ class LocalSession:
         self.successor: Session | None = None
         """The same session in the process that now holds the workspace. It is set once this process is connected to that one."""
         self.tree_node = tree_node
+        self.client_info: ClientInfo | None = None
+        """What its client says about itself."""
 
     @property
     def last_turn(self) -> int:
@@ -400,6 +402,12 @@ class LocalSession:
         for call in running:
             call.execution.stop(reason)
         return len(running)
+
+    def stop_by_user(self) -> None:
+        """Stop every call in flight, and accept no further calls until the session is resumed."""
+        self._lane.closed_reason = self._lane.closed_reason or f"Session {self.id} was stopped by the user."
+        self._lane.is_stopped = True
+        self.cancel_running_calls("user")
 
     def watch_events(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``listener`` with each event, and return a function that ends this."""

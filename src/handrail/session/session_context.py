@@ -20,6 +20,7 @@ from handrail.contract.permission_modes import Mode
 from handrail.contract.rule_forms import RuleLike, RuleWithExamples, normalise_rules
 from handrail.contract.services.client_services import ClientHandler
 from handrail.contract.services.tool_runtime import UserContext, UserQuestion
+from handrail.contract.session_protocols import ClientInfo
 from handrail.contract.tool.operator_tool_settings import ToolConfig, ToolSettings
 from handrail.contract.tool.requires import CapabilityLayer
 from handrail.contract.tool.resource_provider import ResourceProvider
@@ -354,6 +355,7 @@ class SessionOptions(TypedDict, total=False):
     headless: bool
     approval_handler: ApprovalHandler | None
     client: ClientHandler | None
+    client_info: ClientInfo | None
     rules: Iterable[RuleLike]
     mode: str | None
     topic: str | None
@@ -373,6 +375,15 @@ def validate_options(options: SessionOptions) -> SessionOptions:
             "The session is not headless and has no approval handler. Pass `approval_handler` or `headless=True`."
         )
     return {**options, "rules": normalise_rules(options.get("rules", ()))}
+
+
+_MAX_CLIENT_CHARACTERS = 80
+
+
+def cut_client_info(info: ClientInfo) -> dict[str, str]:
+    """Return what a client says about itself, cut to a bounded length, for the session's record."""
+    given = {"name": info.name[:_MAX_CLIENT_CHARACTERS], "version": info.version[:_MAX_CLIENT_CHARACTERS]}
+    return {key: value for key, value in given.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +419,8 @@ class SessionOpening:
             headless=self.approval_handler is None,
         )
         if self.parent_ref is None:
-            return row
+            info = self.options.get("client_info")
+            return row if info is None else replace(row, details={"client": cut_client_info(info)})
         told = self.parent_ref.delegation
         details: dict[str, Any] = {"description": told.description} if told.description else {}
         if told.metadata is not None:

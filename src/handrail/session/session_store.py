@@ -122,6 +122,9 @@ class SessionHistory:
         if self._lane is not None and isinstance(skills := self._lane.skills, SessionSkills):
             await skills.allow_loading_again()
 
+    async def record_turn(self, usage: Mapping[str, Any]) -> None:
+        self._log.record_soon([Record("turn-finished", self._session_id, "", self._redactor.redact_json(dict(usage)))])
+
     async def record_provider_tool_use(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         plain, files = extract_embedded_files(content)  # before redaction, which would change a file's base64 text
         plain, redact = self._redactor.redact_json(plain), self._redactor.redact_bytes
@@ -187,7 +190,8 @@ class SessionStore:
                 f"Open it with agent {known.agent!r}, or open another session."
             )
         topic = known.topic if opened.topic is None else opened.topic
-        return replace(opened, topic=topic, details={**known.details, **opened.details})
+        former = {key: value for key, value in known.details.items() if key != "client"}  # another client may open it
+        return replace(opened, topic=topic, details={**former, **opened.details})
 
     def load_rules(self, session_id: str) -> list[Rule]:
         """Return the rules from the user's answers "for this session".

@@ -19,7 +19,7 @@ from handrail.contract.services.history_and_skill_services import (
     TranscriptSearchResult,
 )
 from handrail.record.artifacts import ArtifactStore
-from handrail.record.log_reader import LoggedRecord, LogReader
+from handrail.record.log_reader import LoggedRecord, LogReader, ModelUsage
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import WorkspaceDatabase
 from handrail.store.tables.approval_tables import ApprovalReader
@@ -359,6 +359,7 @@ class StoredSessionFacts:
     :param calls: the number of proposed calls in the log
     :param awaiting_approval: the ids of approval requests that are not answered
     :param decided: the ids of answered approval requests whose calls run when the session is resumed
+    :param usage: what its models used, without its sub-agents
     """
 
     id: str
@@ -378,6 +379,7 @@ class StoredSessionFacts:
     decided: tuple[str, ...] = ()
     parent_session: str | None = None
     parent_call: str | None = None
+    usage: tuple[ModelUsage, ...] = ()
 
 
 class SessionReader:
@@ -443,6 +445,7 @@ class SessionReader:
             decided=tuple(approval.id for approval in asked if approval.state in ("approved", "rejected")),
             parent_session=row.parent_session,
             parent_call=row.parent_call,
+            usage=tuple(LogReader(self._connection).read_usage(row.id)),
         )
 
     def _count(self, sql: str, session_id: str) -> int:

@@ -66,6 +66,17 @@ def list_stored_state(state: Path, key: str | None = None) -> list[StateInventor
     return found
 
 
+def list_workspace_folders(state: Path) -> list[StateFolders]:
+    """Return the folders of all workspaces with a database, without measuring them.
+
+    :param state: the result of :func:`~handrail.store.state_folders.find_state_root`
+    :raises StartError: if it is not a folder of this user
+    """
+    _check_state_folder(state)
+    found = [_folders(state, key) for key in sorted(_list_names(state / "ws")) if _KEY.fullmatch(key)]
+    return [folders for folders in found if folders.database_file.exists()]
+
+
 def remove_workspace_state(state: Path, key: str) -> list[str]:
     """Remove the stored state of one workspace, and return what could not be removed.
 

@@ -244,7 +244,7 @@ class _EventReader:
     def __init__(self) -> None:
         self.finished = False
         self._reason: FinishReason = "other"
-        self._input = 0
+        self._input = self._cache_read = self._cache_write = 0
         self._calls: dict[int, object] = {}
         """Open calls with the input of their start. Some servers send the whole input there, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
@@ -324,7 +324,9 @@ class _EventReader:
             for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         )
         self._input = max(self._input, told)
-        yield TokenUsage(self._input, get_positive_count(usage, "output_tokens"))
+        self._cache_read = max(self._cache_read, get_positive_count(usage, "cache_read_input_tokens"))
+        self._cache_write = max(self._cache_write, get_positive_count(usage, "cache_creation_input_tokens"))
+        yield TokenUsage(self._input, get_positive_count(usage, "output_tokens"), self._cache_read, self._cache_write)
 
 
 def _messages(messages: Iterable[Message]) -> list[MessageParam]:

@@ -149,6 +149,7 @@ class _PartReader:
                 get_positive_count(usage, "prompt_token_count")
                 + get_positive_count(usage, "tool_use_prompt_token_count"),
                 given,
+                get_positive_count(usage, "cached_content_token_count"),
             )
         if self.finished or self.unreadable is not None:
             return

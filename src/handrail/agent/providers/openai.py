@@ -42,6 +42,7 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient
 from handrail.agent.providers.provider_errors import (
+    get_amount,
     get_json_text,
     get_nonempty_text,
     get_positive_count,
@@ -374,9 +375,10 @@ class _ChunkReader:
 
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
         usage = get_sdk_field(chunk, "usage")
+        cached = get_positive_count(get_sdk_field(usage, "prompt_tokens_details"), "cached_tokens")
         given = get_positive_count(usage, "prompt_tokens"), get_positive_count(usage, "completion_tokens")
         if any(given):
-            yield TokenUsage(*given)
+            yield TokenUsage(*given, cached, cost=get_amount(usage, "cost"))
         if self.finished or self.gave_up is not None or self.failure is not None:
             return
         choices = get_sdk_field(chunk, "choices")

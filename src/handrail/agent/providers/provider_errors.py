@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -355,6 +356,14 @@ def get_positive_count(value: object, name: str) -> int:
     """Return a field if it is a positive integer, else 0."""
     found = get_sdk_field(value, name)
     return found if isinstance(found, int) and found > 0 else 0
+
+
+def get_amount(value: object, name: str) -> float | None:
+    """Return a field if it is a finite number that is not negative, else None."""
+    found = get_sdk_field(value, name)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) if math.isfinite(found) and found >= 0 else None
 
 
 def to_plain_json(block: object) -> dict[str, Any] | None:

@@ -37,6 +37,7 @@ from handrail.agent.model_protocol import (
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient
 from handrail.agent.providers.openai import KEY_VARIABLE, map_sdk_errors
 from handrail.agent.providers.provider_errors import (
+    get_amount,
     get_json_text,
     get_nonempty_text,
     get_positive_count,
@@ -234,7 +235,9 @@ class _ItemReader:
                 yield from self._finish_item_unless_known(index, item)
         usage = get_sdk_field(response, "usage")
         if usage is not None:
-            yield TokenUsage(get_positive_count(usage, "input_tokens"), get_positive_count(usage, "output_tokens"))
+            cached = get_positive_count(get_sdk_field(usage, "input_tokens_details"), "cached_tokens")
+            given = get_positive_count(usage, "input_tokens"), get_positive_count(usage, "output_tokens")
+            yield TokenUsage(*given, cached, cost=get_amount(usage, "cost"))
         self.finished = True
         why = get_nonempty_text(get_sdk_field(response, "incomplete_details"), "reason") or ""
         yield ReplyFinished(("calls" if self._calls else "end") if whole else _INCOMPLETE.get(why, "other"))

@@ -29,7 +29,8 @@ A script is a TOML or JSON file (by its suffix)::
 of a result; an argument that is only such a reference keeps the value's type. ``$${`` is a plain ``${``.
 
 A turn may also have ``finish`` (``"length"``, ``"refused"``, …), ``cut = true`` (the stream breaks off in the middle of its
-last block) and ``usage = { input = 100, output = 20 }``.
+last block) and ``usage = { input = 100, output = 20 }``, which may also have ``cache_read``, ``cache_write`` and
+``cost``.
 """
 
 from __future__ import annotations
@@ -132,6 +133,9 @@ class ScriptedUsage(_StrictModel):
 
     input: int = Field(ge=0)
     output: int = Field(ge=0)
+    cache_read: int = Field(default=0, ge=0)
+    cache_write: int = Field(default=0, ge=0)
+    cost: float | None = Field(default=None, ge=0)
 
 
 class ScriptedTurn(_StrictModel):
@@ -305,7 +309,8 @@ class ScriptedModel:
     def _events(self, turn: ScriptedTurn, number: int, text: str, calls: Sequence[str]) -> list[BlockEvent]:
         events: list[BlockEvent] = []
         if turn.usage is not None:
-            events.append(TokenUsage(turn.usage.input, turn.usage.output))
+            told = turn.usage
+            events.append(TokenUsage(told.input, told.output, told.cache_read, told.cache_write, told.cost))
         events += [TextDelta(piece) for piece in re.findall(r"\S+\s*|\s+", text)]
         for index, (call, arguments) in enumerate(zip(turn.calls, calls, strict=True)):
             half = len(arguments) // 2

@@ -331,6 +331,7 @@ class ApprovalFlow:
                 suggested_wider_rule=self._rule_without_secrets(wider),
                 targets=tuple(targets),
                 files=files,
+                concerns=tuple(map(self._shaper.redact_to_json, rule_suggestions.list_concerns(call.verdict))),
             )
         )
 

@@ -21,6 +21,7 @@ from acp.agent.connection import AgentSideConnection
 from acp.exceptions import RequestError
 
 from handrail.contract.errors import HandrailError, LogUnavailable, StartError
+from handrail.contract.session_protocols import ClientInfo
 from handrail.frontends.acp.acp_transport import INVALID_REQUEST, MessageTransport, ValidatingTransport
 from handrail.frontends.acp.editor_session import (
     INTERNAL_ERROR,
@@ -115,6 +116,7 @@ class AcpAgent:
         """Sessions that were left while their sub-agents work, by the task that waits for these."""
         self._client: AgentSideConnection | None = None
         self._client_capabilities: schema.ClientCapabilities | None = None
+        self._client_info: ClientInfo | None = None
 
     def on_connect(self, conn: AgentSideConnection) -> None:
         self._client = conn
@@ -142,6 +144,7 @@ class AcpAgent:
         client_info: schema.Implementation | None = None,
     ) -> schema.InitializeResponse:
         self._client_capabilities = client_capabilities or schema.ClientCapabilities()
+        self._client_info = None if client_info is None else ClientInfo(client_info.name, client_info.version)
         return schema.InitializeResponse(
             protocol_version=PROTOCOL_VERSION,  # the only supported version, also if the client requested another
             agent_capabilities=schema.AgentCapabilities(
@@ -383,7 +386,9 @@ class AcpAgent:
             try:
                 if fork is not None:
                     session_id = await kernel.fork_session(fork)
-                conversation = await open_editor_session(kernel, folder, session_id, model, serving, offered, client)
+                conversation = await open_editor_session(
+                    kernel, folder, session_id, model, serving, offered, client, self._client_info
+                )
             except BaseException:
                 await model.aclose()
                 raise

@@ -17,7 +17,7 @@ from handrail.contract.approval_requests import APPROVING_CHOICES, ApprovalAnswe
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import UNSUPPORTED_REQUEST, ClientMethod, ClientRequest
 from handrail.contract.services.tool_runtime import UserQuestion
-from handrail.contract.session_protocols import Session
+from handrail.contract.session_protocols import ClientInfo, Session
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.acp import editor_call_format
 from handrail.frontends.acp.editor_session import EditorSession
@@ -352,12 +352,14 @@ async def open_editor_session(
     serving: AcpFrontendSettings,
     offered: schema.ClientCapabilities,
     client: AgentSideConnection,
+    info: ClientInfo | None = None,
 ) -> EditorSession:
     """Open a session for one client, with an agent that works in it. On an error, no session stays open.
 
     :param folder: the canonical path of the workspace
     :param session_id: an earlier session; None for a new one
     :param offered: the client's capabilities
+    :param info: the client's name and version, for the record
     :raises HandrailError: if the session or the agent does not exist
     """
 
@@ -384,6 +386,7 @@ async def open_editor_session(
         session = await kernel.session(
             session_id,
             client=editor,
+            client_info=info,
             headless=serving.headless,
             approval_handler=None if serving.headless else person,
         )

@@ -15,33 +15,49 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COMMANDS = {
-    "call": "Call a tool and print the result.",
-    "tools": "List tools and why some are unavailable.",
-    "find": "Search tools by description.",
-    "agents": "List and validate agents.",
-    "skills": "List skills, or print the text of one.",
-    "run": "Run a task with a model.",
-    "sessions": "List, show, fork or close sessions.",
-    "jobs": "List, read, wait for or stop background jobs.",
-    "approve": "List and answer approval requests.",
-    "explain": "Explain how a call is decided, or what became of it.",
-    "sources": "Review and approve third-party tools.",
-    "modes": "List the permission modes and their rules.",
-    "log": "Show, verify or purge the log of a workspace.",
-    "acp": "Serve an editor over the Agent Client Protocol.",
-    "mcp": "Serve tools to MCP clients, and manage MCP servers.",
-    "config": "Show each setting and its origin.",
-    "init": "Write a commented handrail.toml.",
-    "trust": "Review and trust the workspace's handrail.toml.",
-    "new": "Create a tool from a template.",
-    "lint": "Check tools, agents and rules for problems.",
-    "build": "Freeze an agent and its tools into a portable folder.",
-    "doctor": "Check the sandbox, configuration and state.",
-    "state": "List or remove the stored state of workspaces.",
-    "completion": "Print the completion script of a shell.",
+COMMAND_GROUPS = {
+    "Work with agents": {
+        "run": "Run a task with a model.",
+        "chat": "Talk with a model in the terminal.",
+        "sessions": "List, show, fork or close sessions.",
+        "agents": "List and validate agents.",
+        "skills": "List skills, or print the text of one.",
+    },
+    "See and stop": {
+        "ps": "Show what agents do now, in all workspaces.",
+        "stop": "Stop a call, a job, a session or everything.",
+        "approve": "List and answer approval requests.",
+        "jobs": "List, read, wait for or stop background jobs.",
+        "log": "Show, verify or purge the log of a workspace.",
+        "explain": "Explain how a call is decided, or what became of it.",
+    },
+    "Tools": {
+        "call": "Call a tool and print the result.",
+        "tools": "List tools and why some are unavailable.",
+        "find": "Search tools by description.",
+        "sources": "Review and approve third-party tools.",
+    },
+    "Serve clients": {
+        "mcp": "Serve tools to MCP clients, and manage MCP servers.",
+        "acp": "Serve an editor over the Agent Client Protocol.",
+    },
+    "Set up": {
+        "init": "Write a commented handrail.toml.",
+        "config": "Show each setting and its origin.",
+        "modes": "List the permission modes and their rules.",
+        "trust": "Review and trust the workspace's handrail.toml.",
+        "doctor": "Check the sandbox, configuration and state.",
+        "state": "List or remove the stored state of workspaces.",
+        "completion": "Print the completion script of a shell.",
+    },
+    "Write tools": {
+        "new": "Create a tool from a template.",
+        "lint": "Check tools, agents and rules for problems.",
+        "build": "Freeze an agent and its tools into a portable folder.",
+    },
 }
 """Each command is in ``frontends/cli/commands/<name>.py`` as ``command``."""
+COMMANDS = {name: about for commands in COMMAND_GROUPS.values() for name, about in commands.items()}
 
 OUTPUT, ERROR, USAGE, DENIED, AWAITING_APPROVAL, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -67,8 +83,10 @@ class LazyCommandGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        widest = max(map(len, COMMANDS))
+        for title, commands in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), about) for name, about in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem

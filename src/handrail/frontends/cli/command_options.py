@@ -13,6 +13,7 @@ import click
 
 from handrail.contract.permission_modes import MODES
 from handrail.frontends.cli.shell_completion import agents, complete_files, complete_folders
+from handrail.frontends.cli.text_layout import color_setting
 from handrail.origins.import_guard import guard_imports_and_programs
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ _WORKSPACE = (
         help="State folder. Default: HANDRAIL_STATE, or the platform's.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON: one value, or one object per line."),
+    click.option("--no-color", is_flag=True, help="Write without colors, as with the variable NO_COLOR."),
     click.option("--allow-home", is_flag=True, help="Accept a home folder, ~/.ssh, /etc or / as the workspace."),
 )
 _CONFIGURATION = (
@@ -148,14 +150,20 @@ def _add_options(
     options: Sequence[Callable[[Callable[..., int]], Callable[..., int]]],
 ) -> Callable[..., int]:
     def gathered(
-        workspace: str, state: str | None, as_json: bool, allow_home: bool, *args: P.args, **kwargs: P.kwargs
+        workspace: str,
+        state: str | None,
+        as_json: bool,
+        no_color: bool,
+        allow_home: bool,
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> int:
         given: Any = kwargs
         config, rules, settings = given.pop("config", None), given.pop("rules", ()), given.pop("settings", ())
         headless = given.pop("headless", False) or is_headless(os.environ)
         agent, mode = given.pop("agent", None), given.pop("mode", None)
         setting = CommandOptions(workspace, state, config, rules, headless, as_json, allow_home, settings, agent, mode)
-        with guard_imports_and_programs(os.path.expanduser(workspace)):  # noqa: PTH111
+        with guard_imports_and_programs(os.path.expanduser(workspace)), color_setting(is_off=no_color):  # noqa: PTH111
             return function(setting, *args, **kwargs)
 
     wrapped: Callable[..., int] = update_wrapper(gathered, function)

@@ -104,6 +104,19 @@ def _calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
                 yield call
 
 
+def _running_work(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the sessions, calls and jobs that run now in any workspace."""
+    from handrail.kernel.workspace_activity import read_activity
+    from handrail.store.state_folders import find_state_root
+
+    for one in read_activity(find_state_root(ctx.params.get("state"))):
+        for session in one.sessions:
+            yield session.id, _one_line(session.task)
+            yield from ((call.call_id, call.tool or "") for call in session.calls)
+        if one.holder is not None:
+            yield from ((job.id, _one_line(job.summary)) for job in one.jobs)
+
+
 def _approvals(ctx: click.Context, incomplete: str) -> Iterator[str]:
     with _log(ctx) as connection:
         if connection is not None:
@@ -147,6 +160,7 @@ session_ids = _completer(_sessions)
 resumable_ids = _completer(_sessions_to_resume)
 forkable_ids = _completer(_sessions_to_fork)
 call_ids = _completer(_calls)
+stoppable_ids = _completer(_running_work)
 approval_ids = _completer(_approvals)
 tools_or_calls = _completer(_tools_or_calls)
 state_keys = _completer(_state_keys)

@@ -6,16 +6,18 @@ The answers are read on the event loop, without a thread.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import escape_invisible, print_note_block, print_prompt, to_one_line
 
 # The effect of an edit on the current file, for the user who approves it. Nothing is written.
@@ -108,6 +110,9 @@ _KEYS: dict[str, ApprovalChoice] = {
 _WITH_A_MESSAGE: frozenset[ApprovalChoice] = frozenset({"reject", "reject-always", "stop"})
 _MAX_LINE_BYTES = 64 * 1024
 _MAX_SHOWN_FILES = 20
+_MAX_SHOWN_CONCERNS = 12
+_UNLIMITED = 1 << 30
+"""Columns of a client that wraps lines itself."""
 
 
 class TerminalInputClosed(Exception):
@@ -122,22 +127,51 @@ class TerminalApprovalHandler:
     unseen call.
     """
 
-    def __init__(self, input_fd: int | None = None, *, workspace: str | None = None) -> None:
+    def __init__(
+        self, input_fd: int | None = None, *, workspace: str | None = None, waiting: int = 0, asker: str = ""
+    ) -> None:
         """Open the terminal.
 
         :param input_fd: the file descriptor for answers; None for stdin
         :param workspace: the workspace, to show edits as diffs; None shows no diffs
+        :param waiting: the number of requests that will follow; 0 counts those that have arrived
+        :param asker: who asks, if it is not a sub-agent; shown with each request
         """
+        self.asker = asker
+        self._waiting = waiting
+        self._is_counted = bool(waiting)
+        self._shown = 0
         self._workspace = workspace
         self._fd = sys.stdin.fileno() if input_fd is None else input_fd
         self._turn = asyncio.Lock()
+        self._is_typing = False
         self._unread = b""
 
-    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+    @asynccontextmanager
+    async def typing(self) -> AsyncGenerator[None]:
+        """Show no request in the block, because the user types something else. A note tells of each that waits."""
         async with self._turn:
+            self._is_typing = True
+            try:
+                yield
+            finally:
+                self._is_typing = False
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        if not self._is_counted:
+            self._waiting += 1
+        if self._is_typing:
+            _print_lines("", f"{to_one_line(request.tool_id)} requires approval. Press Enter to see the request.")
+        async with self._turn, self._take_place() as place:
             changes = None if self._workspace is None else await preview_edit_diff(request, self._workspace)
             self._forget_input()
-            _print_lines("", *format_request_lines(request, changes), "", *_choice_lines(request))
+            with suppress(OSError):
+                view = TerminalRenderer(sys.stderr)
+                view.write_line()
+                print_request(view, request, changes, place=place, asker=self.asker)
+                view.write_line()
+                _print_choices(view, request)
+                sys.stderr.flush()
             try:
                 return await self._read_decision(request)
             except TerminalInputClosed:
@@ -146,6 +180,16 @@ class TerminalApprovalHandler:
             except asyncio.CancelledError:
                 _print_lines("", f"  {request.id or 'The request'} no longer needs an answer here.")
                 raise
+
+    @asynccontextmanager
+    async def _take_place(self) -> AsyncGenerator[str]:
+        """Yield the place of the next request among those that wait, such as ``2 of 4``; "" for a single one."""
+        self._shown += 1
+        try:
+            yield f"{self._shown} of {self._waiting}" if self._waiting > 1 else ""
+        finally:
+            if not self._is_counted and self._shown >= self._waiting:
+                self._shown = self._waiting = 0
 
     async def _read_decision(self, request: ApprovalRequest) -> ApprovalAnswer:
         while True:
@@ -167,7 +211,11 @@ class TerminalApprovalHandler:
             self._forget_input()
             answers: list[list[str]] = []
             for question in questions:
-                _print_lines("", *format_question_lines(question))
+                with suppress(OSError):
+                    view = TerminalRenderer(sys.stderr)
+                    view.write_line()
+                    print_question(view, question)
+                    sys.stderr.flush()
                 try:
                     chosen = await self._read_choice(question)
                     if chosen is None:
@@ -254,55 +302,81 @@ def _is_offered(request: ApprovalRequest, choice: ApprovalChoice) -> bool:
     return choice != "reject-always" or request.suggested_deny is not None
 
 
-def format_request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
-    """Return the full text of a request: the tool, the reason, every argument, and the diff of an edit."""
-    name = f"{request.id}  " if request.id else ""
-    lines = [
-        f"{name}{to_one_line(request.tool_id)} requires approval"
-        + (f", for the {to_one_line(request.origin)}" * bool(request.origin)),
-        *(f"  {part}" for part in escape_invisible(request.reason).split("\n")),
-    ]
+def print_request(
+    view: TerminalRenderer, request: ApprovalRequest, changes: str | None = None, *, place: str = "", asker: str = ""
+) -> None:
+    """Print the whole request: the tool, who asks, why, every argument, and the diff of an edit.
+
+    :param place: the place among several requests, such as ``2 of 4``
+    :param asker: who asks, if it is not a sub-agent
+    """
+    told = [(f"  {place}", "bold cyan")] if place else []
+    told += [(f"  {request.id}", "dim")] if request.id else []
+    view.print_text((f"{to_one_line(request.tool_id)} requires approval", "bold yellow"), *told)
+    if who := request.origin or asker:
+        view.print_text((f"asked by {to_one_line(who)}", "dim"), indent="  ", further="    ")
+    concerns = request.concerns or (request.reason,)
+    for number, concern in enumerate(concerns[:_MAX_SHOWN_CONCERNS]):
+        mark = "" if len(concerns) == 1 else "  " if number else "! "
+        view.print_text((mark, "bold red"), escape_invisible(concern), indent="  ", further="      ")
+    if (more := len(concerns) - _MAX_SHOWN_CONCERNS) > 0:
+        view.print_text(f"and {more:,} more parts", indent="    ")
     for name, value in request.arguments.items():
-        lines += _argument_lines(to_one_line(name), value)
-    lines += format_program_files(request)
+        _print_argument(view, to_one_line(name), value)
+    print_files(view, request)
     if changes is not None:
-        lines += ["  changes to the current file:", *(f"  │ {part}" for part in escape_invisible(changes).split("\n"))]
-    return lines
+        view.print_text("changes to the current file:", indent="  ")
+        view.print_diff(escape_invisible(changes))
+
+
+def format_request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
+    """Return the whole request as lines, for a client that wraps them itself."""
+    return _written_lines(lambda view: print_request(view, request, changes))
 
 
 def format_program_files(request: ApprovalRequest) -> list[str]:
-    """Return the files that the call runs, up to a limit, and the effect of a stored rule on them."""
+    """Return the files that the call runs as lines; see :func:`print_files`."""
+    return _written_lines(lambda view: print_files(view, request))
+
+
+def _written_lines(write: Callable[[TerminalRenderer], None]) -> list[str]:
+    written = io.StringIO()
+    write(TerminalRenderer(written, width=_UNLIMITED))
+    return written.getvalue().splitlines()
+
+
+def print_files(view: TerminalRenderer, request: ApprovalRequest) -> None:
+    """Print the files that the call runs, up to a limit, and the effect of a stored rule on them."""
     if not request.files:
-        return []
-    lines = ["  may run these files of the workspace, only with their current content:"]
+        return
+    view.print_text("may run these files of the workspace, only with their current content:", indent="  ")
     for path, mark in [*request.files.items()][:_MAX_SHOWN_FILES]:
         large = "" if not mark.startswith("identity:") else "  (large: checked by size and times, not by content)"
-        lines.append(f"  │ {to_one_line(path)}{large}")
+        view.print_block(f"{to_one_line(path)}{large}")
     if (more := len(request.files) - _MAX_SHOWN_FILES) > 0:
-        lines.append(f"  │ and {more} more")
+        view.print_block(f"and {more} more")
     if request.suggested_rule is not None or request.suggested_wider_rule is not None:
-        lines.append("  a stored rule applies to the command, also if these files change later")
-    return lines
+        view.print_text("a stored rule applies to the command, also if these files change later", indent="  ")
 
 
-def _choice_lines(request: ApprovalRequest) -> list[str]:
-    lines = ["  o  once: allow this call with exactly these arguments"]
-    if request.suggested_rule is not None:
-        rule = to_one_line(request.suggested_rule)
+def _print_choices(view: TerminalRenderer, request: ApprovalRequest) -> None:
+    """Print the keys, the narrowest answer first."""
+    choices = [("o", "allow once, with exactly these arguments")]
+    if (rule := request.suggested_rule) is not None:
         if not request.is_shared:
-            lines.append(f"  s  allow for this session: stores the rule  {rule}")
-        lines.append(f"  p  allow for this project, in every session: stores the rule  {rule}")
-    if request.suggested_wider_rule is not None:
-        lines.append(
-            f"  sw, pw  the same with a wider rule: stores the rule  {to_one_line(request.suggested_wider_rule)}"
-        )
-    lines.append("  c JSON  allow once, with these arguments instead")
-    lines.append("  r  reject; text after it is sent to the model")
+            choices.append(("s", f"allow in this session: stores the rule  {to_one_line(rule)}"))
+        choices.append(("p", f"allow in every session: stores the rule  {to_one_line(rule)}"))
+    if (wider := request.suggested_wider_rule) is not None:
+        keys = "pw" if request.is_shared else "sw, pw"
+        choices.append((keys, f"the same with a wider rule: stores the rule  {to_one_line(wider)}"))
+    choices.append(("c JSON", "allow once, with these arguments instead"))
+    choices.append(("r TEXT", "reject; the model gets TEXT"))
     if request.suggested_deny is not None:
-        lines.append(f"  never  reject in every session: stores the rule  {to_one_line(request.suggested_deny)}")
-    lines.append("  stop  reject, and stop the session's work")
-    lines.append("  defer  answer later with handrail approve, from any terminal")
-    return lines
+        choices.append(("never", f"reject in every session: stores the rule  {to_one_line(request.suggested_deny)}"))
+    choices.append(("stop", "reject, and stop the session's work"))
+    choices.append(("defer", "answer later: handrail approve, in any terminal"))
+    for key, effect in choices:
+        view.print_text((key.ljust(6), "bold"), f"  {effect}", indent="  ", further=" " * 12)
 
 
 def parse_changed_arguments(text: str | bytes) -> dict[str, Any]:
@@ -318,30 +392,33 @@ def parse_changed_arguments(text: str | bytes) -> dict[str, Any]:
         raise ValueError(f"Invalid arguments: {error}") from None
 
 
-def _argument_lines(name: str, value: Any) -> list[str]:
-    """Return the full text of an argument.
+def _print_argument(view: TerminalRenderer, name: str, value: Any) -> None:
+    """Print an argument in full.
 
     Each of several lines is marked, so that none looks like the prompt.
     """
     if isinstance(value, str) and "\n" in value:
-        parts = escape_invisible(value).split("\n")
-        return [f"  {name}: {len(parts)} lines", *(f"  │ {part}" for part in parts)]
+        view.print_text((f"{name}:", "bold"), f" {value.count(chr(10)) + 1:,} lines", indent="  ")
+        view.print_block(escape_invisible(value))
+        return
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
-    return [f"  {name}: {escape_invisible(text)}"]
+    style = "bold" if name == "command" else ""
+    view.print_text((f"{name}: ", "bold"), (escape_invisible(text), style), indent="  ", further="    ")
 
 
-def format_question_lines(question: UserQuestion) -> list[str]:
+def print_question(view: TerminalRenderer, question: UserQuestion, *, indent: str = "") -> None:
+    """Print a question with its options."""
     head = f"{to_one_line(question.header)}: " if question.header else ""
-    lines = [
-        line if number == 0 else f"│ {line}"
-        for number, line in enumerate(f"{head}{escape_invisible(question.question)}".split("\n"))
-    ]
+    first, *further = escape_invisible(question.question).split("\n")
+    view.print_text((f"{head}{first}", "bold"), indent=indent)
+    for line in further:
+        view.print_block(line, mark=f"{indent}│ ")
     for number, option in enumerate(question.options, 1):
         about = f"  {to_one_line(option.description)}" if option.description else ""
-        lines.append(f"  {number}  {to_one_line(option.label)}{about}")
+        view.print_text((str(number), "bold"), f"  {to_one_line(option.label)}", (about, "dim"), indent=f"{indent}  ")
     if question.options:
-        lines.append("  Type numbers with commas, or text." if question.multi_select else "  Type a number, or text.")
-    return lines
+        told = "Type numbers with commas, or text." if question.multi_select else "Type a number, or text."
+        view.print_text((told, "dim"), indent=f"{indent}  ")
 
 
 def _print_lines(*lines: str) -> None:

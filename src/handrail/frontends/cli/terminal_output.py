@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 from unicodedata import category
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from handrail.frontends.cli.text_layout import measure_terminal, wrap_words
 
+if TYPE_CHECKING:
     from handrail.contract.calls_and_results import Result
 
 # Control characters except newline and tab, and invisible or reordering ones: soft hyphen, zero-width, bidi, tags.
@@ -134,10 +135,23 @@ def print_note(text: str) -> None:
 
 
 def print_note_block(text: str) -> None:
-    """Write lines to stderr, escaped, with the error handling of :func:`print_note`."""
+    """Write lines to stderr, escaped, with the error handling of :func:`print_note`. A terminal gets them wrapped at words."""
+    shown = escape_controls(text)
+    if sys.stderr.isatty():
+        width = measure_terminal(sys.stderr)
+        shown = "\n".join(piece for line in shown.split("\n") for piece in _wrap_note(line, width))
     with suppress(OSError):
-        sys.stderr.write(escape_controls(text) + "\n")
+        sys.stderr.write(shown + "\n")
         sys.stderr.flush()
+
+
+def _wrap_note(line: str, width: int) -> list[str]:
+    """Return a line of a note in lines for a terminal. A command to copy stays whole."""
+    if "handrail " in line.partition(": ")[2]:
+        return [line]
+    indent = "  " + " " * (len(line) - len(line.lstrip()))
+    first, *further = wrap_words(line, width)
+    return [first] + [f"{indent}{piece}" for part in further for piece in wrap_words(part, width - len(indent))]
 
 
 def print_prompt(text: str) -> None:
@@ -163,42 +177,6 @@ def print_json(value: Any, *, lines: bool = False) -> None:
     """
     indent = 2 if not lines and sys.stdout.isatty() else None
     sys.stdout.write(format_terminal_json(value, indent) + "\n")
-
-
-def print_styled_line(*parts: tuple[str, str], stream: TextIO | None = None, cut: bool = False) -> None:
-    """Write one line of styled texts. Colors are used only on a terminal that supports them.
-
-    :param parts: each text with its style
-    :param cut: cut the line at the terminal's width
-    """
-    from rich.text import Text
-
-    to = sys.stdout if stream is None else stream
-    line = Text()
-    for text, style in parts:
-        line.append(escape_controls(text), style=style)
-    terminal = make_console(to)
-    if cut and to.isatty():
-        line.truncate(terminal.width, overflow="ellipsis")
-    terminal.print(line)
-
-
-def make_console(stream: TextIO | None = None) -> Console:
-    """Return a rich console without markup, highlighting or unwanted colors. The caller escapes the text."""
-    from rich.console import Console
-
-    return Console(
-        file=sys.stdout if stream is None else stream, highlight=False, markup=False, emoji=False, soft_wrap=True
-    )
-
-
-def print_rows(rows: Iterable[Sequence[str]]) -> None:
-    """Write rows in columns, each line cut at the terminal's width."""
-    import shutil
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in align_columns(rows):
-        print_escaped_line(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
 
 
 def print_result(result: Result) -> None:
@@ -240,6 +218,35 @@ def _compact(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
+MAX_SHOWN_CHARACTERS = 160
+
+
+def shorten(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
+    """Return text as one line of at most ``most`` characters, with the number of left-out ones."""
+    line = text.replace("\n", "\\n")
+    return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more)"
+
+
+_DAY_NS = 86_400 * 10**9
+_UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
+
+
+def format_age(at_ns: int) -> str:
+    """Return the time since ``at_ns`` in its largest unit."""
+    passed = max(0, time.time_ns() - at_ns)
+    for size, unit in _UNITS:
+        if passed >= size:
+            return f"{passed // size} {unit} ago"
+    return "now"
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a description."""
+    line = " ".join(text.split())
+    end = re.search(r"[.!?](?= [A-Z])", line)
+    return line if end is None else line[: end.end()]
+
+
 def format_bytes(count: int) -> str:
     """Return a number of bytes in a readable unit."""
     if count < 1024:
@@ -250,18 +257,3 @@ def format_bytes(count: int) -> str:
         if size < 1024 or unit == "TiB":
             break
     return f"{size:.1f} {unit}"
-
-
-def align_columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines, with every column except the last padded to its widest cell.
-
-    Cells are escaped, so that no cell can begin a line or look like another one.
-    """
-    table = [[*(to_one_line(cell, MAX_NAME) for cell in row[:-1]), to_one_line(row[-1], MAX_CELL)] for row in rows]
-    if not table:
-        return []
-    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in table
-    ]

@@ -24,6 +24,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from handrail.contract.session_protocols import ClientInfo
 from handrail.frontends.mcp.client_call import McpClientCall, find_missing_capability
 from handrail.frontends.mcp.client_resources import CallOutputResources, SkillPrompts
 from handrail.frontends.mcp.connected_client import FORM_METHOD, ConnectedMcpClient
@@ -291,14 +292,14 @@ class McpClientManager:
             key = (self._identify_client(context), self._answers_forms(context))
             if (state := self._stateless_clients.get(key)) is None:
                 async with self._opening:
-                    state = self._stateless_clients.get(key) or await self._admit_client(key)
+                    state = self._stateless_clients.get(key) or await self._admit_client(key, read_client_info(context))
             self._last_used[key] = time.monotonic()
             return state
         connection = _connection_of(context)
         if (state := connection.state.get(_CLIENT_KEY)) is None:
             async with self._opening:
                 if (state := connection.state.get(_CLIENT_KEY)) is None:
-                    state = await self._open_client(self._answers_forms(context))
+                    state = await self._open_client(self._answers_forms(context), info=read_client_info(context))
                     connection.state[_CLIENT_KEY] = state
                     name = connection.session_id or ""
                     self._clients_by_connection[name] = state
@@ -316,7 +317,7 @@ class McpClientManager:
             and find_missing_capability(context.session.client_capabilities, FORM_METHOD, {}) is None
         )
 
-    async def _admit_client(self, key: tuple[Any, bool]) -> McpClientState:
+    async def _admit_client(self, key: tuple[Any, bool], info: ClientInfo | None) -> McpClientState:
         """Open a session for a stateless client that has none.
 
         If the server is full, the longest unused idle client makes room.
@@ -339,7 +340,7 @@ class McpClientManager:
             del self._last_used[other]
             self.spawn_server_task(self.close_client(self._stateless_clients.pop(other)))
         state = self._stateless_clients[key] = await self._open_client(
-            key[1], shared=self._over_http and get_request_credential() is None
+            key[1], shared=self._over_http and get_request_credential() is None, info=info
         )
         state.is_disconnected = isinstance(key[0], _AnonymousClient)
         return state
@@ -351,10 +352,16 @@ class McpClientManager:
         """
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         shared = self._over_http and modern and get_request_credential() is None
-        return await self._open_client(self._answers_forms(context), session_id, shared=shared)
+        info = read_client_info(context)
+        return await self._open_client(self._answers_forms(context), session_id, shared=shared, info=info)
 
     async def _open_client(
-        self, answers_forms: bool, session_id: str | None = None, *, shared: bool = False
+        self,
+        answers_forms: bool,
+        session_id: str | None = None,
+        *,
+        shared: bool = False,
+        info: ClientInfo | None = None,
     ) -> McpClientState:
         if self._closed:
             raise MCPError(INTERNAL_ERROR, "The server is shutting down. Connect again later.")
@@ -368,7 +375,7 @@ class McpClientManager:
         connected.is_shared = shared
         attendant = connected if answers_forms else None
         opened = self.kernel.session(
-            session_id, headless=attendant is None, approval_handler=attendant, client=connected
+            session_id, headless=attendant is None, approval_handler=attendant, client=connected, client_info=info
         )
         connected.set_and_watch_session(await opened)
         state = McpClientState(self.kernel, self.spawn_server_task, connected)
@@ -435,6 +442,12 @@ def _connection_of(context: ServerRequestContext[Any]) -> Connection:
     The SDK creates a session for each request. Only the connection below it lasts.
     """
     return context.session._connection  # pyright: ignore[reportPrivateUsage]
+
+
+def read_client_info(context: ServerRequestContext[Any]) -> ClientInfo | None:
+    """Return what the client of a request says about itself in the handshake or in the request."""
+    told = context.session.client_params
+    return None if told is None else ClientInfo(told.client_info.name, told.client_info.version)
 
 
 def get_request_credential() -> tuple[str, str | None, str | None] | None:

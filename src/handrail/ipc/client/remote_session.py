@@ -177,6 +177,7 @@ class RemoteSession:
             "shared": bool(getattr(self.attendant, "is_shared", False)),
             "user_context": options.get("user_context"),
             "client": None if self.client is None else list_client_request_kinds(self.client, ""),
+            "client_info": options.get("client_info"),
             "editor": isinstance(self.client, EditorClientHandler),
         }
 
@@ -615,7 +616,8 @@ class RemoteHistory:
             there.store_attachment,
             there.load_attachment,
         )
-        self.record_compaction, self.record_provider_tool_use = there.record_compaction, there.record_provider_tool_use
+        self.record_compaction, self.record_turn = there.record_compaction, there.record_turn
+        self.record_provider_tool_use = there.record_provider_tool_use
 
     def store_messages(self, entries: Sequence[HistoryEntry]) -> Awaitable[None]:
         number = 1 if self._latest is None else self._latest.number + 1

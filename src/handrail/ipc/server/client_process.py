@@ -25,7 +25,7 @@ from handrail.contract.services.history_and_skill_services import ConversationHi
 from handrail.contract.services.job_and_tool_services import ToolSearchResult
 from handrail.contract.services.subagent_services import SubagentTask, SubagentType
 from handrail.contract.services.tool_runtime import UserContext
-from handrail.contract.session_protocols import ChildSession, StopReason
+from handrail.contract.session_protocols import ChildSession, ClientInfo, StoppedWork, StopReason
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool_generation import Generation, GenerationDiff, ToolStatus
 from handrail.ipc.codec import wire_encoding
@@ -151,6 +151,10 @@ class KernelForClients(Protocol):
 
     @property
     def approvals(self) -> ApprovalBroker: ...
+
+    async def stop_work(self, target: str, by: str) -> StoppedWork:
+        """Stop a call, a job, a session or everything; see :meth:`SessionManager.stop_work`."""
+        ...
 
     def make_agent_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
         """Return a new context of an agent with the registrations of a process.
@@ -426,6 +430,7 @@ class ClientProcess:
         editor: bool,
         topic: str | None,
         user_context: UserContext | None,
+        client_info: ClientInfo | None,
         rules: Sequence[str | RuleWithExamples],
         mode: Mode | None,
         shared: bool,
@@ -440,6 +445,7 @@ class ClientProcess:
             "client": None if client is None else kind(self._connection, id, client),
         }
         options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": user_context}
+        options |= {"client_info": client_info}
         opening = SessionOpening(context, self._get_or_make_context, self.frontend, options)
         return self._register_session(await self._host.open_session(opening, id), context, interaction, client_tools)
 

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.session_protocols import StoppedWork
 from handrail.ipc.codec.protocol_rpc import make_request_handler, make_request_operation
 from handrail.ipc.server.client_process import ClientProcess, KernelForClients
 from handrail.ipc.wire.message_frames import Message
 from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused, OperationTable, logger
 from handrail.ipc.wire.peer_connection import IpcConnection
-from handrail.ipc.wire.socket_handshake import APPROVALS_ONLY_GREETING, SocketListener, listen_on_socket
+from handrail.ipc.wire.socket_handshake import CONTROL_GREETING, SocketListener, listen_on_socket
 from handrail.session.local_session import ABORTED, LocalSession
 
 _DRAIN_TIMEOUT_S = 10.0
@@ -79,15 +80,15 @@ class IpcServer:
     def _accept(self, connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         if self.is_shutting_down:
             raise OperationRefused(LEAVING, "The process that holds the workspace is shutting down. Try again.")
-        if hello.items() >= APPROVALS_ONLY_GREETING.items():
-            return self._approval_operations(), {}
+        if hello.items() >= CONTROL_GREETING.items():
+            return self._control_operations(), {}
         client = ClientProcess(self, connection, hello)
         self.clients.add(client)
         connection.add_loss_callback(client.handle_disconnect)
         return client.operations, client.make_greeting_answer()
 
-    def _approval_operations(self) -> OperationTable:
-        """Return the operations of a process that only answers approval requests.
+    def _control_operations(self) -> OperationTable:
+        """Return the operations of a process that only answers approval requests or stops work.
 
         An answer is durable when the operation returns. The process reads the outcome from the database.
         """
@@ -102,7 +103,15 @@ class IpcServer:
         async def forget(id: str) -> None:
             await approvals.revoke_rule(id)
 
-        handlers = {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
+        async def stop(target: str, by: str) -> StoppedWork:
+            return await self.host.stop_work(target, by)
+
+        handlers = {
+            "approvals.decide": decide,
+            "approvals.answer": answer,
+            "approvals.forget": forget,
+            "stop-work": stop,
+        }
         return OperationTable(
             {
                 name: make_request_operation(

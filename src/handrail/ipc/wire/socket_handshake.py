@@ -30,8 +30,8 @@ GREETING_SECONDS = 5.0
 MAX_GREETING_BYTES = 16 * 1024 * 1024
 """The maximum size of the first message in bytes: a process gets no more memory before it is accepted."""
 
-APPROVALS_ONLY_GREETING = {"only": "approvals"}
-"""The greeting of a process that only answers approval requests. The lease holder prepares no sessions for it."""
+CONTROL_GREETING = {"only": "control"}
+"""The greeting of a process that only answers approval requests or stops work. The lease holder prepares no sessions for it."""
 MAX_CONNECTIONS = 512
 _BACKLOG = 1024
 _RETRY_SECONDS = 0.02

@@ -25,6 +25,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX record_by_call ON record (call) WHERE call <> ''",
         "CREATE INDEX record_of_generation ON record (kind) WHERE kind = 'generation'",
         "CREATE INDEX record_by_session ON record (session) WHERE kind = 'proposed'",
+        # Records about a session that readers add to its calls: who opened it, and what its model used.
+        "CREATE INDEX record_about_session ON record (session, kind) WHERE kind IN ('session-opened', 'turn-finished')",
         """CREATE TABLE session (
             id TEXT PRIMARY KEY,
             opened_ns INTEGER NOT NULL,

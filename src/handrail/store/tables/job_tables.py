@@ -248,6 +248,15 @@ def _parse_job(row: tuple[Any, ...]) -> JobRow:
     return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked), bool(up))
 
 
+def read_unfinished_jobs(connection: sqlite3.Connection) -> list[JobRow]:
+    """Return the unfinished jobs through any connection, the oldest first.
+
+    :raises sqlite3.Error: if the database cannot be read
+    """
+    found = connection.execute(f"SELECT {_COLUMNS} FROM job WHERE {_OPEN} ORDER BY created_ns, id")  # noqa: S608
+    return [_parse_job(row) for row in found]
+
+
 # Tool sessions of stateful tools: the session itself is in memory, and its row records that it existed.
 #
 # A row is durable before the caller gets its id, so a step after a crash is answered with how the tool session ended.

@@ -9,15 +9,17 @@ import click
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.terminal_output import align_columns, print_escaped_line, print_json, to_one_line
+from handrail.frontends.cli.renderer import Cell, TerminalRenderer
+from handrail.frontends.cli.terminal_output import print_json
 
 if TYPE_CHECKING:
     from handrail.kernel.agent_loading import ValidatedAgent
 
 
 @click.command("agents")
+@click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @configuration_options
-def command(setting: CommandOptions) -> int:
+def command(setting: CommandOptions, action: str | None) -> int:
     """List and validate agents.
 
     Lists each agent with its role and number of tools, and every fault of an agent that cannot be used here. A faulty agent
@@ -33,14 +35,16 @@ def command(setting: CommandOptions) -> int:
     if setting.json:
         print_json([_agent_data(agent) for agent in found])
         return OUTPUT
-    for agent, line in zip(found, align_columns(_row(agent) for agent in found), strict=True):
-        print_escaped_line(line)
+    view = TerminalRenderer()
+    view.print_table(("AGENT", "ROLE", "STATE", "DESCRIPTION"), [_row(agent) for agent in found])
+    for agent in found:
         for fault in agent.faults:
-            print_escaped_line(f"  {to_one_line(str(fault))}")
+            view.write_line()
+            view.print_text((agent.loaded_agent.checked_agent.manifest.id, "bold"), f": {fault}", further="  ")
     return OUTPUT
 
 
-def _row(agent: ValidatedAgent) -> tuple[str, str, str, str]:
+def _row(agent: ValidatedAgent) -> tuple[Cell, ...]:
     checked = agent.loaded_agent.checked_agent
     count = len(agent.faults)
     if count:

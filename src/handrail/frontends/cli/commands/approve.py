@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from handrail.frontends.cli.command_options import CommandOptions, agent_options
 from handrail.frontends.cli.command_runner import (
     InterruptHandler,
     open_configured_kernel,
+    open_sessions_and_log,
     print_startup_notes,
     run_on_event_loop,
 )
@@ -25,7 +26,14 @@ from handrail.frontends.cli.shell_completion import approval_ids
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, to_one_line
 
 if TYPE_CHECKING:
-    from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalChoice, ApprovalService
+    from handrail.contract.approval_requests import (
+        Approval,
+        ApprovalAnswer,
+        ApprovalChoice,
+        ApprovalRequest,
+        ApprovalService,
+    )
+    from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
     from handrail.kernel.approval_client import ApprovalClient
     from handrail.store.tables.approval_tables import ApprovalReader
 
@@ -34,7 +42,7 @@ _POLL_INTERVAL_S = 0.2
 
 
 @click.command("approve")
-@click.argument("request_id", metavar="[ID]", required=False, shell_complete=approval_ids)
+@click.argument("request_id", metavar="[list|ID]", required=False, shell_complete=approval_ids)
 @click.option("--once", "choice", flag_value="once", help="Allow this call, with exactly these arguments.")
 @click.option("--session", "choice", flag_value="session", help="Allow, and store the shown rule for the session.")
 @click.option("--project", "choice", flag_value="project", help="Allow, and store the rule for all sessions.")
@@ -50,7 +58,6 @@ _POLL_INTERVAL_S = 0.2
 @click.option("--message", metavar="TEXT", default="", help="Message to the model with a rejection. Default: none.")
 @click.option("--arguments", metavar="JSON|-|@FILE", help="New arguments: allow the call once with these.")
 @click.option("--answer", "answers", multiple=True, metavar="TEXT", help="Answer to a question. Repeat it for each.")
-@click.option("--list", "only_list", is_flag=True, help="List the requests without asking.")
 @click.option("--wait", is_flag=True, help="Wait for the next request.")
 @click.option("--rules", "rules_only", is_flag=True, help="List the rules that answers stored for this workspace.")
 @click.option("--revoke", metavar="RULE", help="ID of a stored rule to remove.")
@@ -62,17 +69,17 @@ def command(
     message: str,
     arguments: str | None,
     answers: tuple[str, ...],
-    only_list: bool,
     wait: bool,
     rules_only: bool,
     revoke: str | None,
 ) -> int:
     """List and answer approval requests.
 
-    Without an ID, lists all open requests. On a terminal, asks you about each of them. With an ID, shows that request, or
+    Without an ID, lists all open requests. On a terminal, asks you about each of them; list only lists them. With an ID, shows that request, or
     answers it if you pass an option such as --once. An answer does not run the call. The call continues in the process where
     it waits, or when its session is resumed (handrail call --resume ID, handrail run --resume).
     """
+    only_list, request_id = request_id == "list", None if request_id == "list" else request_id
     given = _has_answer(choice, message, arguments, answers)
     if given and request_id is None:
         raise click.UsageError("The ID of the request is missing. For example: handrail approve ID --once")
@@ -191,16 +198,31 @@ async def _review_requests(
             print_json([row.to_dict() for row in rows])
             return OUTPUT
         if not asks:
-            for row in rows:
-                await _show(row, workspace)
+            agents = _describe_askers(setting, rows)
+            for number, row in enumerate(rows, 1):
+                await _show(row, workspace, f"{number} of {len(rows)}" if len(rows) > 1 else "", agents)
             return OUTPUT
     return await _ask(setting, rows, workspace) if rows else OUTPUT
+
+
+def _describe_askers(setting: CommandOptions, rows: Sequence[Approval]) -> dict[str, str]:
+    """Return who asks, by session: its agent, and its client."""
+    if not rows:
+        return {}
+    with open_sessions_and_log(setting) as (reader, log):
+        told: dict[str, str] = {}
+        for session_id in {row.request.session_id for row in rows}:
+            if (facts := reader.get(session_id)) is not None:
+                opener = next(reversed(log.list_openers(session_id)), None)
+                client = facts.frontend if opener is None else str(opener)
+                told[session_id] = f"agent {facts.agent} of session {session_id}, in {client}"
+    return told
 
 
 def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
     """Return the requests to show, or None, with a note, if the named request cannot be answered."""
     if request_id is None:
-        return [] if reader is None else reader.list_pending_requests(time.time_ns())
+        return [] if reader is None else order_by_reply(reader.list_pending_requests(time.time_ns()))
     row = None if reader is None else reader.get(request_id)
     if row is None:
         _report_unknown_request(request_id)
@@ -211,6 +233,20 @@ def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> l
         print_note(f"Request {row.id} cannot be answered: it is {state}{how}.")
         return None
     return [row]
+
+
+def order_by_reply(rows: Sequence[Approval]) -> list[Approval]:
+    """Return requests by the age of their reply, and those of one reply in the order of its calls."""
+    oldest: dict[str, int] = {}
+    for row in rows:
+        reply = row.request.call_id.partition(".")[0]
+        oldest[reply] = min(row.request.created_ns, oldest.get(reply, row.request.created_ns))
+
+    def key(row: Approval) -> tuple[int, str, list[int]]:
+        reply, _, position = row.request.call_id.partition(".")
+        return oldest[reply], reply, [int(part) for part in position.split(".") if part.isascii() and part.isdigit()]
+
+    return sorted(rows, key=key)
 
 
 def _report_unknown_request(request_id: str) -> int:
@@ -224,11 +260,14 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
     from handrail.contract.errors import ToolError
     from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
-    terminal = TerminalApprovalHandler(workspace=workspace)
+    approvals = sum(row.kind == "approval" for row in rows)
+    terminal = TerminalApprovalHandler(workspace=workspace, waiting=approvals)
+    askers = _describe_askers(setting, rows)
     code = OUTPUT
     approvals = _answer_service(setting)
     assert approvals is not None, "the rows are from its database"
     for row in rows:
+        terminal.asker = askers.get(row.request.session_id, "")
         try:
             decided = await _ask_user(approvals, terminal, row)
         except ToolError as error:
@@ -240,40 +279,47 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
     return code
 
 
-async def _ask_user(approvals: ApprovalClient, terminal: Any, row: Approval) -> Approval | None:
+async def _ask_user(approvals: ApprovalClient, terminal: TerminalApprovalHandler, row: Approval) -> Approval | None:
     """Ask the user at the terminal, and return the answered request, or None if it stays open."""
     if row.kind == "question":
         print_note(
             f"{row.id}  {to_one_line(row.request.tool_id)} asks a question, in session {to_one_line(row.request.session_id)}"
         )
-        answers = await terminal.answer(row.request.session_id, row.questions)
+        answers = await terminal.answer_questions(row.request.session_id, row.questions)
         return None if answers is None else await approvals.answer_questions(row.id, answers, by=ANSWERED_BY)
     answer: ApprovalAnswer = await terminal.approve(row.request)
     return None if answer.choice == "defer" else await approvals.decide(row.id, answer, by=ANSWERED_BY)
 
 
-async def _show(row: Approval, workspace: str) -> None:
-    from handrail.frontends.cli.terminal_approvals import format_question_lines, format_request_lines, preview_edit_diff
+async def _show(row: Approval, workspace: str, place: str, agents: Mapping[str, str]) -> None:
+    from handrail.frontends.cli.renderer import TerminalRenderer
+    from handrail.frontends.cli.terminal_approvals import preview_edit_diff, print_question, print_request
 
-    request = row.request
+    request, view = row.request, TerminalRenderer()
     if row.kind == "question":
-        lines = [f"{row.id}  {to_one_line(request.tool_id)} asks a question"]
+        view.print_text((f"{to_one_line(request.tool_id)} asks a question", "bold yellow"), (f"  {row.id}", "dim"))
         for question in row.questions:
-            lines += [f"  {line}" for line in format_question_lines(question)]
-        lines.append("  to answer: --answer TEXT" + (", once for each question" if len(row.questions) > 1 else ""))
+            print_question(view, question, indent="  ")
+        several = ", once for each question" if len(row.questions) > 1 else ""
+        view.print_text(f"to answer: --answer TEXT{several}", indent="  ")
     else:
-        lines = format_request_lines(request, await preview_edit_diff(request, workspace))
-        if request.suggested_rule is not None:
-            given = "--project stores" if request.is_shared else "--session and --project store"
-            lines.append(f"  {given} the rule  {to_one_line(request.suggested_rule)}")
-        if request.suggested_wider_rule is not None:
-            given = "--project-wider stores" if request.is_shared else "--session-wider and --project-wider store"
-            lines.append(f"  {given} the rule  {to_one_line(request.suggested_wider_rule)}")
-        if request.suggested_deny is not None:
-            lines.append(f"  --reject-always stores the rule  {to_one_line(request.suggested_deny)}")
-    lines.append(f"  session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}")
-    for line in [*lines, ""]:
-        print_escaped_line(line)
+        changes = await preview_edit_diff(request, workspace)
+        print_request(view, request, changes, place=place, asker=agents.get(request.session_id, ""))
+        for options, verb, rule in _stored_rules(request):
+            view.print_text((options, "bold"), f" {verb} the rule  {to_one_line(rule)}", indent="  ", further="      ")
+    told = f"session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}"
+    view.print_text((told, "dim"), indent="  ", further="    ")
+    view.write_line()
+
+
+def _stored_rules(request: ApprovalRequest) -> Generator[tuple[str, str, str]]:
+    """Yield the options that store a rule, each with the rule."""
+    for suffix, rule in (("", request.suggested_rule), ("-wider", request.suggested_wider_rule)):
+        if rule is not None:
+            both = f"--session{suffix} and --project{suffix}"
+            yield (f"--project{suffix}", "stores", rule) if request.is_shared else (both, "store", rule)
+    if request.suggested_deny is not None:
+        yield "--reject-always", "stores", request.suggested_deny
 
 
 def _ages(row: Approval) -> str:

@@ -10,10 +10,9 @@ import click
 
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.renderer import Cell, TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
-    align_columns,
     format_terminal_json,
-    print_escaped_line,
     print_escaped_lines,
     print_json,
     print_note,
@@ -25,9 +24,10 @@ if TYPE_CHECKING:
 
 
 @click.command("config")
+@click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @click.option("--schema", is_flag=True, help="Print the JSON schema of handrail.toml.")
 @configuration_options
-def command(setting: CommandOptions, schema: bool) -> int:
+def command(setting: CommandOptions, action: str | None, schema: bool) -> int:
     """Show each setting and its origin.
 
     Reads the defaults, both handrail.toml files, the HANDRAIL_* variables and the options, as a command with a kernel would.
@@ -93,22 +93,31 @@ def to_one_line_json(value: object) -> str:
 
 
 def _show(config: MergedConfiguration) -> None:
-    in_force = _rows(value for value in config.values if not value.inactive_reason)
-    for line in align_columns([("KEY", "VALUE", "ORIGIN"), *in_force]):
-        print_escaped_line(line)
+    """Print the settings in groups by their table, then those without effect."""
+    view = TerminalRenderer()
+    groups: dict[str, list[tuple[Cell, ...]]] = {}
+    for value in config.values:
+        if not value.inactive_reason:
+            key, text, origin = _rows([value])[0]
+            style = "dim" if origin == "default" else ""
+            groups.setdefault(key.partition(".")[0].partition("[")[0], []).append(
+                ((key, style), (text, style), (origin, "dim"))
+            )
+    singles = [name for name, rows in groups.items() if len(rows) == 1]
+    ordered = [("general", [row for name in singles for row in groups[name]])] if singles else []
+    ordered += [(name, rows) for name, rows in groups.items() if name not in singles]
+    view.print_grouped_table(("KEY", "VALUE", "ORIGIN"), ordered)
     out_of_force = [value for value in config.values if value.inactive_reason]
     if out_of_force:
-        print_escaped_line()
-        print_escaped_line("without effect")
-        for line in align_columns(
-            (*row, value.inactive_reason) for row, value in zip(_rows(out_of_force), out_of_force, strict=True)
-        ):
-            print_escaped_line(f"  {line}")
-    print_note("")
-    print_note(f"configuration: {config.file or f'none (searched in {config.folder})'}")
+        view.write_line()
+        view.print_heading("without effect")
+        rows = [(*row, value.inactive_reason) for row, value in zip(_rows(out_of_force), out_of_force, strict=True)]
+        view.print_table(("KEY", "VALUE", "ORIGIN", "REASON"), rows)
+    view.write_line()
+    view.print_text(("configuration: ", "dim"), str(config.file or f"none (searched in {config.folder})"), further="  ")
     if config.workspace is not None:
         state = "trusted" if config.workspace.trusted else "not trusted"
-        print_note(f"workspace: {to_one_line(str(config.workspace.path))} ({state})")
+        view.print_text(("workspace: ", "dim"), f"{to_one_line(str(config.workspace.path))} ({state})", further="  ")
 
 
 def _rows(values: Iterable[LayerValue]) -> list[tuple[str, str, str]]:

@@ -9,13 +9,12 @@ import click
 
 from handrail.frontends.cli.command_group import CANNOT_START, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import agents
 from handrail.frontends.cli.terminal_output import (
     MAX_NAME,
     print_escaped_line,
-    print_escaped_lines,
     print_json,
-    print_styled_line,
     to_one_line,
 )
 
@@ -65,12 +64,12 @@ def _print_checks(checks: list[DoctorCheck]) -> None:
     names = [to_one_line(check.name, MAX_NAME) for check in checks]
     width = max(map(len, names))
     margin = " " * (width + 4)
+    view = TerminalRenderer()
     for check, name in zip(checks, names, strict=True):
         mark, colour = MARKS[check.state]
-        detail = check.detail.replace("\r\n", "\n").replace("\n", f"\n{margin}")
-        print_styled_line((f"{mark} ", colour), (name.ljust(width), "bold"), (f"  {detail}", ""))
+        view.print_text((f"{mark} ", colour), (name.ljust(width), "bold"), f"  {check.detail}", further=margin)
         if check.remedy:
-            print_escaped_lines(f"{margin}→ {check.remedy}".replace("\n", f"\n{margin}  "))
+            view.print_text(("→ ", "cyan"), check.remedy, indent=margin, further=f"{margin}  ")
 
 
 def _check_agent(setting: CommandOptions, agent: str) -> int:
@@ -124,11 +123,9 @@ def _self_check(setting: CommandOptions) -> int:
 
 def _print_outcomes(outcomes: list[CheckOutcome]) -> None:
     groups, names = (max(len(one.group) for one in outcomes), max(len(one.name) for one in outcomes))
+    view = TerminalRenderer()
     for one in outcomes:
         mark, colour = OUTCOMES[one.state]
         detail = f": {one.detail}" if one.detail else ""
-        print_styled_line(
-            (f"{mark} ", colour),
-            (one.group.ljust(groups), "bold"),
-            (f"  {one.name.ljust(names)}  {one.state}{detail}", ""),
-        )
+        told = f"  {one.name.ljust(names)}  {one.state}{detail}"
+        view.print_text((f"{mark} ", colour), (one.group.ljust(groups), "bold"), told, further="    ")

@@ -10,17 +10,11 @@ import click
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, DurationRange, agent_options
 from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
-from handrail.frontends.cli.terminal_output import (
-    MAX_NAME,
-    align_columns,
-    print_json,
-    print_note,
-    print_styled_line,
-    to_one_line,
-)
+from handrail.frontends.cli.renderer import TerminalRenderer
+from handrail.frontends.cli.terminal_output import first_sentence, print_json, print_note
 
 if TYPE_CHECKING:
-    from handrail.contract.services.job_and_tool_services import ToolMatch
+    from handrail.contract.services.job_and_tool_services import ToolSearchResult
 
 
 @click.command("find")
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
 def command(setting: CommandOptions, query: str, limit: int, keywords_only: bool, wait: float | None) -> int:
     """Search tools by description.
 
-    QUERY describes the capability in English. Each match is listed with its confidence (0 to 1), its relevance compared with
+    QUERY describes the capability in English, and is compared by keywords and, if installed, by meaning. Each match is listed with its confidence (0 to 1), its relevance compared with
     the first match, and the reason. If no tool matches, the command says so and exits with 1. It searches the same tools as
     find_tools, and loads none of them for a model.
     """
@@ -69,23 +63,21 @@ async def _find(
         print_note(
             f"No tool matches, by {found.search_method}{strange}." + (" The nearest tools:" if found.matches else "")
         )
-    else:
-        print_note(f"Search by {found.search_method}:")
-    _show(found.matches)
+    _show(found)
     return code
 
 
-def _show(hits: tuple[ToolMatch, ...]) -> None:
-    rows = align_columns(
+def _show(found: ToolSearchResult) -> None:
+    rows = [
         (
-            hit.tool_id,
+            (hit.tool_id, "dim" if hit.is_weak else "bold"),
             f"{hit.confidence:.2f}{' weak' if hit.is_weak else ''}",
             f"{hit.relevance:.2f}",
-            hit.reason or "-",
-            " ".join(hit.description.split()),
+            (f"{first_sentence(hit.description)} ({hit.reason or 'no shared words'})", "dim" * hit.is_weak),
         )
-        for hit in hits
-    )
-    for hit, row in zip(hits, rows, strict=True):
-        name, style = len(to_one_line(hit.tool_id, MAX_NAME)), "dim" * hit.is_weak
-        print_styled_line((row[:name], f"bold {style}"), (row[name:], style), cut=True)
+        for hit in found.matches
+    ]
+    view = TerminalRenderer()
+    view.print_table(("TOOL", "CONFIDENCE", "RELEVANCE", "DESCRIPTION AND REASON"), rows)
+    if rows:
+        view.print_text((f"search by {found.search_method}", "dim"))

@@ -11,8 +11,8 @@ import click
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, DurationRange, agent_options
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
-    align_columns,
     format_bytes,
     print_escaped_line,
     print_json,
@@ -85,8 +85,7 @@ async def _list(setting: CommandOptions, session_id: str | None, *, running: boo
         for job in found:
             print_json(asdict(job))
     elif found:
-        for line in align_columns([("JOB", "STATE", "OUTPUT", "DESCRIPTION"), *(_row(job) for job in found)]):
-            print_escaped_line(line)
+        TerminalRenderer().print_table(("JOB", "STATE", "OUTPUT", "DESCRIPTION"), map(_row, found), right=(2,))
     else:
         print_note("No jobs. A call runs as a job if its tool supports it, for example bash with background: true.")
     return OUTPUT
@@ -108,8 +107,7 @@ async def _move_to_background(setting: CommandOptions, call_id: str | None) -> i
                     print_json(asdict(call))
             elif found:
                 rows = [(call.call_id, call.tool_id, f"{call.elapsed_ms / 1000:.0f} s", call.summary) for call in found]
-                for line in align_columns([("CALL", "TOOL", "RUNNING", "DESCRIPTION"), *rows]):
-                    print_escaped_line(line)
+                TerminalRenderer().print_table(("CALL", "TOOL", "RUNNING", "DESCRIPTION"), rows, right=(2,))
             else:
                 print_note("No running call can be moved to the background. Tools such as bash and task support it.")
             return OUTPUT

@@ -15,6 +15,7 @@ import click
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, workspace_options
 from handrail.frontends.cli.command_runner import warn_about_missing_records
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import call_ids, session_ids
 from handrail.frontends.cli.terminal_output import (
     ask_yes_or_no,
@@ -22,12 +23,15 @@ from handrail.frontends.cli.terminal_output import (
     print_escaped_line,
     print_json,
     print_note,
-    print_rows,
     to_one_line,
 )
+from handrail.record.log_reader import LoggedCallSummary
 
 if TYPE_CHECKING:
-    from handrail.record.log_reader import LoggedCallSummary, LoggedRecord, LogReader
+    from collections.abc import Mapping
+
+    from handrail.frontends.cli.text_layout import StyledText
+    from handrail.record.log_reader import LoggedRecord, LogReader, SessionOpener
     from handrail.record.record_purge import PurgePlan, PurgeResult, PurgeSelection
     from handrail.record.verification import LogVerification
     from handrail.store.state_folders import StateFolders
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TOPIC_CHARACTERS = 60
 """Maximum characters of a topic in the line of a call."""
-_NO_CALLS = ("provider-tool-used", "instructions-read", "compacted")
+_NO_CALLS = ("provider-tool-used", "instructions-read", "compacted", "turn-finished")
 """Kinds of records that are listed among the calls, although they are not calls."""
 
 
@@ -44,8 +48,8 @@ _NO_CALLS = ("provider-tool-used", "instructions-read", "compacted")
 @click.argument(
     "action",
     required=False,
-    type=click.Choice(["verify", "acknowledge", "purge"]),
-    metavar="[verify|acknowledge|purge]",
+    type=click.Choice(["list", "verify", "acknowledge", "purge"]),
+    metavar="[list|verify|acknowledge|purge]",
 )
 @click.option("--head", metavar="HASH", help="verify: head of an earlier verification. Default: none.")
 @click.option("--before", metavar="DAYS|DATE", help="purge: age in days, or date, of the newest content to remove.")
@@ -70,8 +74,8 @@ def command(
 ) -> int:
     """Show, verify or purge the log of a workspace.
 
-    Without an action, shows one line per call, the newest last. On a terminal, long lines are cut; --call shows a call in
-    full. The list also contains provider tool uses, and instruction files that were read from folders above the workspace.
+    Without an action, shows each call, the newest last: its arguments, its end, and who or what allowed it. Calls are below
+    their session, with its client and what its models used; --call shows a call in full. The list also contains provider tool uses, and instruction files that were read from folders above the workspace.
     Showing and verifying work while Handrail runs.
 
     verify checks that the log is intact, prints its head, and exits with 1 if it is not intact. Keep the head: with --head, a
@@ -139,7 +143,7 @@ def _show_log(
             beside: list[LoggedRecord] = []
             for kind in _NO_CALLS:
                 beside += reader.records(session=session, kind=kind, since=since, limit=limit, newest_first=True)
-            _show_calls(setting, rows, beside)
+            _show_calls(setting, reader, rows, beside)
     except DatabaseError as error:
         raise StartError(
             f"The log {folders.database_file} is damaged: {error}. Keep a copy, and run `handrail log verify` to find the damage."
@@ -183,7 +187,9 @@ def _verify(setting: CommandOptions, reader: LogReader, folders: StateFolders, h
     return OUTPUT if found.ok else ERROR
 
 
-def _show_calls(setting: CommandOptions, rows: list[LoggedCallSummary], beside: list[LoggedRecord]) -> None:
+def _show_calls(
+    setting: CommandOptions, reader: LogReader, rows: list[LoggedCallSummary], beside: list[LoggedRecord]
+) -> None:
     """Print the calls, and the other records among them.
 
     :param beside: records that are not calls
@@ -193,41 +199,77 @@ def _show_calls(setting: CommandOptions, rows: list[LoggedCallSummary], beside: 
         for _, row in whole:
             print_json(_call_data(row), lines=True)
         return
-    if not whole:
+    shown = [row for _, row in whole if isinstance(row, LoggedCallSummary) or row.kind != "turn-finished"]
+    if not shown:
         print_note("No calls are recorded.")
         return
-    print_rows([("TIME", "CALL", "TOOL", "STATE", "RESULT"), *(_call_row(row) for _, row in whole)])
+    view, session = TerminalRenderer(), ""
+    for row in shown:
+        if row.session_id != session:
+            if session:
+                view.write_line()
+            session = row.session_id
+            _print_session(view, reader, session, row.opener if isinstance(row, LoggedCallSummary) else None)
+        _print_call(view, row) if isinstance(row, LoggedCallSummary) else _print_other(view, row)
 
 
-def _call_row(row: LoggedCallSummary | LoggedRecord) -> tuple[str, ...]:
-    from handrail.record.log_reader import LoggedCallSummary
+def _print_session(view: TerminalRenderer, reader: LogReader, session_id: str, opener: SessionOpener | None) -> None:
+    """Print the head of the calls of one session: its client, its agent, and what its models used."""
+    opener = opener or next(reversed(reader.list_openers(session_id)), None)
+    told = "" if opener is None else f"  {opener}, agent {opener.agent}, mode {opener.mode}"
+    view.print_text((session_id, "bold cyan"), told, further="    ")
+    for used in reader.read_usage(session_id):
+        view.print_text((str(used), "dim"), indent="  ", further="    ")
 
-    if isinstance(row, LoggedCallSummary):
-        return _format_time(row.proposed_ns), row.call_id, row.tool or "?", row.state, _call_summary(row)
+
+_MARKS: Mapping[str, StyledText] = {
+    "output": ("✓", "green"),
+    "error": ("✗", "red"),
+    "rejected": ("✗", "red"),
+    "interrupted": ("!", "red"),
+    "running": ("▸", "cyan"),
+    "awaiting-approval": ("?", "yellow"),
+    "suspended": ("?", "yellow"),
+}
+
+
+def _print_call(view: TerminalRenderer, row: LoggedCallSummary) -> None:
+    """Print one call: when, what, how it ended, and who or what allowed it."""
+    mark = _MARKS.get(row.state, ("·", "dim"))
+    notes: list[StyledText] = []
+    if row.state not in ("output", "error"):
+        notes.append((row.state, mark[1]))
+    if row.ended_ns is not None and row.started_ns is not None:
+        notes.append((f"{(row.ended_ns - row.proposed_ns) / 1e6:.0f} ms", "dim"))
+    if row.topic is not None:
+        cut = row.topic if len(row.topic) <= _TOPIC_CHARACTERS else f"{row.topic[:_TOPIC_CHARACTERS]}…"
+        notes.append((f"topic: {to_one_line(cut)}", "dim"))
+    view.write_line((_format_time(row.proposed_ns), "dim"), (f"  {row.call_id}", "dim"))
+    view.print_call(mark, row.tool or "?", row.arguments, *notes, indent="  ")
+    if row.error_kind is not None:
+        view.print_text((row.error_kind, "red"), f": {row.error_text or ''}", indent="    ")
+    if row.permission is not None:
+        view.print_text((str(row.permission), "dim"), indent="    ")
+
+
+def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
+    """Print a record that is not a call."""
     body = row.body or {}
+    name, about = row.kind, "redacted"
     if row.kind == "instructions-read":
-        files = ", ".join(map(_reading_hint, body.get("files") or ())) if row.body is not None else "redacted"
-        return _format_time(row.at_ns), row.session_id, "instructions", row.kind, files
-    if row.kind == "compacted":
-        text = f"{body.get('removed_messages')} messages removed, {body.get('kept_messages')} kept"
-        return (
-            _format_time(row.at_ns),
-            row.session_id,
-            "conversation",
-            row.kind,
-            text if row.body is not None else "redacted",
-        )
-    how = "failed" if body.get("failed") else "done"
-    about = (
-        f"{how} by {body.get('provider') or 'the provider'}: {json.dumps(body.get('arguments'), ensure_ascii=False)}"
-    )
-    name = str(body.get("tool") or body.get("name") or "?")
-    return (
-        _format_time(row.at_ns),
-        row.session_id,
-        name,
-        "provider-tool-used",
-        about if row.body is not None else "redacted",
+        name, about = "instructions", ", ".join(map(_reading_hint, body.get("files") or ()))
+    elif row.kind == "compacted":
+        name = "conversation"
+        about = f"{body.get('removed_messages')} messages removed, {body.get('kept_messages')} kept"
+    elif row.body is not None:
+        name = str(body.get("tool") or body.get("name") or "?")
+        how = "failed" if body.get("failed") else "done"
+        asked = json.dumps(body.get("arguments"), ensure_ascii=False)
+        about = f"{how} by {body.get('provider') or 'the provider'}: {asked}"
+    view.write_line((_format_time(row.at_ns), "dim"))
+    text = to_one_line(about if row.body is not None else "redacted")
+    view.print_text(
+        "• ", (to_one_line(name), "bold"), (f"  {row.kind}", "dim"), f"  {text}", indent="  ", further="    "
     )
 
 
@@ -237,8 +279,6 @@ def _reading_hint(file: dict[str, Any]) -> str:
 
 
 def _call_data(row: LoggedCallSummary | LoggedRecord) -> dict[str, Any]:
-    from handrail.record.log_reader import LoggedCallSummary
-
     if isinstance(row, LoggedCallSummary):
         return asdict(row)
     about = {
@@ -249,17 +289,6 @@ def _call_data(row: LoggedCallSummary | LoggedRecord) -> dict[str, Any]:
         "first": row.sequence,
     }
     return {**(row.body or {}), **about}
-
-
-def _call_summary(row: LoggedCallSummary) -> str:
-    if row.error_kind is not None:
-        ended = f"{row.error_kind}: {row.error_text or ''}"
-    else:
-        ended = "" if row.ended_ns is None else f"{(row.ended_ns - row.proposed_ns) / 1e6:.0f} ms"
-    if row.topic is None:
-        return ended
-    cut = row.topic if len(row.topic) <= _TOPIC_CHARACTERS else f"{row.topic[:_TOPIC_CHARACTERS]}…"
-    return f"{ended}; topic: {cut}" if ended else f"topic: {cut}"
 
 
 def _show_records(setting: CommandOptions, records: list[LoggedRecord], *, whole: bool) -> None:

@@ -12,13 +12,13 @@ import click
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import complete_files
 from handrail.frontends.cli.terminal_output import (
     ask_yes_or_no,
     print_escaped_line,
     print_json,
     print_note,
-    print_rows,
     to_one_line,
 )
 
@@ -292,7 +292,8 @@ def list_command(setting: CommandOptions) -> int:
     if setting.json:
         print_json(rows)
         return OUTPUT
-    print_rows((str(row["name"]), str(row["where"]), str(row["state"])) for row in rows)
+    table = [((str(row["name"]), "bold"), str(row["where"]), str(row["state"])) for row in rows]
+    TerminalRenderer().print_table(("SERVER", "ADDRESS", "STATE"), table)
     if not rows:
         print_escaped_line("No MCP servers are configured. To import those of other programs: handrail mcp import")
     return OUTPUT

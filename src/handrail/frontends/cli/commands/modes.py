@@ -6,12 +6,14 @@ import click
 
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.terminal_output import print_escaped_line, print_json
+from handrail.frontends.cli.renderer import TerminalRenderer
+from handrail.frontends.cli.terminal_output import print_json
 
 
 @click.command("modes")
+@click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @configuration_options
-def command(setting: CommandOptions) -> int:
+def command(setting: CommandOptions, action: str | None) -> int:
     """List the permission modes and their rules.
 
     The configured mode is marked. Set a mode with `--mode`, `HANDRAIL_MODE`, an agent's manifest or `mode` in handrail.toml.
@@ -34,10 +36,12 @@ def command(setting: CommandOptions) -> int:
             ]
         )
         return OUTPUT
+    view = TerminalRenderer()
     for number, mode in enumerate(MODES):
         if number:
-            print_escaped_line()
-        print_escaped_line(f"{mode}{' (configured)' if mode == chosen else ''}: {MODE_DESCRIPTIONS[mode]}")
+            view.write_line()
+        view.print_heading(f"{mode}{' (configured)' if mode == chosen else ''}")
+        view.print_text(MODE_DESCRIPTIONS[mode], indent="  ")
         for text in format_mode_rules(mode):
-            print_escaped_line(f"  {text}")
+            view.print_text((text, "cyan"), indent="    ", further="      ")
     return OUTPUT

@@ -20,13 +20,14 @@ from handrail.frontends.cli.command_runner import (
     unknown_session_error,
     use_session_agent,
 )
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import session_ids
 from handrail.frontends.cli.terminal_output import (
+    format_age,
     print_escaped_line,
     print_escaped_lines,
     print_json,
     print_note,
-    print_rows,
     to_one_line,
 )
 
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     from handrail.session.transcript_search import StoredSessionFacts
 
 _DAY_NS = 86_400 * 10**9
-_UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
 
 
 @click.command("sessions")
-@click.argument("action", required=False, type=click.Choice(["show", "fork", "close"]), metavar="[show|fork|close]")
+@click.argument(
+    "action", required=False, type=click.Choice(["list", "show", "fork", "close"]), metavar="[list|show|fork|close]"
+)
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
 @click.option(
     "--unused-for", type=DurationRange("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days."
@@ -68,7 +70,7 @@ def command(
     from handrail.store.database.sqlite_connection import DatabaseNotCreated
 
     try:
-        if action is None:
+        if action in (None, "list"):
             with open_sessions_and_log(setting) as (reader, _):
                 none = (
                     "No sessions." if closed else "No session is open or can be resumed. `--all` lists closed ones too."
@@ -103,21 +105,20 @@ def _list(setting: CommandOptions, found: Sequence[StoredSessionFacts], none: st
     if not found:
         print_note(none)
         return
-    rows = [("SESSION", "STATE", "LAST USED", "FRONTEND", "AGENT", "MESSAGES", "CALLS", "DESCRIPTION")]
-    rows += [
-        (
-            facts.id,
-            facts.state,
-            format_age(facts.used_ns),
-            facts.frontend,
-            facts.agent,
-            str(facts.messages),
-            str(facts.calls),
-            _session_summary(facts),
-        )
-        for facts in found
-    ]
-    print_rows(rows)
+    view = TerminalRenderer()
+    for facts in found:
+        used = f"used {format_age(facts.used_ns)}, {facts.frontend}, agent {facts.agent}"
+        counts = f"{_plural(facts.messages, 'message')}, {_plural(facts.calls, 'call')}"
+        state = (f"  {facts.state}", "green" if facts.state == "open" else "")
+        view.print_text((facts.id, "bold"), state, (f"  {used}, {counts}", "dim"), further="    ")
+        for model in facts.usage:
+            view.print_text((str(model), "dim"), indent="    ", further="      ")
+        if summary := _session_summary(facts):
+            view.print_text(to_one_line(summary), indent="    ", further="    ")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _session_summary(facts: StoredSessionFacts) -> str:
@@ -129,15 +130,6 @@ def _session_summary(facts: StoredSessionFacts) -> str:
     if facts.decided:
         items.insert(0, f"[answered: {', '.join(facts.decided)}]")
     return " ".join(items).strip()
-
-
-def format_age(at_ns: int) -> str:
-    """Return the time since ``at_ns`` in its largest unit."""
-    passed = max(0, time.time_ns() - at_ns)
-    for size, unit in _UNITS:
-        if passed >= size:
-            return f"{passed // size} {unit} ago"
-    return "now"
 
 
 def _show(setting: CommandOptions, session_id: str) -> None:
@@ -175,7 +167,7 @@ def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
         TextPart,
         UserMessage,
     )
-    from handrail.frontends.cli.commands.run import shorten_to_line
+    from handrail.frontends.cli.terminal_output import shorten
 
     found = restore_conversation(enumerate(kept))
     for message in (*found.messages, *([found.open.message] if found.open is not None else [])):
@@ -187,10 +179,10 @@ def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
                     if isinstance(part, TextPart):
                         yield "  " + part.text.replace("\n", "\n  ")
                     elif isinstance(part, HistoryCallPart):
-                        yield f"→ {to_one_line(part.name)}  {to_one_line(shorten_to_line(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
+                        yield f"→ {to_one_line(part.name)}  {to_one_line(shorten(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
             case CallResultsMessage(results):
                 for result in results:
-                    yield f"{'✗' if result.is_error else '✓'} {to_one_line(shorten_to_line(result.text))}"
+                    yield f"{'✗' if result.is_error else '✓'} {to_one_line(shorten(result.text))}"
     if found.open is not None:
         yield f"({len(found.open.missing_calls)} calls without a result yet)"
 

@@ -11,12 +11,10 @@ import click
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
-    align_columns,
-    print_escaped_line,
     print_json,
     print_requested_text,
-    to_one_line,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command("skills")
-@click.argument("name", required=False)
+@click.argument("name", metavar="[list|NAME]", required=False)
 @configuration_options
 def command(setting: CommandOptions, name: str | None) -> int:
     """List skills, or print the text of one.
@@ -40,17 +38,18 @@ def command(setting: CommandOptions, name: str | None) -> int:
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     found = find_skills(Path(folders.workspace), config.folder)
-    if name is not None:
+    if name is not None and name != "list":
         return _print_skill(setting, name, found)
     if setting.json:
         for one in found:
             print_json(asdict(one.skill), lines=True)
         return OUTPUT
-    for one, line in zip(found, align_columns(_row(one.skill) for one in found), strict=True):
-        print_escaped_line(line)
+    view = TerminalRenderer()
+    view.print_table(("SKILL", "LAYER", "DESCRIPTION"), [_row(one.skill) for one in found])
+    for one in found:
         for note in (f"fault: {one.skill.problem}" if one.skill.problem else "", *one.skill.notes):
             if note:
-                print_escaped_line(f"  {to_one_line(note)}")
+                view.print_text((one.skill.name, "bold"), f": {note}", further="  ")
     return OUTPUT
 
 

@@ -11,13 +11,13 @@ import click
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
     ask_yes_or_no,
     escape_invisible,
     print_escaped_line,
     print_json,
     print_note,
-    print_rows,
     to_one_line,
 )
 
@@ -31,7 +31,10 @@ _NOTHING = "No tool of {} requires approval."
 
 @click.command("sources")
 @click.argument(
-    "action", required=False, type=click.Choice(["review", "approve", "revoke"]), metavar="[review|approve|revoke]"
+    "action",
+    required=False,
+    type=click.Choice(["list", "review", "approve", "revoke"]),
+    metavar="[list|review|approve|revoke]",
 )
 @click.argument("source", required=False)
 @click.argument("tools", nargs=-1, metavar="[TOOL]...")
@@ -57,7 +60,7 @@ def command(
     """
     if known is not None and action != "approve":
         raise click.UsageError("`--hash` requires `approve`: handrail sources approve SOURCE --hash HASH")
-    if action is None:
+    if action in (None, "list"):
         return _list(setting)
     if source is None:
         raise click.UsageError(f"SOURCE is missing: handrail sources {action} SOURCE. `handrail sources` lists them.")
@@ -72,7 +75,8 @@ def _list(setting: CommandOptions) -> int:
     if setting.json:
         print_json({"sources": rows, "faults": [_fault_data(one) for one in generation.quarantined]})
         return OUTPUT
-    print_rows((str(row["name"]), f"{row['ready']} ready", f"{row['waiting']} to review") for row in rows)
+    table = [((str(row["name"]), "bold"), str(row["ready"]), str(row["waiting"])) for row in rows]
+    TerminalRenderer().print_table(("SOURCE", "READY", "TO REVIEW"), table, right=(1, 2))
     for fault in generation.quarantined:
         print_escaped_line(_fault_text(fault))
     if not rows and not generation.quarantined:

@@ -12,8 +12,9 @@ import click
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, workspace_options
 from handrail.frontends.cli.commands.log import require_confirmation
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import state_keys
-from handrail.frontends.cli.terminal_output import format_bytes, print_escaped_line, print_json, print_note, print_rows
+from handrail.frontends.cli.terminal_output import format_bytes, print_escaped_line, print_json, print_note
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 @click.argument(
     "action",
     required=False,
-    type=click.Choice(["adopt", "backup", "restore", "export", "remove"]),
-    metavar="[adopt|backup|restore|export|remove]",
+    type=click.Choice(["list", "adopt", "backup", "restore", "export", "remove"]),
+    metavar="[list|adopt|backup|restore|export|remove]",
 )
 @click.argument("values", nargs=-1, metavar="[KEY|FOLDER|SESSION]...", shell_complete=state_keys)
 @click.option("--all", "everything", is_flag=True, help="remove: the state of all workspaces.")
@@ -75,6 +76,7 @@ def command(setting: CommandOptions, action: str | None, values: tuple[str, ...]
 
 _FLAGS: dict[str | None, set[str]] = {
     None: set(),
+    "list": set(),
     "adopt": {"dry_run", "yes"},
     "backup": set(),
     "restore": {"replace", "yes"},
@@ -381,7 +383,7 @@ def _print_states(setting: CommandOptions, kept: Sequence[StateInventoryEntry]) 
         print_note("No state is stored yet.")
         return
     rows = [(one.key, format_bytes(one.size_bytes), _last_used(one), _about(one)) for one in kept]
-    print_rows([("KEY", "SIZE", "LAST USED", "WORKSPACE"), *rows])
+    TerminalRenderer().print_table(("KEY", "SIZE", "LAST USED", "WORKSPACE"), rows, right=(1,))
 
 
 def _about(one: StateInventoryEntry) -> str:

@@ -10,15 +10,8 @@ import click
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, agent_options
 from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
-from handrail.frontends.cli.terminal_output import (
-    MAX_NAME,
-    align_columns,
-    print_escaped_line,
-    print_json,
-    print_note,
-    print_styled_line,
-    to_one_line,
-)
+from handrail.frontends.cli.renderer import Cell, TerminalRenderer
+from handrail.frontends.cli.terminal_output import first_sentence, print_escaped_line, print_json
 
 if TYPE_CHECKING:
     from handrail.catalog.tool_prompt import CatalogTokenCosts, GroupTokenCost, ToolTokenCost
@@ -27,16 +20,17 @@ if TYPE_CHECKING:
 
 
 @click.command("tools")
+@click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @click.option("--cost", is_flag=True, help="Show how many tokens of a model's context the tools take.")
 @click.option("--category", metavar="NAME", help="Category to list, as browse_tools names it, or core. Default: all.")
 @agent_options
-def command(setting: CommandOptions, cost: bool, category: str | None) -> int:
+def command(setting: CommandOptions, action: str | None, cost: bool, category: str | None) -> int:
     """List tools and why some are unavailable.
 
     A status is system (ready), connected (ready after configuration or approval), available (requires configuration),
-    disabled, offline, error or quarantined (requires review). For a tool that is not ready, the reason follows. Each tool has a
-    category. The next column shows whether it is loaded when a model's turn begins: core, in view (loaded), or to be loaded.
-    The mode of new sessions is printed on stderr.
+    disabled, offline, error or quarantined (requires review). For a tool that is not ready, the reason follows. The tools are
+    grouped by category. LOADING shows whether a tool is loaded when a model's turn begins: core, in view (loaded), or
+    deferred.
 
     With --json, prints both views of each tool: the model's view and the kernel's. With --cost, prints the approximate
     number of tokens of each tool, category and source, and how many are loaded at the start of a turn.
@@ -58,7 +52,7 @@ async def _costs(setting: CommandOptions) -> int:
 
 async def _tools(setting: CommandOptions, category: str | None, interruption: InterruptHandler) -> int:
     from handrail.catalog.view import get_view
-    from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS, parse_mode
+    from handrail.policy.rules.rules_and_modes import parse_mode
 
     async with open_configured_kernel(setting) as kernel:
         view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core))
@@ -75,18 +69,23 @@ async def _tools(setting: CommandOptions, category: str | None, interruption: In
         tools = [_tool_data(entry, view, statuses[entry.id]) for entry in entries]
         print_json({"generation": number, "mode": mode, "tools": tools, "others": [one._asdict() for one in others]})
         return OUTPUT
-    print_note(f"handrail: mode {mode}: {MODE_DESCRIPTIONS[mode]}")
-    _show_tools(entries, view, statuses)
+    printed = TerminalRenderer()
+    _show_tools(printed, entries, view, statuses)
     if category is None:
-        _show_others(others)
+        _show_others(printed, others)
     for name, text in empty.items():
-        print_note(f"handrail: category {name}: {text}")
+        printed.write_line()
+        printed.print_heading(name, f"no tools: {text}")
     return OUTPUT
 
 
-def _show_others(others: Iterable[ToolStatus]) -> None:
-    for line in align_columns((one.tool or "-", one.status, one.source, one.reason) for one in others):
-        print_styled_line((line, "dim"), cut=False)
+def _show_others(printed: TerminalRenderer, others: Sequence[ToolStatus]) -> None:
+    """Print what sources offer and did not become a tool."""
+    if others:
+        printed.write_line()
+        printed.print_heading("other offers", "of sources, which are not tools now")
+        rows = [(one.tool or "-", one.status, one.source, (one.reason, "dim")) for one in others]
+        printed.print_table(("OFFER", "STATUS", "SOURCE", "REASON"), rows)
 
 
 def _statuses(entries: Iterable[ToolEntry], told: Sequence[ToolStatus]) -> dict[str, ToolStatus]:
@@ -95,22 +94,21 @@ def _statuses(entries: Iterable[ToolEntry], told: Sequence[ToolStatus]) -> dict[
     return statuses | {one.tool: one for one in reversed(told) if one.tool in statuses}  # of two, the tool's own
 
 
-def _show_tools(entries: Sequence[ToolEntry], view: CatalogView, statuses: Mapping[str, ToolStatus]) -> None:
-    head = ("TOOL", "STATUS", "CATEGORY", "LOADING", "EFFECT", "SOURCE", "DESCRIPTION")
-    rows = [
-        (
-            *(entry.spec.id, statuses[entry.id].status, view.category_of_any_tool(entry), view.status_of(entry)),
-            *(entry.spec.side_effect, entry.source, _about(entry, statuses[entry.id])),
-        )
-        for entry in entries
-    ]
-    if not rows:
-        return
-    title, *lines = align_columns([head, *rows])
-    print_styled_line((title, "bold"), cut=True)
-    for entry, line in zip(entries, lines, strict=True):
-        name, style = len(to_one_line(entry.spec.id, MAX_NAME)), "dim" * (entry.unavailable_reason is not None)
-        print_styled_line((line[:name], f"bold {style}"), (line[name:], style), cut=not statuses[entry.id].reason)
+def _show_tools(
+    printed: TerminalRenderer, entries: Sequence[ToolEntry], view: CatalogView, statuses: Mapping[str, ToolStatus]
+) -> None:
+    """Print the tools in groups by category, the core first."""
+    groups: dict[str, list[tuple[Cell, ...]]] = {}
+    for entry in entries:
+        style = "dim" * (entry.unavailable_reason is not None)
+        name, status = f"bold {style}".strip(), statuses[entry.id].status
+        row = (entry.spec.id, name), (status, style), (view.status_of(entry), style), (entry.spec.side_effect, style)
+        about = (_about(entry, statuses[entry.id]), style)
+        groups.setdefault(view.category_of_any_tool(entry), []).append((*row, about))
+    titles = {name: f"{name} ({len(rows)})" for name, rows in groups.items()}
+    ordered = sorted(groups, key=lambda name: name != "core")
+    head = ("TOOL", "STATUS", "LOADING", "EFFECT", "DESCRIPTION")
+    printed.print_grouped_table(head, [(titles[name], groups[name]) for name in ordered])
 
 
 def _status(entry: ToolEntry) -> ToolStatus:
@@ -120,9 +118,11 @@ def _status(entry: ToolEntry) -> ToolStatus:
 
 
 def _about(entry: ToolEntry, status: ToolStatus) -> str:
+    """Return why a tool is not ready, or what it does, and where it comes from."""
     if entry.unavailable_reason is not None:
         return f"unavailable: {entry.unavailable_reason}"
-    return status.reason or entry.spec.description.strip().split("\n")[0]
+    origin = "" if entry.source == "built-in" else f" (from {entry.source})"
+    return f"{status.reason or first_sentence(entry.spec.description)}{origin}"
 
 
 def _entries_in_category(name: str, entries: list[ToolEntry], view: CatalogView) -> list[ToolEntry]:
@@ -184,11 +184,11 @@ def print_costs(costs: CatalogTokenCosts) -> None:
     print_escaped_line(f"  in the form for {costs.dialect}, the longest of all providers")
     for title, shares in (("CATEGORY", costs.costs_by_category), ("SOURCE", costs.costs_by_source)):
         print_escaped_line()
-        _print_columns(
+        _print_cost_columns(
             (title, "TOOLS", "LOADED", "TOKENS", "SHARE"), (_share_row(one, costs.total_tokens) for one in shares)
         )
     print_escaped_line()
-    _print_columns(
+    _print_cost_columns(
         ("TOOL", "CATEGORY", "AT START", "TOKENS", "SHARE"), (_tool_row(one, costs.total_tokens) for one in costs.tools)
     )
 
@@ -211,11 +211,8 @@ def _bar(part: int, whole: int) -> str:
     return f"{_percent(part, whole):>7}  {bar}".rstrip()
 
 
-def _print_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+def _print_cost_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     """Print columns. A column with only numbers is aligned to the right."""
-    table = [tuple(to_one_line(cell, MAX_NAME) for cell in row) for row in rows]
-    numeric = [all(row[at].replace(",", "").isdigit() for row in table) for at in range(len(head))]
-    widths = [max(len(row[at]) for row in (head, *table)) for at in range(len(head))]
-    for row in (head, *table):
-        cells = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
-        print_escaped_line("  ".join(cells).rstrip())
+    table = list(rows)
+    numeric = [at for at in range(len(head)) if all(row[at].replace(",", "").isdigit() for row in table)]
+    TerminalRenderer().print_table(head, table, right=numeric)

@@ -16,8 +16,8 @@ import click
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import note_outdated_lease_holder, read_configuration, to_one_line_json
+from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
-    align_columns,
     escape_invisible,
     print_escaped_line,
     print_json,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 @click.command("trust")
+@click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @click.option(
     "--hash",
     "known",
@@ -41,20 +42,20 @@ if TYPE_CHECKING:
     help="Hash that this command printed, to trust the file without asking.",
 )
 @click.option("--revoke", is_flag=True, help="Revoke the trust in the workspace's file.")
-@click.option("--list", "listed", is_flag=True, help="List the trusted files of all workspaces.")
 @configuration_options
-def command(setting: CommandOptions, known: str | None, revoke: bool, listed: bool) -> int:
+def command(setting: CommandOptions, action: str | None, known: str | None, revoke: bool) -> int:
     """Review and trust the workspace's handrail.toml.
 
     Rules that deny or ask always apply. Rules that allow, and all other settings, apply only if you trust exactly this
-    content. Any change of the file ends the trust. Your decision applies to kernels that start from now on.
+    content. Any change of the file ends the trust. Your decision applies to kernels that start from now on. list shows the
+    trusted files of all workspaces.
     """
     from handrail.store.state_folders import locate_folders
 
-    if sum((known is not None, revoke, listed)) > 1:
-        raise click.UsageError("`--hash`, `--revoke` and `--list` exclude each other. Pass only one of them.")
+    if sum((known is not None, revoke, action is not None)) > 1:
+        raise click.UsageError("`--hash`, `--revoke` and `list` exclude each other. Pass only one of them.")
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    if listed:
+    if action == "list":
         return _list(setting, folders.state)
     if revoke:
         return _revoke(setting, folders)
@@ -162,8 +163,7 @@ def _list(setting: CommandOptions, state: Path) -> int:
         )
         for one in records
     ]
-    for line in align_columns(rows):
-        print_escaped_line(line)
+    TerminalRenderer().print_table(("SHA256", "TRUSTED SINCE", "WORKSPACE"), rows)
     if not rows:
         print_note("No file is trusted.")
     return OUTPUT

@@ -1,0 +1,176 @@
+"""``handrail ps`` and ``handrail stop``: what runs anywhere is seen, and stopped from another process, with a record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.frontends.conftest import Here, Program, Sleeper
+
+Started = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    """Start ``handrail run`` with a model that makes one long call and then says something."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(handrail: Program, sleeper: Sleeper, *options: str) -> subprocess.Popen[str]:
+        script = handrail.state.parent / f"script-{len(running)}.json"
+        call = {"name": "bash", "arguments": json.loads(sleeper.arguments)}
+        script.write_text(json.dumps({"turns": [{"calls": [call]}, {"text": "Then I go on."}]}))
+        command = handrail.command("run", "sleep", "--model", f"script:{script}", "--rule", sleeper.rule, *options)
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        sleeper.wait_until_it_runs()
+        return running[-1]
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def seen(here: Here, *arguments: str) -> list[dict[str, Any]]:
+    return json.loads(here("ps", "--json", *arguments).out)
+
+
+def records(here: Here, kind: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in here("log", "--records", "--json", "--limit", "500").out.splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+def test_a_running_call_of_another_process_is_shown_and_stopped_and_its_agent_goes_on(
+    handrail: Program, here: Here, started: Started
+) -> None:
+    sleeper = Sleeper(handrail)
+    run = started(handrail, sleeper)
+    (one,) = seen(here)
+    assert one["workspace"] == str(handrail.workspace) and one["holder"]["frontend"] == "cli"
+    (session,) = one["sessions"]
+    (call,) = session["calls"]
+    assert (session["task"], session["opener"]["client"], call["tool"]) == ("sleep", "cli", "bash")
+    shown = here("ps").out
+    assert "held by handrail cli, pid" in shown and "▸ bash  ./sleeper.sh" in shown and call["call_id"] in shown
+    done = here("stop", call["call_id"])
+    assert (done.code, done.out) == (0, f"stopped  call {call['call_id']}\n"), done.err
+    out, err = run.communicate()
+    assert run.returncode == 0 and "✗ bash  cancelled" in err and out == "Then I go on.\n"
+    assert sleeper.left_over() == []
+    (record,) = records(here, "stop-requested")
+    assert record["session_id"] == session["id"]
+    body = {"target": call["call_id"], "by": "handrail stop", "sessions": [], "calls": [call["call_id"]], "jobs": []}
+    assert record["body"] == body
+    assert seen(here) == [] and "Nothing runs" in here("ps").err
+
+
+def test_a_stopped_session_ends_its_run_and_can_be_resumed(handrail: Program, here: Here, started: Started) -> None:
+    sleeper = Sleeper(handrail)
+    run = started(handrail, sleeper)
+    ((session,),) = (one["sessions"] for one in seen(here))
+    assert here("stop", session["id"]).code == 0
+    out, err = run.communicate()
+    assert run.returncode == 1 and "cancelled: " in err and f"--resume {session['id']}" in err and "go on" not in out
+    assert sleeper.left_over() == []
+    (script := handrail.state.parent / "again.json").write_text(json.dumps({"turns": [{"text": "Back."}]}))
+    assert here("run", "--resume", session["id"], "go on", "--model", f"script:{script}").out == "Back.\n"
+
+
+def test_all_stops_what_runs_in_every_workspace_and_a_workspace_can_be_named(
+    handrail: Program, here: Here, started: Started, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Program(tmp_path / "other", handrail.state, handrail.config)
+    both = [(program, Sleeper(program)) for program in (handrail, other)]
+    runs = [started(program, sleeper) for program, sleeper in both]
+    command = [*other.command("ps")[: -len(other.common)], "--state", str(handrail.state), "--json"]
+    everywhere = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert {one["workspace"] for one in everywhere} == {str(handrail.workspace), str(other.workspace)}
+    assert [one["workspace"] for one in seen(here)] == [str(handrail.workspace)]
+    command = [*other.command("stop")[: -len(other.common)], "--state", str(handrail.state), "--all", "--json"]
+    stopped = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert len(stopped) == 2 and all(len(one["sessions"]) == 1 == len(one["calls"]) for one in stopped)
+    for run, (_, sleeper) in zip(runs, both, strict=True):
+        run.communicate()
+        assert run.returncode == 1 and sleeper.left_over() == []
+
+
+def test_a_stopped_session_of_a_connected_process_ends_its_run_too(
+    handrail: Program, here: Here, started: Started
+) -> None:
+    sleeper = Sleeper(handrail)
+    holder = started(handrail, sleeper)
+    script = handrail.state.parent / "joined.json"
+    call = {"name": "bash", "arguments": {"command": "./sleeper.sh second"}}
+    script.write_text(json.dumps({"turns": [{"calls": [call]}, {"text": "Then I go on."}]}))
+    command = handrail.command("run", "wait", "--model", f"script:{script}", "--rule", sleeper.rule)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as joined:
+        waiting: list[str] = []
+        while not waiting:
+            sessions = [session for one in seen(here) for session in one["sessions"]]
+            waiting = [one["id"] for one in sessions if any(not call["is_running"] for call in one["calls"])]
+        assert "waits for locks" in here("ps").out
+        assert here("stop", waiting[0]).code == 0
+        out, err = joined.communicate()
+    assert joined.returncode == 1 and "cancelled: " in err and "go on" not in out
+    assert sleeper.left_over() != [] and holder.poll() is None
+    assert here("stop", "--all").code == 0
+    holder.communicate()
+    assert sleeper.left_over() == []
+
+
+def test_a_background_job_is_shown_and_stopped(handrail: Program, here: Here, started: Started) -> None:
+    sleeper = Sleeper(handrail)
+    script = handrail.state.parent / "job.json"
+    arguments = {**json.loads(sleeper.arguments), "background": True}
+    turns = [{"calls": [{"name": "bash", "arguments": arguments}]}, {"text": "Started."}, {"text": "It has ended."}]
+    script.write_text(json.dumps({"turns": turns}))
+    command = handrail.command("run", "sleep", "--model", f"script:{script}", "--rule", sleeper.rule)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        sleeper.wait_until_it_runs()
+        (one,) = seen(here)
+        (job,) = one["jobs"]
+        assert f"↻ bash  {job['summary']}" in " ".join(here("ps").out.split("\n")) or job["id"] in here("ps").out
+        assert here("stop", job["id"]).out == f"stopped  job {job['id']}\n"
+        out, _ = run.communicate()
+    assert out.endswith("It has ended.\n") and sleeper.left_over() == []
+
+
+def test_what_does_not_run_is_told_with_what_does_and_nobody_holds_is_said(
+    handrail: Program, here: Here, started: Started
+) -> None:
+    assert here("stop").code == 2 and here("stop", "x", "--all").code == 2
+    nothing = here("stop", "ses_x")
+    assert nothing.code == 1 and "does not run: no process holds a workspace here" in nothing.err
+    assert here("call", "write", '{"path": "a", "content": "x"}').code in (3, 4)
+    unheld = here("stop", "ses_x/1.0")
+    assert unheld.code == 1
+    assert here("stop", "--all").code == 0
+    sleeper = Sleeper(handrail)
+    run = started(handrail, sleeper)
+    wrong = here("stop", "ses_\x1b[2Jx")
+    assert (
+        wrong.code == 1 and "does not run in this workspace. Running now: ses_" in wrong.err and "\x1b" not in wrong.err
+    )
+    assert here("stop", "--all").code == 0
+    run.communicate()
+
+
+def test_a_paused_process_is_said_to_be_paused(handrail: Program, here: Here, started: Started) -> None:
+    sleeper = Sleeper(handrail)
+    started(handrail, sleeper)
+    pid = seen(here)[0]["holder"]["pid"]
+    os.kill(pid, 19)
+    try:
+        while (one := seen(here)[0])["holder"]["state"] != "paused":
+            pass
+        assert one["sessions"] and "(paused)" in here("ps").out
+        done = here("stop", "--all")
+        assert done.code == 1 and f"{pid}" in done.err
+    finally:
+        os.kill(pid, 18)
