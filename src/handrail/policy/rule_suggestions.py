@@ -11,8 +11,9 @@ from typing import Any
 
 from handrail.contract.text.glob_patterns import escape_as_pattern
 from handrail.contract.tool.spec import object_properties_of
-from handrail.policy.call_evaluation import PolicyFinding, PolicyVerdict
+from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.call_targets import CallTarget
+from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, exact_server_request_pattern, format_value_for_rule
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.rules.rules_and_modes import parse_rule
