@@ -133,12 +133,12 @@ def print_startup_notes(config: MergedConfiguration, interrupted: Iterable[Inter
 
 def _check_rules(rules: Iterable[str]) -> None:
     from handrail.contract.errors import UsageError
-    from handrail.policy.rules.rules_and_modes import parse_rule
+    from handrail.policy.rules.rule_sets import parse_entry
 
     faults: list[str] = []
     for text in rules:
         try:
-            parse_rule(text, scope="session")
+            parse_entry(text, scope="session")
         except ValueError as error:
             faults.append(f"--rule {text!r}: {error}")
     if faults:

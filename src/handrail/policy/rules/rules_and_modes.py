@@ -8,7 +8,7 @@ compared with (see :mod:`handrail.policy.rules.matchers`). A rule without a patt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -147,6 +147,12 @@ def parse_rule(text: str, *, scope: Scope, source: str = "", known: Iterable[str
 
 def is_glob(permission: str) -> bool:
     return not WILDCARDS.isdisjoint(permission)
+
+
+def is_tool_id(permission: str) -> bool:
+    """Return whether a permission is the id of one tool."""
+    is_other = permission in CAPABILITIES or permission.startswith((EFFECT_PREFIX, "mcp:"))
+    return not is_other and not is_glob(permission)
 
 
 def is_capability_glob(permission: str) -> bool:
@@ -561,9 +567,14 @@ MODE_RULE_TEXTS: Mapping[Mode, tuple[str, ...]] = {
 
 
 def format_mode_rules(mode: Mode) -> list[str]:
-    """Return the rules of a mode as lines for people. Rules about secret names become one line."""
-    lines = [text for text in MODE_RULE_TEXTS[mode] if text not in _NAMES]
-    if not _NAMES.isdisjoint(MODE_RULE_TEXTS[mode]):
+    """Return the rules of a mode as lines for people."""
+    return format_shipped_rules(MODE_RULE_TEXTS[mode])
+
+
+def format_shipped_rules(texts: Sequence[str]) -> list[str]:
+    """Return shipped rules as lines for people. Rules about secret names become one line."""
+    lines = [text for text in texts if text not in _NAMES]
+    if not _NAMES.isdisjoint(texts):
         lines.append(f"ask fs.write **/NAME, for each of {len(_SECRETS)} names of secret files (--json lists them)")
     return lines
 
@@ -584,12 +595,13 @@ def parse_mode(text: str) -> Mode:
 @lru_cache(maxsize=len(MODES))
 def mode_rules(mode: Mode) -> tuple[Rule, ...]:
     """Return the rules of a mode, with scope ``mode``."""
-    found: list[Rule] = []
-    for text in MODE_RULE_TEXTS[mode]:
-        action, permission, pattern = (*text.split(" ", 2), "")[:3]
-        named = text in _NAMES
-        found.append(Rule(cast("Action", action), permission, pattern, "mode", f"mode {mode}", any_case=named))
-    return tuple(found)
+    return tuple(make_shipped_rule(text, "mode", f"mode {mode}") for text in MODE_RULE_TEXTS[mode])
+
+
+def make_shipped_rule(text: str, scope: Scope, source: str) -> Rule:
+    """Return the rule of a shipped text, which is not checked. Names of secret files are compared in any case."""
+    action, permission, pattern = (*text.split(" ", 2), "")[:3]
+    return Rule(cast("Action", action), permission, pattern, scope, source, any_case=text in _NAMES)
 
 
 def with_mode(book: RuleBook, mode: Mode) -> RuleBook:

@@ -29,6 +29,7 @@ from handrail.policy.rules.matchers import (
     rank_rule,
 )
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, ArgvPattern, PatternSyntaxError, split_pattern
+from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_VARIABLE,
     READ_ONLY_VARIABLE,
@@ -505,6 +506,11 @@ def load_agent_rules(
         entry = to_rule_with_examples(given)
         text = entry.rule
         try:
+            if find_rule_set(text) is not None:
+                chosen = parse_entry(text, scope="manifest", source=source, known=known)
+                rules += chosen
+                places += [index] * len(chosen)
+                continue
             rule = parse_rule(text, scope="manifest", source=source, known=known)
             if known is not None:
                 _check_glob_matches_a_tool(rule, known)
