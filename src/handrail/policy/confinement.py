@@ -27,7 +27,7 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_capability,
     is_about_tool,
 )
-from handrail.policy.shell import read_only_proof
+from handrail.policy.shell import nested_commands, read_only_proof
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
 
 _MAX_UNCLEAR = 4_000
@@ -97,9 +97,28 @@ class ConfiningPolicy(ToolPolicy):
         for command in script.commands:
             if (rule := self._find_name_question(command.argv)) is not None:
                 return f"it names a file that the rule {rule.text!r} is about"
-        if script.unclear is not None and self._watched_programs.may_be_in_text(text):
-            return f"{script.unclear}, and its words contain a program that a rule denies or asks about"
+        if script.unclear is not None and (rule := self._find_rule_in_text(text)) is not None:
+            return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
         return ""
+
+    def _find_rule_in_text(self, text: str) -> Rule | None:
+        """Return a rule that denies or asks about a command which an unclear text may run, by its words; None if none does.
+
+        The name of the program suffices for a deny. For an ask, every word of the rule has to be in the text.
+        """
+        own, shipped = self.rank_capability_rules("shell.run")
+        for ranking in (self.tool_rules, own, shipped):
+            for ranked in ranking.ranked:
+                if ranked.rule.action == "allow":
+                    continue
+                if ranked.argv is None or not ranked.argv.program_prefix:
+                    return ranked.rule  # it may be about any command
+                watched = nested_commands.WatchedPrograms((ranked.argv.program_prefix,))
+                if not watched.may_be_in_text(text):
+                    continue
+                if ranked.rule.action == "deny" or all(word in text for word in ranked.argv.literal_texts[1:]):
+                    return ranked.rule
+        return None
 
     def _find_objection_to_place(self, target: CallTarget) -> str:
         if not isinstance(target.subject, PathSubject):

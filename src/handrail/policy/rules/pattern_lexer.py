@@ -146,6 +146,11 @@ class ArgvPattern:
         return self._words[0][0] if self._words and 0 in self.literal_words else None
 
     @property
+    def literal_texts(self) -> tuple[str, ...]:
+        """The words of the pattern without a wildcard."""
+        return tuple(word for word, regex in self._words if regex is None)
+
+    @property
     def program_prefix(self) -> str:
         """The literal beginning of the first word, with which the name of every matching program begins."""
         return literal_prefix(self._words[0][0]) if self._words else ""

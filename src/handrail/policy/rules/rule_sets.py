@@ -41,7 +41,7 @@ class RuleSet(NamedTuple):
 _CONFINED = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFINED_VARIABLE}")
 _LOCAL_GIT = tuple(f"allow git.{verb}" for verb in ("add", "commit", "create_branch", "merge", "stash"))
 _SHOWING_GIT = tuple(f"allow bash git {verb} …" for verb in ("diff", "log", "show", "blame", "grep"))
-_SENDING = ("bash git push …", "git.push", "bash npm publish …", "bash twine …", "bash cargo publish …")
+_SENDING = ("bash git push …", "git.push", "bash npm publish …", "bash cargo publish …")
 
 RULE_SETS: Mapping[RuleSetName, RuleSet] = {
     one.name: one
