@@ -22,7 +22,7 @@ def command(setting: CommandOptions, name: str | None) -> int:
     an agent's manifest, or `open_kernel(rules=["@NAME"])`. The set `default` always applies. The command starts nothing.
     """
     from handrail.frontends.cli.commands.config import read_configuration
-    from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, format_rule_set, find_selected
+    from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, format_rule_set
     from handrail.policy.rules.rules_and_modes import default_rules
 
     chosen = find_selected(rule.text for rule in read_configuration(setting).rules)
