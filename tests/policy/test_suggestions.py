@@ -133,8 +133,6 @@ def test_a_wider_rule_is_the_beginning_that_names_what_the_command_does(
         "sudo ls",
         "ssh host ls",
         "curl x.org",
-    ]
-    + [
         "git push origin",
         "git reset --hard",
         "rm -r build",
