@@ -43,7 +43,7 @@ class FileSink:
     def write_ahead(self, batch: Sequence[Entry]) -> bool:
         return False
 
-    def warm_up(self) -> None:
+    def wake_disk(self) -> None:
         pass
 
     def write(self, batch: Sequence[Entry]) -> None:

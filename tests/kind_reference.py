@@ -440,7 +440,7 @@ def _events() -> str:
     lines = [
         "# Events",
         "",
-        "A session sends one ordered stream of events while calls run. `session.watch()` and `session.events()` deliver it.",
+        "A session sends one ordered stream of events while calls run. `session.watch_events()` and `session.events()` deliver it.",
         _WRITTEN,
         "",
         "Each [`Event`](api/handrail.md#handrail.Event) has `kind`, `session_id`, `call_id`, `tool_id`, `at_ns` and `data`.",

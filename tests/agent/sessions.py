@@ -58,10 +58,10 @@ class RecordingTurn(_Rest):
     def provider_tools(self) -> Sequence[ProviderToolOffer]:
         return self._session.native
 
-    def prevalidate(self, call: ProposedCall) -> None:
+    def prepare_likely_call(self, call: ProposedCall) -> None:
         self._session.looked_at.append(call)
 
-    def submit(self, call: ProposedCall) -> asyncio.Task[CallAnswer]:
+    def start_streamed_call(self, call: ProposedCall) -> asyncio.Task[CallAnswer]:
         self._mine.append(call)
         if len(self._mine) == 1:
             self._session.proposed.append(self._mine)
@@ -110,7 +110,7 @@ class RecordingSession(_Rest):
     def hold(self) -> None:
         self.release.clear()
 
-    subagents: Sequence[SubagentType] = ()
+    subagent_types: Sequence[SubagentType] = ()
     skills: Sequence[SkillInfo] = ()
     delegates: SubagentRunner | None = None
 
@@ -134,7 +134,7 @@ class RecordingSession(_Rest):
         self.turns += 1
         return RecordingTurn(self)
 
-    def cancel(self, reason: str) -> None:
+    def cancel_running_calls(self, reason: str) -> None:
         self.cancelled.append(reason)
         self.release.set()
 

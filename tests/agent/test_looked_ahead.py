@@ -162,7 +162,7 @@ async def test_the_disk_is_roused_for_a_call_that_has_to_be_noted_first(
         rouse(self)
         heard.set()
 
-    monkeypatch.setattr(Journal, "warm_up", roused)
+    monkeypatch.setattr(Journal, "wake_disk", roused)
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)  # whatever else this machine does
     before, pause = ReplyPause(), ReplyPause()
     async with temporary_kernel(tmp_path, tools=[note, see, warm], rules=rules) as kernel:
@@ -245,7 +245,7 @@ def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch:
         made.append(call)
         return make_history_call(call, wire_id)
 
-    monkeypatch.setattr(conversation, "make_call_part", counted)
+    monkeypatch.setattr(conversation, "make_history_call", counted)
     said: list[Any] = []
     for ahead in (True, False):
         talk = Conversation()
@@ -300,7 +300,7 @@ async def test_the_arguments_of_a_streamed_call_are_parsed_once_for_all_who_read
         with parsers_at_work() as found:
             outcome = await agent.complete("go")
     assert outcome.ok and outcome.calls == count
-    assert found == ["parse_compact"] * count
+    assert found == ["parse_model_json_fast"] * count
 
 
 @tool(id="test.keep", side_effect="read", locks=[])

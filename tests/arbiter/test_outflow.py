@@ -52,7 +52,7 @@ def test_where_the_file_system_knows_no_holes_the_beginning_is_kept(tmp_path: Pa
         return -1
 
     with small() as patch:
-        patch.setattr(output_stream, "_fallocate", lambda: refused)
+        patch.setattr(output_stream, "_load_fallocate", lambda: refused)
         patch.setattr(output_stream, "MAX_SIDECAR_BYTES", 300_000)
         output = JobOutputFile(tmp_path / "out", ring=True)
         for _ in range(5):

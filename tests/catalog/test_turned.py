@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 class Turned(Directions):
     """As the local model, one that knows how requests lie to tools."""
 
-    def adapt_requests(self, requests: Vectors) -> Vectors:
+    def adapt_request_vectors(self, requests: Vectors) -> Vectors:
         return requests
 
-    def adapt_tools(self, tools: Vectors) -> Vectors:
+    def adapt_tool_vectors(self, tools: Vectors) -> Vectors:
         return tools
 
-    def out_of_domain_tools(self) -> Vectors:
+    def common_tool_vectors(self) -> Vectors:
         return self.encode(["another thing"])
 
 
 class Elsewhere(Turned):
     """One that knows a tool which the catalogue has not."""
 
-    def out_of_domain_tools(self) -> Vectors:
+    def common_tool_vectors(self) -> Vectors:
         return self.encode(["weather"])
 
 

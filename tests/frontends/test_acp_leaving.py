@@ -125,7 +125,7 @@ async def test_the_workspace_is_closed_once_nothing_works_in_it_any_more(
         await leave(self, folder)
         closed.set()
 
-    monkeypatch.setattr(OpenWorkspacePool, "release", left)
+    monkeypatch.setattr(OpenWorkspacePool, "release_workspace", left)
     pause = ReplyPause()
     first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
     second = Shared(PlaybackModel(), text_reply("Heard."))

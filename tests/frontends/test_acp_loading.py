@@ -86,7 +86,7 @@ async def test_a_conversation_that_cannot_be_read_is_an_error_and_the_session_is
 
     async with left(desk) as (client, editor, session_id):
         with monkeypatch.context() as broken:
-            broken.setattr(SessionHistory, "read", read)
+            broken.setattr(SessionHistory, "read_stored_messages", read)
             with pytest.raises(RequestError, match="disk I/O error"):
                 await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         assert state(desk, session_id) == "suspended"
@@ -127,7 +127,7 @@ async def test_a_session_that_is_closed_while_it_is_loaded_is_no_longer_loaded(
         return found
 
     async with left(desk) as (client, _, session_id):
-        monkeypatch.setattr(SessionHistory, "read", slowly)
+        monkeypatch.setattr(SessionHistory, "read_stored_messages", slowly)
         loading = asyncio.create_task(client.load_session(cwd=str(desk.workspace), session_id=session_id))
         await reading.wait()
         await client.close_session(session_id=session_id)
@@ -149,7 +149,7 @@ async def test_a_client_that_hangs_up_while_a_session_is_loaded_leaves_it_to_be_
 
     async with left(desk) as (client, _, session_id):
         with monkeypatch.context() as broken:
-            broken.setattr(SessionHistory, "read", never)
+            broken.setattr(SessionHistory, "read_stored_messages", never)
             loading = asyncio.create_task(client.load_session(cwd=str(desk.workspace), session_id=session_id))
             await reading.wait()
             await client.close()
@@ -168,7 +168,7 @@ async def test_a_session_for_which_there_is_no_agent_after_all_is_let_go(
 
     async with left(desk) as (client, _, session_id):
         with monkeypatch.context() as broken:
-            broken.setattr(Budget, "resolve", of)
+            broken.setattr(Budget, "combine_limits", of)
             with pytest.raises(RequestError, match="no such budget"):
                 await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         assert state(desk, session_id) == "suspended"

@@ -358,7 +358,7 @@ async def test_a_task_is_found_by_its_whole_id_alone_and_by_whoever_it_belongs_t
                 await one.ask("tasks/get", taskId=wrong)
             assert refused.value.error.code == -32602
             assert "beside" not in refused.value.error.message, "it names none that there is"
-        monkeypatch.setattr(module, "current_principal", lambda: ("somebody", None, "else"))
+        monkeypatch.setattr(module, "get_request_credential", lambda: ("somebody", None, "else"))
         with pytest.raises(MCPError):
             await one.ask("tasks/cancel", taskId=task)
         monkeypatch.undo()

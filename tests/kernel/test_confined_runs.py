@@ -52,19 +52,41 @@ async def test_a_confined_call_works_in_the_workspace_and_says_so(session: Sessi
 
 
 async def test_an_undecidable_text_runs_confined(session: Session) -> None:
-    done = await bash(session, 'name=made; eval "echo x" > "$name.txt"')
+    done = await bash(session, 'run="python3 --version"; $run')
     assert done.ok, done.error_text
     assert done.metadata["confined"] is True
 
 
 async def test_no_program_of_a_confined_call_can_destroy_the_history(session: Session) -> None:
     """The text does not show what the program does: version control data is read-only for it."""
-    code = "import shutil; shutil.rmtree('.git', ignore_errors=True); print('tried')"
-    done = await bash(session, f'python3 -c "{code}"')
+    Path(session.workdir, "wreck.py").write_text(
+        "import shutil; shutil.rmtree('.git', ignore_errors=True); print('tried')"
+    )
+    done = await bash(session, "python3 wreck.py")
     assert done.ok and "tried" in done.data["output"]
     log = subprocess.run(["git", "log", "--format=%s"], cwd=session.workdir, capture_output=True, text=True, check=True)
     assert log.stdout == "first\n"
     assert subprocess.run(["git", "fsck"], cwd=session.workdir, capture_output=True, check=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf .git",
+        "git reset --hard",
+        "git clean -fdx",
+        "eval 'rm -rf x'",
+        "python3 -c 'import shutil; shutil.rmtree(\"x\")'",
+        "truncate -s 0 a.txt",
+        "curl example.org",
+        "git push",
+        "pip install x",
+        "find . -delete",
+        "touch .vscode/x",
+    ],
+)
+async def test_what_destroys_or_leaves_the_workspace_is_not_answered(session: Session, command: str) -> None:
+    assert (await bash(session, command)).error_kind == "denied"
 
 
 async def test_a_git_command_in_the_text_changes_the_repository(session: Session) -> None:

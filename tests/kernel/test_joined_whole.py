@@ -494,7 +494,7 @@ class Editor:
 
     def detach(self, call_id: str) -> None: ...
 
-    async def read_unsaved(self, path: str) -> str | None:
+    async def read_unsaved_text(self, path: str) -> str | None:
         return "as it is shown\n" if path.endswith("a.txt") else None
 
 

@@ -57,7 +57,7 @@ async def test_a_process_leaves_a_holder_that_lives_and_does_not_answer(
         async def late(_: SessionStore, session_id: str) -> None:
             await may_answer.wait()
 
-        monkeypatch.setattr(SessionStore, "suspend", late)
+        monkeypatch.setattr(SessionStore, "record_suspended", late)
         await joining.__aexit__(None, None, None)
         assert session.is_closed and sizes(holder)["sessions"] == 1
         may_answer.set()

@@ -148,7 +148,7 @@ async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_edit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Typing(UnsavedEditorFiles):
-        async def read_unsaved(self, path: str) -> str | None:
+        async def read_unsaved_text(self, path: str) -> str | None:
             return "typed" if path.endswith("/a") else None
 
     monkeypatch.setattr(editor_file_service, "FRESH_NS", -(10**12))

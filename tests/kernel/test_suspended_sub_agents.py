@@ -219,7 +219,7 @@ async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Typing(UnsavedEditorFiles):
-        async def read_unsaved(self, path: str) -> str | None:
+        async def read_unsaved_text(self, path: str) -> str | None:
             return "typed"
 
     monkeypatch.setattr(editor_file_service, "FRESH_NS", -(10**12))

@@ -27,11 +27,12 @@ def chosen(*entries: str) -> RuleBook:
 @pytest.mark.parametrize(
     ("spec", "arguments", "developer", "reviewer", "ci"),
     [
-        (SHELL, {"command": "git diff HEAD"}, "allow", "allow", "allow"),
+        (SHELL, {"command": "git diff HEAD~1"}, "allow", "allow", "allow"),
         (SHELL, {"command": "git log -p -3"}, "allow", "allow", "allow"),
         (SHELL, {"command": "rg -n TODO src | head"}, "allow", "allow", "allow"),
         (SHELL, {"command": "pytest -k x -q"}, "allow", "ask", "allow"),
         (SHELL, {"command": 'x=tests; eval "pytest $x"'}, "allow", "ask", "allow"),
+        (SHELL, {"command": "run='pytest -q'; $run tests"}, "allow", "ask", "allow"),
         (SHELL, {"command": "git commit -m x"}, "allow", "ask", "allow"),
         (SHELL, {"command": "git push origin main"}, "ask", "deny", "deny"),
         (SHELL, {"command": "npm publish --access public"}, "ask", "deny", "deny"),

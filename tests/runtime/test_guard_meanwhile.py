@@ -128,7 +128,7 @@ async def test_looks_are_taken_by_themselves_as_long_as_a_program_runs(
         looks.put_nowait(None)
         return await look()
 
-    monkeypatch.setattr(ground.sandbox, "check_while_running", noted)
+    monkeypatch.setattr(ground.sandbox, "check_running_programs", noted)
     process = await started(ground, "echo evil > .envrc; echo made; read go")
     assert await process.read_line(100) == b"made\n"
     for _ in range(looks.qsize() + 2):

@@ -90,7 +90,7 @@ async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: py
         return real(first, bound)
 
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(memory_monitor, "measure_excess", counted)
+    monkeypatch.setattr(memory_monitor, "measure_memory_if_exceeding", counted)
     process = await ground.start("/bin/cat", limits=SandboxLimits(call_memory_bytes=64 * MIB))
     await seen.wait()
     await process.close_stdin()
@@ -124,8 +124,8 @@ async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
         return None
 
     monkeypatch.setattr(memory_monitor.MemoryMonitor, "_schedule_poll", again)
-    monkeypatch.setattr(memory_monitor, "count_files", files_of)
-    monkeypatch.setattr(launcher_messages, "split_mounts", nothing_yet)
+    monkeypatch.setattr(memory_monitor, "count_memory_files", files_of)
+    monkeypatch.setattr(launcher_messages, "split_mount_report", nothing_yet)
     process = await ground.start("true")
     assert isinstance(process, SandboxedProcess)
     try:

@@ -168,7 +168,7 @@ async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
     process = await confined.start("/bin/bash", "-c", "exec python3 probe.py")
     try:
         assert await process.read_line(100) == b"up\n"
-        monkeypatch.setattr(memory_monitor, "pipes_are_short", lambda: True)
+        monkeypatch.setattr(memory_monitor, "are_new_pipes_short", lambda: True)
         with pytest.raises(ToolError, match=r"1,50\d pipes"):
             await process.wait()
     finally:

@@ -39,7 +39,7 @@ class Shelf:
             self.promised.append(list(batch))
         return self.promises
 
-    def warm_up(self) -> None:
+    def wake_disk(self) -> None:
         self.roused += 1
         self.awake.set()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.sandbox_protocol import Confinement
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
@@ -50,8 +50,9 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_tool,
     rule_bounds_call,
 )
-from handrail.policy.shell import command_wrappers, nested_commands, program_risks, read_only_proof
-from handrail.policy.shell.parser import ShellCommand, ShellScript
+from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands, program_risks, read_only_proof
+from handrail.policy.shell.parser import ShellScript
+from handrail.policy.shell.reader import SPLIT, ShellCommand, is_marked
 
 if TYPE_CHECKING:
     from handrail.policy.rules.matchers import RankedRule
@@ -180,7 +181,7 @@ class ToolPolicy:
 
     def check_capabilities(self, target: CallTarget) -> PolicyFinding | None:
         """Return the refusal of the first layer that does not cover ``target``, or None."""
-        capability, value, shown, subject, redirected = target
+        capability, value, shown, subject, redirected, _ = target
         if (fixed := explain_mandatory_refusal(capability, subject, shown)) is not None:
             return PolicyFinding("deny", "capability", note=f"{fixed.rstrip('.')}.", target=target)
         if capability != "shell.run" and self.capabilities_cover(capability, value):
@@ -190,7 +191,7 @@ class ToolPolicy:
         touches: Iterable[str | Sequence[str]] = (value,)
         if isinstance(subject, ShellScript):
             # An unclear text may run any program, so only a layer with every program covers it.
-            touches = [c.argv for c in subject.commands] if subject.unclear is None else [_UNNAMEABLE_ARGV]
+            touches = script_touches(subject)
         for touch in touches:
             layer = self.capabilities.find_refusing_layer(capability, touch)
             if layer is not None:
@@ -332,6 +333,10 @@ class ToolPolicy:
             if seconds is not None and not all(_rule_names_whole_command(finding) for finding in found):
                 note = program_risks.PureWaitRefusal(seconds, as_job).refusal_text_for_model
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
+        losses = _find_losses(target, script)
+        if losses and not (found and all(map(_rule_names_whole_command, found))):
+            note = f"it removes or replaces {', '.join(quote_excerpt(path, 80) for path in losses)}, which cannot be brought back"
+            found.append(PolicyFinding("ask", "destroys", note=note, target=target))
         return found
 
     def evaluate_command(
@@ -343,7 +348,7 @@ class ToolPolicy:
         watched = self._watched_programs
         if found.action == "deny" or not watched.may_be_in_text("\n".join(argv)):
             return found
-        asked: PolicyFinding | None = None
+        asked = self._find_possible_objection(argv, target) if any(map(is_marked, argv)) else None
         for reading in nested_commands.find_possible_commands(argv, watched):
             if reading is nested_commands.TOO_MANY_READINGS:
                 asked = asked or PolicyFinding("ask", "program", None, _TOO_MANY_WORDS, argv, target)
@@ -362,6 +367,25 @@ class ToolPolicy:
             return self._find_parent_objection(argv, target, by_arguments) or found
         return asked
 
+    def _find_possible_objection(self, argv: tuple[str, ...], target: CallTarget | None) -> PolicyFinding | None:
+        """Return the objection of a rule about a command that the shell may make of this one, or None."""
+        readings = [argv, *(one.argv for one in nested_commands.find_possible_commands(argv, self._watched_programs))]
+        for one in self._strict_rules():
+            if one.argv is None or not _has_non_wildcard_word(one):
+                continue
+            if any(reading and one.argv.may_match(reading) for reading in readings):
+                verb = "denies" if one.rule.action == "deny" else "asks about"
+                note = f"the shell may make it a command that the rule {one.rule.text!r} {verb}"
+                return PolicyFinding("ask", "program", one.rule, note, argv, target)
+        return None
+
+    def _strict_rules(self) -> list[RankedRule]:
+        """Return the rules about commands that deny or ask."""
+        own, shipped = self.rank_capability_rules("shell.run")
+        return [
+            one for ranking in (self.tool_rules, own, shipped) for one in ranking.ranked if one.rule.action != "allow"
+        ]
+
     def _find_hidden_objection(
         self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None
     ) -> PolicyFinding | None:
@@ -369,7 +393,7 @@ class ToolPolicy:
         if not self._watched_programs.may_be_in_text(target.value):
             return None
         fed = any(nested_commands.executes_its_input(command.argv) for command in script.commands)
-        if not fed and (script.unclear is None or "=" not in target.value):
+        if not fed and (script.is_plain or "=" not in target.value):
             return None
         asked: PolicyFinding | None = None
         for reading in nested_commands.find_possible_commands_in_text(target.value, self._watched_programs, fed=fed):
@@ -385,13 +409,7 @@ class ToolPolicy:
     def _watched_programs(self) -> nested_commands.WatchedPrograms:
         """The programs that a rule about commands denies or asks about."""
         if self._watched is None:
-            own, shipped = self.rank_capability_rules("shell.run")
-            strict = [
-                one
-                for ranking in (self.tool_rules, own, shipped)
-                for one in ranking.ranked
-                if one.rule.action != "allow"
-            ]
+            strict = self._strict_rules()
             names = {one.argv.program_prefix for one in strict if one.argv is not None} - {""}
             everything = any(
                 (one.argv is None or not one.argv.program_prefix)
@@ -492,7 +510,8 @@ class ToolPolicy:
         concern = program_risks.find_hidden_program_risk(argv) if action == "allow" else None
         if concern is None or any(_rule_names_words(candidate, concern.words) for candidate in (tool, used)):
             return plain
-        return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
+        cause = "program" if destroying_forms.why_destroys(argv) is None else "destroys"
+        return plain._replace(action="ask", cause=cause, note=concern.reason, concern=concern)
 
     def _find_parent_objection(
         self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
@@ -558,6 +577,34 @@ class ToolPolicy:
         if action != "deny":
             return None
         return PolicyFinding("deny", "rule", rule, target=target, tool=tool)
+
+
+def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
+    """Return the commands that a capability layer has to cover: those of a text, or one that only every program covers.
+
+    A layer that limits the arguments of a program never covers words that only the shell knows.
+    """
+    if script.unclear is not None:
+        return [_UNNAMEABLE_ARGV]
+    touches: list[tuple[str, ...]] = []
+    for command in script.commands:
+        touches.append(command.argv)
+        if any(map(is_marked, command.argv)):
+            touches.append((*command.argv, SPLIT))
+    return touches
+
+
+def _find_losses(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
+    """Return what a text removes or replaces for good, as far as it is known."""
+    if target.losses is not None:
+        return target.losses
+    argvs = [command_wrappers.split_wrapper_layers(command.argv)[-1] for command in script.commands]
+    return tuple(
+        path
+        for argv in argvs
+        for path in destroying_forms.find_removed_paths(argv)
+        if destroying_forms.is_build_output(path)
+    )
 
 
 def _only_reads_overwritten_file(finding: PolicyFinding, replaced: Set[str]) -> bool:

@@ -10,7 +10,7 @@ text does not show.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.sandbox_protocol import Confinement
@@ -27,8 +27,11 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_capability,
     is_about_tool,
 )
-from handrail.policy.shell import nested_commands, read_only_proof
+from handrail.policy.shell import command_wrappers, confinement_proof, nested_commands
+from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
+from handrail.policy.shell.reader import is_marked
+from handrail.policy.shell.risky_options import SHELLS
 
 _MAX_UNCLEAR = 4_000
 """The maximum number of characters of an unclear text that may run confined."""
@@ -79,6 +82,11 @@ class ConfiningPolicy(ToolPolicy):
         for finding in verdict.findings:
             if finding.action != "allow" and (objection := _find_stricter(finding, rule)):
                 return objection
+        if (
+            not verdict.targets
+            and (match := _DESTROYING_CODE.search(" ".join(_texts_in(verdict.arguments)))) is not None
+        ):
+            return f"its code contains {match.group()!r}"
         for target in verdict.targets:
             subject = target.subject
             if isinstance(subject, ShellScript):
@@ -90,15 +98,18 @@ class ConfiningPolicy(ToolPolicy):
         return ""
 
     def _find_objection_to_text(self, script: ShellScript, text: str) -> str:
-        if (reason := _find_destruction(script, text)) is not None:
+        if script.unclear is not None:
+            if not _is_readable(script, text):
+                return script.unclear
+            if (reason := confinement_proof.why_unclear_text_may_destroy(script, text)) is not None:
+                return reason
+            if (rule := self._find_rule_in_text(text)) is not None:
+                return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
+        elif (reason := confinement_proof.why_script_not_confined(script)) is not None and not _only_runs_code(script):
             return reason
-        if script.unclear is not None and not _is_readable(script, text):
-            return script.unclear
         for command in script.commands:
             if (rule := self._find_name_question(command.argv)) is not None:
                 return f"it names a file that the rule {rule.text!r} is about"
-        if script.unclear is not None and (rule := self._find_rule_in_text(text)) is not None:
-            return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
         return ""
 
     def _find_rule_in_text(self, text: str) -> Rule | None:
@@ -179,16 +190,31 @@ def _find_stricter(finding: PolicyFinding, rule: Rule) -> str:
     return "" if finding.cause in ("no rule", "unclear", "program") else "another check is stricter"
 
 
-_DESTROYERS = frozenset(
-    ["rm", "rmdir", "unlink", "shred", "truncate", "dd", "mv", "mkfs", "wipefs", "rsync", "sudo", "su"]
+_INTERPRETERS = SHELLS | {"python", "python3", "node", "ruby", "perl", "php", "deno", "bun", "awk", "gawk", "mawk"}
+"""Programs that run code of their words or their input."""
+_DESTROYING_CODE = re.compile(
+    r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
+    r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s",
+    re.IGNORECASE,
 )
+"""Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""
 
 
-def _find_destruction(script: ShellScript, text: str) -> str | None:
-    """Return why a text may destroy what cannot be brought back, or None."""
-    words = {word.rpartition("/")[2] for word in re.split(r"[^A-Za-z0-9_./-]+", text)}
-    found = sorted(words & _DESTROYERS)
-    return f"it may run {found[0]}" if found else None
+def _only_runs_code(script: ShellScript) -> bool:
+    """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
+    for command in script.commands:
+        if confinement_proof.why_not_confined(command.argv) is None:
+            continue
+        *_, inner = command_wrappers.split_wrapper_layers(command.argv)
+        if not inner or program_name(inner) not in _INTERPRETERS or any(map(is_marked, inner)):
+            return False
+        if _DESTROYING_CODE.search(" ".join(inner)) is not None:
+            return False
+    return bool(script.commands)
+
+
+def _texts_in(arguments: Mapping[str, Any]) -> Iterator[str]:
+    return (value for value in arguments.values() if isinstance(value, str))
 
 
 def _is_readable(script: ShellScript, text: str) -> bool:
@@ -201,9 +227,6 @@ def _changes_repository(targets: Sequence[CallTarget]) -> bool:
     return any(
         isinstance(target.subject, ShellScript)
         and target.subject.unclear is None
-        and any(
-            command.argv[0].rpartition("/")[2] == "git" and not read_only_proof.changes_nothing(command.argv)
-            for command in target.subject.commands
-        )
+        and confinement_proof.changes_repository(target.subject)
         for target in targets
     )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from handrail.policy.rules.matchers import RankedRule
     from handrail.policy.shell.risky_options import CommandRisk
 
-Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "wait", "fault"]
+Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "destroys", "wait", "fault"]
 Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
 
 
@@ -85,7 +85,7 @@ def format_reason(finding: PolicyFinding, tool_id: str) -> str:
                 f"{about} requires approval, because the rules cannot be applied to it: {finding.note}. "
                 "Simple commands joined by &&, ||, | or ; are checked one by one."
             )
-        case "program":
+        case "program" | "destroys":
             return f"{about} requires approval: {finding.note}, and no rule names this form word by word."
         case "capability" | "fault" | "wait":
             return finding.note

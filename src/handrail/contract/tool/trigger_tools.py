@@ -111,15 +111,12 @@ class TriggerTool(Tool):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        if (
-            cls.wait_until_firing is TriggerTool.wait_until_firing
-            and cls.next_firing_time_ns is TriggerTool.next_firing_time_ns
-        ):
+        if cls.wait is TriggerTool.wait and cls.next_ns is TriggerTool.next_ns:
             raise TypeError(
                 f"{cls.__name__} defines neither wait() nor next_ns(). Define one of them: it decides when the trigger fires."
             )
 
-    async def wait_until_firing(self, context: TriggerContext) -> TriggerEvent:
+    async def wait(self, context: TriggerContext) -> TriggerEvent:
         """Wait until the trigger fires.
 
         The kernel calls it again with the returned position, also in a new process. Each firing is delivered once,
@@ -127,14 +124,14 @@ class TriggerTool(Tool):
         """
         raise TypeError(f"{type(self).__name__} fires by time. Call next_ns(), not wait().")
 
-    def next_firing_time_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
+    def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
         """Return the first time after ``now_ns`` at which it fires, in wall-clock nanoseconds; None for never."""
         raise TypeError(f"{type(self).__name__} does not fire by time. Call wait(), not next_ns().")
 
     @property
     def is_scheduled(self) -> bool:
         """Whether it fires at known times."""
-        return type(self).next_firing_time_ns is not TriggerTool.next_firing_time_ns
+        return type(self).next_ns is not TriggerTool.next_ns
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         arguments = {key: value for key, value in args.items() if key not in COMMON_PARAMETERS}

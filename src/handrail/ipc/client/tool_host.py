@@ -430,7 +430,7 @@ async def _run_guarded(work: Callable[[], Awaitable[object]]) -> object:
 async def _wait_for_trigger(tool: TriggerTool, waiting: TriggerContext) -> TriggerEvent:
     """Wait until a trigger fires, for both kinds of trigger class."""
     if not tool.is_scheduled:
-        return await tool.wait_until_firing(waiting)
+        return await tool.wait(waiting)
     since = waiting.since_ns if waiting.position is None else waiting.position
     at = next_class_firing_ns(tool, waiting.arguments, since)
     if at is None:  # the answer of its class has changed: it never fires again

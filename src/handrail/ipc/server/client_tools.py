@@ -188,7 +188,7 @@ class ClientProcessTools:
         return await self._send_tool_request(tool, "due", body, int | None) is None
 
     async def wait_for_trigger(self, tool: ClientTool, waiting: TriggerContext) -> TriggerEvent:
-        """Wait until a trigger fires; see :meth:`~handrail.contract.tool.trigger_tools.TriggerTool.wait_until_firing`.
+        """Wait until a trigger fires; see :meth:`~handrail.contract.tool.trigger_tools.TriggerTool.wait`.
 
         If the process has disconnected, nothing fires until another process with this tool opens the session.
         """
@@ -533,7 +533,7 @@ class ClientTriggerTool(ClientTool, TriggerTool):
                 kind="invalid_input",
             )
 
-    async def wait_until_firing(self, context: TriggerContext) -> TriggerEvent:
+    async def wait(self, context: TriggerContext) -> TriggerEvent:
         return await self._client_tools.wait_for_trigger(self, context)
 
 

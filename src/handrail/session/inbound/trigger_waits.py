@@ -85,7 +85,7 @@ class TriggerWaiters:
         faults = 0
         while (trigger := self._store.get(id)) is not None:
             try:
-                fired = _check_event(await of.wait_until_firing(_make_context(trigger, workdir)))
+                fired = _check_event(await of.wait(_make_context(trigger, workdir)))
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
@@ -123,7 +123,7 @@ def next_class_firing_ns(of: CustomTriggerTool, arguments: Mapping[str, Any], no
     :raises ToolError: ``failed`` if the class fails or returns an invalid time
     """
     try:
-        found: Any = of.next_firing_time_ns(arguments, now_ns)
+        found: Any = of.next_ns(arguments, now_ns)
     except ToolError:
         raise
     except (Exception, SystemExit) as error:
