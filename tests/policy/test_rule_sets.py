@@ -31,7 +31,7 @@ def chosen(*entries: str) -> RuleBook:
         (SHELL, {"command": "git log -p -3"}, "allow", "allow", "allow"),
         (SHELL, {"command": "rg -n TODO src | head"}, "allow", "allow", "allow"),
         (SHELL, {"command": "pytest -k x -q"}, "allow", "ask", "allow"),
-        (SHELL, {"command": 'x=tests; eval "pytest $x"'}, "allow", "ask", "allow"),
+        (SHELL, {"command": "for f in a b; do python -m pytest $f; done"}, "allow", "ask", "allow"),
         (SHELL, {"command": "run='pytest -q'; $run tests"}, "allow", "ask", "allow"),
         (SHELL, {"command": "git commit -m x"}, "allow", "ask", "allow"),
         (SHELL, {"command": "git push origin main"}, "ask", "deny", "deny"),

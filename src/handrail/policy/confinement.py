@@ -31,7 +31,6 @@ from handrail.policy.shell import command_wrappers, confinement_proof, nested_co
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
 from handrail.policy.shell.reader import is_marked
-from handrail.policy.shell.risky_options import SHELLS
 
 _MAX_UNCLEAR = 4_000
 """The maximum number of characters of an unclear text that may run confined."""
@@ -105,7 +104,9 @@ class ConfiningPolicy(ToolPolicy):
                 return reason
             if (rule := self._find_rule_in_text(text)) is not None:
                 return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
-        elif (reason := confinement_proof.why_script_not_confined(script)) is not None and not _only_runs_code(script):
+        elif (reason := confinement_proof.why_script_not_confined(script)) is not None and not _only_runs_code(
+            script, text
+        ):
             return reason
         for command in script.commands:
             if (rule := self._find_name_question(command.argv)) is not None:
@@ -190,8 +191,10 @@ def _find_stricter(finding: PolicyFinding, rule: Rule) -> str:
     return "" if finding.cause in ("no rule", "unclear", "program") else "another check is stricter"
 
 
-_INTERPRETERS = SHELLS | {"python", "python3", "node", "ruby", "perl", "php", "deno", "bun", "awk", "gawk", "mawk"}
-"""Programs that run code of their words or their input."""
+_INTERPRETERS = frozenset(
+    {"python", "python3", "node", "ruby", "perl", "php", "deno", "bun", "awk", "gawk", "mawk", "export"}
+)
+"""Programs that run code of their words or their input, and the command that sets a variable which may name code."""
 _DESTROYING_CODE = re.compile(
     r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
     r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s",
@@ -200,17 +203,15 @@ _DESTROYING_CODE = re.compile(
 """Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""
 
 
-def _only_runs_code(script: ShellScript) -> bool:
+def _only_runs_code(script: ShellScript, text: str) -> bool:
     """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
     for command in script.commands:
         if confinement_proof.why_not_confined(command.argv) is None:
             continue
         *_, inner = command_wrappers.split_wrapper_layers(command.argv)
-        if not inner or program_name(inner) not in _INTERPRETERS or any(map(is_marked, inner)):
+        if not inner or is_marked(inner[0]) or program_name(inner) not in _INTERPRETERS:
             return False
-        if _DESTROYING_CODE.search(" ".join(inner)) is not None:
-            return False
-    return bool(script.commands)
+    return bool(script.commands) and _DESTROYING_CODE.search(text) is None
 
 
 def _texts_in(arguments: Mapping[str, Any]) -> Iterator[str]:
