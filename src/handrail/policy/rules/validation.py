@@ -16,7 +16,7 @@ from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.errors import ToolError
 from handrail.contract.rule_forms import RuleExample, to_rule_with_examples
 from handrail.contract.text.glob_patterns import compile_text_glob, has_wildcard, literal_prefix
-from handrail.contract.tool.requires import CAPABILITIES
+from handrail.contract.tool.requires import CAPABILITIES, CapabilityLayer
 from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, object_properties_of
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.policy.call_targets import host_of_url, subject_kind_of
@@ -273,6 +273,24 @@ def check_rule(
         problem = find_failing_example(rule, match, not_match, specs)
     if problem:
         raise ValueError(problem)
+
+
+def fault_outside_folders(rule: Rule, layer: CapabilityLayer) -> str | None:
+    """Return why no call can access the absolute path of a rule, or None.
+
+    :param layer: what the agent and all of its tools may access
+    """
+    if rule.permission not in ("fs.read", "fs.write", "fs.*") or rule.pattern[:1] != "/":
+        return None
+    start = literal_prefix(normalize_path_pattern(rule.pattern))
+    folders = dict.fromkeys((*layer.fs_read, *layer.fs_write))
+    tops = [literal_prefix(folder).rstrip("/") for folder in folders]
+    if any(top.startswith(start) or f"{start}/".startswith(f"{top}/") for top in tops):
+        return None
+    return (
+        f"Invalid rule {rule.text!r}: no call can access this path, because it is outside all folders of the session. Remove the rule, "
+        "or add the folder to [[roots]] in the agent's manifest."
+    )
 
 
 # Checks of rules against each other.
