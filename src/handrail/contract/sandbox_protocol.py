@@ -81,7 +81,7 @@ class PathDenials(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Confinement:
+class CallConfinement:
     """The narrow sandbox of a call that a rule with ``{confined}`` allows: no network, writes in the workspace only.
 
     :param changes_repository: whether the text of the call has a command that changes version control data. Otherwise

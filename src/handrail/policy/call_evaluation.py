@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.contract.errors import ToolError, quote_excerpt
-from handrail.contract.sandbox_protocol import Confinement
+from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
@@ -707,7 +707,7 @@ class PolicyVerdict:
         self.deciding_finding = deciding
         self.action: Action = deciding.action
         self.capabilities: CapabilitySet = prepared.capabilities
-        self.confinement: Confinement | None = None
+        self.confinement: CallConfinement | None = None
         """The narrow sandbox of a call that a rule with ``{confined}`` allows."""
         self.confinement_objection = ""
         """Why a rule with ``{confined}`` does not allow the call; empty if there is no such rule, or if it allows it."""

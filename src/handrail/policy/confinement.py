@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.sandbox_protocol import Confinement
+from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy
@@ -73,7 +73,7 @@ class ConfiningPolicy(ToolPolicy):
         deciding = next((finding for finding in findings if finding.rule is rule), findings[0])
         answered = PolicyVerdict(self, plain.arguments, plain.targets, findings, deciding)
         answered.capabilities = self.capabilities.without_hosts()
-        answered.confinement = Confinement(_changes_repository(plain.targets))
+        answered.confinement = CallConfinement(_changes_repository(plain.targets))
         return answered
 
     def _find_objection_to(self, verdict: PolicyVerdict, rule: Rule) -> str:
