@@ -86,7 +86,13 @@ async def test_no_program_of_a_confined_call_can_destroy_the_history(session: Se
     ],
 )
 async def test_what_destroys_or_leaves_the_workspace_is_not_answered(session: Session, command: str) -> None:
-    assert (await bash(session, command)).error_kind == "denied"
+    refused = await bash(session, command)
+    assert refused.error_kind == "denied"
+    assert "requires approval" in str(refused.error_text)
+
+
+async def test_a_question_says_why_a_call_does_not_stay_confined(session: Session) -> None:
+    assert "It does not stay confined: " in str((await bash(session, "pip install x")).error_text)
 
 
 async def test_a_git_command_in_the_text_changes_the_repository(session: Session) -> None:

@@ -723,7 +723,11 @@ class PolicyVerdict:
         """The reason as full sentences for the model, without paths of the operator's machine."""
         if self._reason is None:
             reason = format_reason(self.deciding_finding, self.prepared.spec.id)
-            self._reason = f"{reason} {CONFINED_TEXT}" if self.confinement else reason
+            if self.confinement:
+                reason = f"{reason} {CONFINED_TEXT}"
+            elif self.confinement_objection and self.deciding_finding.cause in ("no rule", "unclear", "program"):
+                reason = f"{reason} It does not stay confined: {self.confinement_objection}."
+            self._reason = reason
         return self._reason
 
     @property

@@ -188,7 +188,9 @@ def _find_stricter(finding: PolicyFinding, rule: Rule) -> str:
     other = finding.rule
     if other is not None and other.action != "allow":
         return f"the rule {other.text!r} is stricter than {rule.text!r}"
-    return "" if finding.cause in ("no rule", "unclear", "program") else "another check is stricter"
+    if finding.cause in ("no rule", "unclear", "program"):
+        return ""
+    return finding.note.rstrip(".") or "another check is stricter"
 
 
 _INTERPRETERS = frozenset(
