@@ -16,7 +16,7 @@ from typing import Any
 from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy
+from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_provably_read_only
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, permission_rank
@@ -52,17 +52,24 @@ class ConfiningPolicy(ToolPolicy):
 
     def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
         """Evaluate a call whose targets are known already."""
-        verdict = super().evaluate_targets(arguments, targets)
-        if self._confined is None or verdict.action == "allow" or verdict.prepared is not self:
-            return verdict  # the policy for calls that change nothing has answered for itself
+        if self._confined is None or (self._reading is not None and is_call_provably_read_only(targets)):
+            return super().evaluate_targets(
+                arguments, targets
+            )  # the policy for calls that change nothing answers for itself
         if self._plain is None:
             kept = _rules_next_to(self._confined, self.rules, self.spec, self.origin)
-            self._plain = (
-                self if kept is self.rules else ConfiningPolicy(self.spec, kept, self.capabilities, self.origin)
-            )
-        plain = verdict if self._plain is self else self._plain._evaluate(arguments, targets)
-        verdict.confinement_objection = self._plain._find_objection_to(plain, self._confined)
-        return verdict if verdict.confinement_objection else self._answer(plain, self._confined)
+            same = kept is self.rules
+            self._plain = self if same else ConfiningPolicy(self.spec, kept, self.capabilities, self.origin)
+        plain = self._plain._evaluate(arguments, targets)
+        objection = "" if plain.action == "allow" else self._plain._find_objection_to(plain, self._confined)
+        if plain.action != "allow" and not objection:
+            return self._answer(plain, self._confined)
+        verdict = plain if self._plain is self else self._evaluate(arguments, targets)
+        if plain.action == "allow" and verdict.action != "allow":
+            objection = self._plain._find_objection_to(plain, self._confined)
+            return self._answer(plain, self._confined) if not objection else verdict
+        verdict.confinement_objection = objection
+        return verdict
 
     def _answer(self, plain: PolicyVerdict, rule: Rule) -> PolicyVerdict:
         """Return the verdict with the answer of the rule to every finding that does not allow."""
@@ -175,7 +182,9 @@ def _rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str 
     about_capability = is_about_capability(confined, "shell.run")
 
     def loses(rule: Rule) -> bool:
-        if rule.is_final or rule.scope == "default" or permission_rank(rule) >= permission_rank(confined):
+        if rule.action == "allow" or rule.is_final or rule.scope == "default":
+            return False
+        if permission_rank(rule) >= permission_rank(confined):
             return False
         return is_about_capability(rule, "shell.run") if about_capability else is_about_tool(rule, spec, origin)
 
@@ -205,6 +214,10 @@ _DESTROYING_CODE = re.compile(
 """Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""
 
 
+_VERSION_CONTROL = re.compile(r"git|hg|jj|svn|bzr|fossil|sl|gt")
+"""A quick test for the name of a version control program."""
+
+
 def _only_runs_code(script: ShellScript, text: str) -> bool:
     """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
     for command in script.commands:
@@ -230,6 +243,7 @@ def _changes_repository(targets: Sequence[CallTarget]) -> bool:
     return any(
         isinstance(target.subject, ShellScript)
         and target.subject.unclear is None
+        and _VERSION_CONTROL.search(target.value) is not None
         and confinement_proof.changes_repository(target.subject)
         for target in targets
     )
