@@ -102,6 +102,15 @@ async def test_a_git_command_in_the_text_changes_the_repository(session: Session
     assert done.metadata["confined"] is True
 
 
+@pytest.mark.parametrize("command", ["sh commit.sh", "python3 -V && git commit --allow-empty -m x && python3 run.py"])
+async def test_no_other_code_runs_with_a_repository_that_can_be_written(session: Session, command: str) -> None:
+    Path(session.workdir, "commit.sh").write_text("git commit --allow-empty -m x\n")
+    Path(session.workdir, "run.py").write_text("")
+    await bash(session, command)
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=session.workdir, capture_output=True, text=True, check=True)
+    assert log.stdout == "first\n"
+
+
 async def test_the_note_of_a_program_that_wants_to_change_the_repository_names_the_way(session: Session) -> None:
     Path(session.workdir, "commit.sh").write_text("git commit --allow-empty -m x\n")
     done = await bash(session, "sh commit.sh")

@@ -3,7 +3,7 @@
 A rule ``allow bash {confined}`` answers for a whole call, after all other rules. It answers only what no other rule decided:
 a command without a rule, a text that the parser does not understand, a program that runs its arguments. It never answers for
 a rule that denies or asks. The call then runs without network and Unix sockets. It writes only in the workspace and in its
-scratch folder, and version control data is read-only unless a command of its text changes it. So the sandbox bounds what the
+scratch folder, and version control data is read-only unless a command of its text changes it and none runs other code. So the sandbox bounds what the
 text does not show.
 """
 
@@ -20,6 +20,7 @@ from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_p
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, permission_rank
+from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_VARIABLE,
     Rule,
@@ -27,10 +28,11 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_capability,
     is_about_tool,
 )
-from handrail.policy.shell import command_wrappers, confinement_proof, nested_commands
+from handrail.policy.shell import command_wrappers, confinement_proof, nested_commands, read_only_proof
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
 from handrail.policy.shell.reader import is_marked
+from handrail.policy.shell.risky_options import SHELLS
 
 _MAX_UNCLEAR = 4_000
 """The maximum number of characters of an unclear text that may run confined."""
@@ -238,12 +240,24 @@ def _is_readable(script: ShellScript, text: str) -> bool:
     return 0 < len(script.commands) <= MAX_COMMANDS and len(text) <= _MAX_UNCLEAR
 
 
+def _runs_code(argv: Sequence[str]) -> bool:
+    """Return whether a command runs code that its words do not show: of the project, of its input, or of an unknown program."""
+    *_, inner = command_wrappers.split_wrapper_layers(argv)
+    if not inner or read_only_proof.changes_nothing(argv):
+        return False
+    if program_name(inner) in _INTERPRETERS | SHELLS | command_wrappers.RUNNERS:
+        return True
+    found = find_program_prefix(inner)
+    return found is not None and found.note != ""
+
+
 def _changes_repository(targets: Sequence[CallTarget]) -> bool:
-    """Return whether the text of a call has a command that changes version control data."""
+    """Return whether the text of a call has a command that changes version control data, and none that runs other code."""
     return any(
         isinstance(target.subject, ShellScript)
         and target.subject.unclear is None
         and _VERSION_CONTROL.search(target.value) is not None
         and confinement_proof.changes_repository(target.subject)
+        and not any(_runs_code(command.argv) for command in target.subject.commands)
         for target in targets
     )
