@@ -550,6 +550,8 @@ class Arbiter:
             metadata["read_only"] = True
         if call.network_attempts or call.entry.spec.requires.net.by_rule:
             metadata |= call.describe_network()
+        if call.confinement is not None:
+            metadata["confined"] = True
         if call.entry.untrusted_source:
             metadata["untrusted_source"] = call.entry.untrusted_source
         if call.lock_wait_ms:

@@ -17,12 +17,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_evaluation import (
-    PolicyFinding,
-    PolicyVerdict,
-    ToolPolicy,
-    format_reason,
-)
+from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, script_touches
 from handrail.policy.call_targets import (
     CallTarget,
     call_capabilities,
@@ -35,11 +30,13 @@ from handrail.policy.call_targets import (
     make_argv_script,
     make_path_subject,
 )
+from handrail.policy.confinement import ConfiningPolicy
+from handrail.policy.findings import PolicyFinding, format_reason
 from handrail.policy.rule_suggestions import exact_target_pattern
 from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule, RuleBook, is_capability_glob
-from handrail.policy.shell.parser import ShellCommand, parse_script
+from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.program_risks import find_hidden_program_risk
 
 if TYPE_CHECKING:
@@ -272,7 +269,7 @@ class CallAuthorizer:
             return found[0]
         handed = self.delegated if parent is None else parent
         capabilities = call_capabilities(spec, self.variables, self.own_capability_layer, self.ceiling, handed)
-        prepared = ToolPolicy(spec, rules, capabilities, origin)
+        prepared = ConfiningPolicy(spec, rules, capabilities, origin)
         if len(self._prepared) >= _MAX_PREPARED:
             self._prepared.clear()
         self._prepared[key] = (prepared, parent)
@@ -412,8 +409,8 @@ class _AccessCheck:
             return None  # evaluated before the call, command by command
         script = parse_script(target) if isinstance(target, str) else make_argv_script(tuple(target))
         whole = CallTarget("shell.run", value, format_command(value), script)
-        for command in script.commands if script.unclear is None else [ShellCommand(("\0",))]:
-            if (refused := self._check_capabilities("shell.run", command.argv, whole.shown)) is not None:
+        for touch in script_touches(script):
+            if (refused := self._check_capabilities("shell.run", touch, whole.shown)) is not None:
                 return refused
         opened = find_redirection_targets(script, self._roots) if script.files else []
         for file in opened:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_targets import (
-    VERBS,
     CallTarget,
     TargetReader,
     explain_mandatory_refusal,
@@ -26,6 +26,7 @@ from handrail.policy.call_targets import (
     format_capability_remedy,
     subject_kind_of,
 )
+from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
     PathSubject,
@@ -49,95 +50,16 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_tool,
     rule_bounds_call,
 )
-from handrail.policy.shell import command_wrappers, nested_commands, program_risks, read_only_proof
-from handrail.policy.shell.parser import ShellCommand, ShellScript
+from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands, program_risks, read_only_proof
+from handrail.policy.shell.parser import ShellScript
+from handrail.policy.shell.reader import SPLIT, ShellCommand, is_marked
 
 if TYPE_CHECKING:
     from handrail.policy.rules.matchers import RankedRule
-    from handrail.policy.shell.risky_options import CommandRisk
 
 
-# The verdict on one call, with its steps and reasons.
-
-Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "wait", "fault"]
-Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceStep:
-    """One line of a trace. ``outcome`` is an action, or ``won``, ``lost`` or ``no match``."""
-
-    stage: Stage
-    outcome: str
-    text: str
-
-
-class PolicyFinding(NamedTuple):
-    """The decision about one target, or about one command of a script."""
-
-    action: Action
-    cause: Cause
-    rule: Rule | None = None
-    note: str = ""
-    argv: tuple[str, ...] | None = None
-    target: CallTarget | None = None
-    tool: RankedRule | None = None
-    """The matching rule about the tool, even if another rule decided."""
-    concern: CommandRisk | None = None
-    wrapped: tuple[tuple[str, ...], ...] = ()
-    """The words of the wrappers around the evaluated command, outermost first."""
-    reading: tuple[str, ...] | None = None
-    """The command that the rule matched, if it is another spelling of ``argv`` or is run by it."""
-    remedy: str = ""
-    """If a capability is missing: the line that would grant it, for the author of the tool or the operator of the agent."""
-
-    @property
-    def evaluated_argv(self) -> tuple[str, ...] | None:
-        """The command that was compared with the rules: ``argv`` without its wrappers, or ``reading``."""
-        if self.reading is not None:
-            return self.reading
-        return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
-
-    def describe_subject(self, tool_id: str) -> str:
-        """Describe what the finding is about, for the beginning of a sentence."""
-        if self.argv is not None:
-            read = "" if self.reading is None else f" (read as {format_argv(self.reading)})"
-            return f"{format_argv(self.argv)}{read}"
-        if self.target is None:
-            return f"`{tool_id}`"
-        target = self.target
-        if target.capability == "shell.run":
-            return target.shown
-        return f"{VERBS[target.capability].capitalize()} {target.shown} with {tool_id}"
-
-
-def format_reason(finding: PolicyFinding, tool_id: str) -> str:
-    """Return the reason of a finding as full sentences, for the model and the user."""
-    rule = finding.rule
-    named = f"the rule {rule.text!r} ({rule.scope} scope)" if rule is not None else ""
-    about = finding.describe_subject(tool_id)
-    match finding.cause:
-        case "rule" if finding.action == "allow":
-            return f"{about} is allowed by {named}."
-        case "rule" if finding.action == "deny":
-            return f"{about} is denied by {named}."
-        case "rule":
-            return f"{about} requires approval by {named}."
-        case "no rule":
-            return f"{about} requires approval: no rule allows it."
-        case "protected":
-            return f"{about} requires approval: {finding.note.rstrip('.')}."
-        case "unclear":
-            return (
-                f"{about} requires approval, because the rules cannot be applied to it: {finding.note}. "
-                "Simple commands joined by &&, ||, | or ; are checked one by one."
-            )
-        case "program":
-            return f"{about} requires approval: {finding.note}, and no rule names this form word by word."
-        case "capability" | "fault" | "wait":
-            return finding.note
-
-
+CONFINED_TEXT = "It runs confined: no network, and writes in the workspace only."
+"""What the reason of a verdict adds for a call that a rule with ``{confined}`` allows."""
 _UNNAMEABLE_ARGV = ("\0",)
 """An argv that no literal word matches: a rule that matches it matches every command."""
 _TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks about"
@@ -188,7 +110,7 @@ class ToolPolicy:
             and spec.side_effect != "read"
             and any(rule.governed_side_effect for rule in rules.all_rules)
         ):
-            self._reading = ToolPolicy(replace(spec, side_effect="read"), rules, capabilities, origin)
+            self._reading = type(self)(replace(spec, side_effect="read"), rules, capabilities, origin)
         self._constant: PolicyVerdict | None = None
         if not self._reader and self.tool_rules.has_one_answer and self.default_tool_rules.has_one_answer:
             verdict = self._evaluate({}, ())
@@ -201,7 +123,7 @@ class ToolPolicy:
 
     def with_rules(self, rules: RuleBook) -> ToolPolicy:
         """Return the policy of the same tool with another rule book."""
-        return ToolPolicy(self.spec, rules, self.capabilities, self.origin)
+        return type(self)(self.spec, rules, self.capabilities, self.origin)
 
     def evaluate(
         self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]
@@ -218,14 +140,12 @@ class ToolPolicy:
         except ToolError as error:
             finding = PolicyFinding("deny", "fault", note=error.text)
             return PolicyVerdict(self, arguments, (), (finding,), finding)
-        return (
-            self._evaluate(arguments, targets) if self._reading is None else self.evaluate_targets(arguments, targets)
-        )
+        return self.evaluate_targets(arguments, targets)
 
     def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
         """Evaluate a call whose targets are known already."""
         if self._reading is not None and is_call_provably_read_only(targets):
-            return self._reading._evaluate(arguments, targets)
+            return self._reading.evaluate_targets(arguments, targets)
         return self._evaluate(arguments, targets)
 
     def _evaluate(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
@@ -261,7 +181,7 @@ class ToolPolicy:
 
     def check_capabilities(self, target: CallTarget) -> PolicyFinding | None:
         """Return the refusal of the first layer that does not cover ``target``, or None."""
-        capability, value, shown, subject, redirected = target
+        capability, value, shown, subject, redirected, _ = target
         if (fixed := explain_mandatory_refusal(capability, subject, shown)) is not None:
             return PolicyFinding("deny", "capability", note=f"{fixed.rstrip('.')}.", target=target)
         if capability != "shell.run" and self.capabilities_cover(capability, value):
@@ -271,7 +191,7 @@ class ToolPolicy:
         touches: Iterable[str | Sequence[str]] = (value,)
         if isinstance(subject, ShellScript):
             # An unclear text may run any program, so only a layer with every program covers it.
-            touches = [c.argv for c in subject.commands] if subject.unclear is None else [_UNNAMEABLE_ARGV]
+            touches = script_touches(subject)
         for touch in touches:
             layer = self.capabilities.find_refusing_layer(capability, touch)
             if layer is not None:
@@ -413,6 +333,10 @@ class ToolPolicy:
             if seconds is not None and not all(_rule_names_whole_command(finding) for finding in found):
                 note = program_risks.PureWaitRefusal(seconds, as_job).refusal_text_for_model
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
+        losses = _find_losses(target, script)
+        if losses and not (found and all(map(_rule_names_whole_command, found))):
+            note = f"it removes or replaces {', '.join(quote_excerpt(path, 80) for path in losses)}, which cannot be brought back"
+            found.append(PolicyFinding("ask", "destroys", note=note, target=target))
         return found
 
     def evaluate_command(
@@ -424,7 +348,7 @@ class ToolPolicy:
         watched = self._watched_programs
         if found.action == "deny" or not watched.may_be_in_text("\n".join(argv)):
             return found
-        asked: PolicyFinding | None = None
+        asked = self._find_possible_objection(argv, target) if any(map(is_marked, argv)) else None
         for reading in nested_commands.find_possible_commands(argv, watched):
             if reading is nested_commands.TOO_MANY_READINGS:
                 asked = asked or PolicyFinding("ask", "program", None, _TOO_MANY_WORDS, argv, target)
@@ -443,6 +367,25 @@ class ToolPolicy:
             return self._find_parent_objection(argv, target, by_arguments) or found
         return asked
 
+    def _find_possible_objection(self, argv: tuple[str, ...], target: CallTarget | None) -> PolicyFinding | None:
+        """Return the objection of a rule about a command that the shell may make of this one, or None."""
+        readings = [argv, *(one.argv for one in nested_commands.find_possible_commands(argv, self._watched_programs))]
+        for one in self._strict_rules():
+            if one.argv is None or not _has_non_wildcard_word(one):
+                continue
+            if any(reading and one.argv.may_match(reading) for reading in readings):
+                verb = "denies" if one.rule.action == "deny" else "asks about"
+                note = f"the shell may make it a command that the rule {one.rule.text!r} {verb}"
+                return PolicyFinding("ask", "program", one.rule, note, argv, target)
+        return None
+
+    def _strict_rules(self) -> list[RankedRule]:
+        """Return the rules about commands that deny or ask."""
+        own, shipped = self.rank_capability_rules("shell.run")
+        return [
+            one for ranking in (self.tool_rules, own, shipped) for one in ranking.ranked if one.rule.action != "allow"
+        ]
+
     def _find_hidden_objection(
         self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None
     ) -> PolicyFinding | None:
@@ -450,7 +393,7 @@ class ToolPolicy:
         if not self._watched_programs.may_be_in_text(target.value):
             return None
         fed = any(nested_commands.executes_its_input(command.argv) for command in script.commands)
-        if not fed and (script.unclear is None or "=" not in target.value):
+        if not fed and (script.is_plain or "=" not in target.value):
             return None
         asked: PolicyFinding | None = None
         for reading in nested_commands.find_possible_commands_in_text(target.value, self._watched_programs, fed=fed):
@@ -466,13 +409,7 @@ class ToolPolicy:
     def _watched_programs(self) -> nested_commands.WatchedPrograms:
         """The programs that a rule about commands denies or asks about."""
         if self._watched is None:
-            own, shipped = self.rank_capability_rules("shell.run")
-            strict = [
-                one
-                for ranking in (self.tool_rules, own, shipped)
-                for one in ranking.ranked
-                if one.rule.action != "allow"
-            ]
+            strict = self._strict_rules()
             names = {one.argv.program_prefix for one in strict if one.argv is not None} - {""}
             everything = any(
                 (one.argv is None or not one.argv.program_prefix)
@@ -573,7 +510,8 @@ class ToolPolicy:
         concern = program_risks.find_hidden_program_risk(argv) if action == "allow" else None
         if concern is None or any(_rule_names_words(candidate, concern.words) for candidate in (tool, used)):
             return plain
-        return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
+        cause = "program" if destroying_forms.why_destroys(argv) is None else "destroys"
+        return plain._replace(action="ask", cause=cause, note=concern.reason, concern=concern)
 
     def _find_parent_objection(
         self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
@@ -604,15 +542,26 @@ class ToolPolicy:
         if (reason := read_only_proof.why_git_shows_stored_files(argv)) is not None:
             note = f"{reason}; the tools git.show, git.log and git.diff omit those files"
             found = found._replace(action="ask", cause="program", note=note)
-        own, shipped = self.rank_capability_rules("fs.read")
+        rule = self._find_name_question(argv)
+        if rule is not None and STRICTNESS[rule.action] > STRICTNESS[found.action]:
+            return found._replace(action=rule.action, cause="rule", rule=rule, note="")
+        return found
+
+    def _find_name_question(self, argv: Sequence[str]) -> Rule | None:
+        """Return the rule that asks about reading a file that a command names, or denies it, the strictest; None if none does."""
+        found: Rule | None = None
         for word in read_only_proof.find_possible_path_words(argv):
             path = posixpath.normpath(word)
             outside = path[:1] == "/" or path[:2] == ".."
-            subject = PathSubject(path, None) if outside else PathSubject(f"./{path}", path)
-            used = own.find_winner(subject) or shipped.find_winner(subject)
-            if used is not None and STRICTNESS[used.rule.action] > STRICTNESS[found.action]:
-                return found._replace(action=used.rule.action, cause="rule", rule=used.rule, note="")
+            rule = self._find_reading_rule(PathSubject(path, None) if outside else PathSubject(f"./{path}", path))
+            if rule is not None and STRICTNESS[rule.action] > (0 if found is None else STRICTNESS[found.action]):
+                found = rule
         return found
+
+    def _find_reading_rule(self, path: PathSubject) -> Rule | None:
+        own, shipped = self.rank_capability_rules("fs.read")
+        used = own.find_winner(path) or shipped.find_winner(path)
+        return None if used is None else used.rule
 
     def _find_denial(
         self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
@@ -628,6 +577,34 @@ class ToolPolicy:
         if action != "deny":
             return None
         return PolicyFinding("deny", "rule", rule, target=target, tool=tool)
+
+
+def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
+    """Return the commands that a capability layer has to cover: those of a text, or one that only every program covers.
+
+    A layer that limits the arguments of a program never covers words that only the shell knows.
+    """
+    if script.unclear is not None:
+        return [_UNNAMEABLE_ARGV]
+    touches: list[tuple[str, ...]] = []
+    for command in script.commands:
+        touches.append(command.argv)
+        if any(map(is_marked, command.argv)):
+            touches.append((*command.argv, SPLIT))
+    return touches
+
+
+def _find_losses(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
+    """Return what a text removes or replaces for good, as far as it is known."""
+    if target.losses is not None:
+        return target.losses
+    argvs = [command_wrappers.split_wrapper_layers(command.argv)[-1] for command in script.commands]
+    return tuple(
+        path
+        for argv in argvs
+        for path in destroying_forms.find_removed_paths(argv)
+        if destroying_forms.is_build_output(path)
+    )
 
 
 def _only_reads_overwritten_file(finding: PolicyFinding, replaced: Set[str]) -> bool:
@@ -704,6 +681,8 @@ class PolicyVerdict:
         "action",
         "arguments",
         "capabilities",
+        "confinement",
+        "confinement_objection",
         "deciding_finding",
         "findings",
         "narrowed_by_watchdog",
@@ -728,6 +707,10 @@ class PolicyVerdict:
         self.deciding_finding = deciding
         self.action: Action = deciding.action
         self.capabilities: CapabilitySet = prepared.capabilities
+        self.confinement: CallConfinement | None = None
+        """The narrow sandbox of a call that a rule with ``{confined}`` allows."""
+        self.confinement_objection = ""
+        """Why a rule with ``{confined}`` does not allow the call; empty if there is no such rule, or if it allows it."""
         self.notes: tuple[TraceStep, ...] = ()
         self.narrowed_by_watchdog = False
         self._reason: str | None = None
@@ -739,7 +722,12 @@ class PolicyVerdict:
     def reason(self) -> str:
         """The reason as full sentences for the model, without paths of the operator's machine."""
         if self._reason is None:
-            self._reason = format_reason(self.deciding_finding, self.prepared.spec.id)
+            reason = format_reason(self.deciding_finding, self.prepared.spec.id)
+            if self.confinement:
+                reason = f"{reason} {CONFINED_TEXT}"
+            elif self.confinement_objection and self.deciding_finding.cause in ("no rule", "unclear", "program"):
+                reason = f"{reason} It does not stay confined: {self.confinement_objection}."
+            self._reason = reason
         return self._reason
 
     @property
@@ -753,10 +741,7 @@ class PolicyVerdict:
     def approval_record(self) -> dict[str, Any]:
         """The record of a call that rules alone allow, made once for many calls. Do not change it."""
         if self._by_rules is None:
-            reason = self._reason
-            if reason is None:
-                reason = self._reason = format_reason(self.deciding_finding, self.prepared.spec.id)
-            self._by_rules = {"by": "rules", "reason": reason}
+            self._by_rules = {"by": "rules", "reason": self.reason}
             if (rule := self.deciding_finding.rule) is not None:
                 self._by_rules |= {"rule": rule.text, "scope": rule.scope, "source": rule.source}
         return self._by_rules
@@ -782,7 +767,8 @@ class PolicyVerdict:
     def with_note(self, note: TraceStep) -> PolicyVerdict:
         """Return the same verdict with one more step in its trace."""
         other = PolicyVerdict(self.prepared, self.arguments, self.targets, self.findings, self.deciding_finding)
-        other.action = self.action
+        other.action, other.capabilities = self.action, self.capabilities
+        other.confinement, other.confinement_objection = self.confinement, self.confinement_objection
         other.notes = (*self.notes, note)
         other.narrowed_by_watchdog = self.narrowed_by_watchdog
         other._reason = self._reason

@@ -24,9 +24,11 @@ from handrail.contract.tool.requires import (
     union_of_layers,
 )
 from handrail.contract.tool.spec import ToolSpec, fill_template, object_properties_of, template_argument_names
+from handrail.policy.file_losses import find_losses
 from handrail.policy.rules.matchers import PathSubject, SubjectKind
 from handrail.policy.rules.pattern_lexer import quote_argv
-from handrail.policy.shell.parser import ShellCommand, ShellScript, parse_script
+from handrail.policy.shell.parser import ShellScript, parse_script
+from handrail.policy.shell.reader import ShellCommand, is_marked, show_marks
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _MAX_SHOWN = 400
@@ -49,6 +51,8 @@ class CallTarget(NamedTuple):
     shown: str
     subject: PathSubject | ShellScript | str
     redirected: Literal["", "plain", "guessed"] = ""
+    losses: tuple[str, ...] | None = None
+    """For a shell text: the files that it removes or replaces for good. None if the file system was not asked."""
 
 
 def subject_kind_of(spec: ToolSpec) -> SubjectKind:
@@ -128,7 +132,10 @@ class TargetReader:
             # An argument that is left out names nothing, unless it is the only one.
             values = [value for getter in getters if (value := getter(arguments)) is not None] or [None]
             if capability == "shell.run":
-                for command in map(_command, values):
+                for value in values:
+                    command = _command(value)
+                    if isinstance(command.subject, ShellScript):
+                        command = command._replace(losses=find_losses(command.subject, roots))
                     found.append(command)
                     if isinstance(command.subject, ShellScript) and command.subject.files:
                         found += find_redirection_targets(command.subject, roots)
@@ -209,7 +216,7 @@ def make_argv_script(argv: tuple[str, ...]) -> ShellScript:
     return (
         ShellScript((ShellCommand(argv, (), argv),))
         if argv and argv[0]
-        else ShellScript((), "the command names no program")
+        else ShellScript((), "the command names no program", is_plain=False)
     )
 
 
@@ -226,7 +233,7 @@ def format_command(text: str) -> str:
 
 def format_argv(argv: Sequence[str]) -> str:
     """Return an argv for a message, quoted so that the limits of each word are clear."""
-    return format_command(quote_argv(argv))
+    return format_command(show_marks(quote_argv(argv)) if any(map(is_marked, argv)) else quote_argv(argv))
 
 
 def host_of_url(text: str) -> str:

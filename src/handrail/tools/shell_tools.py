@@ -46,6 +46,7 @@ class PythonTool(Tool):
         requires=Requires(fs=WORKSPACE, net=_HOSTS, shell=(ShellRequires(cmd="python3", args=("-",)),)),  # noqa: S604 - a declaration, nothing is run
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
+        single_command=True,
         timeout_ms=MAX_TIMEOUT_MS,
         timeout_argument="timeout_ms",
         max_output=MAX_OUTPUT,
@@ -99,9 +100,9 @@ class BashTool(Tool):
         tier="core",
         kind="execute",
         guidance=(
-            "Use read, glob, grep and edit instead of cat, find, grep and sed. Prefer simple commands: loops "
-            "and substitutions need the user's approval. Run long commands with background, and use wait "
-            "instead of sleep."
+            "Use read, glob, grep and edit instead of cat, find, grep and sed. Prefer simple commands: a text "
+            "that cannot be analyzed may need the user's approval. Run git directly, not in a script. Run long "
+            "commands with background, and use wait instead of sleep."
         ),
     )
 

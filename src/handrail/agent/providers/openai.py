@@ -28,7 +28,6 @@ from handrail.agent.model_protocol import (
     CallResultsMessage,
     FinishReason,
     HistoryCallPart,
-    Message,
     ModelRequest,
     ProviderBlock,
     ProviderError,

@@ -45,9 +45,10 @@ COMMAND_GROUPS = {
         "init": "Write a commented handrail.toml.",
         "config": "Show each setting and its origin.",
         "modes": "List the permission modes and their rules.",
+        "rules": "List the shipped rule sets, or print the rules of one.",
         "trust": "Review and trust the workspace's handrail.toml.",
         "doctor": "Check the sandbox, configuration and state.",
-        "state": "List or remove the stored state of workspaces.",
+        "state": "List, move, copy or remove the stored state of workspaces.",
         "completion": "Print the completion script of a shell.",
     },
     "Write tools": {

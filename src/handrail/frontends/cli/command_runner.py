@@ -119,6 +119,7 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
         allow_home=setting.allow_home,
     ) as kernel:
         print_startup_notes(kernel.config, kernel.interrupted_calls)
+        _print_project_note(setting)
         yield kernel
 
 
@@ -147,6 +148,19 @@ def offer_moved_state(setting: CommandOptions) -> None:
         print_note(f"{told} To continue with them, run first: handrail state adopt")
 
 
+def _print_project_note(setting: CommandOptions) -> None:
+    """Print a note if the stored answers were given for another folder."""
+    from handrail.store.project_identity import is_same_project
+    from handrail.store.state_folders import locate_folders
+
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    if not is_same_project(folders):
+        print_note(
+            f"handrail: The stored answers of {to_one_line(str(folders.workspace))} were given for another folder at this path, so those "
+            "that allow do not hold. To let them hold here, run: handrail rules --adopt"
+        )
+
+
 def print_startup_notes(config: MergedConfiguration, interrupted: Iterable[InterruptedCall]) -> None:
     """Print a note about ignored workspace settings, and about earlier calls with an unknown outcome."""
     if (remark := config.untrusted_warning) is not None:
@@ -159,12 +173,12 @@ def print_startup_notes(config: MergedConfiguration, interrupted: Iterable[Inter
 
 def _check_rules(rules: Iterable[str]) -> None:
     from handrail.contract.errors import UsageError
-    from handrail.policy.rules.rules_and_modes import parse_rule
+    from handrail.policy.rules.rule_sets import parse_entry
 
     faults: list[str] = []
     for text in rules:
         try:
-            parse_rule(text, scope="session")
+            parse_entry(text, scope="session")
         except ValueError as error:
             faults.append(f"--rule {text!r}: {error}")
     if faults:

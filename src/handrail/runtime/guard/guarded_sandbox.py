@@ -256,6 +256,7 @@ def _prepare_start(
         place.refresh()
         if writes and place in places:
             pinned += _find_pinned(place, profile.denials)
+            pinned += place.tree.list_repositories() if profile.repositories_read_only else ()
         masked += _find_hidden(place, profile, writes=writes)
         masked += protected_mounts.find_blocking_pipes(place.tree, every=git)
     masked += filter(protected_mounts.is_pipe, pinned)  # a file that a configuration includes may be a FIFO

@@ -302,6 +302,12 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
             f"`{shown}` cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until "
             "that program has ended, or stop it, then call again."
         )
+    if process.profile.repositories_read_only and os.path.lexists(f"{path}/HEAD"):
+        return (
+            f"`{shown}` is read-only for this call, because it runs confined: only a git command in its text changes version "
+            "control data, and only without commands that run other code. Run git in a separate call, or ask the user for a rule "
+            "that names this command."
+        )
     if why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
         return (
             f"`{shown}` cannot be written by this program: it is, or contains, files with other names outside "
