@@ -15,13 +15,14 @@ import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from handrail.contract.protected.path_protection import find_protection
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.undo_reports import UndonePath, UndoOutcome
 from handrail.runtime.files.atomic_write import exchange_names, rename_exclusively
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
-from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
+from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
 from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, copy_content, hash_content, is_kept
 from handrail.store.undo_store import ABSENT, PathChange, PathState, UndoableOperation
 
@@ -192,6 +193,9 @@ def _carry_out_steps(
     """Carry out the steps, each when its folder is there, and yield those that fail with the reason."""
     ordered = sorted(steps, key=lambda one: one.path)
     failed: set[bytes] = set()
+    for step in ordered:
+        if step.present.kind == step.earlier.kind == "folder" and step.earlier.mode is not None:
+            workspace.set_folder_mode(step.path, step.earlier.mode | 0o700)
     for is_removal in (True, False):
         for step in reversed(ordered) if is_removal else ordered:
             if step.path in failed or not (step.is_removed_first if is_removal else step.earlier.kind != "absent"):
@@ -391,12 +395,11 @@ class _WorkspaceFolder:
 
     def set_folder_mode(self, path: bytes, mode: int | None) -> None:
         """Give a folder its permissions, after everything in it is done."""
-        folder = os.fsdecode(path)
         with contextlib.suppress(OSError):
-            descriptor = openat2(self._root, folder or ".", FOLDER_FLAGS, _STRICT)
+            descriptor = openat2(self._root, os.fsdecode(path) or ".", PATH_FLAGS | os.O_DIRECTORY, _STRICT)
             try:
                 if mode is not None:
-                    os.fchmod(descriptor, mode)
+                    Path(f"/proc/self/fd/{descriptor}").chmod(mode)
             finally:
                 os.close(descriptor)
 

@@ -162,6 +162,8 @@ class WorkspaceSnapshots:
         """The names of all files as of the last look, by folder, also of those that are not kept."""
         self._folders: dict[str, int] = {}
         self._links: dict[str, str] = {}
+        self._closed: tuple[str, ...] = ()
+        """The folders that could not be read or entered, each with a slash."""
         self._shape: object = None
         self._coverage: _LookCoverage | None = None
         self._uncovered: Sequence[str] = ()
@@ -395,6 +397,12 @@ class WorkspaceSnapshots:
         if folders == self._folders and shape == self._shape:
             return
         links = {_join(folder.relative, name): target for folder in tree.order for name, target in folder.link_targets}
+        self._closed = _list_closed(tree, folders)
+        for shut in self._closed:  # what is in them is not seen, so it counts as unchanged
+            folders |= {path: mode for path, mode in self._folders.items() if path.startswith(shut)}
+            links |= {path: target for path, target in self._links.items() if path.startswith(shut)}
+            if shut[:-1] in self._folders:
+                folders.setdefault(shut[:-1], self._folders[shut[:-1]])
         if self._shape is not None:
             for path in folders.keys() | self._folders.keys():
                 if folders.get(path) != self._folders.get(path):
@@ -411,6 +419,8 @@ class WorkspaceSnapshots:
         assert self._files is not None
         present = {folder.relative: folder.files for folder in tree.order}
         for relative in [one for one in self._files if self._files[one]]:
+            if f"{relative}/".startswith(self._closed):
+                continue
             known, names = self._files[relative], frozenset(present.get(relative, ()))
             for name in [name for name in known if name not in names]:
                 self._note(_join(relative, name), _state_of(known.pop(name)))
@@ -655,6 +665,17 @@ def _choose_folders(tree: FolderTree, closed: frozenset[str]) -> tuple[list[Cach
         else:
             uncovered += [folder.relative for folder in folders]
     return chosen, uncovered
+
+
+def _list_closed(tree: FolderTree, modes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the folders that cannot be read or entered, each with a slash.
+
+    :param modes: the permission bits of all folders
+    """
+    shut = {folder.relative for folder in tree.order if folder.is_closed}
+    if os.geteuid() != 0:
+        shut.update(folder for folder, mode in modes.items() if mode & 0o500 != 0o500)
+    return tuple(f"{folder}/" for folder in sorted(shut))
 
 
 def _find_changed(coverage: _LookCoverage) -> list[_ChangedFile]:
