@@ -467,3 +467,25 @@ async def test_what_a_call_changed_before_a_kill_is_given_back(
     assert {path: one for path, one in after.items() if one[1] is not None} == {
         path: one for path, one in before.items() if one[1] is not None and path != "src/link.py"
     }
+
+
+async def test_what_does_not_fit_is_named_and_the_rest_is_given_back(tmp_path: Path, workspace: Path) -> None:
+    folder = workspace / "data"
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number:02}.bin").write_bytes(os.urandom(300_000))
+        (folder / f"{number:02}.txt").write_bytes(os.urandom(60_000))
+    before = read_tree(folder)
+    async with opened(tmp_path, "undo.max_mib=2") as (_, session):
+        for _ in range(3):
+            result = await session.call("bash", {"command": "rm -rf data"})
+            assert "data/" in str(result.data["notes"])
+            report = await session.undo()
+            lost = {one.path.removeprefix("data/") for one in report.paths if one.outcome == "unavailable"}
+            given_back = read_tree(folder)
+            assert given_back and lost and {*given_back, *lost} == {*before}
+            assert all(before[name] == one for name, one in given_back.items())
+            for name in lost:
+                (folder / name).write_bytes(before[name][1])  # type: ignore[arg-type]
+    kept = sum(path.stat().st_size for path in (tmp_path / "state").rglob("large/*"))
+    assert kept <= 2 << 20

@@ -145,7 +145,7 @@ class UndoStore:
         self._total = 0
         self._stored: set[bytes] = set()
         self.in_use: set[bytes] = set()
-        """Content that running programs may have replaced, and that no operation names yet."""
+        """Content that no operation or known file names yet, so that it is not removed to make room."""
 
     @property
     def exists(self) -> bool:
@@ -253,6 +253,7 @@ class UndoStore:
     def put_bytes(self, data: bytes) -> bytes | None:
         """Keep ``data`` and return its hash; None if there is no room. Call it within a transaction."""
         sha = hashlib.sha256(data).digest()
+        self.in_use.add(sha)
         if sha in self._stored:
             return sha
         if not self.make_room(len(data)):

@@ -161,7 +161,8 @@ def carry_out_undo(
     store, now = snapshots.store, time.time_ns()
     sessions = {one.session for one in plan.operations}
     session = next(iter(sessions)) if len(sessions) == 1 else ""
-    store.in_use.update(sha for one in plan.steps for sha in (one.present.sha, one.earlier.sha) if sha is not None)
+    needed = {sha for one in plan.steps for sha in (one.present.sha, one.earlier.sha) if sha is not None} - store.in_use
+    store.in_use |= needed
     # The changes are on record before they are made: after a crash, the undo can be undone as far as it went.
     with store.transaction():
         changes = [PathChange(one.path, one.present, one.earlier) for one in plan.steps]
@@ -175,7 +176,7 @@ def carry_out_undo(
         store.remove_changes(number, failed)
         if len(failed) == len(plan.steps):
             store.remove_operation(number)
-        store.in_use.clear()
+        store.in_use -= needed
     done = [
         UndonePath(_show(one.path), "conflict", failed[one.path])
         if one.path in failed

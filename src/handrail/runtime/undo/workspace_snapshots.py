@@ -591,6 +591,7 @@ class _FileKeeper:
         try:
             copy_content(descriptor, target, size)
             sha = hash_content(target)
+            self._store.in_use.add(sha)
             if not self._store.has_content(sha):
                 temporary.rename(self._store.large_file(sha))
                 self._store.add_content(sha, os.fstat(target).st_size, None)
