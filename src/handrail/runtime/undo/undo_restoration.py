@@ -261,10 +261,11 @@ class _WorkspaceFolder:
             return ABSENT  # a folder on the way is missing, or is a link
         return self._read_entry(parent, name)
 
-    def _read_entry(self, parent: int, name: str, *, keep: bool = False) -> PathState:
+    def _read_entry(self, parent: int, name: str, *, keep: bool = False, content: bool = True) -> PathState:
         """Return what an entry of a folder is now.
 
         :param keep: whether to keep the content of a file, too
+        :param content: whether to read it
         """
         try:
             found = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -277,7 +278,8 @@ class _WorkspaceFolder:
         if not stat.S_ISREG(found.st_mode):
             return PathState("other", identity=str(found.st_ino))
         identity = f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
-        sha = self._read_hash(parent, name, keep=keep) if found.st_size <= self._snapshots.limits.file_bytes else None
+        is_read = content and found.st_size <= self._snapshots.limits.file_bytes
+        sha = self._read_hash(parent, name, keep=keep) if is_read else None
         return PathState("file", stat.S_IMODE(found.st_mode), sha, identity=identity)
 
     def _read_hash(self, parent: int, name: str, *, keep: bool) -> bytes | None:
@@ -309,7 +311,7 @@ class _WorkspaceFolder:
         self._keep(parent, name, present)
         aside = _temporary_name()
         os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
-        if _is_unmoved(present, self._read_entry(parent, aside)):
+        if _is_unmoved(present, self._read_entry(parent, aside, content=False)):
             os.unlink(aside, dir_fd=parent)
             return
         try:
@@ -337,7 +339,7 @@ class _WorkspaceFolder:
             self._keep(parent, name, present)
             if not exchange_names(parent, aside, name):
                 os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
-            elif not _is_unmoved(present, self._read_entry(parent, aside)):
+            elif not _is_unmoved(present, self._read_entry(parent, aside, content=False)):
                 exchange_names(parent, aside, name)
                 raise _PathConflict(_RACE)
         except FileExistsError:
@@ -347,7 +349,9 @@ class _WorkspaceFolder:
                 os.unlink(aside, dir_fd=parent)
 
     def _keep(self, parent: int, name: str, present: PathState) -> None:
-        """Keep the content of a file that is about to go, and check that it still is ``present``."""
+        """Keep the content of a file that is about to go, unless it is kept, and check that it still is ``present``."""
+        if present.sha is not None and self._store.has_content(present.sha):
+            return  # the check after the move suffices
         if not self._read_entry(parent, name, keep=True).is_same(present):
             raise _PathConflict(_RACE)
 
@@ -440,11 +444,10 @@ class _WorkspaceFolder:
 
 def _is_unmoved(present: PathState, now: PathState) -> bool:
     """Return whether this is the expected entry after a rename, which changes the last time in its identity."""
-    if present.is_same(now):
-        return True
-    if not (present.kind == now.kind == "file") or present.sha is not None or now.sha is not None:
-        return False
-    return (present.identity or "").rpartition(":")[0] == (now.identity or "").rpartition(":")[0]
+    if present.kind != "file" or now.kind != "file":
+        return present.is_same(now)
+    expected, found = ((one.identity or "").rpartition(":")[0] for one in (present, now))
+    return present.mode == now.mode and expected == found != ""
 
 
 def _temporary_name() -> str:
