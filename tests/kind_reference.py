@@ -362,6 +362,18 @@ RECORD_KINDS: Mapping[str, Happening] = {
         "Instruction files above the workspace were read for the model.",
         "files: Files, each with `path`, `sha256` and `characters`, or `left_out`",
     ),
+    "undo-intended": Happening(
+        "A user undoes calls. The record is durable before the workspace changes.",
+        "undo_id: Id of the undo, by which it can itself be undone\ncalls: Ids of the calls and jobs\n"
+        "paths: Up to 1,000 paths, each with `path`, `outcome`, and `detail` if it stays as it is\n"
+        "path_count: Number of all paths",
+    ),
+    "undone": Happening(
+        "The undo ended. It belongs to a call if it undid one call only.",
+        "undo_id: Id of the undo\ncalls: Ids of the calls and jobs\n"
+        "paths: Up to 1,000 paths, each with `path`, `outcome`, and `detail` if it stays as it is\n"
+        "path_count: Number of all paths",
+    ),
     "redacted": Happening(
         "The bodies of records were removed. The chain still verifies.",
         "sequences: Runs of records, each as first and last\nreason: Text",

@@ -113,6 +113,7 @@ ROWS: dict[str, str] = {
     "G-05": "A call that had begun at a crash is interrupted, its outcome unknown, and is never run again, but a job of an idempotent tool, as a recorded new attempt.",
     "G-06a": "The record of each call, and of what a provider carried out, names the topic of its session, without secrets; handrail log shows it, and its JSON.",
     "G-09a": "State is one SQLite database with a versioned schema.",
+    "G-11": "Undo gives back what a call changed or removed in the workspace, and lists what has changed since or could not be kept.",
     "G-10": "While the log takes no records every call is refused.",
     "A-01": "The agent's loop takes calls from the structured channel only and answers each one.",
     "A-02": "Models: OpenAI-compatible chat and responses, Anthropic messages, Gemini, and a script.",

@@ -23,6 +23,7 @@ from handrail.config.operator_settings import (
     LimitSettings,
     SearchSettings,
     Settings,
+    UndoSettings,
     WatchdogSettings,
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "SearchSettings",
     "SettingOrigin",
     "Settings",
+    "UndoSettings",
     "WatchdogSettings",
     "WorkspaceFile",
     "check_outside_workspace",

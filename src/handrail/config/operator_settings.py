@@ -308,6 +308,60 @@ class StateSettings(_SettingsTable):
     ] = OWN_STORE
 
 
+class UndoSettings(_SettingsTable):
+    """``[undo]``: the copies of workspace files that ``handrail undo`` restores."""
+
+    enabled: Annotated[
+        bool,
+        Field(
+            description=(
+                "Whether Handrail keeps the files that a call may change, so that the call can be undone. Default true."
+            )
+        ),
+    ] = True
+    max_mib: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_MAX_COUNT,
+            description=(
+                "Maximum disk space for the kept files of a workspace, in MiB. Beyond it, Handrail forgets the oldest "
+                "calls. Default 2048, at least 1."
+            ),
+        ),
+    ] = 2048
+    file_mib: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_MAX_COUNT,
+            description="Maximum size of a file that is kept, in MiB. Default 256, at least 1.",
+        ),
+    ] = 256
+    files: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_MAX_COUNT,
+            description=(
+                "Maximum number of files of a workspace that are kept. Large folders that tools create again, such as "
+                "node_modules, are left out. Default 50000, at least 1."
+            ),
+        ),
+    ] = 50_000
+    keep_ms: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_HOUR_MS,
+            description=(
+                "Maximum time to copy files before a program starts, in milliseconds. The next programs copy the rest. "
+                "Default 3000, from 1 to 3600000."
+            ),
+        ),
+    ] = 3_000
+
+
 class SearchSettings(_SettingsTable):
     """``[search]``: semantic search for tools."""
 
@@ -573,6 +627,9 @@ class Settings(_SettingsTable):
     state: Annotated[StateSettings, Field(description="Database of the state. Not allowed in a workspace file.")] = (
         StateSettings()
     )
+    undo: Annotated[
+        UndoSettings, Field(description="Copies of files for `handrail undo`. Not allowed in a workspace file.")
+    ] = UndoSettings()
     catalog: Annotated[CatalogSettings, Field(description="Tools and texts that a model gets.")] = CatalogSettings()
     search: Annotated[
         SearchSettings, Field(description="Semantic search for tools. Not allowed in a workspace file.")
@@ -609,6 +666,7 @@ OPERATOR_ONLY = {
     "mcp": "cannot name MCP servers, since its author would choose which programs start with which of your secrets",
     "state": "cannot set up the state, since its author would choose what stores the log",
     "env": "cannot pass variables, since its author would choose which of your variables their own programs read",
+    "undo": "cannot change what is kept for undo, since its author would choose what cannot be given back",
     "sandbox": "cannot change the sandbox, since its author would choose the confinement of their own programs",
 }
 """Keys that a workspace file cannot have, trusted or not, with the reasons."""

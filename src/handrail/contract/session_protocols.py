@@ -14,6 +14,7 @@ from handrail.contract.services.job_and_tool_services import Job, JobService
 from handrail.contract.services.subagent_services import SubagentRunner, SubagentTask, SubagentType
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.undo_reports import UndoReport
 
 CallProposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
 """``(tool, arguments)``, or a :class:`ProposedCall`, which also carries what a provider adds to a call."""
@@ -216,6 +217,20 @@ class Session(Protocol):
     @property
     def jobs(self) -> JobService:
         """The background jobs of the session."""
+        ...
+
+    async def undo(self, call: str | None = None, *, dry_run: bool = False, overwrite: bool = False) -> UndoReport:
+        """Give back what a call changed in the workspace; without one, what all calls of the session changed.
+
+        A path that has changed since is a conflict and stays as it is. An undo has an id and can itself be undone.
+
+        :param call: the id of a call, of a job, or of an earlier undo
+        :param dry_run: only report what would happen
+        :param overwrite: whether paths that have changed since are given back, too
+        :raises ToolError: ``unavailable`` if nothing was kept, ``invalid_input`` for an unknown id, ``conflict`` if the
+            call still runs, ``timeout`` if other calls hold the workspace
+        :raises LogUnavailable: if the undo cannot be recorded
+        """
         ...
 
     async def move_to_background(self, call_id: str) -> Job:

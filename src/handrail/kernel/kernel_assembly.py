@@ -18,7 +18,7 @@ from handrail.arbiter.lock_table import LockResolver, LockTable
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.catalog.embedders.embedder_selection import ENDPOINT, NONE, EmbedderChoice, make_encoder_factory
 from handrail.catalog.search.search_indexes import AHEAD_S, GenerationSearchIndexes
-from handrail.config import MergedConfiguration, SearchSettings, Settings, WatchdogSettings
+from handrail.config import MergedConfiguration, SearchSettings, Settings, UndoSettings, WatchdogSettings
 from handrail.config.operator_settings import SHIPPED_WATCHDOGS
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.rule_forms import RuleWithExamples, to_rule_with_examples
@@ -51,9 +51,12 @@ from handrail.registry.sources.tool_sources import AgentToolSources
 from handrail.runtime.call_runtime import CallRuntime
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.secret_store import SecretStore
+from handrail.runtime.undo.workspace_snapshots import UndoLimits, WorkspaceSnapshots
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox
 from handrail.session.session_context import AgentContext, AgentGenerations, ClientProcessRegistrations
 from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.state_folders import StateFolders
+from handrail.store.undo_store import UndoStore
 from handrail.store.workspace_store import WorkspaceStore
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
@@ -84,6 +87,8 @@ class KernelComponents:
     """The search over the tools of all generations."""
     upstreams: UpstreamRegistry
     """The MCP servers whose tools every agent may have."""
+    snapshots: WorkspaceSnapshots | None
+    """Keeps what calls change in the workspace; None if the operator switched it off."""
     shared_shelves: dict[str, tuple[LoadedAgent, AgentGenerations]] = field(
         default_factory=dict[str, tuple[LoadedAgent, AgentGenerations]]
     )
@@ -173,7 +178,9 @@ class KernelComponents:
     async def aclose(self) -> None:
         """End all persistent tools and prepared sandboxes, even if some of them fail."""
         async with AsyncExitStack() as ends:
-            ends.push_async_callback(self.program_sandbox.aclose)  # the last
+            if self.snapshots is not None:
+                ends.callback(self.snapshots.store.close)  # the last
+            ends.push_async_callback(self.program_sandbox.aclose)
             ends.push_async_callback(self.upstreams.aclose)
             ends.push_async_callback(self.finder.aclose)
             for shelf in (*self.outdated_shelves, *(shelf for _, shelf in self.shared_shelves.values())):
@@ -262,12 +269,13 @@ async def assemble_components(
     arbiter = Arbiter(log, store.lease, LockTable(), LockResolver(), shaper, limits)
     arbiter.jobs.tree = store.sessions
     programs = make_limited_sandbox(config)
+    snapshots = _make_snapshots(settings.undo, folders)
     ceiling = ceiling_layer(settings.ceiling, variables)
     learned = partial(redact_config_value, redactor)
     upstreams = UpstreamRegistry(
         UpstreamDeps(
             folders,
-            GuardedSandbox(programs),
+            GuardedSandbox(programs, snapshots),
             variables,
             ceiling,
             await asyncio.to_thread(_make_rules_without_call, config),
@@ -280,7 +288,7 @@ async def assemble_components(
         store,
         config,
         log,
-        GuardedSandbox(programs),
+        GuardedSandbox(programs, snapshots),
         arbiter,
         interrupted,
         variables,
@@ -296,10 +304,20 @@ async def assemble_components(
             else AHEAD_S,  # send nothing to an endpoint before a search
         ),
         upstreams,
+        snapshots,
     )
     upstreams.on_listing_changed = rooms.publish_source_tools
     upstreams.connect_unlisted_servers()
     return rooms
+
+
+def _make_snapshots(settings: UndoSettings, folders: StateFolders) -> WorkspaceSnapshots | None:
+    """Return the snapshots of the workspace for undo, unless the operator switched them off."""
+    if not settings.enabled:
+        return None
+    store = UndoStore(folders.undo_folder, settings.max_mib * 1024 * 1024)
+    limits = UndoLimits(settings.file_mib * 1024 * 1024, settings.files, settings.keep_ms)
+    return WorkspaceSnapshots(str(folders.workspace), store, limits)
 
 
 def _make_rules_without_call(config: MergedConfiguration) -> RuleBook:

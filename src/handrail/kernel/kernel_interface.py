@@ -20,6 +20,7 @@ from handrail.contract.services.job_and_tool_services import ToolSearchResult, W
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, GenerationDiff, ToolStatus
+from handrail.contract.undo_reports import UndoReport
 from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.record.commit_log import InterruptedCall
 from handrail.record.log_reader import LogReader
@@ -190,6 +191,28 @@ class Kernel(ABC):
         copied.
 
         :raises UsageError: if the session does not exist or is closed
+        """
+
+    @abstractmethod
+    async def undo(
+        self,
+        call: str | None = None,
+        session: str | None = None,
+        *,
+        dry_run: bool = False,
+        overwrite: bool = False,
+    ) -> UndoReport:
+        """Give back what a call or a session changed in the workspace; without either, the last call.
+
+        A path that has changed since is a conflict and stays as it is. An undo has an id and can itself be undone.
+
+        :param call: the id of a call, of a job, or of an earlier undo
+        :param session: the id of a session; its sub-agents are included
+        :param dry_run: only report what would happen
+        :param overwrite: whether paths that have changed since are given back, too
+        :raises ToolError: ``unavailable`` if nothing was kept, ``invalid_input`` for an unknown id, ``conflict`` if the call
+            still runs, ``timeout`` if other calls hold the workspace
+        :raises LogUnavailable: if the undo cannot be recorded
         """
 
     @abstractmethod

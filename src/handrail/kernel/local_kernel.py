@@ -33,6 +33,7 @@ from handrail.contract.session_protocols import StoppedWork
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, GenerationDiff, ToolStatus
+from handrail.contract.undo_reports import UndoReport
 from handrail.ipc.client.remote_session import APPROVALS_PREFIX
 from handrail.ipc.codec.protocol_rpc import (
     WIRE_CODEC,
@@ -310,6 +311,18 @@ class LocalKernel(Kernel):
             return await self.successor.fork_session(id)
         return await self.sessions.copy_session(id, new_session_id())
 
+    async def undo(
+        self,
+        call: str | None = None,
+        session: str | None = None,
+        *,
+        dry_run: bool = False,
+        overwrite: bool = False,
+    ) -> UndoReport:
+        if self.successor is not None:
+            return await self.successor.undo(call, session, dry_run=dry_run, overwrite=overwrite)
+        return await self.sessions.undo_service.undo(call, session, dry_run=dry_run, overwrite=overwrite)
+
     async def close_session(self, id: str) -> None:
         if self.successor is not None:
             await self.successor.close_session(id)
@@ -357,6 +370,7 @@ class LocalKernel(Kernel):
             **ClientMcpServers(self.components, client).requests,
             "promote": make_request_handler(self._promote),
             "fork": make_request_handler(self.sessions.copy_session),
+            "undo": make_request_handler(self.sessions.undo_service.undo),
             "close-session": make_request_handler(self.sessions.close_suspended_session),
         }
 

@@ -24,8 +24,9 @@ from handrail.contract.services.job_and_tool_services import ToolSearchResult, W
 from handrail.contract.tool.operator_tool_settings import ToolConfig
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, GenerationDiff, ToolStatus
+from handrail.contract.undo_reports import UndoReport
 from handrail.ipc.client.reconnecting_client import ReconnectingClient
-from handrail.ipc.client.remote_session import RemoteApprovals, RemoteSession
+from handrail.ipc.client.remote_session import RemoteApprovals, RemoteSession, request_undo
 from handrail.ipc.client.tool_host import SessionRequestHandlers, ToolHost
 from handrail.ipc.codec import wire_encoding
 from handrail.ipc.codec.protocol_rpc import (
@@ -291,6 +292,16 @@ class RemoteKernel(Kernel):
     async def fork_session(self, id: str) -> str:
         # The id is chosen here, so that a repeated request creates only one session.
         return await self.ipc_client.request("fork", {"id": id, "forked": new_session_id()}, repeatable=True)
+
+    async def undo(
+        self,
+        call: str | None = None,
+        session: str | None = None,
+        *,
+        dry_run: bool = False,
+        overwrite: bool = False,
+    ) -> UndoReport:
+        return await request_undo(self.ipc_client, call, session, dry_run=dry_run, overwrite=overwrite)
 
     async def close_session(self, id: str) -> None:
         asked = {"id": id}

@@ -55,6 +55,7 @@ from handrail.session.session_context import (
 )
 from handrail.session.session_skills import SessionSkills
 from handrail.session.session_store import SessionStore
+from handrail.session.undo_service import UndoService
 from handrail.store.tables.session_tables import SessionRow
 
 # Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
@@ -109,6 +110,7 @@ def make_session_lane(
         ),
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
+        snapshots=components.snapshots,
     )
     own = parse_rule_texts(
         make_session_rule_texts(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation
@@ -197,6 +199,7 @@ class SessionManager:
         self._closing: set[str] = set()
         self.session_store = SessionStore(components.store, components.arbiter.shaper.redactor, components.log)
         self.arrivals = WorkspaceInboundServices(components.store, components.arbiter.shaper.redactor)
+        self.undo_service = UndoService(components.arbiter, components.snapshots, components.store.sessions)
         self._outputs = components.arbiter.shaper.room
         self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing
 
@@ -249,7 +252,16 @@ class SessionManager:
             self.arrivals.release_session(session_id)
             raise
         history = lasting.open_history(session_id, lane)
-        session = LocalSession(rooms.arbiter, lane, self._handle_closed, self._handle_suspended, turns, family, history)
+        session = LocalSession(
+            rooms.arbiter,
+            lane,
+            self._handle_closed,
+            self._handle_suspended,
+            turns,
+            family,
+            history,
+            self.undo_service,
+        )
         session.change_notifier.send_on_new_generations(context.watchers)
         session.client_info = opening.options.get("client_info")
         self._open[session_id] = session

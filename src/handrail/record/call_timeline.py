@@ -208,6 +208,10 @@ def _describe_record(kind: str, body: Mapping[str, Any]) -> tuple[str, str]:
             return "ended late, after the answer", ended
         case "committed":
             return "ended", ended
+        case "undo-intended":
+            return "undo began", _text(body.get("undo_id") or "")
+        case "undone":
+            return "undone", f"{body.get('undo_id')}, {body.get('path_count')} paths"
         case "interrupted":
             return "interrupted", f"{body.get('reason', 'the process ended')}; the outcome is {body.get('outcome')}"
         case _:

@@ -53,6 +53,8 @@ RecordKind = Literal[
     "compacted",  # older messages are no longer sent to the model: how many, and how many remain
     "provider-tool-used",  # a model's provider executed one of its own tools
     "instructions-read",  # instruction files above the workspace were read for the model: their names and content
+    "undo-intended",  # a user undoes calls: which calls, and what is about to happen to which paths
+    "undone",  # what became of these paths
     "redacted",
     "records-dropped",  # the number of appended records that were lost while the log could not write
 ]

@@ -23,6 +23,7 @@ from handrail.store.database.workspace_database import Statement, WorkspaceDatab
 from handrail.store.state_folders import StateFolders, remove_tree
 from handrail.store.state_inventory import measure_folder_size
 from handrail.store.tables.session_tables import LAST_USED
+from handrail.store.undo_store import UndoStore
 
 # Orphans: artifacts, output files and folders of ended sessions that no record refers to any more.
 
@@ -230,6 +231,7 @@ class PurgePlan:
     :param calls: the number of calls that these records belong to
     :param sessions: the ids of sessions that are removed completely, with their tools' state and their folders
     :param orphans: artifacts, output files and folders that nothing else refers to
+    :param kept_changes: the number of changes in the workspace that could be undone until then
     """
 
     records: int
@@ -239,10 +241,11 @@ class PurgePlan:
     newest_ns: int | None
     sessions: tuple[str, ...]
     orphans: OrphanedFiles
+    kept_changes: int = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self.records or self.sessions or self.orphans.paths)
+        return not (self.records or self.sessions or self.orphans.paths or self.kept_changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +256,7 @@ class PurgeResult:
     sessions: int
     files: int
     problems: tuple[str, ...] = ()
+    kept_changes: int = 0
 
 
 def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelection) -> PurgePlan:
@@ -269,7 +273,14 @@ def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelecti
     ).fetchone()
     sessions = tuple(_removed_sessions(connection, selection))
     left_over = find_orphans(connection, folders, sessions, (where, values))
-    return PurgePlan(records, int(size), calls, oldest, newest, sessions, left_over)
+    kept = UndoStore(folders.undo_folder)
+    try:
+        changes = kept.count_operations(selection.before_ns, selection.session_id)
+    except OSError:
+        changes = 0
+    finally:
+        kept.close()
+    return PurgePlan(records, int(size), calls, oldest, newest, sessions, left_over, changes)
 
 
 async def purge_records(
@@ -294,7 +305,15 @@ async def purge_records(
     await database.write_now(forgetting, sessions)
     found = await asyncio.to_thread(find_orphans, connection, folders, sessions)
     problems = await asyncio.to_thread(found.remove)
-    return PurgeResult(removed, len(sessions), len(found.paths) - len(problems), tuple(problems))
+    files = len(found.paths) - len(problems)
+    kept, changes = UndoStore(folders.undo_folder), 0
+    try:
+        changes = await asyncio.to_thread(kept.purge, selection.before_ns, selection.session_id)
+    except OSError as error:
+        problems.append(f"{folders.undo_folder}: {error.strerror or error}")
+    finally:
+        kept.close()
+    return PurgeResult(removed, len(sessions), files, tuple(problems), changes)
 
 
 def _removed_sessions(connection: sqlite3.Connection, selection: PurgeSelection) -> Iterator[str]:

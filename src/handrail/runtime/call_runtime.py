@@ -19,7 +19,7 @@ from handrail.contract.services.client_services import (
     EditorClientHandler,
     LogLevel,
 )
-from handrail.contract.services.file_services import FileService, SearchService
+from handrail.contract.services.file_services import FileService, ResolvedPath, SearchService
 from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.resource_services import ResourceService
@@ -44,6 +44,7 @@ from handrail.runtime.ripgrep import HiddenFileRecord
 from handrail.runtime.search_service import RipgrepSearch
 from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore, list_secret_settings
 from handrail.runtime.shell_service import CallTerminals, SandboxedShell, SessionTerminals
+from handrail.runtime.undo.workspace_snapshots import FileWriteTracker, WorkspaceSnapshots
 
 NO_USER_ATTACHED = "question is unavailable: no user is attached to this session"
 """The fixed text of ``question`` in a headless session."""
@@ -81,6 +82,8 @@ class SessionSharedServices:
     """The folder to which files that programs made under protected names are moved."""
     terminals: SessionTerminals = field(default_factory=SessionTerminals)
     transcript: TranscriptService | None = None
+    snapshots: WorkspaceSnapshots | None = None
+    """Keeps what the calls change in the workspace; None if nothing is kept."""
 
     def build_profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> SandboxProfile:
         """Return the sandbox profile of this session, with its scratch folder as HOME."""
@@ -268,11 +271,17 @@ class CallRuntime:
                 from handrail.runtime.files.editor_file_service import EditorFiles  # for sessions in editors
 
                 self._files = EditorFiles(
-                    environment.roots, environment.seen_files, may, environment.client, environment.hidden_files
+                    environment.roots, environment.seen_files, may, environment.client, environment.hidden_files, self._record_write
                 )
             else:
-                self._files = RootedFiles(environment.roots, environment.seen_files, may, environment.hidden_files)
+                self._files = RootedFiles(environment.roots, environment.seen_files, may, environment.hidden_files, self._record_write)
         return self._files
+
+    def _record_write(self, located: ResolvedPath) -> FileWriteTracker | None:
+        snapshots = self._environment.snapshots
+        return (
+            None if snapshots is None else snapshots.begin_write(located, self._services.calling_call_ids, self.tool_id)
+        )
 
     @property
     def search(self) -> SearchService:

@@ -39,6 +39,7 @@ from handrail.contract.session_protocols import CallProposal, ChildSession, Clie
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation
+from handrail.contract.undo_reports import UndoReport
 from handrail.policy.call_authorizer import restrict_provider_offer
 from handrail.policy.rules.rule_sets import SET_SOURCE, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, parse_optional_mode, parse_rule, with_mode
@@ -48,6 +49,7 @@ from handrail.session.call_recovery import EarlierCallResolver
 from handrail.session.instruction_files import make_read_check, read_parent_instructions
 from handrail.session.session_events import ChangeNotifier, EventQueue, iterate_events
 from handrail.session.turn import LocalTurn
+from handrail.session.undo_service import UndoService
 
 # Rules added to an open session: parsed, and rejected if they can match nothing.
 
@@ -101,13 +103,16 @@ class LocalSession:
         turns: int,
         tree_node: SessionTreeNode,
         history: ConversationHistory,
+        undo_service: UndoService,
     ) -> None:
         """Create the session of a lane.
 
         :param turns: the number of its last turn
         :param tree_node: its place in the tree of sub-agent sessions
         :param history: its stored conversation
+        :param undo_service: undoes its calls
         """
+        self._undo_service = undo_service
         self._arbiter = arbiter
         self._lane = lane
         self._generation = lane.current_generation
@@ -357,6 +362,16 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return successor.jobs
         return JobView(self._arbiter.jobs, self.id)
+
+    async def undo(self, call: str | None = None, *, dry_run: bool = False, overwrite: bool = False) -> UndoReport:
+        """Give back what a call of this session changed in the workspace; without one, all its calls.
+
+        See :meth:`handrail.contract.session_protocols.Session.undo` for the errors.
+        """
+        if (successor := self.successor) is not None:
+            return await successor.undo(call, dry_run=dry_run, overwrite=overwrite)
+        session = self.id if call is None else None
+        return await self._undo_service.undo(call, session, dry_run=dry_run, overwrite=overwrite)
 
     async def move_to_background(self, call_id: str) -> Job:
         """Move a running call to the background and return its job.

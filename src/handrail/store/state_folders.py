@@ -2,7 +2,7 @@
 
 Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform's)::
 
-    ws/<key>/                    database, journal, holder, artifacts; nothing here is ever shown to a tool
+    ws/<key>/                    database, journal, holder, artifacts, kept files (undo/); nothing here is ever shown to a tool
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
     heads/<key>                  how far the log of a workspace was written
@@ -316,6 +316,11 @@ class StateFolders:
     def artifact_folder(self) -> Path:
         """The folder of the artifacts of the workspace."""
         return self.workspace_state_folder / "artifacts"
+
+    @property
+    def undo_folder(self) -> Path:
+        """The folder with what calls changed in the workspace, created when it is first needed."""
+        return self.workspace_state_folder / "undo"
 
     @property
     def search_cache(self) -> Path:

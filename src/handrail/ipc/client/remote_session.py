@@ -36,6 +36,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation
+from handrail.contract.undo_reports import UndoReport
 from handrail.ipc.client.reconnecting_client import ReconnectingClient
 from handrail.ipc.codec import wire_encoding
 from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, RequestSender, make_lease_holder_invoker, make_protocol_proxy
@@ -60,6 +61,14 @@ from handrail.store.tables.approval_tables import ApprovalReader
 
 LEAVE_TIMEOUT_S = 20.0
 """The maximum wait at shutdown for a lease holder that does not answer: longer than any call takes to stop."""
+
+
+async def request_undo(
+    client: ReconnectingClient, call: str | None, session: str | None, *, dry_run: bool, overwrite: bool
+) -> UndoReport:
+    """Ask the lease holder to undo calls; see :meth:`handrail.kernel.kernel_interface.Kernel.undo`."""
+    body = {"call": call, "session": session, "dry_run": dry_run, "overwrite": overwrite}
+    return WIRE_CODEC.get_type_reader(UndoReport)(await client.request("undo", body, repeatable=dry_run))
 
 
 class RemoteSession:
@@ -418,6 +427,10 @@ class RemoteSession:
     def jobs(self) -> JobService:
         """The background jobs of the session, which run in the lease holder."""
         return make_protocol_proxy(JobService, "jobs.", make_lease_holder_invoker(self._ipc_client, session=self.id))
+
+    async def undo(self, call: str | None = None, *, dry_run: bool = False, overwrite: bool = False) -> UndoReport:
+        session = self.id if call is None else None
+        return await request_undo(self._ipc_client, call, session, dry_run=dry_run, overwrite=overwrite)
 
     async def move_to_background(self, call_id: str) -> Job:
         body = {"session": self.id, "call": call_id}

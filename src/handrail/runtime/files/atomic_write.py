@@ -16,7 +16,7 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,13 +53,22 @@ class FileWriteOutcome:
     sha256: str
 
 
+KeepContent = Callable[[bytes | None, int | None, bytes, int], None]
+"""Keeps what a write replaces: the content and permissions before (None for a new file), and those after."""
+
+
 def replace_file(
-    located: ResolvedPath, data: bytes, over: bytes | Literal["new", "seen"], seen: str | None
+    located: ResolvedPath,
+    data: bytes,
+    over: bytes | Literal["new", "seen"],
+    seen: str | None,
+    keep: KeepContent | None = None,
 ) -> FileWriteOutcome:
     """Write ``data`` to the file that ``located`` names, creating parent folders.
 
     :param over: the expected old content: these bytes, ``"new"`` (no file), or ``"seen"`` (no file, or content with the
         hash ``seen``)
+    :param keep: called directly before the file takes its name
     :raises ToolError: ``conflict`` if the file is not as expected, ``denied`` if it is not a regular file with one name
     :raises OSError: with the kernel's error
     """
@@ -76,7 +85,7 @@ def replace_file(
     try:
         before = _read_current(parent, name, located)
         _check_expected(located, before, over, seen)
-        _write_and_swap(parent, name, data, before, located)
+        _write_and_swap(parent, name, data, before, located, keep)
         os.fsync(parent)
     finally:
         os.close(parent)
@@ -207,7 +216,12 @@ def changed_file_error(located: ResolvedPath) -> ToolError:
 
 
 def _write_and_swap(
-    parent: int, name: str, data: bytes, before: _CurrentFileState | None, located: ResolvedPath
+    parent: int,
+    name: str,
+    data: bytes,
+    before: _CurrentFileState | None,
+    located: ResolvedPath,
+    keep: KeepContent | None,
 ) -> None:
     temporary = f".handrail-{secrets.token_hex(8)}.tmp"
     mode = 0o644 if before is None else 0o600
@@ -225,8 +239,13 @@ def _write_and_swap(
             else:
                 _set_owner_like(descriptor, os.fstat(parent))
             os.fsync(descriptor)
+            new_mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         finally:
             os.close(descriptor)
+        if keep is not None and before is None:
+            keep(None, None, data, new_mode)
+        elif keep is not None and before is not None:
+            keep(before.data, stat.S_IMODE(before.stat.st_mode), data, new_mode)
         folder = os.fstat(parent)
         with _NAME_LOCKS[hash((folder.st_dev, folder.st_ino, name)) % len(_NAME_LOCKS)]:
             if before is None:
@@ -280,6 +299,17 @@ def _publish_over_unchanged_file(
     if not same:
         _rename(parent, temporary, name, _RENAME_EXCHANGE)
         raise changed_file_error(located)
+
+
+def rename_exclusively(parent: int, old: str, new: str) -> None:
+    """Rename an entry of a folder to a name that no entry has.
+
+    :raises FileExistsError: if one has it
+    :raises OSError: with the kernel's error
+    """
+    if not _rename(parent, old, new, _RENAME_NOREPLACE):
+        os.link(old, new, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        os.unlink(old, dir_fd=parent)
 
 
 def exchange_names(parent: int, one: str, other: str) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import find_tool_protection, is_private_key, private_key_refusal_text
@@ -332,21 +332,40 @@ class OpenFileContent:
         return os.pread(self.descriptor, count, offset)
 
 
+class WriteTracker(Protocol):
+    """The tracker of one write, so that it can be undone."""
+
+    def keep(self, before: bytes | None, mode: int | None, after: bytes, new_mode: int, /) -> None:
+        """Keep what the write replaces, directly before it does."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the write, since it failed."""
+        ...
+
+
 class RootedFiles:
     """A file service that implements :class:`handrail.contract.services.file_services.FileService` on ``SessionRoots``.
 
     :param seen: shared by all calls of one session
     :param may: evaluates the rules for each canonical path, for ``fs.read`` and ``fs.write``
     :param hidden: the hidden files that the session has met; they are not read under another name either
+    :param record_write: returns the tracker of a write, for undo; None if nothing is kept
     """
 
     def __init__(
-        self, roots: SessionRoots, seen: SeenFileHashes, may: AccessCheck, hidden: HiddenFileRecord | None = None
+        self,
+        roots: SessionRoots,
+        seen: SeenFileHashes,
+        may: AccessCheck,
+        hidden: HiddenFileRecord | None = None,
+        record_write: Callable[[ResolvedPath], WriteTracker | None] = lambda _: None,
     ) -> None:
         self._roots = roots
         self._seen = seen
         self._may = may
         self._hidden = HiddenFileRecord() if hidden is None else hidden
+        self._record_write = record_write
 
     async def stat(self, path: str) -> FileStat:
         located = self._authorize("fs.read", path)
@@ -439,10 +458,16 @@ class RootedFiles:
 
         def put() -> WriteResult:
             check_write_spares_git(located, data)
+            seen, tracker = self._seen.find_seen_hash(located.absolute), self._record_write(located)
             try:
-                done = atomic_write.replace_file(located, data, expected, self._seen.find_seen_hash(located.absolute))
-            except OSError as error:
-                raise secure_open.os_error_for_model(error, located, "writing") from error
+                keep = None if tracker is None else tracker.keep
+                done = atomic_write.replace_file(located, data, expected, seen, keep)
+            except BaseException as error:
+                if tracker is not None:
+                    tracker.discard()
+                if isinstance(error, OSError):
+                    raise secure_open.os_error_for_model(error, located, "writing") from error
+                raise
             self._seen.record(located.absolute, done.sha256)
             return WriteResult(located.display_path, done.created, len(data), done.sha256, done.before)
 

@@ -22,6 +22,7 @@ from handrail.contract.tool.requires import CapabilitySet
 from handrail.runtime.files.atomic_write import replace_by_private_copies
 from handrail.runtime.guard.post_run_check import GuardedFolder, PostRunCheck, ProtectedPathViolation
 from handrail.runtime.guard.running_programs import running_programs
+from handrail.runtime.undo.workspace_snapshots import NeedsThread, ProgramChangeTracker, WorkspaceSnapshots
 from handrail.sandbox.start.spawn import ProcessWrapper
 from handrail.sandbox.view import protected_mounts
 from handrail.sandbox.view.cached_folder_tree import FolderScanTooLong
@@ -51,10 +52,13 @@ class GuardedSandbox:
     """A sandbox that protects paths around another :class:`handrail.contract.sandbox_protocol.Sandbox`.
 
     It remembers the contents of folders from one start to the next. For one event loop.
+
+    :param snapshots: keeps what programs may change; None if nothing is kept
     """
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, snapshots: WorkspaceSnapshots | None = None) -> None:
         self._sandbox = sandbox
+        self._snapshots = snapshots
         self._folders: dict[str, GuardedFolder] = {}
         self._lock = threading.Lock()
         self._running: dict[GuardedProcess, tuple[PostRunCheck, tuple[GuardedFolder, ...]]] = {}
@@ -90,14 +94,21 @@ class GuardedSandbox:
                 holder, prepared.profile, repositories, changeable=prepared.changeable, begun_s=begun_s
             ):
                 break
+        kept = self._snapshots if prepared.aftermath is not None else None
+        changes = _RunChanges(
+            kept, places[0], prepared.profile, lambda work: self._run_with_exclusive_folders(work, places)
+        )
         try:
+            await changes.begin(profile.callers or ((profile.call,) if profile.call else ()))
             process = await self._start_wrapped(capabilities, prepared.profile, program)
         except BaseException:
             running_programs.unregister(holder)
+            await changes.finish()
             raise
         guarded = GuardedProcess(
             process,
             prepared,
+            changes,
             lambda work: self._run_with_exclusive_folders(work, places),
             partial(running_programs.set_current_call, holder),
         )
@@ -201,7 +212,7 @@ class GuardedSandbox:
                 for place in places:
                     place.tree.max_files = _FILES_AT_ONCE
                 return work()
-            except (_TooLongForEventLoop, FolderScanTooLong):
+            except (NeedsThread, FolderScanTooLong):
                 pass
             finally:
                 for place in places:
@@ -213,10 +224,6 @@ class GuardedSandbox:
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(None, alone)
-
-
-class _TooLongForEventLoop(Exception):
-    """An error for work that is too long for an event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +312,7 @@ def _make_files_private(places: Sequence[GuardedFolder], closed: Collection[str]
     if not wanted:
         return ()
     if _on_event_loop():
-        raise _TooLongForEventLoop
+        raise NeedsThread
     in_use = running_programs.find_mounted_paths(wanted)
     done: set[str] = set()
     for place in places:
@@ -324,6 +331,47 @@ def _on_event_loop() -> bool:
     return True
 
 
+class _RunChanges:
+    """The tracker of what one process changes in the workspace: as a whole, or in each call of a long-running process.
+
+    :param run: runs a look, at once or in a thread
+    """
+
+    def __init__(
+        self,
+        snapshots: WorkspaceSnapshots | None,
+        place: GuardedFolder,
+        profile: SandboxProfile,
+        run: Callable[[Callable[[], None]], Awaitable[None]],
+    ) -> None:
+        self._snapshots = snapshots
+        self._place = place
+        self._profile = profile
+        self._run = run
+        self._tracker: ProgramChangeTracker | None = None
+        self.notes: tuple[str, ...] = ()
+
+    async def begin(self, callers: tuple[str, ...]) -> None:
+        """Keep the workspace as it is now. The folder was looked at just now."""
+        if (snapshots := self._snapshots) is None or not callers:
+            return
+
+        def begin() -> None:
+            self._tracker = snapshots.begin(self._place.tree, self._profile, callers)
+
+        try:
+            await self._run(begin)
+        except OSError as error:
+            self.notes = (f"`handrail undo` cannot undo this call: {error.strerror or error}.",)
+
+    async def finish(self) -> None:
+        """Record what has changed since then. The folder was looked at just now."""
+        tracker, self._tracker = self._tracker, None
+        if self._snapshots is not None and tracker is not None:
+            await self._run(partial(self._snapshots.finish, self._place.tree, tracker))
+            self.notes = tracker.notes
+
+
 class GuardedProcess(ProcessWrapper):
     """A process whose :meth:`wait` raises an error if the program changed protected files."""
 
@@ -331,6 +379,7 @@ class GuardedProcess(ProcessWrapper):
         self,
         process: Process,
         prepared: _StartConditions,
+        changes: _RunChanges,
         run: Callable[[Callable[[], None]], Awaitable[None]],
         works_for: Callable[[str], None],
     ) -> None:
@@ -339,6 +388,7 @@ class GuardedProcess(ProcessWrapper):
         self.shared = prepared.shared
         self.in_use = prepared.in_use
         self._aftermath = prepared.aftermath
+        self._changes = changes
         self._run = run
         self._works_for = works_for
         self._last_look: asyncio.Future[None] | None = None
@@ -389,7 +439,7 @@ class GuardedProcess(ProcessWrapper):
     @property
     def kept_file_notes(self) -> tuple[str, ...]:
         """Notes for the model about files that the process made and that stay; valid after :meth:`wait`."""
-        return () if self._aftermath is None else self._aftermath.describe_kept_code_files()
+        return () if self._aftermath is None else (*self._aftermath.describe_kept_code_files(), *self._changes.notes)
 
     async def begin_call(self, call: str = "") -> tuple[str, ...]:
         """Begin a call of a long-running process, and return what changed since the last call.
@@ -406,6 +456,8 @@ class GuardedProcess(ProcessWrapper):
         if self._calls > 1 and aftermath is not None:
             await self._check_last_call(aftermath)
             await self._run(lambda: appeared.extend(aftermath.retake_baseline()))
+        if call:
+            await self._changes.begin((call,))
         return tuple(appeared)
 
     async def end_call(self) -> None:
@@ -426,6 +478,7 @@ class GuardedProcess(ProcessWrapper):
         if self._check_pending:
             await self._run(aftermath.check_and_restore)
             self._check_pending = False
+            await self._changes.finish()
 
     async def _kill_and_check(self) -> None:
         await super().kill()
@@ -454,6 +507,7 @@ class GuardedProcess(ProcessWrapper):
                 else:
                     self._last_check_error = None
                     break
+            await self._changes.finish()
         finally:
             for told in self._settled_callbacks:
                 told(self._last_check_error is None)

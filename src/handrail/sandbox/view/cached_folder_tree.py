@@ -82,13 +82,13 @@ class CachedFolder:
     :ivar files: names of entries that are neither folders nor links
     :ivar pipes: those of them that are FIFOs
     :ivar linked: those of them with several names
+    :ivar link_targets: the links with their targets
     :ivar is_repository: whether it is a git directory, by its name or its contents
     :ivar is_closed: whether it cannot be read, or lies too deep, so its contents are unknown. If the system refused to
         read it, the next look tries again
     """
 
     __slots__ = (
-        "_ends",
         "_entries",
         "_numbers",
         "ctime",
@@ -98,6 +98,7 @@ class CachedFolder:
         "is_closed",
         "is_in_protected",
         "is_repository",
+        "link_targets",
         "linked",
         "links",
         "matches",
@@ -118,7 +119,7 @@ class CachedFolder:
         self._numbers: dict[str, int] = {}
         self.folders: tuple[str, ...] = ()
         self.links: tuple[str, ...] = ()
-        self._ends: tuple[tuple[str, str], ...] = ()
+        self.link_targets: tuple[tuple[str, str], ...] = ()
         self.protected: tuple[ProtectedEntry, ...] = ()
         self.is_repository = False
         self.is_closed = False
@@ -183,8 +184,8 @@ class CachedFolder:
                 files, folders, links, ends, pipes, linked, numbers = [], [], [], [], [], {}, {}
         self.files, self.folders, self.links = tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(links))
         self.pipes, self.linked, self._numbers = tuple(sorted(pipes)), linked, numbers
-        self._ends = tuple(sorted(ends))
-        self._entries = (self.files, self.folders, self._ends, self.is_closed, self.pipes, linked)
+        self.link_targets = tuple(sorted(ends))
+        self._entries = (self.files, self.folders, self.link_targets, self.is_closed, self.pipes, linked)
         if self._entries == before:
             return False
         self.matches.clear()
@@ -205,7 +206,7 @@ class CachedFolder:
         if linked == self.linked:
             return False
         self.linked = linked
-        self._entries = (self.files, self.folders, self._ends, self.is_closed, self.pipes, linked)
+        self._entries = (self.files, self.folders, self.link_targets, self.is_closed, self.pipes, linked)
         return True
 
     def _is_repository(self) -> bool:

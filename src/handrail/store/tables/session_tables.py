@@ -101,8 +101,15 @@ class SessionTable:
 
         :raises LogUnavailable: if the database cannot be read
         """
+        return [row for row in self.list_subagents(session_id) if row.closed_ns is None]
+
+    def list_subagents(self, session_id: str) -> list[SessionRow]:
+        """Return all sub-agents' sessions of this session, the oldest first.
+
+        :raises LogUnavailable: if the database cannot be read
+        """
         with map_to_log_unavailable(self._database.path):
-            where = "WHERE parent_session = ? AND closed_ns IS NULL ORDER BY opened_ns, id"
+            where = "WHERE parent_session = ? ORDER BY opened_ns, id"
             return read_session_rows(self._database.read_connection, where, (session_id,))
 
     def is_subagent(self, session_id: str) -> bool:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TOPIC_CHARACTERS = 60
 """Maximum characters of a topic in the line of a call."""
-_NO_CALLS = ("provider-tool-used", "instructions-read", "compacted", "turn-finished")
+_NO_CALLS = ("provider-tool-used", "instructions-read", "compacted", "turn-finished", "undone")
 """Kinds of records that are listed among the calls, although they are not calls."""
 
 
@@ -258,6 +258,9 @@ def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
     name, about = row.kind, "redacted"
     if row.kind == "instructions-read":
         name, about = "instructions", ", ".join(map(_reading_hint, body.get("files") or ()))
+    elif row.kind == "undone":
+        calls = ", ".join(map(str, body.get("calls") or ()))
+        name, about = f"undo {body.get('undo_id') or ''}".rstrip(), f"{body.get('path_count')} paths of {calls}"
     elif row.kind == "compacted":
         name = "conversation"
         about = f"{body.get('removed_messages')} messages removed, {body.get('kept_messages')} kept"
@@ -370,7 +373,8 @@ def _print_purge_result(setting: CommandOptions, done: PurgeResult, verified: Lo
         print_json({"dry_run": False, **asdict(done), "verification": asdict(verified)})
         return
     print_escaped_line(
-        f"removed the content of {done.records:,} records, {done.sessions:,} sessions, {done.files:,} files and folders"
+        f"removed the content of {done.records:,} records, {done.sessions:,} sessions, {done.files:,} files and folders, "
+        f"{done.kept_changes:,} changes kept for undo"
     )
     for problem in done.problems:
         print_note(f"handrail log purge: {problem}")
@@ -489,6 +493,7 @@ def _print_plan(found: PurgePlan, selection: PurgeSelection) -> None:
     print_escaped_line(
         f"  files     {len(left_over.paths):,} that are no longer referenced, {format_bytes(left_over.bytes)}"
     )
+    print_escaped_line(f"  undo      {found.kept_changes:,} changes that could be undone")
 
 
 def _purge_counts(found: PurgePlan) -> dict[str, object]:
@@ -501,6 +506,7 @@ def _purge_counts(found: PurgePlan) -> dict[str, object]:
         "sessions": list(found.sessions),
         "files": [str(path) for path in found.orphans.paths],
         "file_bytes": found.orphans.bytes,
+        "kept_changes": found.kept_changes,
     }
 
 

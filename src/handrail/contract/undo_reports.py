@@ -1,0 +1,48 @@
+"""What an undo did or would do: the report of ``handrail undo`` and ``session.undo()``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+UndoOutcome = Literal["restored", "removed", "conflict", "unavailable"]
+"""What happened to a path: it has its earlier state again, what the call made is removed, it has changed since and was left as
+it is, or its earlier state was not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndonePath:
+    """One path of an undo.
+
+    :param path: relative to the workspace
+    :param detail: why a path was left as it is; empty for the others
+    """
+
+    path: str
+    outcome: UndoOutcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoReport:
+    """The result of an undo.
+
+    :param id: the id by which this undo can itself be undone; empty if nothing was changed
+    :param calls: the calls whose changes were undone
+    :param problems: what calls changed in ways that are not known
+    """
+
+    id: str
+    calls: tuple[str, ...]
+    paths: tuple[UndonePath, ...]
+    problems: tuple[str, ...] = ()
+    is_dry_run: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that the calls changed was given back."""
+        return not self.problems and all(one.outcome in ("restored", "removed") for one in self.paths)
+
+    def count(self, outcome: UndoOutcome) -> int:
+        """Return the number of paths with an outcome."""
+        return sum(one.outcome == outcome for one in self.paths)

@@ -1,0 +1,93 @@
+"""``handrail undo``: what calls changed in the workspace, given back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.frontends.cli.command_group import ERROR, OUTPUT
+from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
+from handrail.frontends.cli.shell_completion import call_ids
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note
+
+if TYPE_CHECKING:
+    from handrail.contract.undo_reports import UndonePath, UndoReport
+
+_MOST_SHOWN = 50
+"""Maximum number of paths in the text; ``--json`` lists all."""
+
+
+@click.command("undo")
+@click.argument("call", required=False, metavar="[CALL]", shell_complete=call_ids)
+@click.option(
+    "--session",
+    is_flag=False,
+    flag_value="",
+    metavar="[ID]",
+    help="Undo all calls of a session. Default: that of the last change.",
+)
+@click.option("--overwrite", is_flag=True, help="Also undo files that changed since. Their newer versions are kept.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be undone.")
+@configuration_options
+def command(setting: CommandOptions, call: str | None, session: str | None, overwrite: bool, dry_run: bool) -> int:
+    """Give back what a call changed or removed in the workspace.
+
+    CALL is the ID of a call, a job or an earlier undo. Without CALL and --session, undoes the last call whose changes are
+    still in place, so repeated use goes back step by step.
+
+    A file that has changed since the call is a conflict, and its newer version stays. Files that were too large to keep are listed.
+    The command works while Handrail runs. It prints the ID of the undo, which can itself be undone. Exits with 1 if
+    something could not be given back.
+    """
+    if call is not None and session is not None:
+        raise click.UsageError("CALL and `--session` exclude each other. Pass only one of them.")
+    return run_on_event_loop(lambda _: _undo(setting, call, session, overwrite=overwrite, dry_run=dry_run))
+
+
+async def _undo(
+    setting: CommandOptions, call: str | None, session: str | None, *, overwrite: bool, dry_run: bool
+) -> int:
+    from handrail.contract.errors import ToolError
+
+    async with open_configured_kernel(setting) as kernel:
+        try:
+            report = await kernel.undo(call, session, dry_run=dry_run, overwrite=overwrite)
+        except ToolError as error:
+            print_note(f"handrail undo: {error}")
+            return ERROR
+    if setting.json:
+        print_json({**asdict(report), "is_complete": report.is_complete})
+    else:
+        _print_report(report)
+    return OUTPUT if report.is_complete else ERROR
+
+
+def _print_report(report: UndoReport) -> None:
+    for one in report.paths[:_MOST_SHOWN]:
+        print_escaped_line(_format_path(one, is_dry_run=report.is_dry_run))
+    if len(report.paths) > _MOST_SHOWN:
+        print_escaped_line(f"… and {len(report.paths) - _MOST_SHOWN:,} more paths (--json lists all)")
+    for problem in report.problems:
+        print_escaped_line(f"not known: {problem}")
+    given_back = report.count("restored") + report.count("removed")
+    verb = "Would undo" if report.is_dry_run else "Undid"
+    shown = ", ".join(report.calls[:3]) + (f" and {len(report.calls) - 3} more calls" if len(report.calls) > 3 else "")
+    if given_back:
+        print_escaped_line(f"{verb} {shown}: {given_back:,} paths.")
+    elif report.paths:
+        print_escaped_line(
+            f"{verb} nothing of {shown}. `--overwrite` also undoes files that changed since, and keeps them."
+        )
+    else:
+        print_escaped_line(f"Nothing to undo: what {shown} changed is as it was before.")
+    if report.id:
+        print_note(f"To undo this: handrail undo {report.id}")
+
+
+def _format_path(one: UndonePath, *, is_dry_run: bool) -> str:
+    verbs = {"restored": "restore", "removed": "remove"}
+    outcome = verbs.get(one.outcome, one.outcome) if is_dry_run else one.outcome
+    return f"{outcome:<11} {one.path}" + (f": {one.detail}" if one.detail else "")

@@ -1,0 +1,1 @@
+"""Undo: the files that calls change are kept before, and can be given back."""
