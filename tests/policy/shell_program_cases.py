@@ -60,7 +60,7 @@ PROGRAMS: list[ProgramCase] = [
         ("git -c core.fsmonitor=./x status", "a setting names a program"), ("git -ccore.pager=./x log", "glued"),
         ("git --config-env=core.pager=X log", "from a variable"), ("git --exec-path=. status", "other programs of git's"),
         ("git --git-dir=x status", "another repository's settings"), ("git --work-tree=.. status", "another folder"),
-        ("git -C sub status", "another repository's settings"), ("git -p log", "a pager"), ("git --paginate log", "a pager"),
+        ("git -C ../x status", "another repository's settings"), ("git -p log", "a pager"), ("git --paginate log", "a pager"),
         ("git diff --ext-diff", "runs a program"), ("git diff --output=f", "writes"), ("git diff --output f", "writes"),
         ("git diff --outpu=f", "abbreviated"), ("git log --textconv -p", "runs a program"), ("git show --textconv", "runs a program"),
         ("git grep -O x", "opens a pager"), ("git grep -Oless x", "opens a pager"), ("git grep --open-files-in-pager=x y", "runs a program"),

@@ -204,9 +204,9 @@ def test_a_rule_that_denies_finds_its_options_in_any_order(pattern: str, command
         (("allow bash",), "docker exec db psql -c 'select count(*) from x'", "allow"),
         (("allow bash",), "kubectl exec p -- jq '.a[] | select(.b == 1)' f", "allow"),
         (("allow bash",), "docker exec c sh -c 'ls && pwd'", "allow"),
-        (("allow bash",), "docker exec c sh -c 'for i in a; do ls; done'", "ask"),
+        (("allow bash",), "docker exec c sh -c 'case x in x) ls;; esac'", "ask"),
         (("allow bash",), "docker compose exec app bash", "ask"),
-        (("allow bash",), "ssh h 'for i in a; do ls; done'", "ask"),
+        (("allow bash",), "ssh h 'case x in x) ls;; esac'", "ask"),
         # a more specific rule about the very command holds against a wider one, also in its other spellings
         (("deny bash git *", "allow bash git status"), "git status", "allow"),
         (("deny bash git *", "allow bash git push"), "git push", "allow"),

@@ -12,6 +12,9 @@ from tests.policy.shell_program_cases import PROGRAMS, WRONG
 pytestmark = [pytest.mark.attack("shell"), pytest.mark.proves("P-05")]
 
 _CASES: list[ShellCase] = [
+    *shell_cases.UNDERSTOOD,
+    *shell_cases.DESTROYING,
+    *shell_cases.NOT_DESTROYING,
     *shell_cases.EXPANSIONS,
     *shell_cases.STRUCTURE,
     *shell_cases.CHARACTERS,

@@ -267,4 +267,5 @@ def test_a_tool_of_another_kind_that_runs_programs_is_held_to_the_same_policies(
     assert "rm" in (may("shell.run", ["rm", "x"]) or "")
     assert may("shell.run", "ls && rm x") is not None
     assert may("shell.run", ["sudo", "ls"]) is not None
-    assert may("shell.run", "ls $(x)") is not None
+    assert may("shell.run", "$(x) ls") is not None
+    assert may("shell.run", "sed $(ls)") is not None

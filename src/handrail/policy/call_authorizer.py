@@ -33,12 +33,13 @@ from handrail.policy.call_targets import (
     format_command,
     make_argv_script,
     make_path_subject,
+    script_touches,
 )
 from handrail.policy.rule_suggestions import exact_target_pattern
 from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule, RuleBook, is_capability_glob
-from handrail.policy.shell.parser import ShellCommand, parse_script
+from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.program_risks import find_hidden_program_risk
 
 if TYPE_CHECKING:
@@ -362,8 +363,8 @@ class _AccessCheck:
             return None  # evaluated before the call, command by command
         script = parse_script(target) if isinstance(target, str) else make_argv_script(tuple(target))
         whole = CallTarget("shell.run", value, format_command(value), script)
-        for command in script.commands if script.unclear is None else [ShellCommand(("\0",))]:
-            if (refused := self._check_capabilities("shell.run", command.argv, whole.shown)) is not None:
+        for touch in script_touches(script):
+            if (refused := self._check_capabilities("shell.run", touch, whole.shown)) is not None:
                 return refused
         opened = find_redirection_targets(script, self._roots) if script.files else []
         for file in opened:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_targets import (
+    UNNAMEABLE_ARGV,
     VERBS,
     CallTarget,
     TargetReader,
@@ -24,6 +25,10 @@ from handrail.policy.call_targets import (
     format_argv,
     format_capability_refusal,
     format_capability_remedy,
+    is_call_provably_read_only,
+    is_in_private_tmp,
+    losses_of,
+    script_touches,
     subject_kind_of,
 )
 from handrail.policy.rules.matchers import (
@@ -49,17 +54,17 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_tool,
     rule_bounds_call,
 )
-from handrail.policy.shell import command_wrappers, nested_commands, program_risks, read_only_proof
-from handrail.policy.shell.parser import ShellCommand, ShellScript
+from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands, program_risks, read_only_proof
+from handrail.policy.shell.parser import ShellScript
+from handrail.policy.shell.simple_commands import ShellCommand, is_marked
 
 if TYPE_CHECKING:
-    from handrail.policy.rules.matchers import RankedRule
     from handrail.policy.shell.risky_options import CommandRisk
 
 
 # The verdict on one call, with its steps and reasons.
 
-Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "wait", "fault"]
+Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "destroys", "wait", "fault"]
 Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
 
 
@@ -132,16 +137,13 @@ def format_reason(finding: PolicyFinding, tool_id: str) -> str:
                 f"{about} requires approval, because the rules cannot be applied to it: {finding.note}. "
                 "Simple commands joined by &&, ||, | or ; are checked one by one."
             )
-        case "program":
+        case "program" | "destroys":
             return f"{about} requires approval: {finding.note}, and no rule names this form word by word."
         case "capability" | "fault" | "wait":
             return finding.note
 
 
-_UNNAMEABLE_ARGV = ("\0",)
-"""An argv that no literal word matches: a rule that matches it matches every command."""
 _TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks about"
-_PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 
 
 class ToolPolicy:
@@ -261,21 +263,21 @@ class ToolPolicy:
 
     def check_capabilities(self, target: CallTarget) -> PolicyFinding | None:
         """Return the refusal of the first layer that does not cover ``target``, or None."""
-        capability, value, shown, subject, redirected = target
+        capability, value, shown, subject, redirected, _ = target
         if (fixed := explain_mandatory_refusal(capability, subject, shown)) is not None:
             return PolicyFinding("deny", "capability", note=f"{fixed.rstrip('.')}.", target=target)
         if capability != "shell.run" and self.capabilities_cover(capability, value):
             return None
-        if redirected and (redirected == "guessed" or _is_in_private_tmp(target)):
+        if redirected and (redirected == "guessed" or is_in_private_tmp(target)):
             return None  # it requires approval, whatever the layers have
         touches: Iterable[str | Sequence[str]] = (value,)
         if isinstance(subject, ShellScript):
             # An unclear text may run any program, so only a layer with every program covers it.
-            touches = [c.argv for c in subject.commands] if subject.unclear is None else [_UNNAMEABLE_ARGV]
+            touches = script_touches(subject)
         for touch in touches:
             layer = self.capabilities.find_refusing_layer(capability, touch)
             if layer is not None:
-                named = shown if isinstance(touch, str) or touch == _UNNAMEABLE_ARGV else format_argv(touch)
+                named = shown if isinstance(touch, str) or touch == UNNAMEABLE_ARGV else format_argv(touch)
                 note = format_capability_refusal(self.capabilities, layer, capability, named, self.spec)
                 return PolicyFinding(
                     "deny",
@@ -399,7 +401,7 @@ class ToolPolicy:
         found = [self.evaluate_command(command, target, by_arguments) for command in script.commands]
         if script.unclear is not None:
             denied = [finding for finding in found if finding.action == "deny"]
-            if not denied and (finding := self._find_denial(_UNNAMEABLE_ARGV, target, by_arguments)) is not None:
+            if not denied and (finding := self._find_denial(UNNAMEABLE_ARGV, target, by_arguments)) is not None:
                 denied = [finding]
             if not denied and (finding := self._find_hidden_objection(target, script, by_arguments)) is not None:
                 denied = [finding] if finding.action == "deny" else []
@@ -413,6 +415,10 @@ class ToolPolicy:
             if seconds is not None and not all(_rule_names_whole_command(finding) for finding in found):
                 note = program_risks.PureWaitRefusal(seconds, as_job).refusal_text_for_model
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
+        losses = losses_of(target, script)
+        if losses and not (found and all(map(_rule_names_whole_command, found))):
+            note = f"it removes or replaces {', '.join(quote_excerpt(path, 80) for path in losses)}, which cannot be brought back"
+            found.append(PolicyFinding("ask", "destroys", note=note, target=target))
         return found
 
     def evaluate_command(
@@ -424,7 +430,7 @@ class ToolPolicy:
         watched = self._watched_programs
         if found.action == "deny" or not watched.may_be_in_text("\n".join(argv)):
             return found
-        asked: PolicyFinding | None = None
+        asked = self._find_possible_objection(argv, target) if any(map(is_marked, argv)) else None
         for reading in nested_commands.find_possible_commands(argv, watched):
             if reading is nested_commands.TOO_MANY_READINGS:
                 asked = asked or PolicyFinding("ask", "program", None, _TOO_MANY_WORDS, argv, target)
@@ -443,6 +449,25 @@ class ToolPolicy:
             return self._find_parent_objection(argv, target, by_arguments) or found
         return asked
 
+    def _find_possible_objection(self, argv: tuple[str, ...], target: CallTarget | None) -> PolicyFinding | None:
+        """Return the objection of a rule about a command that the shell may make of this one, or None."""
+        readings = [argv, *(one.argv for one in nested_commands.find_possible_commands(argv, self._watched_programs))]
+        for one in self._strict_rules():
+            if one.argv is None or not _has_non_wildcard_word(one):
+                continue
+            if any(reading and one.argv.may_match(reading) for reading in readings):
+                verb = "denies" if one.rule.action == "deny" else "asks about"
+                note = f"the shell may make it a command that the rule {one.rule.text!r} {verb}"
+                return PolicyFinding("ask", "program", one.rule, note, argv, target)
+        return None
+
+    def _strict_rules(self) -> list[RankedRule]:
+        """Return the rules about commands that deny or ask."""
+        own, shipped = self.rank_capability_rules("shell.run")
+        return [
+            one for ranking in (self.tool_rules, own, shipped) for one in ranking.ranked if one.rule.action != "allow"
+        ]
+
     def _find_hidden_objection(
         self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None
     ) -> PolicyFinding | None:
@@ -450,7 +475,7 @@ class ToolPolicy:
         if not self._watched_programs.may_be_in_text(target.value):
             return None
         fed = any(nested_commands.executes_its_input(command.argv) for command in script.commands)
-        if not fed and (script.unclear is None or "=" not in target.value):
+        if not fed and (script.is_plain or "=" not in target.value):
             return None
         asked: PolicyFinding | None = None
         for reading in nested_commands.find_possible_commands_in_text(target.value, self._watched_programs, fed=fed):
@@ -466,13 +491,7 @@ class ToolPolicy:
     def _watched_programs(self) -> nested_commands.WatchedPrograms:
         """The programs that a rule about commands denies or asks about."""
         if self._watched is None:
-            own, shipped = self.rank_capability_rules("shell.run")
-            strict = [
-                one
-                for ranking in (self.tool_rules, own, shipped)
-                for one in ranking.ranked
-                if one.rule.action != "allow"
-            ]
+            strict = self._strict_rules()
             names = {one.argv.program_prefix for one in strict if one.argv is not None} - {""}
             everything = any(
                 (one.argv is None or not one.argv.program_prefix)
@@ -573,7 +592,8 @@ class ToolPolicy:
         concern = program_risks.find_hidden_program_risk(argv) if action == "allow" else None
         if concern is None or any(_rule_names_words(candidate, concern.words) for candidate in (tool, used)):
             return plain
-        return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
+        cause = "program" if destroying_forms.why_destroys(argv) is None else "destroys"
+        return plain._replace(action="ask", cause=cause, note=concern.reason, concern=concern)
 
     def _find_parent_objection(
         self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
@@ -663,30 +683,12 @@ def _has_non_wildcard_word(rule: RankedRule) -> bool:
     return rule.argv is not None and (bool(rule.argv.literal_words) or rule.argv.program_prefix != "")
 
 
-def _is_in_private_tmp(target: CallTarget) -> bool:
-    """Return whether the target lies in ``/tmp``, of which every sandbox has a private one."""
-    subject = target.subject
-    return (
-        isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_PRIVATE_FOLDER)
-    )
-
-
 def _rule_names_whole_command(finding: PolicyFinding) -> bool:
     """Return whether a rule allows exactly this command, every word of it."""
     words = frozenset(range(len(finding.argv or ())))
     rules = {finding.rule, None if finding.tool is None else finding.tool.rule} - {None}
     return finding.action == "allow" and any(
         _rule_names_words(rank_rule(rule, "command"), words) for rule in rules if rule is not None
-    )
-
-
-def is_call_provably_read_only(targets: Sequence[CallTarget]) -> bool:
-    """Return whether a call that only runs its command provably changes nothing."""
-    return bool(targets) and all(
-        target.redirected == "plain"
-        if not isinstance(target.subject, ShellScript)
-        else read_only_proof.why_script_not_read_only(target.subject) is None
-        for target in targets
     )
 
 

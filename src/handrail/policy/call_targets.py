@@ -24,9 +24,12 @@ from handrail.contract.tool.requires import (
     union_of_layers,
 )
 from handrail.contract.tool.spec import ToolSpec, fill_template, object_properties_of, template_argument_names
+from handrail.policy.file_losses import find_losses
 from handrail.policy.rules.matchers import PathSubject, SubjectKind
 from handrail.policy.rules.pattern_lexer import quote_argv
-from handrail.policy.shell.parser import ShellCommand, ShellScript, parse_script
+from handrail.policy.shell import command_wrappers, destroying_forms, read_only_proof
+from handrail.policy.shell.parser import ShellScript, parse_script
+from handrail.policy.shell.simple_commands import SPLIT, ShellCommand, is_marked, show_marks
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _MAX_SHOWN = 400
@@ -49,6 +52,8 @@ class CallTarget(NamedTuple):
     shown: str
     subject: PathSubject | ShellScript | str
     redirected: Literal["", "plain", "guessed"] = ""
+    losses: tuple[str, ...] | None = None
+    """For a shell text: the files that it removes or replaces for good. None if the file system was not asked."""
 
 
 def subject_kind_of(spec: ToolSpec) -> SubjectKind:
@@ -123,6 +128,8 @@ class TargetReader:
             value = getter(arguments)
             if capability == "shell.run":
                 command = _command(value)
+                if isinstance(command.subject, ShellScript):
+                    command = command._replace(losses=find_losses(command.subject, roots))
                 found.append(command)
                 if isinstance(command.subject, ShellScript) and command.subject.files:
                     found += find_redirection_targets(command.subject, roots)
@@ -202,7 +209,60 @@ def make_argv_script(argv: tuple[str, ...]) -> ShellScript:
     return (
         ShellScript((ShellCommand(argv, (), argv),))
         if argv and argv[0]
-        else ShellScript((), "the command names no program")
+        else ShellScript((), "the command names no program", is_plain=False)
+    )
+
+
+UNNAMEABLE_ARGV = ("\0",)
+"""An argv that no literal word matches: a rule that matches it matches every command."""
+
+
+def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
+    """Return the commands that a capability layer has to cover: those of a text, or one that only every program covers.
+
+    A layer that limits the arguments of a program never covers words that only the shell knows.
+    """
+    if script.unclear is not None:
+        return [UNNAMEABLE_ARGV]
+    touches: list[tuple[str, ...]] = []
+    for command in script.commands:
+        touches.append(command.argv)
+        if any(map(is_marked, command.argv)):
+            touches.append((*command.argv, SPLIT))
+    return touches
+
+
+def losses_of(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
+    """Return what a text removes or replaces for good, as far as it is known."""
+    if target.losses is not None:
+        return target.losses
+    argvs = [command_wrappers.split_wrapper_layers(command.argv)[-1] for command in script.commands]
+    return tuple(
+        path
+        for argv in argvs
+        for path in destroying_forms.find_removed_paths(argv)
+        if destroying_forms.is_build_output(path)
+    )
+
+
+def is_call_provably_read_only(targets: Sequence[CallTarget]) -> bool:
+    """Return whether a call that only runs its command provably changes nothing."""
+    return bool(targets) and all(
+        target.redirected == "plain"
+        if not isinstance(target.subject, ShellScript)
+        else read_only_proof.why_script_not_read_only(target.subject) is None
+        for target in targets
+    )
+
+
+_PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
+
+
+def is_in_private_tmp(target: CallTarget) -> bool:
+    """Return whether the target lies in ``/tmp``, of which every sandbox has a private one."""
+    subject = target.subject
+    return (
+        isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_PRIVATE_FOLDER)
     )
 
 
@@ -219,7 +279,7 @@ def format_command(text: str) -> str:
 
 def format_argv(argv: Sequence[str]) -> str:
     """Return an argv for a message, quoted so that the limits of each word are clear."""
-    return format_command(quote_argv(argv))
+    return format_command(show_marks(quote_argv(argv)) if any(map(is_marked, argv)) else quote_argv(argv))
 
 
 def host_of_url(text: str) -> str:

@@ -13,7 +13,7 @@ from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
 from handrail.policy.call_evaluation import PolicyFinding, PolicyVerdict, TraceStep, format_reason
-from handrail.policy.call_targets import CallTarget, format_argv
+from handrail.policy.call_targets import CallTarget, format_argv, script_touches
 from handrail.policy.rule_suggestions import SESSION_SOURCE, exact_target_pattern, suggest_rule
 from handrail.policy.rules.matchers import RankedRule, RuleRanking, RuleSubject
 from handrail.policy.rules.rules_and_modes import DEFAULT_MODE, MODES, Action, Rule, RuleBook, with_mode
@@ -70,7 +70,7 @@ def _steps(verdict: PolicyVerdict) -> Iterator[TraceStep]:
             yield TraceStep("shell", "ask", f"cannot be evaluated: {finding.note}")
         elif finding.cause == "protected":
             yield TraceStep("rule", "ask", f"protected: {finding.note}")
-        elif finding.cause in ("program", "wait"):
+        elif finding.cause in ("program", "destroys", "wait"):
             yield TraceStep("program", finding.action, finding.note)
         yield TraceStep("rule", finding.action, format_reason(finding, prepared.spec.id))
 
@@ -81,7 +81,7 @@ def _layer_steps(capabilities: CapabilitySet, target: CallTarget) -> Iterator[Tr
     script = target.subject if isinstance(target.subject, ShellScript) else None
     touches: Sequence[str | Sequence[str]] = (target.value,)
     if script is not None:
-        touches = [c.argv for c in script.commands] if script.unclear is None else [("\0",)]
+        touches = script_touches(script)
     for layer in capabilities.layers:
         alone = CapabilitySet((layer,))
         covered = all(alone.allows(target.capability, touch) for touch in touches)
@@ -326,7 +326,7 @@ def _decided_by(verdict: PolicyVerdict) -> str:
             return f"rule {deciding.rule}, because the program may run a command that the rule is about"
         case "program" if deciding.rule is None:
             return "the policy for programs that run their arguments"
-        case "program":
+        case "program" | "destroys":
             return f"the policy for this program (the rule alone would allow it: {deciding.rule})"
         case "wait":
             return "the policy for commands that only wait"

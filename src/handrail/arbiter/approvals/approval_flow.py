@@ -33,8 +33,9 @@ from handrail.policy import rule_suggestions
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.call_targets import CallTarget, format_command
 from handrail.policy.shell import command_wrappers
-from handrail.policy.shell.parser import ShellCommand, ShellScript, parse_script
+from handrail.policy.shell.parser import ShellScript, parse_script
 from handrail.policy.shell.risky_options import SHELLS
+from handrail.policy.shell.simple_commands import ShellCommand
 from handrail.record.commit_log import Record
 from handrail.runtime.shell_service import ENTER_KEYS, keys_run_unseen_line, may_read_typed_input, shell_text_for_rules
 
@@ -84,6 +85,7 @@ _TAKEN = (
     "the last program in the terminal may still run and read this input; check with terminal.read that the prompt is back "
     "(a shell without line editing, such as dash, does not show that)"
 )
+_STRUCTURE = "a terminal keeps variables, loops and here-documents between lines; send one plain command at a time"
 _EDITS = "an interactive shell expands '!', a tab, and '^' at the beginning of a line"
 _KEYS = "the keys may run a line that keys have edited, which is unknown here; send the line as `text`"
 _LINES = "a quoted part spans several lines, so a program may read the first line and the shell the next one"
@@ -123,7 +125,7 @@ def find_typed_command(call: Call) -> CallTarget | None:
     script = (
         _parse_typed_text(text, whole=whole, added=_ADDED if open_line else _TAKEN if taken else None, hidden=hidden)
         if text
-        else ShellScript((), _KEYS)
+        else ShellScript((), _KEYS, is_plain=False)
     )
     shown = format_command(text or " ".join(keys))
     return CallTarget("shell.run", shell_text_for_rules(text, open_line=taken or hidden), shown, script)
@@ -149,7 +151,9 @@ def _parse_typed_text(text: str, *, whole: bool, added: str | None, hidden: bool
     if script.unclear is not None:
         return script
     unclear = (
-        added
+        _STRUCTURE
+        if not script.is_plain
+        else added
         if added
         else _UNFINISHED
         if not whole
@@ -183,7 +187,7 @@ def runs_a_shell(command: str) -> bool:
     If that is unclear, the answer is yes.
     """
     script = parse_script(command)
-    if script.unclear is not None:
+    if script.unclear is not None or not script.is_plain:
         return True
     return any(posixpath.basename(word) in _SHELLS for one in script.commands for word in one.argv)
 

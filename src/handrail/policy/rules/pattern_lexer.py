@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence, Set
 
 from handrail.contract.text.glob_patterns import compile_text_glob, escape_as_pattern, has_wildcard, literal_prefix
+from handrail.policy.shell.simple_commands import GLOB, is_marked, is_open
 
 _PART = re.compile(
     r"""(?P<blank>[ \t\n]+)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^\s'"\\]+)""",
@@ -133,12 +134,32 @@ class ArgvPattern:
         return literal_prefix(self._words[0][0]) if self._words else ""
 
     def matches(self, argv: Sequence[str]) -> bool:
-        """Return whether the pattern matches a command."""
+        """Return whether the pattern matches a command.
+
+        An allow rule matches a word that only the shell knows with its last ``*`` alone, and only if the word cannot become an
+        option or several words.
+        """
         if self._strict:
-            return self._matches_as_written(argv)
+            return self._matches_as_written(argv) and not (
+                any(map(is_marked, argv[: len(self._words)])) or any(map(is_open, argv[len(self._words) :]))
+            )
         if argv and argv[0][:1] == "/":
             argv = (bare_program_name(argv[0]), *argv[1:])
         return self._matches_as_written(argv) or (bool(self._options) and self._matches_in_any_order(argv))
+
+    def may_match(self, argv: Sequence[str]) -> bool:
+        """Return whether a pattern that does not allow may match a command, whatever the shell makes of its marked words."""
+        if argv and argv[0][:1] == "/":
+            argv = (bare_program_name(argv[0]), *argv[1:])
+        if self._options and any(map(is_open, argv)):
+            return self._words[0][0] == argv[0] or self._words[0][1] is not None
+        for (want, regex), have in zip(self._words, argv, strict=False):
+            if is_marked(have):
+                if is_open(have) or GLOB in have:
+                    return True
+            elif have != want if regex is None else regex.match(have) is None:
+                return False
+        return len(argv) >= len(self._words)
 
     def _matches_as_written(self, argv: Sequence[str]) -> bool:
         count = len(self._words)

@@ -31,7 +31,29 @@ HARMLESS_VARIABLES = re.compile(
     r"|PYTHON(?:UNBUFFERED|DONTWRITEBYTECODE|HASHSEED|UTF8)|RUST_BACKTRACE|CARGO_TERM_COLOR|NODE_ENV|NODE_NO_WARNINGS"
     r"|SOURCE_DATE_EPOCH|DEBIAN_FRONTEND|PIP_NO_INPUT|GIT_TERMINAL_PROMPT|GIT_OPTIONAL_LOCKS"
 )
-"""Variables that ``env`` may set before a command. None of them names a program, a file or an option."""
+"""Variables that a command may set. None of them names a program, a file or an option."""
+_POWERFUL_VARIABLES = re.compile(
+    r"_|PATH|IFS|ENV|HOME|PWD|OLDPWD|CDPATH|SHELL|USER|LOGNAME|TMPDIR|TEMP|TMP|HOSTNAME|UID|EUID|PPID|RANDOM|SECONDS|REPLY|LINENO"
+    r"|EDITOR|VISUAL|PAGER|BROWSER|TERMINFO.*|TERMCAP|DISPLAY|CC|CXX|CPP|LD|AR|AS|NM|RANLIB|STRIP|GZIP|GZIP_OPT|BZIP2?|XZ_.*|ZSTD_.*|FC"
+    r"|PS[0-9]|PROMPT.*|OPT(?:ARG|IND|ERR)|DIRSTACK|FUNC.*|GLOB.*|HIST.*|MAIL.*|IGNOREEOF|FIGNORE|EXECIGNORE|INPUTRC|FCEDIT|TIMEFORMAT|MAPFILE"
+    r"|(?:LD_|DYLD|GIT|SSH|BASH|SHELL|COMP_|ZSH|KSH|PYTHON|PYTEST|PIP|POETRY|PDM|TOX_|NOX|VIRTUAL_ENV|CONDA|PERL|RUBY|GEM_|BUNDLE|NODE|NPM|npm_"
+    r"|YARN|PNPM|BUN_|DENO|JAVA|_JAVA|JDK|JVM|MAVEN|MVN|GRADLE|SBT|GO|CGO|CARGO|RUST|MAKE|MFLAGS|CMAKE|NINJA|MESON|GCC|CCACHE|LESS|MAN|GPG|GNUPG"
+    r"|DOCKER|KUBE|HELM|AWS_|AZURE|GOOGLE_|GCLOUD|XDG|DBUS|MALLOC|GLIBC|NLS|LOCPATH|TAR_|RSYNC|CURL|WGET|GREP|RIPGREP|FZF|AWK|POSIXLY|PHP|COMPOSER"
+    r"|LUA|JULIA|ERL_|ELIXIR|MIX_|DOTNET|NUGET|HOMEBREW|NIX|ANSIBLE|TERRAFORM|VAULT|HANDRAIL|SUDO|MYSQL|SQLITE|OPENSSL|SSL|LLVM|CLANG|GTK|GDK|GIO"
+    r"|LIBGL|MESA|PKG_CONFIG|UV_|R_|TF_|PG|QT_|VK_|DISTUTILS|SETUPTOOLS|COVERAGE|JEST|VITEST|ESLINT|SASS_|WEBPACK|TS_NODE|TSX_).*"
+    r"|.*(?:PATH|OPTIONS?|OPTS?|FLAGS?|ARGS|COMMAND|CMD|PAGER|EDITOR|BROWSER|SHELL|WRAPPER|RUNNER|LAUNCHER|PROGRAM|EXEC|EXE|_BIN|PRELOAD|PLUGINS?"
+    r"|HOOKS?|CONFIG|_CONF|RC|RCFILE|STARTUP|PROXY|proxy|LOADER|LIBRARY|LIBS?|_HOME|ASKPASS|_INIT|PROFILE)"
+)
+"""Variables by which common programs find what they run, load or read, and the shell's own."""
+
+
+def is_harmless_variable(name: str) -> bool:
+    """Return whether a command may set this variable without a change to what its programs run, load or read.
+
+    Programs of the workspace read variables with names of their choice. They can do whatever they want without them.
+    """
+    return HARMLESS_VARIABLES.fullmatch(name) is not None or _POWERFUL_VARIABLES.fullmatch(name) is None
+
 
 _Values = Mapping[str, re.Pattern[str]]
 
@@ -104,7 +126,7 @@ def _command(argv: Sequence[str]) -> int | None:
 def _env(argv: Sequence[str]) -> int | None:
     index = 1
     while index < len(argv) and (match := _ASSIGNMENT.match(argv[index])) is not None:
-        if HARMLESS_VARIABLES.fullmatch(match.group(1)) is None:
+        if not is_harmless_variable(match.group(1)):
             return None
         index += 1
     return None if index < len(argv) and argv[index][:1] == "-" else index
@@ -143,8 +165,8 @@ def find_wrapped_command_start(argv: Sequence[str]) -> int | None:
     if form is None:
         return None
     at = form(argv)
-    if at is None or at >= len(argv) or not argv[at] or argv[at][:1] == "-":
-        return None
+    if at is None or at >= len(argv) or not argv[at] or argv[at][:1] == "-" or not argv[at].isprintable():
+        return None  # a word with a mark is not printable
     # After its keywords, the shell continues to parse: a word there may be an assignment or another keyword.
     if argv[at] in _RESERVED or _LOOKS_LIKE_ASSIGNMENT.match(argv[at]):
         return None

@@ -155,7 +155,7 @@ def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCo
         return tuple(_bare_program_names(script))
     steps = [_make_command_step(command.argv) for command in script.commands]
     redirected = tuple(file.target for file in script.files)
-    if script.unclear is not None:
+    if script.unclear is not None or not script.is_plain:
         argvs = [word for command in script.commands for word in command.argv]
         steps.append(_make_step((*argvs, *_split_text_at_signs(text))))
     if redirected:

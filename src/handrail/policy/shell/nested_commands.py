@@ -29,6 +29,7 @@ _MAX_PIECES = 60
 
 _CUT = re.compile(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
 """Signs at which a command may begin inside a text of any language."""
+_GLOBS = re.compile(r"[*?\[\]~{}]")
 _LISTED = re.compile(r"""["']\s*,\s*["']""")
 """The separator of two words in a list of literals, as in ``['rm', '-rf']``."""
 _CALLS = re.compile(
@@ -372,7 +373,8 @@ class _CommandSearch:
             if rest is not command.argv:
                 for word in filter(_NOT_PLAIN.search, rest):
                     yield from self.split_pieces(word)
-        if script.unclear is not None or any(_CUT.search(command.argv[0]) for command in script.commands):
+        cut = any(_CUT.search(one.argv[0]) or any(map(_GLOBS.search, one.source)) for one in script.commands)
+        if cut or not script.is_plain:
             yield from self.split_pieces(text)
 
     def _commands_in_code(self, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -696,7 +698,13 @@ def why_inner_command_unparsable(argv: Sequence[str]) -> str | None:
     if any(all(word[:1] == "-" for word in shell[1:]) for shell in shells):
         return f"{program} starts a shell that runs its standard input"
     for text in _texts_that_program_runs(form, argv, shells):
-        if " " in text and (reason := parse_script(text, _MAX_SIGNS).unclear) is not None:
+        if " " not in text:
+            continue
+        script = parse_script(text, _MAX_SIGNS)
+        reason = script.unclear
+        if not script.is_plain and any(program_name(command.argv) in _RUN_SOMETHING for command in script.commands):
+            reason = reason or "the text runs words that only the shell knows"
+        if reason is not None:
             return f"{program} runs a text that cannot be evaluated: {reason}"
     if program == "ssh" and _has_no_command(argv):
         return "ssh without a command runs its standard input"

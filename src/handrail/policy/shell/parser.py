@@ -1,8 +1,8 @@
 """A parser of shell text: a list of simple commands, or the reason why the text is unclear.
 
 Two independent parsers must agree. One is tree-sitter's grammar for bash, of which only a closed list of node types is
-accepted. The other is a small lexer of exactly that subset, which removes the quotes. An unknown construct in either, or a word
-that they read differently, makes the whole text unclear. Nothing here runs or expands anything.
+accepted. The other is :mod:`handrail.policy.shell.reader`, which reads exactly that subset and removes the quotes. An unknown
+construct in either, or a word that they read differently, makes the whole text unclear. Nothing here runs or expands anything.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ import re
 import threading
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from handrail.policy.shell import reader
+from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, UnclearText, read_text
+from handrail.policy.shell.simple_commands import ShellCommand, ShellRedirection, redirection_capability, remove_quotes
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 
 MAX_CHARACTERS = 64 * 1024
-MAX_COMMANDS = 50
 MAX_SIGNS = 1_000
 """The maximum number of structural characters in a text that is not plain.
 
 The grammar's time grows faster than their number, up to minutes for a text of ``MAX_CHARACTERS``.
 """
-MAX_WORDS = 4_000
-"""The maximum number of words, operators and line ends in a text that is evaluated."""
 _MAX_NODES = 20_000
 """The maximum size of the grammar's tree, which is walked several times."""
 _MAX_PARSE_S = 0.015
@@ -44,91 +46,44 @@ _CHUNK = 4_096
 _SUPPORTED_NODES = frozenset(
     {"program", "list", "pipeline", "command", "command_name", "redirected_statement", "file_redirect", "comment"}
     | {"word", "string", "string_content", "raw_string", "concatenation", "number", "file_descriptor"}
-    | {"&&", "||", "|", ";", "\n", '"', ">", ">>", ">|", ">&", "&>", "&>>", "<"}
-)
+    | {"&&", "||", "|", ";", "\n", '"', ">", ">>", ">|", ">&", "&>", "&>>", "<", "&", "|&", "!", "$"}
+    | {"simple_expansion", "expansion", "variable_name", "special_variable_name", "command_substitution", "regex"}
+    | {"$(", "(", ")", "{", "}", "${", "#", "##", "%", "%%", ":-", ":+", "-", "+", "..", "brace_expression", "subshell"}
+    | {"compound_statement", "negated_command", "if_statement", "elif_clause", "else_clause", "while_statement", "for_statement"}
+    | {"do_group", "if", "then", "elif", "else", "fi", "while", "until", "for", "in", "do", "done", "variable_assignment"}
+    | {"variable_assignments", "=", "+=", "declaration_command", "export", "heredoc_redirect", "heredoc_start", "heredoc_body"}
+    | {"heredoc_content", "heredoc_end", "<<", "<<-", "herestring_redirect", "<<<", "test_command", "extglob_pattern"}
+)  # fmt: skip
 """The closed list of supported node types. A text with any other type requires approval."""
-_WORDS = frozenset({"word", "string", "raw_string", "concatenation", "number"})
+_WORDS = frozenset(
+    {"word", "string", "raw_string", "concatenation", "number", "simple_expansion", "expansion", "command_substitution"}
+    | {"brace_expression"}
+)
 _NO_WORDS = frozenset({"variable_assignment", "file_redirect", "herestring_redirect", "heredoc_redirect", "comment"})
 _CONSTRUCTS = {
-    "command_substitution": "a command substitution",
     "process_substitution": "a process substitution",
-    "simple_expansion": "a variable expansion",
-    "expansion": "a variable expansion",
     "arithmetic_expansion": "an arithmetic expansion",
     "ansi_c_string": "a $'…' string",
     "translated_string": 'a $"…" string',
-    "$": "a '$'",
-    "brace_expression": "a brace expansion",
-    "subshell": "a subshell",
-    "(": "a subshell",
-    "compound_statement": "a group of commands in braces",
     "function_definition": "a function definition",
-    "heredoc_redirect": "a here-document",
-    "herestring_redirect": "a here-string",
-    "variable_assignment": "a variable assignment",
-    "variable_assignments": "a variable assignment",
-    "declaration_command": "a declaration",
     "unset_command": "an unset",
-    "negated_command": "a '!'",
-    "test_command": "a [ … ] test",
-    "if_statement": "an if",
-    "while_statement": "a loop",
-    "for_statement": "a loop",
+    "declare": "a declaration",
+    "typeset": "a declaration",
+    "local": "a declaration",
+    "readonly": "a declaration",
+    "array": "an assignment of a list",
+    "subscript": "an assignment to an element of a list",
     "c_style_for_statement": "a loop",
     "case_statement": "a case",
-    "&": "a command in the background ('&')",
-    "|&": "a '|&' pipe",
     ";;": "a ';;'",
 }
+_UNNAMED = "a construct of the kind"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs"})
-_RESERVED = frozenset(
-    {"!", "{", "}", "[", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
-    | {"select", "then", "until", "while"}
-)
 _NOT_LITERAL = frozenset("*?[]~{}")
 _SIGNS = "|&;<>()[]{}$`"
-_MAX_RECOVERED = 4 * MAX_COMMANDS
+_MAX_RECOVERED = reader.MAX_READ
 """The maximum number of commands to recover from an unclear text."""
-_OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
-_TOKEN = re.compile(
-    r"""(?P<blank>[ \t]+)
-      |(?P<redirect>[0-9]*(?:>>|>&|>\||<&|<>|<|>)|&>>|&>)
-      |(?P<end>&&|\|\||\||;|\n)
-      |(?P<comment>\#[^\n]*)
-      |(?P<word>(?:[^\s'"\\|&;()<>`$]|\\[^\n]|'[^']*'|"(?:[^"\\$`]|\\[^\n])*")+)""",
-    re.VERBOSE,
-)
-_PART = re.compile(r"""\\(?P<escaped>.)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^'"\\]+)""", re.DOTALL)
-_QUOTED_ESCAPE = re.compile(r'\\([\\"$`])')
-
-
-@dataclass(frozen=True, slots=True)
-class ShellRedirection:
-    """One redirection of a command.
-
-    :param operator: as written, with the number of the descriptor (``2>>``)
-    :param target: without quotes: a path, or the number of another descriptor
-    :param capability: the access to the file ``target``; None if no file of the user is opened (``/dev/null``, ``2>&1``)
-    """
-
-    operator: str
-    target: str
-    capability: Literal["fs.read", "fs.write"] | None = None
-
-    def __str__(self) -> str:
-        return f"{self.operator}{self.target}"
-
-
-@dataclass(frozen=True, slots=True)
-class ShellCommand:
-    """A simple command: ``argv`` without quotes, and its redirections."""
-
-    argv: tuple[str, ...]
-    redirections: tuple[ShellRedirection, ...] = ()
-    source: tuple[str, ...] = ()
-    """The words as written, quotes and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +99,8 @@ class ShellScript:
     unclear: str | None = None
     files: tuple[ShellRedirection, ...] = ()
     """The redirections that open a file. For an unclear text, those that could be recovered."""
-
-
-class _UnclearText(Exception):
-    """The text is not a plain list of simple commands. This is a condition rather than an error."""
+    is_plain: bool = True
+    """Whether the text is a list of simple commands with literal words, without variables, loops and other structure."""
 
 
 @lru_cache(maxsize=8)
@@ -159,40 +112,43 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
     :param most_signs: the maximum number of structural characters in a text that is not plain
     """
     if len(text) > MAX_CHARACTERS:
-        return ShellScript((), f"the text has {len(text):,} characters (the maximum is {MAX_CHARACTERS:,})")
+        return ShellScript(
+            (), f"the text has {len(text):,} characters (the maximum is {MAX_CHARACTERS:,})", is_plain=False
+        )
     if problem := _explain_misleading_character(text):
-        return ShellScript((), problem)
-    commands: tuple[ShellCommand, ...] | None = None
+        return ShellScript((), problem, is_plain=False)
+    read: reader.ReadText | None = None
     not_plain = ""
     try:
-        commands = _lex_commands(text)
-    except _UnclearText as unclear:
+        read = read_text(text)
+    except UnclearText as unclear:
         not_plain = str(unclear)
-        if sum(map(text.count, _SIGNS)) > most_signs:
-            return ShellScript((), f"the text has more than {most_signs:,} signs like {_SIGNS[:5]}, and {not_plain}")
-    if commands is not None and len(commands) > MAX_COMMANDS:
-        count = f"{len(commands)}{' or more' * (len(commands) == _MAX_RECOVERED)}"
+    if (read is None or not read.is_plain) and sum(map(text.count, _SIGNS)) > most_signs:
+        not_plain = not_plain or "its structure is not plain"
         return ShellScript(
-            commands, f"the text has {count} commands (the maximum is {MAX_COMMANDS})", _file_redirections(commands)
+            (), f"the text has more than {most_signs:,} signs like {_SIGNS[:5]}, and {not_plain}", is_plain=False
+        )
+    if read is not None and len(read.commands) > MAX_COMMANDS:
+        count = f"{len(read.commands)}{' or more' * (len(read.commands) == _MAX_RECOVERED)}"
+        return ShellScript(
+            read.commands, f"the text has {count} commands (the maximum is {MAX_COMMANDS})", read.files, is_plain=False
         )
     raw = text.encode("utf-8")
     root = _parse_syntax_tree(raw if text.isascii() else raw.translate(_STAND_INS))
     if root is None:
-        return ShellScript((), "the text takes too long to parse")
+        return ShellScript((), "the text takes too long to parse", is_plain=False)
     problem = _find_unsupported_construct(root)
+    if problem is not None and read is None and _UNNAMED in problem:
+        problem = not_plain
     if problem is None:
-        if commands is None:
+        if read is None:
             problem = not_plain
         else:
-            problem = _disagreement(root, raw, commands)
+            problem = _disagreement(root, raw, read)
             if problem is None:
-                return ShellScript(commands, None, _file_redirections(commands))
+                return ShellScript(read.commands, None, read.files, read.is_plain)
     commands = _recover_commands(root, raw)
-    return ShellScript(commands, problem, _recover_redirections(root, raw, commands))
-
-
-def _file_redirections(commands: Sequence[ShellCommand]) -> tuple[ShellRedirection, ...]:
-    return tuple(r for command in commands for r in command.redirections if r.capability is not None)
+    return ShellScript(commands, problem, _recover_redirections(root, raw, commands), is_plain=False)
 
 
 def _parse_syntax_tree(raw: bytes) -> Node | None:
@@ -244,8 +200,6 @@ def _explain_misleading_character(text: str) -> str | None:
         for char in text:
             if char > "\x7f" and unicodedata.category(char) in _HIDDEN_CATEGORIES:
                 return f"the text contains the invisible or misleading character U+{ord(char):04X}"
-    if "\\\n" in text:
-        return "the text contains a line continuation (a backslash at the end of a line)"
     return None
 
 
@@ -260,10 +214,10 @@ def _find_unsupported_construct(root: Node) -> str | None:
         node = cursor.node
         kind = node.type if node is not None else ""
         if kind not in _SUPPORTED_NODES and not (broken and kind == "ERROR"):
-            construct = _CONSTRUCTS.get(kind) or f"a construct of the kind {kind!r}"
+            construct = _CONSTRUCTS.get(kind) or f"{_UNNAMED} {kind!r}"
             return f"the text contains {construct}, which is not supported"
-        if cursor.goto_first_child() or cursor.goto_next_sibling():
-            continue
+        if (kind != "test_command" and cursor.goto_first_child()) or cursor.goto_next_sibling():
+            continue  # the reader alone checks the words of a test
         while cursor.goto_parent():
             if cursor.goto_next_sibling():
                 break
@@ -293,18 +247,64 @@ def _command_words_as_written(node: Node, raw: bytes, *, literal: bool = True) -
     return tuple(_text(word, raw) for word in words if word.type in _WORDS or not (literal or word.type in _NO_WORDS))
 
 
-def _disagreement(root: Node, raw: bytes, commands: tuple[ShellCommand, ...]) -> str | None:
-    theirs = [_command_words_as_written(node, raw) for node in _nodes(root, "command")]
-    if theirs == [command.source for command in commands] and _parsers_agree_on_redirections(root, raw, commands):
-        return None if commands else "the text contains no command"
+def _disagreement(root: Node, raw: bytes, read: reader.ReadText) -> str | None:
+    """Return why the two parsers do not agree, or None."""
+    if tuple(_parts(root, raw)) == read.parts:
+        return None if read.commands else "the text contains no command"
     return "the words of the text are ambiguous"
 
 
-def _parsers_agree_on_redirections(root: Node, raw: bytes, commands: tuple[ShellCommand, ...]) -> bool:
-    """Return whether both parsers see the same redirections, in the same order."""
-    ours = [str(redirection) for command in commands for redirection in command.redirections]
-    nodes = _nodes(root, "file_redirect") if ours or b">" in raw or b"<" in raw else []
-    return ours == [str(_read_tree_redirection(node, raw)) for node in nodes]
+def _parts(root: Node, raw: bytes) -> Iterator[tuple[str, ...]]:
+    """Yield the parts of a text as the reader names them, in the order of the text."""
+    waiting = [root]
+    found: list[tuple[int, tuple[str, ...]]] = []
+    while waiting:
+        node = waiting.pop()
+        if node.type in _PARTS:
+            begins = next((child for child in node.named_children if child.type == "command_name"), node)
+            found += ((begins.start_byte, part) for part in _part_of(node, raw))
+        waiting += node.named_children
+    return (part for _, part in sorted(found, key=_start))
+
+
+_PARTS = frozenset(
+    {"command", "declaration_command", "test_command", "file_redirect", "heredoc_redirect", "herestring_redirect"}
+    | {"variable_assignment", "for_statement", "command_substitution"}
+)
+_start: Callable[[tuple[int, tuple[str, ...]]], int] = itemgetter(0)
+
+
+def _part_of(node: Node, raw: bytes) -> Iterator[tuple[str, ...]]:
+    match node.type:
+        case "command":
+            if words := _command_words_as_written(node, raw):
+                yield ("command", *words, *_lost_word(node, raw))
+        case "declaration_command":
+            yield ("command", *(_text(child, raw) for child in node.children))
+        case "file_redirect":
+            yield ("redirection", str(_read_tree_redirection(node, raw)))
+        case "heredoc_redirect":
+            yield ("document", *(_text(child, raw) for child in node.named_children if child.type == "heredoc_start"))
+        case "herestring_redirect":
+            yield ("input", *(_text(child, raw) for child in node.named_children))
+        case "variable_assignment":
+            if node.parent is None or node.parent.type != "declaration_command":
+                yield ("assignment", _text(node, raw))
+        case "for_statement":
+            values = [child for child in node.named_children if child.type in _WORDS]
+            yield ("for", *(_text(child, raw) for child in (node.named_children[0], *values)))
+        case "command_substitution":
+            yield ("substitution",)
+        case _:
+            yield ("test", _text(node, raw))
+
+
+def _lost_word(command: Node, raw: bytes) -> tuple[str, ...]:
+    """Return the ``-`` between a command and its here-document, which the grammar leaves out."""
+    after = command.next_named_sibling
+    if after is None or after.type != "heredoc_redirect":
+        return ()
+    return tuple(raw[command.end_byte : after.start_byte].decode("utf-8", "replace").split())
 
 
 def _read_tree_redirection(node: Node, raw: bytes) -> ShellRedirection:
@@ -315,8 +315,8 @@ def _read_tree_redirection(node: Node, raw: bytes) -> ShellRedirection:
     parts = [(child.type in _WORDS, _text(child, raw)) for child in node.children]
     words = [part for is_word, part in parts if is_word]
     operator = "".join(part for is_word, part in parts if not is_word)
-    target = "\0".join(_remove_quotes(word) for word in words)
-    return ShellRedirection(operator, target, _capability_of_redirection(operator, target))
+    target = "\0".join(remove_quotes(word) for word in words)
+    return ShellRedirection(operator, target, redirection_capability(operator, target))
 
 
 def _recover_commands(root: Node, raw: bytes) -> tuple[ShellCommand, ...]:
@@ -324,185 +324,25 @@ def _recover_commands(root: Node, raw: bytes) -> tuple[ShellCommand, ...]:
     found: list[ShellCommand] = []
     for node in _nodes(root, "command")[:_MAX_RECOVERED]:
         source = _command_words_as_written(node, raw, literal=False)
-        found.append(ShellCommand(tuple(_remove_quotes(word) for word in source), (), source))
+        found.append(ShellCommand(tuple(remove_quotes(word) for word in source), (), source))
     return tuple(found)
 
 
 def _recover_redirections(root: Node, raw: bytes, commands: tuple[ShellCommand, ...]) -> tuple[ShellRedirection, ...]:
     """Return the redirections of an unclear text that plainly name their file."""
-    moved = any(command.argv and _may_move(command.argv) for command in commands)
+    moved = any(not MOVES.isdisjoint(command.argv) for command in commands)
     found = [_read_tree_redirection(node, raw) for node in _nodes(root, "file_redirect")[:MAX_COMMANDS]]
     return tuple(
         redirection
         for redirection in found
         if redirection.capability is not None
-        and redirection.operator.lstrip("0123456789") in _OPENING
+        and redirection.operator.lstrip("0123456789") in reader.OPENING
         and redirection.target
         and redirection.target.isprintable()
         and _NOT_LITERAL.isdisjoint(redirection.target)
         and not {"$", "`", "("} & set(redirection.target)
         and (redirection.target[:1] == "/" or not moved)
     )
-
-
-# The second parser: a lexer of the subset.
-
-
-def _lex_commands(text: str) -> tuple[ShellCommand, ...]:
-    """Return the commands. If there are too many, return just enough of them to show that.
-
-    :raises _Unclear: for any text that is not plain
-    """
-    commands: list[ShellCommand] = []
-    argv: list[str] = []
-    source: list[str] = []
-    redirections: list[ShellRedirection] = []
-    redirect: str | None = None
-    after_operator = moved = False
-    position = tokens = 0
-
-    def end_redirection() -> None:
-        if redirect is not None:
-            raise _UnclearText(f"the redirection {redirect!r} has no target")
-
-    def finish() -> None:
-        nonlocal moved
-        end_redirection()
-        if redirections and not argv:
-            raise _UnclearText("the text contains a redirection without a command")
-        if argv:
-            for redirection in redirections:
-                if moved and redirection.capability is not None and redirection.target[:1] != "/":
-                    raise _UnclearText(
-                        f"the text changes the folder before it redirects to {_short(redirection.target)}, so the file is "
-                        "unknown (write its absolute path, or do not change the folder)"
-                    )
-            moved = moved or _may_move(argv)
-            commands.append(ShellCommand(tuple(argv), tuple(redirections), tuple(source)))
-            argv.clear()
-            source.clear()
-            redirections.clear()
-
-    def separate(sign: str) -> None:
-        nonlocal after_operator
-        empty = not argv and not redirections
-        finish()
-        if empty and sign != "\n":
-            raise _UnclearText(f"the text has no command before {sign!r}")
-        after_operator = sign in ("&&", "||", "|") or (after_operator and sign == "\n")
-
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise _UnclearText(f"the text is not plain at {text[position : position + 20]!r}")
-        kind = match.lastgroup
-        tokens += kind != "blank"
-        if tokens > MAX_WORDS:
-            raise _UnclearText(f"the text has more than {MAX_WORDS:,} words")
-        if (
-            kind == "word" and position > 0 and text[position - 1] not in " \t\n|;&<>"
-        ):  # impossible, because a word matches as much as it can
-            raise _UnclearText("the words of the text are ambiguous")
-        position = match.end()
-        lexeme = match.group()
-        if kind == "redirect":
-            end_redirection()
-            redirect = lexeme
-        elif kind == "end":
-            separate(lexeme)
-            if len(commands) == _MAX_RECOVERED:
-                return tuple(commands)
-        elif kind == "word":
-            after_operator = False
-            if redirect is not None:
-                redirections.append(_redirection(redirect, lexeme))
-                redirect = None
-                if len(redirections) > MAX_COMMANDS:
-                    raise _UnclearText(f"one command has more than {MAX_COMMANDS} redirections")
-            else:
-                argv.append(_unquote_literal_word(lexeme, first=not argv))
-                source.append(lexeme)
-    finish()
-    if after_operator:
-        raise _UnclearText("the text ends with an operator")
-    return tuple(commands)
-
-
-def _unquote_literal_word(word: str, *, first: bool) -> str:
-    """Return the word without its quotes.
-
-    :raises _Unclear: if the shell would expand the word
-    """
-    out: list[str] = []
-    for match in _PART.finditer(word):
-        kind = match.lastgroup
-        text = match.group(kind) if kind else ""
-        if len(out) > MAX_WORDS:
-            raise _UnclearText(f"one word has more than {MAX_WORDS:,} parts")
-        if kind == "bare":
-            if not _NOT_LITERAL.isdisjoint(text):
-                char = next(c for c in text if c in _NOT_LITERAL)
-                raise _UnclearText(
-                    f"the word {_short(word)} has an unquoted {char!r}, which the shell may expand (quote it)"
-                )
-            out.append(text)
-        elif kind == "quoted":
-            out.append(_QUOTED_ESCAPE.sub(r"\1", text))
-        else:
-            out.append(text)
-    if first and word in _RESERVED:
-        raise _UnclearText(f"the text contains the shell keyword {word!r}, which is not supported")
-    if first and _ASSIGNMENT.match(word):
-        raise _UnclearText("the text contains a variable assignment, which is not supported")
-    return "".join(out)
-
-
-def _remove_quotes(word: str) -> str:
-    """Return the word without its quotes, as far as possible."""
-    out: list[str] = []
-    for match in _PART.finditer(word):
-        kind = match.lastgroup
-        text: Any = match.group(kind) if kind else ""
-        out.append(_QUOTED_ESCAPE.sub(r"\1", text) if kind == "quoted" else text)
-    return "".join(out)
-
-
-def _redirection(operator: str, word: str) -> ShellRedirection:
-    sign = operator.lstrip("0123456789")
-    if sign == ">&" and word.isascii() and word.isdigit():
-        return ShellRedirection(operator, word)
-    target = _unquote_literal_word(word, first=False)
-    both = sign in ("&>", "&>>", ">&")
-    if sign not in _OPENING or (both and operator != sign):
-        raise _UnclearText(f"the text redirects with {operator!r}, which is not supported")
-    if not target or (sign == ">&" and (target[0].isdigit() or target[0] == "-")):
-        raise _UnclearText(f"the text redirects with {operator!r} to {_short(word)}, which is not supported")
-    if target.startswith(("/dev/tcp/", "/dev/udp/")):
-        raise _UnclearText(f"the text redirects to {_short(target)}, which the shell opens as a network connection")
-    if target == "/dev/stdin" or target.startswith("/dev/fd/"):
-        raise _UnclearText(f"the text redirects to {_short(target)}, which the shell opens as a descriptor")
-    return ShellRedirection(operator, target, _capability_of_redirection(operator, target))
-
-
-def _capability_of_redirection(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
-    """Return the access of a redirection to the file that it names."""
-    if target in ("/dev/null", "/dev/stdout", "/dev/stderr"):
-        return None
-    if operator.endswith(">&") and target.isascii() and target.isdigit():
-        return None
-    return "fs.read" if operator.lstrip("0123456789") == "<" else "fs.write"
-
-
-_MOVES = frozenset({"cd", "pushd", "popd", "source", ".", "eval"})
-"""Builtins after which a relative path may name another file."""
-
-
-def _may_move(argv: Sequence[str]) -> bool:
-    return argv[0] in _MOVES or (argv[0] in ("command", "builtin", "time") and not _MOVES.isdisjoint(argv))
-
-
-def _short(word: str) -> str:
-    return repr(word if len(word) <= 60 else word[:60] + "…")
 
 
 # Texts that need no shell: one program with literal arguments, which the kernel runs directly.
@@ -523,7 +363,7 @@ SHELL_WORDS = frozenset(
 
 def argv_of_single_program(script: ShellScript) -> tuple[str, ...] | None:
     """Return the argv of a script that is one program with literal arguments; None if it needs a shell."""
-    if script.unclear is not None or len(script.commands) != 1:
+    if script.unclear is not None or not script.is_plain or len(script.commands) != 1:
         return None
     (command,) = script.commands
     if command.redirections or command.argv[0] in SHELL_WORDS:

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from handrail.policy.shell import command_wrappers, nested_commands
+from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands
 from handrail.policy.shell import risky_options as program_forms
 from handrail.policy.shell.command_wrappers import ENVIRONMENT_MANAGERS, RUNNERS
 from handrail.policy.shell.nested_commands import program_name
-from handrail.policy.shell.parser import SHELL_WORDS, ShellCommand
+from handrail.policy.shell.parser import SHELL_WORDS
 from handrail.policy.shell.risky_options import CommandRisk, make_options_check, risk_naming_every_word
+from handrail.policy.shell.simple_commands import ShellCommand, is_marked, is_open
 
 MAX_WAIT_S = 10
 _MAX_DEPTH = 3
@@ -28,8 +29,8 @@ _RUN_VERBS = frozenset({"run", "exec", "x"})
 
 _CHANGE_THE_SHELL = frozenset(
     {"source", ".", "trap", "alias", "unalias", "hash", "enable", "shopt", "bind", "complete", "compgen", "compopt"}
-    | {"declare", "typeset", "local", "export", "readonly", "unset", "let", "read", "mapfile", "readarray", "getopts"}
-    | {"fc", "history", "jobs", "suspend", "logout", "[", "[["}
+    | {"declare", "typeset", "local", "readonly", "unset", "let", "mapfile", "readarray", "getopts"}
+    | {"fc", "history", "suspend", "logout"}
 )
 _OPEN_A_SHELL_INSIDE = frozenset(
     {"vi", "vim", "nvim", "view", "vimdiff", "ex", "ed", "emacs", "nano", "pico", "more", "sqlite3", "psql", "mysql"}
@@ -97,6 +98,7 @@ _FORMS: Mapping[str, _Form] = {
     "deno": program_forms.package_runner_risk,
     "uv": program_forms.package_runner_risk,
     "iconv": make_options_check("writes a file", "o", "--output"),
+    "jobs": make_options_check("runs a command", "x"),
     "nm": make_options_check("loads a plugin", "", "--plugin"),
     "set": program_forms.shell_set_options_risk,
     "go": program_forms.make_single_dash_check("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
@@ -117,12 +119,54 @@ _FORMS: Mapping[str, _Form] = {
     "javac": program_forms.make_single_dash_check("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
     "printf": program_forms.make_leading_option_check("sets a variable of the shell", "-v"),
     "wait": program_forms.make_leading_option_check("sets a variable of the shell", "-p"),
-    "test": program_forms.make_single_dash_check("looks into the shell's variables, which can run code", "-v", "-R"),
+    **dict.fromkeys(("test", "["), program_forms.test_risk),
+    **dict.fromkeys(("export", "read"), program_forms.variable_risk),
 }  # fmt: skip
 
 
-def find_hidden_program_risk(argv: Sequence[str], depth: int = _MAX_DEPTH) -> CommandRisk | None:
-    """Return the risk of an argv that its program's name does not show, or None."""
+def find_hidden_program_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of an argv that its program's name does not show, or None.
+
+    A rule has to name every word of a command that may destroy something. A word that only the shell knows is a risk if some
+    word in its place could be one.
+    """
+    form = find_form_risk(argv)
+    reason = destroying_forms.why_destroys(argv)
+    destruction = None if reason is None else risk_naming_every_word(argv, reason)
+    if form is not None and reason is not None and program_name(argv) == "find":
+        destruction = CommandRisk(reason, form.words)  # the words of its tests only find fewer files
+    return program_forms.combine_risks(destruction, unknown_word_risk(argv), form)
+
+
+def unknown_word_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of words that only the shell knows, or None."""
+    found = frozenset(index for index, word in enumerate(argv) if is_marked(word))
+    if not found:
+        return None
+    program = program_name(argv)
+    if program in ("test", "[", "[[", "export", "read"):
+        return None  # their forms read the marks
+    words = argv[: argv.index("--")] if "--" in argv and program not in _RUN_REST else argv
+    if not any(map(is_open, words)) and program not in _RUN_REST:
+        return None
+    if program not in _FORMS and program not in _RUN_REST and find_form_risk((argv[0], "-x", "x")) is None:
+        return None
+    reason = f"{program} can do something else with words that only the shell knows"
+    return CommandRisk(reason, frozenset({0, *found}))
+
+
+_RUN_REST = (
+    RUNNERS
+    | ENVIRONMENT_MANAGERS
+    | program_forms.SHELLS
+    | command_wrappers.CODE_INTERPRETERS
+    | frozenset(command_wrappers.WRAPPER_NAMES)
+)
+"""Programs for which any word may be a command or code, whatever stands before it."""
+
+
+def find_form_risk(argv: Sequence[str], depth: int = _MAX_DEPTH) -> CommandRisk | None:
+    """Return the risk of a form of a program that runs, writes or executes more than the program's name says, or None."""
     program = program_name(argv)
     if program in ENVIRONMENT_MANAGERS and (found := _environment_runner_risk(argv, depth)) is not None:
         return found
@@ -151,7 +195,10 @@ def _environment_runner_risk(argv: Sequence[str], depth: int) -> CommandRisk | N
         return risk_naming_every_word(
             argv, reason
         )  # it is unknown which option takes a value, and so which word is the program
-    inner = find_hidden_program_risk(argv[at + 1 :], depth - 1)
+    program = argv[at + 1 :]
+    destroys = destroying_forms.why_destroys(program)
+    destruction = None if destroys is None else risk_naming_every_word(program, destroys)
+    inner = program_forms.combine_risks(destruction, find_form_risk(program, depth - 1))
     if inner is None:
         return CommandRisk(reason, frozenset(range(at + 2)))
     return CommandRisk(inner.reason, frozenset(range(at + 1)) | {at + 1 + index for index in inner.words})

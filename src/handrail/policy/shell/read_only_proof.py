@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from handrail.contract.errors import quote_excerpt
-from handrail.policy.shell import command_wrappers, program_risks
+from handrail.policy.shell import command_wrappers, program_risks, risky_options
 from handrail.policy.shell.parser import ShellScript
 
 _Check = Callable[[Sequence[str]], str | None]
@@ -38,7 +38,10 @@ def _why_not(argv: tuple[str, ...]) -> str | None:
     check = _PROGRAMS.get(inner[0])
     if check is None:
         return f"{inner[0]} is not among the programs known to change nothing"
-    if (concern := program_risks.find_hidden_program_risk(inner)) is not None and inner[0] not in _NARROWER_CHECKS:
+    find_risk = (
+        program_risks.unknown_word_risk if inner[0] in _NARROWER_CHECKS else program_risks.find_hidden_program_risk
+    )
+    if (concern := find_risk(inner)) is not None:
         return concern.reason
     return check(inner)
 
@@ -115,7 +118,18 @@ def _no_operands(argv: Sequence[str]) -> str | None:
 
 
 def _find(argv: Sequence[str]) -> str | None:
+    words: list[str] = []
+    runs = False
     for word in argv[1:]:
+        runs = (runs and word not in (";", "+")) or word in ("-exec", "-execdir")
+        if not runs:
+            words.append(word)
+    for inner in risky_options.commands_of_find(argv):
+        if inner[:1] == ("find",):
+            return "find runs find on each file"
+        if (reason := why_command_not_read_only(inner)) is not None:
+            return reason
+    for word in words:
         if word[:1] == "-" and word not in _FIND and not re.fullmatch(r"-O[0-3]|-[0-9]+|-newer[aBcmt]{2}", word):
             return f"find {word} is not known to change nothing"
     return None
@@ -143,7 +157,31 @@ def _check_for_exact_word(*forms: str) -> _Check:
 
 
 def _command(argv: Sequence[str]) -> str | None:
-    return None if argv[1:2] in (("-v",), ("-V",)) else "command runs what its arguments name"
+    return None if tuple(argv[1:2]) in (("-v",), ("-V",)) else "command runs what its arguments name"
+
+
+def _listing(*forms: str) -> _Check:
+    """Return a check for one of these forms, each with further operands that are no options."""
+    known = [tuple(form.split()) for form in forms]
+
+    def check(argv: Sequence[str]) -> str | None:
+        if any(
+            tuple(argv[1 : 1 + len(form)]) == form and all(word[:1] != "-" for word in argv[1 + len(form) :])
+            for form in known
+        ):
+            return None
+        return f"{argv[0]} only reads in some of its forms"
+
+    return check
+
+
+def _env(argv: Sequence[str]) -> str | None:
+    return None if len(argv) == 1 else "env runs what its arguments name"
+
+
+def _at_most_one_operand(argv: Sequence[str]) -> str | None:
+    operands = [word for word in argv[1:] if word[:1] != "-" or word == "-"]
+    return f"{argv[0]} writes to its second operand" if len(operands) > 1 else None
 
 
 def _xargs(argv: Sequence[str]) -> str | None:
@@ -210,8 +248,8 @@ _GIT: Mapping[str, _Check] = {
 
 def _git(argv: Sequence[str]) -> str | None:
     index = 1
-    while index < len(argv) and argv[index] in _GIT_GLOBAL:
-        index += 1
+    while index < len(argv) and (argv[index] in _GIT_GLOBAL or risky_options.is_git_folder(argv, index)):
+        index += 1 if argv[index] in _GIT_GLOBAL else 2
     if index == len(argv):
         return None
     command, rest = argv[index], argv[index:]
@@ -261,9 +299,10 @@ def why_git_shows_stored_files(argv: Sequence[str]) -> str | None:
     *_, inner = command_wrappers.split_wrapper_layers(argv)
     if not inner or inner[0] != "git":
         return None
-    rest = inner[1:]
-    while rest and rest[0] in _GIT_GLOBAL:
-        rest = rest[1:]
+    index = 1
+    while index < len(inner) and (inner[index] in _GIT_GLOBAL or risky_options.is_git_folder(inner, index)):
+        index += 1 if inner[index] in _GIT_GLOBAL else 2
+    rest = inner[index:]
     shows = _SHOWS_CONTENTS.get(rest[0]) if rest else None
     if shows is None or not shows(rest):
         return None
@@ -370,9 +409,25 @@ def _git_only_lists(rest: Sequence[str]) -> bool:
             "--no-color",
             "--verbose",
         }
-        return all(word in listing for word in rest[1:])
+        lists = not {"--list", "-l", "--merged", "--no-merged", "--contains"}.isdisjoint(rest)
+        return all(
+            word in listing
+            or word.startswith(("--sort=", "--format=", "--merged", "--no-merged", "--contains"))
+            or (lists and word[:1] != "-")
+            for word in rest[1:]
+        )
     if rest[0] == "tag":
-        return all(word in ("-l", "--list", "-n") for word in rest[1:])
+        lists = not {"--list", "-l"}.isdisjoint(rest)
+        return all(
+            word in ("-l", "--list", "-n") or word.startswith(("--sort=", "--format=")) or (lists and word[:1] != "-")
+            for word in rest[1:]
+        )
+    if rest[0] == "remote":
+        return tuple(rest[1:2]) == ("get-url",) and len(rest) == 3 and rest[2][:1] != "-"
+    if rest[0] in ("reflog", "worktree", "stash"):
+        return rest[1:2] in (["list"], ("list",), ["show"], ("show",)) and all(
+            word[:1] != "-" or word in ("--porcelain", "-v", "--stat", "--oneline", "-p") for word in rest[2:]
+        )
     return rest[0] == "config" and len(rest) == 3 and rest[1] in ("--get", "--get-all", "get")
 
 
@@ -397,12 +452,23 @@ _PROGRAMS: Mapping[str, _Check] = {
                  "--exit-status", "--tab", "--indent", "--raw-input", "--args", "--jsonargs", "--join-output", "--monochrome-output"),
     "date": _date,
     "command": _command,
+    **dict.fromkeys(("[", "[[", "read", "export", "sleep", "exit", "break", "continue", "return", "wait", "jobs", "ps"), _accept_any),
+    **dict.fromkeys(("set", "uptime", "free", "groups", "lscpu", "expr", "bc", "base64", "base32", "zcat", "tty", "cal"), _accept_any),
+    **dict.fromkeys(("readelf", "size", "numfmt", "factor", "tsort", "pidof", "pgrep"), _accept_any),
+    "env": _env,
+    **dict.fromkeys(("xxd",), _at_most_one_operand),
+    **dict.fromkeys(("iconv", "shuf", "yq"), _accept_any),  # program_risks.find_risk() checks their options
+    **dict.fromkeys(("pip", "pip3"), _listing("list", "show", "freeze", "--version", "-V", "check")),
+    **dict.fromkeys(("npm", "pnpm"), _listing("ls", "list", "--version", "-v", "root", "prefix")),
+    **dict.fromkeys(("cargo", "rustc", "uv", "ruff", "mypy", "black", "yarn", "gcc", "clang", "java", "ruby", "php", "cmake", "docker"),
+                    _listing("--version")),
+    "go": _listing("version", "env", "list"),
     **dict.fromkeys(("hostname", "arch"), _no_operands),  # on macOS, arch runs a program
     "cd": _accept_any,
     "xargs": _xargs,
     "git": _git,
     **dict.fromkeys(("python", "python3"), _check_for_exact_word("--version", "-V")),
-    "node": _check_for_exact_word("--version"),
+    "node": _check_for_exact_word("--version", "-v"),
 }  # fmt: skip
 """The check of each program, by bare name.
 
@@ -410,7 +476,7 @@ Folders of the workspace come last on the sandbox's PATH. A program there may re
 runs read-only, too.
 """
 
-_NARROWER_CHECKS = frozenset({"xargs", "command"})
+_NARROWER_CHECKS = frozenset({"xargs", "command", "find", "env"})
 """Programs whose general policy asks for approval in every form. Their checks above are narrower."""
 _HARMLESS_WITH_ANY_WORDS = frozenset(
     {

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from handrail.contract.protected.path_protection import SERVER_OPTIONS
+from handrail.policy.shell.command_wrappers import is_harmless_variable
+from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT, is_marked, show_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,48 @@ def shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
     return None
 
 
+_TEST_SIGNS = frozenset(
+    {"=", "==", "!=", "<", ">", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef", "-a", "-o"}
+)
+
+
+def test_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of ``test`` and ``[``, which can look into the shell's variables and so run code, or None."""
+    words = [word for word in argv[1:] if word != "]"]
+    while words[:1] == ["!"]:
+        words = words[1:]
+    if any(word in ("-v", "-R") for word in words):
+        return risk_naming_every_word(argv, f"{argv[0]} looks into the shell's variables, which can run code")
+    if not any(map(is_marked, words)) or (len(words) == 1 and not _SPLITS.search(words[0])):
+        return None
+    fits = (len(words) == 2 and words[0][:1] == "-" and not is_marked(words[0])) or (
+        len(words) == 3 and words[1] in _TEST_SIGNS
+    )
+    if fits and not any(map(_SPLITS.search, words)):
+        return None
+    return risk_naming_every_word(
+        argv, f"{argv[0]} has words that only the shell knows where an operator may stand (quote them)"
+    )
+
+
+_SPLITS = re.compile(f"[{GLOB}{SPLIT}]")
+_VARIABLE_NAME = re.compile(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL | re.ASCII)
+
+
+def variable_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of ``export`` and ``read``, which set variables of the shell, or None."""
+    for word in argv[1:]:
+        match = _VARIABLE_NAME.fullmatch(word)
+        if match is not None and is_harmless_variable(match.group(1)) and not is_marked(word.partition("=")[0]):
+            continue
+        if argv[0] == "read" and word == "-r":
+            continue
+        if argv[0] == "export" and word == "-p":
+            continue
+        return risk_naming_every_word(argv, f"{argv[0]} {show_marks(word)} changes the shell itself")
+    return None
+
+
 def second_operand_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``uniq`` and ``xxd``, which write to their second operand, or None.
 
@@ -209,6 +253,18 @@ def find_program_risk(argv: Sequence[str]) -> CommandRisk | None:
         if word in ("-delete", "-fls", "-fprint", "-fprint0", "-fprintf"):
             return _risk_from(argv, index, f"find {word} deletes or writes files")
     return None
+
+
+def commands_of_find(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands of ``find -exec``, with a mark for each file that it finds."""
+    index = 1
+    while index < len(argv):
+        if argv[index] in ("-exec", "-execdir", "-ok", "-okdir"):
+            end = next((at for at in range(index + 1, len(argv)) if argv[at] in (";", "+")), len(argv))
+            words = argv[index + 1 : end]
+            yield tuple(word.replace("{}", NO_OPTION if word[:2] == "{}" else ANY_TEXT) for word in words)
+            index = end
+        index += 1
 
 
 def tar_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -295,13 +351,21 @@ def git_risk(argv: Sequence[str]) -> CommandRisk | None:
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
         span = 2 if word in _GIT_WITH_VALUE else 1
-        if word not in _GIT_HARMLESS:
+        if word not in _GIT_HARMLESS and not is_git_folder(argv, index):
             why = f"git {word} changes the configuration of git, which can name programs to run"
             known = span == 2 or "=" in word or word in _GIT_FLAGS
             end = index + span if known else len(argv)  # otherwise it is unknown which word is git's command
             before.append(CommandRisk(why, frozenset((0, *range(index, min(end, len(argv)))))))
         index += span
     return combine_risks(*before, *(_git_subcommand_risks(argv, index) if index < len(argv) else ()))
+
+
+def is_git_folder(argv: Sequence[str], index: int) -> bool:
+    """Return whether git's option at ``index`` only changes to a folder below, as ``cd`` does."""
+    if argv[index] != "-C" or index + 1 >= len(argv):
+        return False
+    folder = argv[index + 1]
+    return folder[:1] not in ("/", "-", "") and ".." not in folder.split("/") and not is_marked(folder)
 
 
 def _git_subcommand_risks(argv: Sequence[str], index: int) -> Iterator[CommandRisk | None]:

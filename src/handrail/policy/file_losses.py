@@ -1,0 +1,161 @@
+"""The files of the workspace that a shell text removes or replaces for good, as the file system and git's index say.
+
+Nothing is lost if git has the content of a removed file, or if git ignores a folder of build outputs. The index is read as a
+file, so no program of the workspace runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from handrail.contract.errors import ToolError
+from handrail.contract.services.file_services import PathResolver
+from handrail.contract.text.glob_patterns import path_matches
+from handrail.policy.shell import command_wrappers, destroying_forms
+from handrail.policy.shell.parser import ShellScript
+from handrail.policy.shell.simple_commands import ShellCommand, is_marked
+
+_MOST_LOSSES = 8
+_MOST_PATHS = 200
+_MAX_INDEX_BYTES = 64 * 1024 * 1024
+_MAX_IGNORE_BYTES = 64 * 1024
+_ENTRY_BYTES = 62
+"""The bytes of an index entry before its name (gitformat-index(5), versions 2 and 3)."""
+_PLAIN_IGNORE = re.compile(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
+
+
+def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
+    """Return the files and folders that a text removes or replaces for good, as a message names them."""
+    found: dict[str, None] = {}
+    if script.unclear is not None:
+        return ()
+    for redirection in script.files:
+        if redirection.operator.lstrip("0123456789") in (">", ">|", "&>", ">&") and _is_lost(
+            redirection.target, "", roots, removed=False
+        ):
+            found[redirection.target] = None
+    for command in script.commands:
+        *_, argv = command_wrappers.split_wrapper_layers(command.argv)
+        removed = [(path, "", True) for path in destroying_forms.find_removed_paths(argv)]
+        replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv)]
+        for path, inner, is_removed in (*removed, *replaced)[:_MOST_PATHS]:
+            for place in _places(command, path):
+                if len(found) < _MOST_LOSSES and _is_lost(place, inner, roots, removed=is_removed):
+                    found[place] = None
+    return tuple(found)
+
+
+def _places(command: ShellCommand, path: str) -> Iterator[str]:
+    """Yield where a path may lead from the folders of a command."""
+    if is_marked(path):
+        return
+    if path[:1] == "/":
+        yield path
+    else:
+        yield from (path if folder == "." else f"{folder}/{path}" for folder in command.folders)
+
+
+def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bool:
+    """Return whether something is lost for good if this path is removed, or replaced.
+
+    :param inner: the name of the replaced file if the path is a folder
+    """
+    try:
+        where = roots.resolve_path(path)
+        if inner and Path(where.absolute).is_dir():
+            where = roots.resolve_path(f"{path}/{inner}")
+    except ToolError:
+        return False
+    if where.root != roots.workspace:
+        return False
+    try:
+        found = os.lstat(where.absolute)
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode) and not (stat.S_ISREG(found.st_mode) and found.st_size):
+        return False
+    relative = where.relative_path
+    if destroying_forms.is_cache(relative):
+        return False
+    repository = _Repository(roots.workspace)
+    if destroying_forms.is_build_output(relative) and repository.ignores(relative):
+        return False
+    if stat.S_ISDIR(found.st_mode):
+        return removed
+    return not (removed and repository.has_content(relative, found))
+
+
+class _Repository:
+    """What a git repository says about paths of the workspace, read from its files."""
+
+    def __init__(self, workspace: str) -> None:
+        self._workspace = Path(workspace)
+
+    def ignores(self, relative: str) -> bool:
+        """Return whether git certainly ignores a path, and tracks nothing in it."""
+        index = self._read(".git/index", _MAX_INDEX_BYTES)
+        if index is None or self._tracks(index, relative):
+            return False
+        text = self._read(".gitignore", _MAX_IGNORE_BYTES)
+        lines = [] if text is None else text.decode("utf-8", "replace").splitlines()
+        if any(line.startswith("!") for line in lines):
+            return False
+        names = relative.split("/")
+        parents = ["/".join(names[:count]) for count in range(1, len(names) + 1)]
+        return any(_PLAIN_IGNORE.fullmatch(line.strip()) and _ignores(line.strip(), parents) for line in lines)
+
+    def has_content(self, relative: str, found: os.stat_result) -> bool:
+        """Return whether the index has a file exactly as it is now."""
+        index = self._read(".git/index", _MAX_INDEX_BYTES)
+        start = -1 if index is None else _entry_of(index, relative)
+        if index is None or start < 0:
+            return False
+        seconds, nanoseconds, size = (int.from_bytes(index[start + at : start + at + 4]) for at in (8, 12, 36))
+        return size == found.st_size & 0xFFFFFFFF and (seconds, nanoseconds) == divmod(found.st_mtime_ns, 1_000_000_000)
+
+    def _tracks(self, index: bytes, relative: str) -> bool:
+        """Return whether the index has this path, or a path in it. If it cannot be read, the answer is yes."""
+        if index[:4] != b"DIRC" or index[4:8] not in (b"\0\0\0\2", b"\0\0\0\3"):
+            return True
+        return _entry_of(index, relative) >= 0 or _entry_of(index, f"{relative}/", whole=False) >= 0
+
+    def _read(self, name: str, most: int) -> bytes | None:
+        path = self._workspace / name
+        try:
+            found = path.lstat()
+            return path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size <= most else None
+        except OSError:
+            return None
+
+
+def _entry_of(index: bytes, name: str, *, whole: bool = True) -> int:
+    """Return where the entry of a name begins, or that of a path which begins with it; -1 if there is none."""
+    if index[:4] != b"DIRC" or index[4:8] not in (b"\0\0\0\2", b"\0\0\0\3"):
+        return -1
+    wanted = name.encode("utf-8", "surrogateescape")
+    at = index.find(wanted)
+    while at >= 0:
+        end = index.find(b"\0", at)
+        length = end - at
+        for extended in (0, 2):
+            start = at - _ENTRY_BYTES - extended
+            flags = int.from_bytes(index[start + 60 : start + 62]) if start >= 0 else 0
+            is_entry = start >= 12 and flags & 0xFFF == min(length, 0xFFF) and bool(flags & 0x4000) == bool(extended)
+            if is_entry and (not whole or length == len(wanted)):
+                return start
+        at = index.find(wanted, at + 1)
+    return -1
+
+
+def _ignores(line: str, paths: list[str]) -> bool:
+    """Return whether a plain line of ``.gitignore`` is about one of these paths."""
+    pattern = line.rstrip("/")
+    anchored = "/" in pattern.removeprefix("**/")
+    pattern = pattern.removeprefix("/")
+    return any(
+        path_matches(pattern if anchored or pattern.startswith("**/") else f"**/{pattern}", path) for path in paths
+    )

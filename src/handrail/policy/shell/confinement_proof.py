@@ -1,0 +1,449 @@
+"""What a text shows about confinement: a command is decidable, destroys nothing, names no protected path, needs no network.
+
+The sandbox confines every program. This proof says that nothing in the words of a command contradicts it, or would be lost
+within it. It trusts programs of the workspace as far as their words go, as a user does who lets tests run.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from handrail.contract.protected import path_protection
+from handrail.policy.shell import (
+    command_wrappers,
+    destroying_forms,
+    nested_commands,
+    program_risks,
+    read_only_proof,
+    risky_options,
+)
+from handrail.policy.shell.nested_commands import program_name
+from handrail.policy.shell.parser import ShellScript, parse_script
+from handrail.policy.shell.simple_commands import ANY_TEXT, SPLIT, is_marked, is_open, show_marks
+
+_MAX_DEPTH = 4
+
+
+def stays_confined(argv: Sequence[str]) -> bool:
+    """Return whether nothing in the words of a command contradicts that it stays confined."""
+    return why_not_confined(argv) is None
+
+
+def why_not_confined(argv: Sequence[str]) -> str | None:
+    """Return why a command is not known to stay confined, as half a sentence, or None."""
+    return _why_not_confined(tuple(argv), _MAX_DEPTH)
+
+
+def why_script_not_confined(script: ShellScript) -> str | None:
+    """Return why a shell text is not known to stay confined, or None.
+
+    Redirections are not part of the answer. Rules about files decide them.
+    """
+    return _why_script_not_confined(script, _MAX_DEPTH)
+
+
+def _why_script_not_confined(script: ShellScript, depth: int) -> str | None:
+    if script.unclear is not None:
+        return script.unclear
+    for command in script.commands:
+        if (reason := _why_not_confined(command.argv, depth)) is not None:
+            return reason
+        if command.folders != (".",) and (reason := _why_lost_elsewhere(command.argv, command.folders)) is not None:
+            return reason
+    return None if script.commands else "the text contains no command"
+
+
+def _why_lost_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str | None:
+    """Return why a command in another folder may remove something, or None."""
+    if program_name(command_wrappers.split_wrapper_layers(argv)[-1]) not in ("rm", "mv", "unlink", "find"):
+        return None
+    if not folders or any(folder[:1] == "/" or folder[:2] == ".." or ".git" in folder.split("/") for folder in folders):
+        return f"{argv[0]} runs in a folder that the text does not name, or outside the workspace"
+    return None
+
+
+@lru_cache(maxsize=512)
+def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
+    if depth == 0:
+        return "the command runs a command in a command, on too many levels"
+    *_, inner = command_wrappers.split_wrapper_layers(argv)
+    if read_only_proof.changes_nothing(argv):
+        return None
+    if not inner or is_marked(inner[0]):
+        return "the text does not name the program"
+    reason = destroying_forms.why_destroys(inner) or why_needs_network(inner) or _why_protected(inner)
+    if reason is not None:
+        return reason
+    program = program_name(inner)
+    check = _CHECKS.get(program)
+    if check is not None:
+        return check(inner, depth)
+    if program in risky_options.SHELLS:
+        return _shell(inner, depth)
+    if program in command_wrappers.ENVIRONMENT_MANAGERS and (at := _place_after(inner, ("run", "exec"))) is not None:
+        return _why_not_confined(inner[at:], depth - 1)
+    risk = program_risks.find_form_risk(inner)
+    return None if risk is None else risk.reason
+
+
+# What a command needs, and what it names.
+
+
+def why_needs_network(argv: Sequence[str]) -> str | None:
+    """Return why a command does nothing useful without a network, as half a sentence, or None."""
+    if program_name(argv).startswith("python") and tuple(argv[1:3]) == ("-m", "pip"):
+        argv = argv[2:]
+    program = program_name(argv)
+    verbs = _NETWORK.get(program)
+    if verbs is None:
+        return None
+    if not verbs or any(not verb for verb in verbs if len(argv) == 1):
+        return f"{argv[0]} needs the network"
+    words = [word for word in argv[1:] if word[:1] != "-"]
+    for verb in verbs:
+        if verb and tuple(words[: len(verb.split())]) == tuple(verb.split()):
+            return f"{argv[0]} {verb} needs the network"
+    return None
+
+
+def _verbs(text: str) -> tuple[str, ...]:
+    return tuple(verb.strip() for verb in text.split(",")) if text else ()
+
+
+_NODE_NETWORK = _verbs(
+    "install, i, in, ci, add, update, up, upgrade, publish, audit, view, info, outdated, login, create, init, dlx, search, ping"
+)
+_PIP_NETWORK = _verbs("install, download, index, search, wheel")
+_NETWORK: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            "curl",
+            "wget",
+            "ssh",
+            "scp",
+            "sftp",
+            "ftp",
+            "lftp",
+            "telnet",
+            "nc",
+            "ncat",
+            "netcat",
+            "socat",
+            "ping",
+            "dig",
+            "host",
+            "nslookup",
+        ),
+        (),
+    ),
+    **dict.fromkeys(
+        ("whois", "traceroute", "gh", "glab", "hub", "aws", "gcloud", "gsutil", "az", "kubectl", "helm", "docker"), ()
+    ),
+    **dict.fromkeys(
+        ("podman", "flyctl", "fly", "vercel", "netlify", "heroku", "wrangler", "firebase", "twine", "http", "https"), ()
+    ),
+    **dict.fromkeys(
+        (
+            "apt",
+            "apt-get",
+            "dnf",
+            "yum",
+            "apk",
+            "pacman",
+            "brew",
+            "port",
+            "zypper",
+            "snap",
+            "pipx",
+            "uvx",
+            "yt-dlp",
+            "aria2c",
+        ),
+        (),
+    ),
+    **dict.fromkeys(
+        ("docker-compose", "terraform", "pulumi", "ansible", "ansible-playbook", "mosh", "autossh", "rclone"), ()
+    ),
+    **dict.fromkeys(("npm", "pnpm", "bun"), _NODE_NETWORK),
+    "yarn": ("", *_NODE_NETWORK),
+    **dict.fromkeys(("pip", "pip3"), _PIP_NETWORK),
+    "uv": _verbs(
+        "sync, add, lock, pip install, pip sync, pip compile, tool install, tool run, tool upgrade, publish, python install, self"
+    ),
+    **dict.fromkeys(
+        ("poetry", "pdm", "pipenv", "rye", "pixi"), _verbs("install, add, update, lock, publish, sync, search")
+    ),
+    **dict.fromkeys(
+        ("conda", "mamba", "micromamba"), _verbs("install, create, update, search, env create, env update")
+    ),
+    "cargo": _verbs("fetch, install, add, update, publish, search, login, yank, owner, generate-lockfile"),
+    "go": _verbs("get, install, mod download, mod tidy, mod vendor, work sync"),
+    **dict.fromkeys(("gem", "bundle", "bundler"), _verbs("install, update, push, fetch, add, outdated")),
+    "composer": _verbs("install, require, update, create-project"),
+    "dotnet": _verbs("restore, add, tool install, nuget"),
+    "git": _verbs(
+        "fetch, pull, push, clone, ls-remote, remote update, remote show, submodule update, lfs pull, lfs fetch, lfs push"
+    ),
+    "hg": _verbs("pull, push, clone, incoming, outgoing"),
+    "playwright": _verbs("install"),
+    "rustup": _verbs("update, install, toolchain install, component add, target add"),
+    "deno": _verbs("add, install, cache, publish"),
+}
+"""Programs that need the network: for every sub-command, or for those named."""
+
+_READERS = frozenset(
+    {
+        "grep",
+        "egrep",
+        "fgrep",
+        "rg",
+        "cat",
+        "ls",
+        "head",
+        "tail",
+        "wc",
+        "diff",
+        "find",
+        "stat",
+        "file",
+        "echo",
+        "printf",
+    }
+)
+
+
+_GIT_WRITES_NAMED = frozenset({"mv", "rm", "restore", "checkout", "init", "clone", "worktree"})
+
+
+def _why_protected(argv: Sequence[str]) -> str | None:
+    """Return why a command names a protected path among its words, or None."""
+    program = program_name(argv)
+    if program in _READERS or (program == "git" and _GIT_WRITES_NAMED.isdisjoint(argv)):
+        return None
+    for word in read_only_proof.find_possible_path_words(argv):
+        path = posixpath.normpath(word)
+        if path[:1] == "/" or path[:2] == ".." or not (set(path) - {"."}):
+            continue
+        found = path_protection.find_tool_protection(path)
+        if found is not None and found.applies_to_programs:
+            return f"the word {show_marks(word)!r} names a path that no tool writes"
+    return None
+
+
+# Programs that run other commands.
+
+_Check = Callable[[tuple[str, ...], int], str | None]
+
+
+def _place_after(argv: Sequence[str], verbs: Sequence[str]) -> int | None:
+    """Return the position of the program after a verb such as ``run``, or None if an option or nothing is there."""
+    at = next((index for index, word in enumerate(argv) if index and word in verbs), None)
+    if at is None or any(word[:1] == "-" and word not in command_wrappers.VALUELESS_OPTIONS for word in argv[1:at]):
+        return None
+    at += 1
+    while at < len(argv) and (argv[at] in command_wrappers.VALUELESS_OPTIONS or argv[at] == "--"):
+        at += 1
+    return at if at < len(argv) and argv[at][:1] != "-" else None
+
+
+def _shell(argv: tuple[str, ...], depth: int) -> str | None:
+    index = 1
+    while index < len(argv) and re.fullmatch(r"-[eux]+|-o|pipefail|--", argv[index]):
+        index += 1
+    if index < len(argv) and re.fullmatch(r"-[eux]*l?c", argv[index]) and index + 1 < len(argv):
+        text = argv[index + 1]
+        if is_marked(text):
+            return f"{argv[0]} runs a text that only the shell knows"
+        return _why_script_not_confined(parse_script(text), depth - 1)
+    if (
+        index < len(argv)
+        and argv[index][:1] not in ("-", "+")
+        and not is_open(argv[index])
+        and "/dev/" not in argv[index]
+    ):
+        return None
+    return f"{argv[0]} runs its input, or a text that is not plain"
+
+
+def _find(argv: tuple[str, ...], depth: int) -> str | None:
+    if any(word in ("-fls", "-fprint", "-fprint0", "-fprintf") for word in argv):
+        return "find writes the file that an option names"
+    for inner in risky_options.commands_of_find(argv):
+        if inner[:1] == ("rm",) and destroying_forms.finds_only_caches(argv):
+            continue
+        if (reason := _why_not_confined(inner, depth - 1)) is not None:
+            return reason
+    return None
+
+
+def _xargs(argv: tuple[str, ...], depth: int) -> str | None:
+    index = 1
+    replaced = ""
+    while index < len(argv) and argv[index][:1] == "-":
+        word = argv[index]
+        if word in ("-n", "-P", "-L", "-d", "-s", "-E"):
+            index += 2
+        elif word == "-I":
+            replaced = argv[index + 1] if index + 1 < len(argv) else ""
+            index += 2
+        elif word[:2] == "-I":
+            replaced = word[2:]
+            index += 1
+        elif re.fullmatch(r"-[0rtx]+|-[nPLsd].+|--null|--no-run-if-empty|--max-(?:args|procs|lines)=\d+", word):
+            index += 1
+        else:
+            return f"xargs {word} is not understood"
+    command = argv[index:]
+    if not command:
+        return None
+    command = tuple(word.replace(replaced, ANY_TEXT) for word in command) if replaced else (*command, SPLIT)
+    return _why_not_confined(command, depth - 1)
+
+
+def _python(argv: tuple[str, ...], depth: int) -> str | None:
+    del depth
+    if any(map(is_open, argv[1:2])):
+        return f"{argv[0]} may run a text that only the shell knows"
+    risk = risky_options.interpreter_risk(program_name(argv), argv)
+    return None if risk is None else risk.reason
+
+
+def _sed(argv: tuple[str, ...], depth: int) -> str | None:
+    del depth
+    plain: list[str] = []
+    for word in argv:
+        match = _IN_PLACE.fullmatch(word)
+        if match is None:
+            plain.append(word)
+        elif match.group("letters"):
+            plain.append(f"-{match.group('letters')}")
+    risk = risky_options.sed_risk(plain)
+    return None if risk is None else risk.reason
+
+
+_IN_PLACE = re.compile(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
+
+
+def _make(argv: tuple[str, ...], depth: int) -> str | None:
+    del depth
+    for word in argv[1:]:
+        name = word.partition("=")[0]
+        if (
+            "=" in word
+            and word[:1] != "-"
+            and (name.upper() == "SHELL" or not command_wrappers.is_harmless_variable(name.rstrip(":+?")))
+        ):
+            return f"make {name}=… sets what its recipes run"
+    if any(word.startswith("--eval") or word == "-E" or is_open(word) for word in argv[1:]):
+        return "make runs a rule that the text does not name"
+    return None
+
+
+def _git(argv: tuple[str, ...], depth: int) -> str | None:
+    del depth
+    risk = risky_options.git_risk(argv)
+    return None if risk is None else risk.reason
+
+
+def _npx(argv: tuple[str, ...], depth: int) -> str | None:
+    at = 1
+    offline = False
+    while at < len(argv) and argv[at][:1] == "-":
+        if argv[at] not in ("--no-install", "--no", "--offline", "--quiet", "-q", "--"):
+            return f"{argv[0]} {argv[at]} is not understood"
+        offline = offline or argv[at] in ("--no-install", "--no", "--offline")
+        at += 1
+    if not offline:
+        return f"{argv[0]} needs the network for a program that is not installed (--no-install prevents that)"
+    return _why_not_confined(argv[at:], depth - 1) if at < len(argv) else None
+
+
+def _package_runner(argv: tuple[str, ...], depth: int) -> str | None:
+    if argv[1:2] == ("exec",) and argv[0] in ("pnpm", "yarn") and len(argv) > 2 and argv[2][:1] != "-":
+        return _why_not_confined(argv[2:], depth - 1)
+    risk = risky_options.package_runner_risk(argv)
+    return None if risk is None else risk.reason
+
+
+def _shell_variables(argv: tuple[str, ...], depth: int) -> str | None:
+    del depth
+    risk = program_risks.find_hidden_program_risk(argv)
+    return None if risk is None else risk.reason
+
+
+def _nothing(argv: tuple[str, ...], depth: int) -> str | None:
+    del argv, depth
+
+
+_CHECKS: Mapping[str, _Check] = {
+    **dict.fromkeys(("find", "gfind", "bfs"), _find),
+    **dict.fromkeys(("xargs", "gxargs"), _xargs),
+    **dict.fromkeys(("python", "python3"), _python),
+    **dict.fromkeys(("sed", "gsed"), _sed),
+    **dict.fromkeys(("make", "gmake"), _make),
+    "git": _git,
+    "npx": _npx,
+    **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _package_runner),
+    **dict.fromkeys(("export", "read", "[", "[[", "test", "set"), _shell_variables),
+    **dict.fromkeys(
+        ("sort", "uniq", "xxd", "tree", "shuf", "iconv", "date", "unset", "local", "kill", "wait"), _nothing
+    ),
+}
+
+
+# Texts that are not understood, and version control.
+
+
+def why_unclear_text_may_destroy(script: ShellScript, text: str) -> str | None:
+    """Return which words of a text that is not understood may destroy something, or None. When in doubt, there is a reason."""
+    for command in script.commands:
+        if (
+            reason := destroying_forms.why_destroys(command_wrappers.split_wrapper_layers(command.argv)[-1])
+        ) is not None:
+            return reason
+    bare = _QUOTES.sub("", text)
+    if (match := _DESTROYING_WORDS.search(bare)) is not None:
+        return f"the text contains {match.group().strip()!r}, and it is not understood"
+    if (match := _REPOSITORY.search(bare)) is not None:
+        return f"the text names {match.group()!r}, and it is not understood"
+    for word in _SEPARATORS.split(bare):
+        path = posixpath.normpath(word) if word else ""
+        if path and path[:1] != "/" and set(path) - {"."} and path_protection.find_tool_protection(path) is not None:
+            return f"the text names {word!r}, a path that no tool writes, and it is not understood"
+    return None
+
+
+_QUOTES = re.compile(r"['\"\\]")
+_SEPARATORS = re.compile(r"[\s;|&()<>`{}$!,=:]+")
+_NAMES = "|".join(sorted((re.escape(name) for name in destroying_forms.PROGRAM_NAMES - {"git", "find", "sed", "tar", "cp", "tee", "ln", "install"}), reverse=True))  # fmt: skip
+_DESTROYING_WORDS = re.compile(
+    rf"(?<![\w.-])(?:{_NAMES})(?![\w-])|-delete\b|--delete|>\||(?<![>&<])>(?!>|&)\s*[^\s&/]|\bof="
+    r"|\b(?:clean|reset|checkout|restore|stash|switch|reflog|gc|prune|update-ref|filter-branch|filter-repo)\b|\s-D\b|--force|\s-f\b"
+    r"|\b(?:rmtree|unlink|rmdir|removedirs|remove|rmSync|unlinkSync|rmdirSync|truncate|rename|replace|writeFile|write_text|write_bytes|fs\.rm"
+    r"|shutil|os\.system|subprocess|popen|exec|eval|base64|xxd|decode|fromhex|chr)\b|\\x|\$'",
+    re.IGNORECASE,
+)
+_REPOSITORY = re.compile(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
+
+
+def changes_repository(script: ShellScript) -> bool:
+    """Return whether a command of a text writes data of a version control system."""
+    return any(_writes_repository(command.argv) for command in script.commands)
+
+
+def _writes_repository(argv: Sequence[str]) -> bool:
+    *_, inner = command_wrappers.split_wrapper_layers(argv)
+    if not inner or read_only_proof.changes_nothing(inner):
+        return False
+    if program_name(inner) in _VERSION_CONTROL:
+        return True
+    form = nested_commands.find_nested_command_form(program_name(inner))
+    return form is not None and any(
+        program_name((piece,)) in _VERSION_CONTROL for word in inner[1:] for piece in _SEPARATORS.split(word) if piece
+    )
+
+
+_VERSION_CONTROL = frozenset({"git", "hg", "jj", "svn", "bzr", "fossil", "sl", "gt"})

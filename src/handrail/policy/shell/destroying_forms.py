@@ -1,0 +1,432 @@
+"""The commands that delete or overwrite what cannot be brought back: programs, sub-commands and options.
+
+They require approval in every mode, also under a rule that allows the program. Only a rule that names every word allows them.
+:func:`why_destroys` decides by the words alone. :func:`find_replaced_paths` and :func:`find_removed_paths` return the
+paths of which the file system decides whether something is lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from handrail.policy.shell.nested_commands import program_name
+from handrail.policy.shell.simple_commands import is_marked
+
+_MOST_REMOVED = 3
+"""The number of files that one command may remove by their names."""
+CACHES = frozenset(
+    {
+        "__pycache__",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".hypothesis",
+        ".tox",
+        ".nox",
+        ".turbo",
+        ".parcel-cache",
+    }
+    | {".nyc_output", "htmlcov", ".coverage", ".eggs", ".gradle", ".ipynb_checkpoints", ".pytype", ".DS_Store"}
+)
+"""Names of files and folders that programs make again, and that hold nothing else."""
+BUILD_OUTPUTS = frozenset(
+    {
+        "build",
+        "dist",
+        "node_modules",
+        "target",
+        "out",
+        "bin",
+        "obj",
+        "coverage",
+        ".next",
+        ".nuxt",
+        ".svelte-kit",
+        ".output",
+    }
+    | {
+        ".venv",
+        "venv",
+        "site",
+        "_build",
+        "cmake-build-debug",
+        "cmake-build-release",
+        ".cache",
+        "public",
+        ".vite",
+        ".angular",
+    }
+)
+"""Names of folders that hold only build outputs if git ignores them."""
+_GENERATED = re.compile(r".*\.(?:py[cod]|o|obj|class|egg-info|tsbuildinfo)")
+_Check = Callable[[Sequence[str]], str | None]
+
+
+def why_destroys(argv: Sequence[str]) -> str | None:
+    """Return why a command may delete or overwrite what cannot be brought back, as half a sentence, or None."""
+    check = _PROGRAMS.get(program_name(argv))
+    return None if check is None else check(argv)
+
+
+def is_cache(path: str) -> bool:
+    """Return whether a path inside the workspace names something that a program makes again."""
+    names = path.rstrip("/").split("/")
+    if path[:1] == "/" or ".." in names or ".git" in names:
+        return False
+    return not CACHES.isdisjoint(names) or _GENERATED.fullmatch(names[-1]) is not None
+
+
+def is_build_output(path: str) -> bool:
+    """Return whether a path inside the workspace has the name of a folder for build outputs."""
+    names = path.rstrip("/").split("/")
+    return path[:1] != "/" and not is_marked(path) and ".." not in names and not BUILD_OUTPUTS.isdisjoint(names)
+
+
+# The words of one program.
+
+
+def split_words(argv: Sequence[str], with_value: str = "") -> tuple[list[str], list[str]]:
+    """Return the options and the operands among the words after the program.
+
+    :param with_value: the letters and names of options whose value is the next word, separated by spaces
+    """
+    values = with_value.split()
+    options: list[str] = []
+    operands: list[str] = []
+    words = iter(argv[1:])
+    for word in words:
+        if word == "--":
+            operands += words
+        elif word[:1] != "-" or word == "-":
+            operands.append(word)
+        else:
+            options.append(word)
+            if word in values:
+                next(words, None)
+    return options, operands
+
+
+def _has(options: Sequence[str], letters: str, *names: str) -> bool:
+    """Return whether one of these options is present, alone, in a cluster, or shortened."""
+    for option in options:
+        if option[:2] == "--":
+            name = option.partition("=")[0]
+            if len(name) > 3 and any(long.startswith(name) for long in names):
+                return True
+        elif not set(letters).isdisjoint(option[1:]):
+            return True
+    return False
+
+
+def _always(why: str) -> _Check:
+    return lambda argv: f"{argv[0]} {why}"
+
+
+def _rm(argv: Sequence[str]) -> str | None:
+    options, operands = split_words(argv)
+    if all(map(is_cache, operands)):
+        return None
+    if any(word[-1:] == "\x04" or is_marked(word) for word in (*operands, *options)):
+        return f"{argv[0]} removes files that the text does not name"
+    if _has(options, "rR", "--recursive"):
+        if all(is_cache(word) or is_build_output(word) for word in operands):
+            return None  # the file system decides
+        return f"{argv[0]} removes folders with their content"
+    if len(operands) > _MOST_REMOVED:
+        return f"{argv[0]} removes many files"
+    if any(_is_repository(word) for word in operands):
+        return f"{argv[0]} removes version control data"
+    return None
+
+
+def _is_repository(word: str) -> bool:
+    return any(name.rstrip(".").lower() in (".git", ".hg", ".svn", ".jj") for name in word.split("/"))
+
+
+def _dd(argv: Sequence[str]) -> str | None:
+    if any(word.startswith("of=") and word != "of=/dev/null" for word in argv) or any(map(is_marked, argv)):
+        return "dd overwrites its output"
+    return None
+
+
+def _find(argv: Sequence[str]) -> str | None:
+    if "-delete" in argv and not finds_only_caches(argv):
+        return "find -delete deletes every file that it finds"
+    return None
+
+
+def finds_only_caches(argv: Sequence[str]) -> bool:
+    """Return whether ``find`` with these words finds only files that a program makes again."""
+    if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or any(map(is_marked, argv)):
+        return False
+    if any(word[:1] == "/" or ".." in word.split("/") for word in argv[1:2]):
+        return False
+    for option, name in itertools.pairwise(argv):
+        if option == "-name" and (name in CACHES or re.fullmatch(r"\*\.(?:py[cod]|o|obj|class)", name)):
+            return True
+    return False
+
+
+def _mv(argv: Sequence[str]) -> str | None:
+    options, operands = split_words(argv, "-t -S --target-directory --suffix")
+    if any(map(is_marked, argv)):
+        return "mv moves files that the text does not name"
+    if any(map(_is_repository, operands)):
+        return "mv moves version control data"
+    target = operands[-1] if operands else ""
+    if target[:1] == "/" or target[:2] == "..":
+        return "mv moves files out of the workspace"
+    if _has(options, "t", "--target-directory"):
+        return "mv with a target folder can overwrite files"
+    return None
+
+
+def _replaces_marked(why: str) -> _Check:
+    return lambda argv: f"{argv[0]} {why}" if argv and is_marked(argv[-1]) else None
+
+
+def _with_options(letters: str, *names: str, why: str) -> _Check:
+    return lambda argv: f"{argv[0]} {why}" if _has(split_words(argv)[0], letters, *names) else None
+
+
+def _chmod(argv: Sequence[str]) -> str | None:
+    options, operands = split_words(argv)
+    if not _has(options, "R", "--recursive"):
+        return None
+    if any(map(is_marked, argv)) or any(word in (".", "/", "*", "..") for word in operands[1:]):
+        return f"{argv[0]} -R changes the modes of many files"
+    return f"{argv[0]} -R takes modes away" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
+
+
+_SED_WHOLE = re.compile(r"(?:(?:0|1),\$!?|/\.?\*?/)?\s*\{?\s*d\s*;?\s*\}?|\$!\s*d|/\^/\s*d")
+
+
+def _sed(argv: Sequence[str]) -> str | None:
+    options, operands = split_words(argv, "-e -f --expression --file")
+    if not _has(options, "i", "--in-place"):
+        return None
+    scripts = [after for word, after in itertools.pairwise(argv) if word in ("-e", "--expression")] or operands[:1]
+    return "this sed script deletes every line" if any(map(_SED_WHOLE.fullmatch, scripts)) else None
+
+
+def _rsync(argv: Sequence[str]) -> str | None:
+    if any(word.startswith(("--del", "--remove-source", "--rem")) for word in argv):
+        return "rsync deletes files"
+    return "rsync writes to a place that the text does not name" if any(map(is_marked, argv)) else None
+
+
+def _tar(argv: Sequence[str]) -> str | None:
+    if any(word.startswith(("--remove-files", "--recursive-unlink", "--unlink-first", "--overwrite")) for word in argv):
+        return f"{argv[0]} removes or overwrites files"
+    return None
+
+
+# Git and its like.
+
+
+def _git(argv: Sequence[str]) -> str | None:
+    index = git_command_index(argv)
+    if index is None:
+        return None
+    command, rest = argv[index], argv[index:]
+    if is_marked(command):
+        return "git runs a command that the text does not name"
+    check = _GIT.get(command)
+    return None if check is None else check(rest)
+
+
+def git_command_index(argv: Sequence[str]) -> int | None:
+    """Return the position of git's sub-command, or None."""
+    index = 1
+    while index < len(argv) and argv[index][:1] == "-":
+        index += 2 if argv[index] in _GIT_WITH_VALUE else 1
+    return index if index < len(argv) else None
+
+
+_GIT_WITH_VALUE = frozenset(
+    {"-c", "-C", "--git-dir", "--work-tree", "--exec-path", "--namespace", "--config-env", "--attr-source"}
+)
+
+
+def _git_clean(rest: Sequence[str]) -> str | None:
+    return None if _has(split_words(rest)[0], "n", "--dry-run") else "git clean deletes files that are not tracked"
+
+
+def _git_checkout(rest: Sequence[str]) -> str | None:
+    options, operands = split_words(rest, "-b -B --orphan --conflict")
+    if _has(options, "fpB", "--force", "--patch", "--ours", "--theirs", "--pathspec-from-file") or "--" in rest:
+        return "git checkout can discard changes"
+    if len(operands) > 1 and not _has(options, "b", "--orphan"):
+        return "git checkout can discard changes"
+    if any(is_marked(word) or word in (".", "*", ":/", "..") or word[:2] == ":(" for word in operands):
+        return "git checkout can discard changes"
+    return None
+
+
+def _git_restore(rest: Sequence[str]) -> str | None:
+    options, _ = split_words(rest)
+    if _has(options, "S", "--staged") and not _has(options, "W", "--worktree") and not any(map(is_marked, rest)):
+        return None
+    return "git restore discards changes"
+
+
+def _git_branch(rest: Sequence[str]) -> str | None:
+    options, _ = split_words(rest)
+    if _has(options, "DMCf", "--force") or (any(map(is_marked, rest)) and _has(options, "d", "--delete")):
+        return "git branch can remove or move a branch with its commits"
+    return None
+
+
+def _git_stash(rest: Sequence[str]) -> str | None:
+    return (
+        f"git stash {rest[1]} removes stored changes"
+        if rest[1:2] in (("drop",), ["drop"], ("clear",), ["clear"])
+        else None
+    )
+
+
+def _git_push(rest: Sequence[str]) -> str | None:
+    options, operands = split_words(rest, "-o --push-option --repo")
+    if _has(options, "fd", "--force", "--force-with-lease", "--force-if-includes", "--delete", "--mirror", "--prune"):
+        return "git push with this option replaces or removes commits of the other repository"
+    if any(word[:1] in (":", "+") or is_marked(word) for word in operands):
+        return "git push can replace or remove a branch of the other repository"
+    return None
+
+
+def _git_rm(rest: Sequence[str]) -> str | None:
+    options, operands = split_words(rest)
+    if _has(options, "", "--cached"):
+        return None
+    if _has(options, "rf", "--force") or any(map(is_marked, rest)) or len(operands) > _MOST_REMOVED:
+        return "git rm removes many files, or files that are not committed"
+    return None
+
+
+def _git_option(letters: str, *names: str, why: str) -> _Check:
+    return lambda rest: (
+        f"git {rest[0]} {why}"
+        if _has(split_words(rest)[0], letters, *names) or any(map(is_marked, rest[1:2]))
+        else None
+    )
+
+
+def _git_words(*words: str, why: str) -> _Check:
+    """Return a check for one of these words anywhere after the sub-command."""
+    return lambda rest: (
+        f"git {rest[0]} {why}" if any(word.partition("=")[0] in words or is_marked(word) for word in rest[1:]) else None
+    )
+
+
+_LOSES = "can lose commits or changes"
+_GIT: Mapping[str, _Check] = {
+    "clean": _git_clean,
+    "checkout": _git_checkout,
+    "co": _git_checkout,
+    "switch": _git_option("fC", "--force", "--discard-changes", "--force-create", why=_LOSES),
+    "restore": _git_restore,
+    "reset": _git_words("--hard", "--merge", "--keep", "--h", "--ha", "--har", why="discards changes"),
+    "stash": _git_stash,
+    "branch": _git_branch,
+    "tag": _git_option("df", "--delete", "--force", why="removes or moves a tag"),
+    "push": _git_push,
+    "rm": _git_rm,
+    "worktree": _git_words("-f", "--force", "-ff", why="removes a folder with changes"),
+    "reflog": _git_words("expire", "delete", why="removes the way back to lost commits"),
+    "gc": _git_words("--prune", "--aggressive", why="removes objects that no branch reaches"),
+    "update-ref": lambda rest: "git update-ref moves or removes a branch",
+    "symbolic-ref": _git_option("d", "--delete", why="removes a reference"),
+    "submodule": _git_words("deinit", why="removes a folder"),
+    "read-tree": _git_words("-u", "--reset", "-m", why=_LOSES),
+    "checkout-index": _git_option("fa", "--force", "--all", why="overwrites files"),
+    "notes": _git_words("remove", "prune", "-f", why="removes notes"),
+    "replace": _git_option("df", "--delete", "--force", why=_LOSES),
+    "lfs": _git_words("prune", why="removes stored files"),
+    "fast-import": _git_option("", "--force", why=_LOSES),
+    **dict.fromkeys(("prune", "prune-packed", "filter-branch", "filter-repo", "delete", "obliterate"),
+                    lambda rest: f"git {rest[0]} removes stored objects"),
+}  # fmt: skip
+
+
+def _subcommands(*names: str, why: str) -> _Check:
+    def check(argv: Sequence[str]) -> str | None:
+        found = next((word for word in argv[1:] if word[:1] != "-"), "")
+        return f"{argv[0]} {found} {why}" if found in names or is_marked(found) else None
+
+    return check
+
+
+_PROGRAMS: Mapping[str, _Check] = {
+    **dict.fromkeys(("rm", "unlink", "grm"), _rm),
+    **dict.fromkeys(("shred", "srm", "wipe", "scrub", "truncate", "gtruncate", "blkdiscard", "wipefs", "fdisk", "sfdisk", "parted", "dropdb"),
+                    _always("removes or overwrites what it names")),
+    **dict.fromkeys(("mkfs", "mke2fs", "mkswap", "mkfs.ext4", "mkfs.xfs", "mkfs.vfat", "mkfs.btrfs"), _always("overwrites what it names")),
+    **dict.fromkeys(("rename", "prename", "mmv", "detox"), _always("renames files by a pattern, over others")),
+    "dd": _dd,
+    **dict.fromkeys(("find", "gfind", "bfs"), _find),
+    **dict.fromkeys(("mv", "gmv"), _mv),
+    **dict.fromkeys(("cp", "gcp", "install", "ln", "tee"), _replaces_marked("writes to a file that the text does not name")),
+    **dict.fromkeys(("chmod", "chown", "chgrp"), _chmod),
+    **dict.fromkeys(("sed", "gsed"), _sed),
+    "rsync": _rsync,
+    **dict.fromkeys(("tar", "gtar", "bsdtar"), _tar),
+    "zip": _with_options("m", "--move", why="removes the files that it packs"),
+    "unzip": _with_options("o", why="overwrites files"),
+    "fallocate": _with_options("pcdz", "--punch-hole", "--collapse-range", "--zero-range", "--dig-holes", why="overwrites a file"),
+    "git": _git,
+    "hg": _subcommands("purge", "revert", "strip", "rollback", "clean", why=_LOSES),
+    "svn": _subcommands("revert", "cleanup", "delete", "rm", why=_LOSES),
+    "jj": _subcommands("abandon", "restore", why=_LOSES),
+    "redis-cli": _subcommands("flushall", "flushdb", "FLUSHALL", "FLUSHDB", why="removes all data"),
+    "crontab": _with_options("r", why="removes the table"),
+}  # fmt: skip
+PROGRAM_NAMES = frozenset(_PROGRAMS)
+"""The programs with a form that destroys."""
+
+
+# What the file system decides.
+
+
+def find_removed_paths(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths that ``rm`` removes by their names."""
+    if program_name(argv) not in ("rm", "unlink", "grm"):
+        return ()
+    return tuple(word for word in split_words(argv)[1] if not is_cache(word))
+
+
+def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each path that a command replaces if there is a file.
+
+    :returns: pairs of the path, and of the name within it if it is a folder
+    """
+    program = program_name(argv)
+    if program in ("mv", "gmv", "cp", "gcp", "install", "ln"):
+        options, operands = split_words(argv, "-t -S -m -o -g --suffix --target-directory --mode --owner --group")
+        if program == "ln" and not _has(options, "f", "--force"):
+            return
+        if len(operands) < 2 or (program != "install" and _has(options, "nb", "--no-clobber", "--backup")):
+            return
+        for source in operands[:-1]:
+            yield operands[-1], posixpath.basename(source.rstrip("/"))
+    elif program == "tee":
+        options, operands = split_words(argv)
+        if not _has(options, "a", "--append"):
+            yield from ((word, "") for word in operands)
+    elif program == "rsync":
+        operands = split_words(argv)[1]
+        if operands:
+            yield operands[-1], posixpath.basename(operands[0])
+    elif program in ("sort", "gsort", "shuf", "iconv"):
+        for word, after in zip(argv, [*argv[1:], ""], strict=True):
+            if word in ("-o", "--output"):
+                yield after, ""
+            elif word[:2] == "-o" or word.startswith("--output="):
+                yield word.removeprefix("--output=").removeprefix("-o"), ""
+    elif program in ("uniq", "xxd"):
+        operands = split_words(argv, "-f -s -w -c -l")[1]
+        yield from ((word, "") for word in operands[1:2])
+    elif program == "git" and (index := git_command_index(argv)) is not None and argv[index] in ("checkout", "co"):
+        yield from ((word, "") for word in split_words(argv[index:], "-b -B --orphan")[1])
