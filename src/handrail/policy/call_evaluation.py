@@ -56,7 +56,7 @@ from handrail.policy.rules.rules_and_modes import (
 )
 from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands, program_risks, read_only_proof
 from handrail.policy.shell.parser import ShellScript
-from handrail.policy.shell.simple_commands import ShellCommand, is_marked
+from handrail.policy.shell.simple_commands import ShellCommand, has_marks
 
 if TYPE_CHECKING:
     from handrail.policy.shell.risky_options import CommandRisk
@@ -430,7 +430,7 @@ class ToolPolicy:
         watched = self._watched_programs
         if found.action == "deny" or not watched.may_be_in_text("\n".join(argv)):
             return found
-        asked = self._find_possible_objection(argv, target) if any(map(is_marked, argv)) else None
+        asked = self._find_possible_objection(argv, target) if has_marks(argv) else None
         for reading in nested_commands.find_possible_commands(argv, watched):
             if reading is nested_commands.TOO_MANY_READINGS:
                 asked = asked or PolicyFinding("ask", "program", None, _TOO_MANY_WORDS, argv, target)

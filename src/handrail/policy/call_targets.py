@@ -29,7 +29,7 @@ from handrail.policy.rules.matchers import PathSubject, SubjectKind
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.shell import command_wrappers, destroying_forms, read_only_proof
 from handrail.policy.shell.parser import ShellScript, parse_script
-from handrail.policy.shell.simple_commands import SPLIT, ShellCommand, is_marked, show_marks
+from handrail.policy.shell.simple_commands import SPLIT, ShellCommand, has_marks, show_marks
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _MAX_SHOWN = 400
@@ -227,7 +227,7 @@ def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
     touches: list[tuple[str, ...]] = []
     for command in script.commands:
         touches.append(command.argv)
-        if any(map(is_marked, command.argv)):
+        if has_marks(command.argv):
             touches.append((*command.argv, SPLIT))
     return touches
 
@@ -279,7 +279,7 @@ def format_command(text: str) -> str:
 
 def format_argv(argv: Sequence[str]) -> str:
     """Return an argv for a message, quoted so that the limits of each word are clear."""
-    return format_command(show_marks(quote_argv(argv)) if any(map(is_marked, argv)) else quote_argv(argv))
+    return format_command(show_marks(quote_argv(argv)) if has_marks(argv) else quote_argv(argv))
 
 
 def host_of_url(text: str) -> str:

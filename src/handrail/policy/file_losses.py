@@ -28,6 +28,9 @@ _ENTRY_BYTES = 62
 _PLAIN_IGNORE = re.compile(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
 
 
+_MAY_LOSE = destroying_forms.PROGRAM_NAMES | destroying_forms.WRITING_PROGRAMS | command_wrappers.WRAPPER_NAMES
+
+
 def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
     """Return the files and folders that a text removes or replaces for good, as a message names them."""
     found: dict[str, None] = {}
@@ -39,6 +42,8 @@ def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
         ):
             found[redirection.target] = None
     for command in script.commands:
+        if command.argv[0] not in _MAY_LOSE and "/" not in command.argv[0]:
+            continue
         *_, argv = command_wrappers.split_wrapper_layers(command.argv)
         removed = [(path, "", True) for path in destroying_forms.find_removed_paths(argv)]
         replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv)]

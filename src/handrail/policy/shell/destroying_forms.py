@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from handrail.policy.shell.nested_commands import program_name
-from handrail.policy.shell.simple_commands import is_marked
+from handrail.policy.shell.simple_commands import has_marks, is_marked
 
 _MOST_REMOVED = 3
 """The number of files that one command may remove by their names."""
@@ -147,7 +147,7 @@ def _is_repository(word: str) -> bool:
 
 
 def _dd(argv: Sequence[str]) -> str | None:
-    if any(word.startswith("of=") and word != "of=/dev/null" for word in argv) or any(map(is_marked, argv)):
+    if any(word.startswith("of=") and word != "of=/dev/null" for word in argv) or has_marks(argv):
         return "dd overwrites its output"
     return None
 
@@ -160,7 +160,7 @@ def _find(argv: Sequence[str]) -> str | None:
 
 def finds_only_caches(argv: Sequence[str]) -> bool:
     """Return whether ``find`` with these words finds only files that a program makes again."""
-    if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or any(map(is_marked, argv)):
+    if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or has_marks(argv):
         return False
     if any(word[:1] == "/" or ".." in word.split("/") for word in argv[1:2]):
         return False
@@ -172,7 +172,7 @@ def finds_only_caches(argv: Sequence[str]) -> bool:
 
 def _mv(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv, "-t -S --target-directory --suffix")
-    if any(map(is_marked, argv)):
+    if has_marks(argv):
         return "mv moves files that the text does not name"
     if any(map(_is_repository, operands)):
         return "mv moves version control data"
@@ -196,7 +196,7 @@ def _chmod(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv)
     if not _has(options, "R", "--recursive"):
         return None
-    if any(map(is_marked, argv)) or any(word in (".", "/", "*", "..") for word in operands[1:]):
+    if has_marks(argv) or any(word in (".", "/", "*", "..") for word in operands[1:]):
         return f"{argv[0]} -R changes the modes of many files"
     return f"{argv[0]} -R takes modes away" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
 
@@ -215,7 +215,7 @@ def _sed(argv: Sequence[str]) -> str | None:
 def _rsync(argv: Sequence[str]) -> str | None:
     if any(word.startswith(("--del", "--remove-source", "--rem")) for word in argv):
         return "rsync deletes files"
-    return "rsync writes to a place that the text does not name" if any(map(is_marked, argv)) else None
+    return "rsync writes to a place that the text does not name" if has_marks(argv) else None
 
 
 def _tar(argv: Sequence[str]) -> str | None:
@@ -268,14 +268,14 @@ def _git_checkout(rest: Sequence[str]) -> str | None:
 
 def _git_restore(rest: Sequence[str]) -> str | None:
     options, _ = split_words(rest)
-    if _has(options, "S", "--staged") and not _has(options, "W", "--worktree") and not any(map(is_marked, rest)):
+    if _has(options, "S", "--staged") and not _has(options, "W", "--worktree") and not has_marks(rest):
         return None
     return "git restore discards changes"
 
 
 def _git_branch(rest: Sequence[str]) -> str | None:
     options, _ = split_words(rest)
-    if _has(options, "DMCf", "--force") or (any(map(is_marked, rest)) and _has(options, "d", "--delete")):
+    if _has(options, "DMCf", "--force") or (has_marks(rest) and _has(options, "d", "--delete")):
         return "git branch can remove or move a branch with its commits"
     return None
 
@@ -301,16 +301,14 @@ def _git_rm(rest: Sequence[str]) -> str | None:
     options, operands = split_words(rest)
     if _has(options, "", "--cached"):
         return None
-    if _has(options, "rf", "--force") or any(map(is_marked, rest)) or len(operands) > _MOST_REMOVED:
+    if _has(options, "rf", "--force") or has_marks(rest) or len(operands) > _MOST_REMOVED:
         return "git rm removes many files, or files that are not committed"
     return None
 
 
 def _git_option(letters: str, *names: str, why: str) -> _Check:
     return lambda rest: (
-        f"git {rest[0]} {why}"
-        if _has(split_words(rest)[0], letters, *names) or any(map(is_marked, rest[1:2]))
-        else None
+        f"git {rest[0]} {why}" if _has(split_words(rest)[0], letters, *names) or has_marks(rest[1:2]) else None
     )
 
 
@@ -388,6 +386,9 @@ PROGRAM_NAMES = frozenset(_PROGRAMS)
 
 
 # What the file system decides.
+
+WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd"})
+"""Further programs for which :func:`find_replaced_paths` has an answer."""
 
 
 def find_removed_paths(argv: Sequence[str]) -> tuple[str, ...]:

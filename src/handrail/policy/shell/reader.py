@@ -10,6 +10,7 @@ import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from handrail.policy.shell.command_wrappers import is_harmless_variable
@@ -64,10 +65,15 @@ def read_text(text: str) -> ReadText:
     reader.read_list(())
     if reader.documents:
         raise UnclearText("the text contains a here-document without its text")
-    commands = sorted(reader.commands, key=lambda one: one[0])
-    files = tuple(file for _, file in sorted(reader.files, key=lambda one: one[0]))
-    parts = tuple(part for _, part in sorted(reader.parts, key=lambda one: one[0]))
-    return ReadText(tuple(command for _, command in commands), files, parts, reader.is_plain)
+    for found in (reader.commands, reader.files, reader.parts):
+        if len(found) > 1:
+            found.sort(key=itemgetter(0))
+    return ReadText(
+        tuple([command for _, command in reader.commands]),
+        tuple([file for _, file in reader.files]),
+        tuple([part for _, part in reader.parts]),
+        reader.is_plain,
+    )
 
 
 _BLANK = re.compile(r"(?:[ \t]|(?<=[ \t])\\\n)+")
@@ -76,7 +82,10 @@ _REDIRECT = re.compile(r"[0-9]*(?:<<<|<<-|<<|>>|>&|>\||<&|<>|<|>)|&>>|&>")
 _LITERAL = re.compile(
     r"""(?:[^\s'"\\|&;()<>`$*?\[\]~{}]|\\[^\n]|'[^']*'|"(?:[^"\\$`]|\\[^\n])*")+""",
 )
+_PLAIN_WORD = re.compile(r"[ \t]*([\w./:@%+,-]+)(?=[ \t\n|&;]|\Z)")
+"""A word without any special character. No number of a descriptor precedes a redirection in it."""
 _BARE = re.compile(r"""[^\s'"\\|&;()<>`$]+""")
+_SKIPPED = frozenset(" \t\n#")
 _ENDS = frozenset(" \t\n|&;()<>")
 _QUOTED_TEXT = re.compile(r'(?:[^"\\$`]|\\[^\n])+')
 _HERE_TEXT = re.compile(r"(?:[^\\$`]|\\[^\n])+")
@@ -99,6 +108,7 @@ _RESERVED = frozenset(
     {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
     | {"select", "then", "until", "while", "coproc"}
 )
+_RESERVED_INITIALS = frozenset(word[0] for word in _RESERVED)
 OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 MOVES = frozenset({"cd", "pushd", "popd", "source", ".", "eval"})
 """Builtins after which a relative path may name another file."""
@@ -193,11 +203,11 @@ class _Reader:
     def _read_pipeline(self) -> None:
         before = self._folders
         count = 1
-        if self._take_word("!"):
+        if self.text[self.at] == "!" and self._take_word("!"):
             self.is_plain = False
             self._skip_blanks()
         self._read_command()
-        while True:
+        while self.at < len(self.text):
             self._skip_blanks()
             sign = self._take_sign(("|", "|&"))
             if not sign:
@@ -356,6 +366,17 @@ class _Reader:
         assigned: list[str] = []
         text = self.text
         while True:
+            match = _PLAIN_WORD.match(text, self.at)
+            if match is not None and (argv or match.group(1) not in _RESERVED):
+                self._tokens += 1
+                if self._tokens > MAX_WORDS:
+                    raise UnclearText(f"the text has more than {MAX_WORDS:,} words")
+                if not argv:
+                    first = match.start(1)
+                argv.append(match.group(1))
+                source.append(match.group(1))
+                self.at = last = match.end()
+                continue
             self._skip_blanks()
             if self.at >= len(text):
                 break
@@ -399,7 +420,9 @@ class _Reader:
         if not argv:
             return
         if argv[0] == "[":
-            self._check_brackets(argv)
+            self.is_plain = False
+            if argv[-1] != "]":
+                raise UnclearText("the text contains a [ without ]")
             self.parts.append((first, ("test", text[first:last])))
         else:
             self.parts.append((first, ("command", *source)))
@@ -410,11 +433,6 @@ class _Reader:
             )
         )
         self._move(argv)
-
-    def _check_brackets(self, argv: Sequence[str]) -> None:
-        self.is_plain = False
-        if argv[-1] != "]":
-            raise UnclearText("the text contains a [ without ]")
 
     def _check_variable(self, name: str) -> None:
         if not is_harmless_variable(name):
@@ -664,6 +682,8 @@ class _Reader:
         text = self.text
         while self.at < len(text):
             char = text[self.at]
+            if char not in _SKIPPED:
+                return
             if char in " \t":
                 match = _BLANK.match(text, self.at)
                 assert match is not None
@@ -705,6 +725,8 @@ class _Reader:
         return False
 
     def _peek_reserved(self) -> str | None:
+        if self.text[self.at : self.at + 1] not in _RESERVED_INITIALS:
+            return None
         match = _BARE.match(self.text, self.at)
         word = "" if match is None else match.group()
         return word if match is not None and word in _RESERVED and self._ends_at(match.end()) else None

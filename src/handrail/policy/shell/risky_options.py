@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from handrail.contract.protected.path_protection import SERVER_OPTIONS
 from handrail.policy.shell.command_wrappers import is_harmless_variable
-from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT, is_marked, show_marks
+from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT, has_marks, is_marked, show_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def test_risk(argv: Sequence[str]) -> CommandRisk | None:
         words = words[1:]
     if any(word in ("-v", "-R") for word in words):
         return risk_naming_every_word(argv, f"{argv[0]} looks into the shell's variables, which can run code")
-    if not any(map(is_marked, words)) or (len(words) == 1 and not _SPLITS.search(words[0])):
+    if not has_marks(words) or (len(words) == 1 and not _SPLITS.search(words[0])):
         return None
     fits = (len(words) == 2 and words[0][:1] == "-" and not is_marked(words[0])) or (
         len(words) == 3 and words[1] in _TEST_SIGNS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,11 @@ _SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SP
 def is_marked(word: str) -> bool:
     """Return whether a part of the word is unknown."""
     return _MARKS.search(word) is not None
+
+
+def has_marks(argv: Sequence[str]) -> bool:
+    """Return whether a part of one of these words is unknown."""
+    return _MARKS.search("".join(argv)) is not None
 
 
 def is_open(word: str) -> bool:
