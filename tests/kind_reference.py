@@ -102,6 +102,11 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
         "read_only": Key(
             "true", "the command is proved to change nothing", "The programs of the call could not write."
         ),
+        "confined": Key(
+            "true",
+            "a rule with `{confined}` allowed the call",
+            "The programs of the call had no network, and could write in the workspace only.",
+        ),
         "lock_wait_ms": Key("number", "the call waited", "Time that the call waited for its locks, in milliseconds."),
         "network": Key(
             "object",

@@ -34,16 +34,17 @@ GIT = {tool.spec.id: tool.spec for tool in GIT_TOOLS}
 @pytest.mark.parametrize(
     ("spec", "arguments", "plan", "ask", "edits", "auto"),
     [
-        (SHELL, {"command": "git status"}, "allow", "ask", "allow", "allow"),
-        (SHELL, {"command": "timeout 5 grep -rn x src"}, "allow", "ask", "allow", "allow"),
+        (SHELL, {"command": "git status"}, "allow", "allow", "allow", "allow"),
+        (SHELL, {"command": "timeout 5 grep -rn x src"}, "allow", "allow", "allow", "allow"),
         (SHELL, {"command": "make test"}, "deny", "ask", "ask", "allow"),
         (SHELL, {"command": "ls > src/list"}, "deny", "ask", "ask", "allow"),
         (SHELL, {"command": "ls > .env"}, "deny", "ask", "ask", "ask"),
         (SHELL, {"command": "cat .env"}, "ask", "ask", "ask", "ask"),
         (SHELL, {"command": "grep TOKEN --include=.env -r ."}, "ask", "ask", "ask", "ask"),
-        (SHELL, {"command": "echo $(ls)"}, "allow", "ask", "allow", "allow"),
-        (SHELL, {"command": "$(ls) x"}, "deny", "ask", "ask", "ask"),
-        (SHELL, {"command": "python -c 'print(1)'"}, "deny", "ask", "ask", "ask"),
+        (SHELL, {"command": 'eval "$x"'}, "deny", "ask", "ask", "ask"),
+        (SHELL, {"command": "echo $(ls)"}, "allow", "allow", "allow", "allow"),
+        (SHELL, {"command": "$(ls) x"}, "deny", "ask", "ask", "allow"),
+        (SHELL, {"command": "python -c 'print(1)'"}, "deny", "ask", "ask", "allow"),
         (SHELL, {"command": "sudo ls"}, "deny", "ask", "ask", "ask"),
         (SHELL, {"command": "ls > handrail.toml"}, "deny", "deny", "deny", "deny"),
         (SHELL, {"command": "ls > /etc/x"}, "deny", "deny", "deny", "deny"),
@@ -61,7 +62,7 @@ GIT = {tool.spec.id: tool.spec for tool in GIT_TOOLS}
         (GIT["git.commit"], {"message": "x"}, "deny", "ask", "ask", "allow"),
         (GIT["git.clone"], {"source": "."}, "deny", "ask", "ask", "ask"),
     ],
-    ids=str,
+    ids=lambda value: value.id if isinstance(value, ToolSpec) else str(value),
 )
 def test_what_each_mode_lets_run(
     desk: Desk, spec: ToolSpec, arguments: dict[str, object], plan: str, ask: str, edits: str, auto: str

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
 
 from handrail.policy.rules.matchers import RuleRanking
-from handrail.policy.rules.pattern_lexer import PatternSyntaxError, quote_argv, split_pattern
+from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, quote_argv, split_pattern
 from handrail.policy.rules.rules_and_modes import Action, Rule, RuleBook, parse_rule
 
 
@@ -362,3 +362,31 @@ def test_the_rule_about_a_host_that_is_looked_up_is_the_first_that_matches(
 ) -> None:
     ranking = RuleRanking([Rule(action, "net.fetch", pattern) for action, pattern in rules], "host")
     assert ranking.find_winner(host) is next((one for one in ranking.ranked if one.matches(host)), None)
+
+
+@pytest.mark.proves("P-18")
+@pytest.mark.parametrize("word", ["…", "..."])
+def test_a_word_stands_for_any_arguments_at_all(desk: Desk, word: str) -> None:
+    rules = book(f"allow bash pytest {word}")
+    for command in ("pytest", "pytest -k x -q", "pytest tests/a.py::b --lf", "timeout 60 pytest -x"):
+        assert desk.bash(command, rules).action == "allow", command
+    assert desk.bash("pytest -q && make", rules).action == "ask"
+    assert desk.bash("pytest-3 -q", rules).action == "ask"
+
+
+@pytest.mark.proves("P-18")
+def test_the_word_for_any_arguments_is_no_more_specific_than_a_star(desk: Desk) -> None:
+    for action in ("deny", "ask"):
+        assert desk.bash("git push origin", book("allow bash git push …", f"{action} bash git push *")).action == action
+        assert desk.bash("git push -f", book("allow bash git …", f"{action} bash git push …")).action == action
+    assert desk.bash("git -c alias.x=!sh x", book("allow bash git …")).action == "ask"
+
+
+@pytest.mark.proves("P-18")
+@given(st.lists(st.sampled_from(["...", "…", "a", "-x", "*", "./..."]), min_size=1, max_size=4))
+def test_a_quoted_command_with_dots_matches_itself_alone(words: list[str]) -> None:
+    argv = ("go", *words)
+    pattern = ArgvPattern(split_pattern(quote_argv(argv)), allowing=True)
+    assert pattern.matches(argv)
+    assert not pattern.matches((*argv, "more"))
+    assert not pattern.matches(argv[:-1])

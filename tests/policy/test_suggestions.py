@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk
 
-from handrail.policy.rule_suggestions import suggest_rule, suggest_wider_rule
+from handrail.policy.rule_suggestions import explain_wider_rule, suggest_rule, suggest_wider_rule
 from handrail.policy.shell.read_only_proof import changes_nothing
 
 pytestmark = pytest.mark.proves("P-08")
@@ -78,7 +78,7 @@ def test_for_a_command_it_is_about_those_words(desk: Desk, words: list[str]) -> 
         ("git branch", None),  # any further word would make one
         ("git push origin main", None),
         ("rm -rf build", None),
-        ("python3 x.py", None),
+        ("python3 x.py", "allow bash python3 x.py …"),
         ("uniq a", None),
         ("git status && ls", None),
         ("ls > found", None),
@@ -93,7 +93,61 @@ def test_a_wider_rule_for_a_command_is_offered_where_no_further_word_makes_it_ch
         assert (
             desk.bash(command, rule).action == "allow" and desk.bash(f"{command} more 'it''s'", rule).action == "allow"
         )
-        assert desk.bash(f"{command} --output=x", rule).action == "ask"
+        assert rule.endswith("…") or desk.bash(f"{command} --output=x", rule).action == "ask"
+
+
+@pytest.mark.proves("P-18")
+@pytest.mark.parametrize(
+    ("command", "rule", "said"),
+    [
+        ("git commit -m 'a long message'", "allow bash git commit …", "with any arguments."),
+        ("npm run test -- --watch", "allow bash npm run test …", "runs code of the project"),
+        ("uv run pytest -q", "allow bash uv run pytest …", "runs code of the project"),
+        ("timeout 60 pytest -k x -q", "allow bash pytest …", "runs code of the project"),
+        ("python3 -m pytest tests", "allow bash python3 -m pytest …", "runs code of the project"),
+        ("cargo test --all", "allow bash cargo test …", "runs code of the project"),
+        ("make test", "allow bash make test …", "runs code of the project"),
+        ("pip install requests", "allow bash pip install …", "can install packages"),
+        ("frobnicate --all", "allow bash frobnicate …", "does not know"),
+    ],
+)
+def test_a_wider_rule_is_the_beginning_that_names_what_the_command_does(
+    desk: Desk, command: str, rule: str, said: str
+) -> None:
+    verdict = desk.bash(command)
+    assert verdict.action == "ask" and suggest_wider_rule(verdict) == rule
+    assert said in explain_wider_rule(rule)
+    for other in ("-x --yes", "a b", ""):
+        assert desk.bash(f"{rule.removeprefix('allow bash ').removesuffix(' …')} {other}", rule).action == "allow"
+
+
+@pytest.mark.proves("P-18")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -c 'print(1)'",
+        "bash x.sh",
+        "npx tool",
+        "npm exec tool",
+        "uv run bash -c x",
+        "sudo ls",
+        "ssh host ls",
+        "curl x.org",
+        "git push origin",
+        "git reset --hard",
+        "rm -r build",
+        "docker run x",
+        "make CC=x",
+        "xargs rm",
+        "env A=b sh",
+        "gh pr create",
+    ],
+)
+def test_no_wider_rule_runs_any_program_sends_or_destroys(desk: Desk, command: str) -> None:
+    verdict = desk.bash(command)
+    assert verdict.action == "ask"
+    rule = suggest_wider_rule(verdict)
+    assert rule is None or not rule.endswith("…"), rule
 
 
 _STARTS = [

@@ -212,6 +212,7 @@ RUNTIME: Mapping[str, Any] = {
     "persistent": True,
     "long_running": True,
     "single_command": True,
+    "confinement_gap": "markergap",
     "secrets": ("MARKER_SECRET",),
     "config": {"markersetting": ConfigKey("markerconfig", secret=True, required=True)},
     "exec_path": "markerexec",

@@ -550,6 +550,8 @@ class Arbiter:
         metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "sandbox": call.entry.sandbox}
         if call.read_only:
             metadata["read_only"] = True
+        if call.confinement is not None:
+            metadata["confined"] = True
         if call.entry.untrusted_source:
             metadata["untrusted_source"] = call.entry.untrusted_source
         if call.lock_wait_ms:

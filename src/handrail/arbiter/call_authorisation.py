@@ -13,7 +13,7 @@ from handrail.arbiter.resource_access import make_read_only_spec, resolve_evalua
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.call_evaluation import PolicyVerdict
-from handrail.policy.call_evaluation import TraceStep as PolicyStep
+from handrail.policy.findings import TraceStep as PolicyStep
 
 
 class CallAuthorisation:
@@ -40,7 +40,7 @@ class CallAuthorisation:
             return self._apply_watchdogs_and_ask(call, verdict)
         self._conclude(call, verdict)
         if verdict.prepared.spec.single_command:
-            self._confine_read_only_command(call)
+            self._narrow_sandbox(call)
         return None
 
     @staticmethod
@@ -70,13 +70,19 @@ class CallAuthorisation:
         attended = call.lane.approval_handler is not None or call.resumed
         if attended and call.parent is None and call.entry.has_questions:
             await self.approval_flow.ask_questions_before_run(call)
-        self._confine_read_only_command(call)
+        self._narrow_sandbox(call)
 
     @staticmethod
-    def _confine_read_only_command(call: Call) -> None:
-        """Run a command that is proved to change nothing read-only: no writes, no network, shared locks."""
+    def _narrow_sandbox(call: Call) -> None:
+        """Narrow the sandbox of a call that changes nothing, or that a rule with ``{confined}`` allows.
+
+        A command that is proved to change nothing runs read-only: no writes, no network, shared locks.
+        """
         verdict = call.verdict
-        if verdict is not None and verdict.prepared.spec.single_command and verdict.is_read_only:
+        if verdict is None or not verdict.prepared.spec.single_command:
+            return
+        call.confinement = verdict.confinement
+        if verdict.is_read_only:
             call.read_only = True
             call.required_locks = make_file_locks_shared(call.required_locks)
             verdict.capabilities = verdict.capabilities.without_writing()

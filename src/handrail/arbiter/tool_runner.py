@@ -113,6 +113,7 @@ class ToolRunner:
                     _CallServices(self, call),
                 )
                 runtime.read_only = call.read_only
+                runtime.confinement = call.confinement
                 runtime.split_shell_text = argv_of_single_program_text
         try:
             if left_off is not None:

@@ -17,6 +17,7 @@ from handrail.contract.permission_modes import Mode
 from handrail.contract.rule_forms import RuleWithExamples, rule_line_of, to_rule_with_examples
 from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSettingsLayer
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.policy.rules.rule_sets import PREFIX
 from handrail.policy.rules.rules_and_modes import ACTIONS
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]
         if not isinstance(text, (str, dict)):
             continue  # reported as a fault of the value
         written = rule_line_of(cast("object", text))
-        if (action := first_word_of_rule(written)) not in ACTIONS:
+        if (action := first_word_of_rule(written)).startswith(PREFIX):
+            continue  # a rule set, whose name the policy checks
+        if action not in ACTIONS:
             near = nearest_names(action.lower(), ACTIONS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             faults.append(

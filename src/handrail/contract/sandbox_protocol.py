@@ -81,6 +81,17 @@ class PathDenials(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Confinement:
+    """The narrow sandbox of a call that a rule with ``{confined}`` allows: no network, writes in the workspace only.
+
+    :param changes_repository: whether the text of the call has a command that changes version control data. Otherwise
+        that data is read-only, so that no program can destroy the history
+    """
+
+    changes_repository: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxProfile:
     """The folders and limits of one sandbox, in addition to its capability set.
 
@@ -121,6 +132,10 @@ class SandboxProfile:
     """The ids of the call, its job, and the calls and jobs above it. Their programs do not wait for each other."""
     unix_sockets: bool = False
     """Whether programs may create Unix sockets, and so reach every server that listens in a folder they see."""
+    confined: bool = False
+    """Whether the call runs under a rule with ``{confined}``: without Unix sockets, whatever the operator set."""
+    repositories_read_only: bool = False
+    """Whether version control data is read-only. A guard finds the folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +259,9 @@ class SandboxMechanism:
     remedy: str = ""
 
 
+_LAYERS = frozenset({"namespaces", "landlock", "seccomp"})
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxTier:
     """The confinement that this machine can enforce. With the name ``none`` no program starts."""
@@ -260,6 +278,11 @@ class SandboxTier:
     def is_confining(self) -> bool:
         """Whether programs are confined at all."""
         return self.name != "none"
+
+    @property
+    def missing_layers(self) -> tuple[str, ...]:
+        """The layers of confinement that this machine lacks although programs are confined by the others."""
+        return tuple(one.name for one in self.mechanisms if one.name in _LAYERS and one.is_enforced is False)
 
     @property
     def supports_single_hosts(self) -> bool:

@@ -41,8 +41,9 @@ from handrail.kernel.sandbox_selection import make_limited_sandbox
 from handrail.policy.call_authorizer import CallAuthorizer
 from handrail.policy.call_authorizer import path_denials_of_rules as hides
 from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling_layer
-from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_rules, parse_rule, with_mode
-from handrail.policy.rules.validation import check_rule, find_contradictions, specs_of
+from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
+from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_rules, with_mode
+from handrail.policy.rules.validation import check_rule, fault_outside_folders, find_contradictions, specs_of
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
 from handrail.record.commit_log import CommitLog, InterruptedCall, Record
@@ -146,6 +147,7 @@ class KernelComponents:
             ceiling=self.ceiling,
             agent=appointed.manifest.to_data(),
         )
+        _check_folders(parsed, authority.own_capability_layer, str(self.store.folders.workspace))
         chosen = brought.mode or appointed.manifest.mode or brought.configured_mode or self.config.settings.mode
         book = with_mode(RuleBook(appointed.make_default_rules()).with_rules(*parsed), chosen)
         return AgentContext(
@@ -374,18 +376,33 @@ def parse_rule_texts(texts: Iterable[RuleText], generation: Generation | None) -
     faults: list[Diagnostic] = []
     for given in texts:
         try:
-            rule = parse_rule(given.text, scope=given.scope, source=given.source, known=known)
-            check_rule(rule, given.match, given.not_match, specs)
+            parsed = parse_entry(given.text, scope=given.scope, source=given.source, known=known)
+            for rule in parsed if find_rule_set(given.text) is None else ():  # shipped rules are checked by tests
+                check_rule(rule, given.match, given.not_match, specs)
         except ValueError as error:
             faults.append(Diagnostic(given.source, "", str(error)))  # which names the rule
             continue
         if not given.is_ignored:
-            found.append(replace(rule, narrows=given.narrows))
+            found += (replace(rule, narrows=given.narrows) for rule in parsed)
     for together in _group_rules_by_file(found):
         faults += [Diagnostic(together[at].source, "", problem) for at, problem in find_contradictions(together)]
     if faults:
         raise LoadError(faults)
     return found
+
+
+def _check_folders(rules: Iterable[Rule], layer: CapabilityLayer, workspace: str) -> None:
+    """Check that rules written for this workspace are about its folders.
+
+    The user's own file is left out: its rules are about all workspaces.
+
+    :raises LoadError: with each rule that no call can match
+    """
+    here = (rule for rule in rules if rule.scope != "project" or rule.source.startswith(f"{workspace}/"))
+    faults = ((rule, fault_outside_folders(rule, layer)) for rule in here)
+    found = [Diagnostic(rule.source, "", fault) for rule, fault in faults if fault is not None]
+    if found:
+        raise LoadError(found)
 
 
 def _too_many_rules(count: int, source: str) -> Diagnostic:

@@ -245,7 +245,9 @@ class LocalKernel(Kernel):
             context.authority,
             spec,
             arguments,
-            rules=context.rules.with_rules(*load_project_rules(self.components.arbiter.approval_broker), *further),
+            rules=context.rules.with_rules(
+                *load_project_rules(self.components.arbiter.approval_broker, self.components.store.folders), *further
+            ),
             roots=SessionRoots(self.workdir, (), context.further_roots),
             headless=headless,
             origin=origin,
@@ -314,7 +316,9 @@ class LocalKernel(Kernel):
         await self.sessions.close_suspended_session(id)
 
     def _evaluation_inputs(self) -> tuple[Generation, CallAuthorizer, RuleBook, SessionRoots]:
-        rules = self.own_context.rules.with_rules(*load_project_rules(self.components.arbiter.approval_broker))
+        rules = self.own_context.rules.with_rules(
+            *load_project_rules(self.components.arbiter.approval_broker, self.components.store.folders)
+        )
         return (
             self.own_context.generation,
             self.own_context.authority,

@@ -108,7 +108,7 @@ def make_session_lane(
     own = parse_rule_texts(
         make_session_rule_texts(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation
     )
-    own += [*session_store.load_rules(session_id), *load_project_rules(components.arbiter.approval_broker)]
+    own += [*session_store.load_rules(session_id), *load_project_rules(components.arbiter.approval_broker, folders)]
     book = context.rules.with_rules(make_folder_reading_rule(str(output)), *shipped, *own)
     if (wanted := parse_optional_mode(options.get("mode"))) is not None:
         book = with_mode(book, wanted)

@@ -16,12 +16,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_evaluation import (
-    PolicyFinding,
-    PolicyVerdict,
-    ToolPolicy,
-    format_reason,
-)
+from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy
 from handrail.policy.call_targets import (
     CallTarget,
     call_capabilities,
@@ -35,6 +30,8 @@ from handrail.policy.call_targets import (
     make_path_subject,
     script_touches,
 )
+from handrail.policy.confinement import ConfiningPolicy
+from handrail.policy.findings import PolicyFinding, format_reason
 from handrail.policy.rule_suggestions import exact_target_pattern
 from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
 from handrail.policy.rules.pattern_lexer import quote_argv
@@ -245,7 +242,7 @@ class CallAuthorizer:
             return lambda capability, target: reason
         prepared = verdict.prepared
         if prepared.rules is not rules:
-            prepared = ToolPolicy(spec, rules, verdict.capabilities, prepared.origin)
+            prepared = ConfiningPolicy(spec, rules, verdict.capabilities, prepared.origin)
         return _AccessCheck(prepared, verdict, roots)
 
     def _get_tool_policy(
@@ -257,7 +254,7 @@ class CallAuthorizer:
             return found[0]
         handed = self.delegated if parent is None else parent
         capabilities = call_capabilities(spec, self.variables, self.own_capability_layer, self.ceiling, handed)
-        prepared = ToolPolicy(spec, rules, capabilities, origin)
+        prepared = ConfiningPolicy(spec, rules, capabilities, origin)
         if len(self._prepared) >= _MAX_PREPARED:
             self._prepared.clear()
         self._prepared[key] = (prepared, parent)

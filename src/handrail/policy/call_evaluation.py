@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal
 
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.sandbox_protocol import Confinement
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_targets import (
     UNNAMEABLE_ARGV,
-    VERBS,
     CallTarget,
     TargetReader,
     explain_mandatory_refusal,
@@ -31,6 +31,7 @@ from handrail.policy.call_targets import (
     script_touches,
     subject_kind_of,
 )
+from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
     PathSubject,
@@ -58,91 +59,8 @@ from handrail.policy.shell import command_wrappers, destroying_forms, nested_com
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.shell.simple_commands import ShellCommand, has_marks
 
-if TYPE_CHECKING:
-    from handrail.policy.shell.risky_options import CommandRisk
-
-
-# The verdict on one call, with its steps and reasons.
-
-Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "destroys", "wait", "fault"]
-Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceStep:
-    """One line of a trace. ``outcome`` is an action, or ``won``, ``lost`` or ``no match``."""
-
-    stage: Stage
-    outcome: str
-    text: str
-
-
-class PolicyFinding(NamedTuple):
-    """The decision about one target, or about one command of a script."""
-
-    action: Action
-    cause: Cause
-    rule: Rule | None = None
-    note: str = ""
-    argv: tuple[str, ...] | None = None
-    target: CallTarget | None = None
-    tool: RankedRule | None = None
-    """The matching rule about the tool, even if another rule decided."""
-    concern: CommandRisk | None = None
-    wrapped: tuple[tuple[str, ...], ...] = ()
-    """The words of the wrappers around the evaluated command, outermost first."""
-    reading: tuple[str, ...] | None = None
-    """The command that the rule matched, if it is another spelling of ``argv`` or is run by it."""
-    remedy: str = ""
-    """If a capability is missing: the line that would grant it, for the author of the tool or the operator of the agent."""
-
-    @property
-    def evaluated_argv(self) -> tuple[str, ...] | None:
-        """The command that was compared with the rules: ``argv`` without its wrappers, or ``reading``."""
-        if self.reading is not None:
-            return self.reading
-        return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
-
-    def describe_subject(self, tool_id: str) -> str:
-        """Describe what the finding is about, for the beginning of a sentence."""
-        if self.argv is not None:
-            read = "" if self.reading is None else f" (read as {format_argv(self.reading)})"
-            return f"{format_argv(self.argv)}{read}"
-        if self.target is None:
-            return f"`{tool_id}`"
-        target = self.target
-        if target.capability == "shell.run":
-            return target.shown
-        return f"{VERBS[target.capability].capitalize()} {target.shown} with {tool_id}"
-
-
-def format_reason(finding: PolicyFinding, tool_id: str) -> str:
-    """Return the reason of a finding as full sentences, for the model and the user."""
-    rule = finding.rule
-    named = f"the rule {rule.text!r} ({rule.scope} scope)" if rule is not None else ""
-    about = finding.describe_subject(tool_id)
-    match finding.cause:
-        case "rule" if finding.action == "allow":
-            return f"{about} is allowed by {named}."
-        case "rule" if finding.action == "deny":
-            return f"{about} is denied by {named}."
-        case "rule":
-            return f"{about} requires approval by {named}."
-        case "no rule":
-            return f"{about} requires approval: no rule allows it."
-        case "protected":
-            return f"{about} requires approval: {finding.note.rstrip('.')}."
-        case "unclear":
-            return (
-                f"{about} requires approval, because the rules cannot be applied to it: {finding.note}. "
-                "Simple commands joined by &&, ||, | or ; are checked one by one."
-            )
-        case "program" | "destroys":
-            return f"{about} requires approval: {finding.note}, and no rule names this form word by word."
-        case "capability" | "fault" | "wait":
-            return finding.note
-
-
+CONFINED_TEXT = "It runs confined: no network, and writes in the workspace only."
+"""What the reason of a verdict adds for a call that a rule with ``{confined}`` allows."""
 _TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks about"
 
 
@@ -190,7 +108,7 @@ class ToolPolicy:
             and spec.side_effect != "read"
             and any(rule.governed_side_effect for rule in rules.all_rules)
         ):
-            self._reading = ToolPolicy(replace(spec, side_effect="read"), rules, capabilities, origin)
+            self._reading = type(self)(replace(spec, side_effect="read"), rules, capabilities, origin)
         self._constant: PolicyVerdict | None = None
         if not self._reader and self.tool_rules.has_one_answer and self.default_tool_rules.has_one_answer:
             verdict = self._evaluate({}, ())
@@ -203,7 +121,7 @@ class ToolPolicy:
 
     def with_rules(self, rules: RuleBook) -> ToolPolicy:
         """Return the policy of the same tool with another rule book."""
-        return ToolPolicy(self.spec, rules, self.capabilities, self.origin)
+        return type(self)(self.spec, rules, self.capabilities, self.origin)
 
     def evaluate(
         self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]
@@ -220,14 +138,12 @@ class ToolPolicy:
         except ToolError as error:
             finding = PolicyFinding("deny", "fault", note=error.text)
             return PolicyVerdict(self, arguments, (), (finding,), finding)
-        return (
-            self._evaluate(arguments, targets) if self._reading is None else self.evaluate_targets(arguments, targets)
-        )
+        return self.evaluate_targets(arguments, targets)
 
     def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
         """Evaluate a call whose targets are known already."""
         if self._reading is not None and is_call_provably_read_only(targets):
-            return self._reading._evaluate(arguments, targets)
+            return self._reading.evaluate_targets(arguments, targets)
         return self._evaluate(arguments, targets)
 
     def _evaluate(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
@@ -624,15 +540,26 @@ class ToolPolicy:
         if (reason := read_only_proof.why_git_shows_stored_files(argv)) is not None:
             note = f"{reason}; the tools git.show, git.log and git.diff omit those files"
             found = found._replace(action="ask", cause="program", note=note)
-        own, shipped = self.rank_capability_rules("fs.read")
+        rule = self._find_name_question(argv)
+        if rule is not None and STRICTNESS[rule.action] > STRICTNESS[found.action]:
+            return found._replace(action=rule.action, cause="rule", rule=rule, note="")
+        return found
+
+    def _find_name_question(self, argv: Sequence[str]) -> Rule | None:
+        """Return the rule that asks about reading a file that a command names, or denies it, the strictest; None if none does."""
+        found: Rule | None = None
         for word in read_only_proof.find_possible_path_words(argv):
             path = posixpath.normpath(word)
             outside = path[:1] == "/" or path[:2] == ".."
-            subject = PathSubject(path, None) if outside else PathSubject(f"./{path}", path)
-            used = own.find_winner(subject) or shipped.find_winner(subject)
-            if used is not None and STRICTNESS[used.rule.action] > STRICTNESS[found.action]:
-                return found._replace(action=used.rule.action, cause="rule", rule=used.rule, note="")
+            rule = self._find_reading_rule(PathSubject(path, None) if outside else PathSubject(f"./{path}", path))
+            if rule is not None and STRICTNESS[rule.action] > (0 if found is None else STRICTNESS[found.action]):
+                found = rule
         return found
+
+    def _find_reading_rule(self, path: PathSubject) -> Rule | None:
+        own, shipped = self.rank_capability_rules("fs.read")
+        used = own.find_winner(path) or shipped.find_winner(path)
+        return None if used is None else used.rule
 
     def _find_denial(
         self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
@@ -706,6 +633,8 @@ class PolicyVerdict:
         "action",
         "arguments",
         "capabilities",
+        "confinement",
+        "confinement_objection",
         "deciding_finding",
         "findings",
         "narrowed_by_watchdog",
@@ -730,6 +659,10 @@ class PolicyVerdict:
         self.deciding_finding = deciding
         self.action: Action = deciding.action
         self.capabilities: CapabilitySet = prepared.capabilities
+        self.confinement: Confinement | None = None
+        """The narrow sandbox of a call that a rule with ``{confined}`` allows."""
+        self.confinement_objection = ""
+        """Why a rule with ``{confined}`` does not allow the call; empty if there is no such rule, or if it allows it."""
         self.notes: tuple[TraceStep, ...] = ()
         self.narrowed_by_watchdog = False
         self._reason: str | None = None
@@ -741,7 +674,8 @@ class PolicyVerdict:
     def reason(self) -> str:
         """The reason as full sentences for the model, without paths of the operator's machine."""
         if self._reason is None:
-            self._reason = format_reason(self.deciding_finding, self.prepared.spec.id)
+            reason = format_reason(self.deciding_finding, self.prepared.spec.id)
+            self._reason = f"{reason} {CONFINED_TEXT}" if self.confinement else reason
         return self._reason
 
     @property
@@ -755,10 +689,7 @@ class PolicyVerdict:
     def approval_record(self) -> dict[str, Any]:
         """The record of a call that rules alone allow, made once for many calls. Do not change it."""
         if self._by_rules is None:
-            reason = self._reason
-            if reason is None:
-                reason = self._reason = format_reason(self.deciding_finding, self.prepared.spec.id)
-            self._by_rules = {"by": "rules", "reason": reason}
+            self._by_rules = {"by": "rules", "reason": self.reason}
         return self._by_rules
 
     @property
@@ -782,7 +713,8 @@ class PolicyVerdict:
     def with_note(self, note: TraceStep) -> PolicyVerdict:
         """Return the same verdict with one more step in its trace."""
         other = PolicyVerdict(self.prepared, self.arguments, self.targets, self.findings, self.deciding_finding)
-        other.action = self.action
+        other.action, other.capabilities = self.action, self.capabilities
+        other.confinement, other.confinement_objection = self.confinement, self.confinement_objection
         other.notes = (*self.notes, note)
         other.narrowed_by_watchdog = self.narrowed_by_watchdog
         other._reason = self._reason

@@ -12,8 +12,10 @@ from handrail.contract.services.file_services import PathResolver
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
-from handrail.policy.call_evaluation import PolicyFinding, PolicyVerdict, TraceStep, format_reason
+from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.call_targets import CallTarget, format_argv, script_touches
+from handrail.policy.confinement import describe_confinement
+from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
 from handrail.policy.rule_suggestions import SESSION_SOURCE, exact_target_pattern, suggest_rule
 from handrail.policy.rules.matchers import RankedRule, RuleRanking, RuleSubject
 from handrail.policy.rules.rules_and_modes import DEFAULT_MODE, MODES, Action, Rule, RuleBook, with_mode
@@ -184,6 +186,10 @@ class PolicyExplanation:
     """Whether the call provably changes nothing, so that it runs read-only. None if the tool does not only run a command."""
     read_only_note: str = ""
     """Why the call is not proved to be read-only."""
+    confined: bool | None = None
+    """Whether the call runs confined, by a rule with ``{confined}``. None if no such rule is about the tool."""
+    confinement_note: str = ""
+    """What the confinement is, or why the rule with ``{confined}`` does not answer."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON data."""
@@ -202,6 +208,8 @@ class PolicyExplanation:
             "mode": self.mode,
             "read_only": self.read_only,
             "proof": self.read_only_note,
+            "confined": self.confined,
+            "confinement": self.confinement_note,
         }
 
     def __str__(self) -> str:
@@ -220,6 +228,8 @@ class PolicyExplanation:
                 else f"not proved: {self.read_only_note}"
             )
             lines.append(f"  read-only: {said}")
+        if self.confined is not None:
+            lines.append(f"  confined: {'yes' if self.confined else 'no'}: {self.confinement_note}")
         lines += ["", "steps:"]
         widest = max((len(step.stage) for step in self.steps), default=0)
         lines += [
@@ -279,6 +289,7 @@ async def explain(
         tuple(dict.fromkeys((*_changes(verdict, spec), *_find_wider_allowing_mode(verdict, rules)))),
         rules.mode,
         *_read_only_proof(verdict),
+        *describe_confinement(verdict),
     )
 
 

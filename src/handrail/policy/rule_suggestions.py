@@ -11,10 +11,12 @@ from typing import Any
 
 from handrail.contract.text.glob_patterns import escape_as_pattern
 from handrail.contract.tool.spec import object_properties_of
-from handrail.policy.call_evaluation import PolicyFinding, PolicyVerdict
+from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.call_targets import CallTarget
+from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, exact_server_request_pattern, format_value_for_rule
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, quote_argv
+from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import parse_rule
 from handrail.policy.shell import read_only_proof
 from handrail.policy.shell.parser import ShellScript
@@ -67,13 +69,15 @@ def suggest_wider_rule(verdict: PolicyVerdict) -> str | None:
     """Return a rule that allows this call and similar ones, or None if none is known to be safe.
 
     For writing a file, it covers the file's folder. For a command, it covers any further words that are not options, if the
-    command provably changes nothing whatever these words are.
+    command provably changes nothing whatever these words are; else the beginning that names what the command does, with any
+    arguments.
     """
     exact = suggest_rule(verdict)
-    pattern = None if exact is None else _wider_pattern(verdict)
-    if exact is None or pattern is None:
+    pattern = _wider_pattern(verdict)
+    if pattern is None or (exact is None and not pattern.endswith(ANY_ARGUMENTS)):
         return None
-    text = f"allow {exact.split(' ', 2)[1]} {pattern}"
+    permission = verdict.prepared.spec.id if exact is None else exact.split(" ", 2)[1]
+    text = f"allow {permission} {pattern}"
     if len(text) > _MAX_CHARACTERS or not text.isprintable() or text == exact:
         return None
     try:
@@ -85,9 +89,10 @@ def suggest_wider_rule(verdict: PolicyVerdict) -> str | None:
 
 def _wider_pattern(verdict: PolicyVerdict) -> str | None:
     asked = [finding for finding in verdict.findings if finding.action == "ask"]
-    argvs = {tuple(finding.argv) for finding in asked if finding.argv is not None}
+    argvs = {tuple(finding.evaluated_argv or finding.argv) for finding in asked if finding.argv is not None}
     if argvs:
-        return _command_with_any_words(argvs.pop()) if len(argvs) == 1 else None
+        argv = argvs.pop()
+        return None if argvs else _command_with_any_words(argv) or _command_prefix(argv)
     targets = {finding.target for finding in asked if finding.target is not None}
     return _written_folder_pattern(targets.pop()) if len(targets) == 1 else None
 
@@ -116,6 +121,27 @@ def _command_with_any_words(argv: Sequence[str]) -> str | None:
         if all(_only_reads((*words, *further)) for further in _PROBE_WORDS):
             return f"{quote_argv(words)} *"
     return None
+
+
+def _command_prefix(argv: Sequence[str]) -> str | None:
+    """Return the beginning of a command that names what it does, with any arguments, or None.
+
+    None is also for a command that only reads, which the shipped rules allow.
+    """
+    found = find_program_prefix(argv)
+    return (
+        None if found is None or read_only_proof.changes_nothing(argv) else f"{quote_argv(found.words)} {ANY_ARGUMENTS}"
+    )
+
+
+def explain_wider_rule(text: str | None) -> str:
+    """Return what a suggested wider rule allows that its words do not say, as a sentence; empty if nothing."""
+    words = [] if text is None else text.split()
+    if words[-1:] != [ANY_ARGUMENTS]:
+        return ""
+    found = find_program_prefix(words[2:-1])
+    more = "" if found is None or not found.note else f", and {found.note}"
+    return f"The wider rule {text!r} covers this command with any arguments{more}."
 
 
 def _only_reads(argv: Sequence[str]) -> bool:

@@ -89,6 +89,15 @@ def describe_confinement(tool: Tool, tier: SandboxTier) -> str:
     return f"{IN_PROCESS}+{holder}" if tool.spec.requires.shell else IN_PROCESS
 
 
+def _find_confinement_gap(spec: ToolSpec, tier: SandboxTier) -> str:
+    """Return why no rule with ``{confined}`` holds for calls of a tool on this machine; empty if one may."""
+    if spec.id in tier.unconfined:
+        return f"{spec.id} runs without a sandbox, because the operator listed it in [sandbox] unconfined"
+    if not tier.is_confining:
+        return f"programs cannot be confined on this machine: {tier.detail}"
+    return f"the sandbox of this machine lacks {' and '.join(tier.missing_layers)}" if tier.missing_layers else ""
+
+
 def find_unavailable_reasons(
     tool: Tool, tier: SandboxTier, spec: ToolSpec | None = None, *, secrets: SecretStore = NO_SECRETS
 ) -> list[UnavailableReason]:
@@ -359,8 +368,9 @@ class _GenerationBuilder:
             return None
         if unfit:
             self.unfit[spec.id] = (tool, unfit)
-        if spec.single_command and spec.id in tier.unconfined:
-            spec = replace(spec, single_command=False)  # its programs may do more than the command proves
+        if spec.single_command and (gap := _find_confinement_gap(spec, tier)):
+            # An unconfined program may do more than the command proves.
+            spec = replace(spec, single_command=spec.id not in tier.unconfined, confinement_gap=gap)
         withheld, status = resolve_status(spec, foreign, self._list_unavailable_reasons(tool, spec, foreign))
         return ToolEntry(
             spec,

@@ -10,7 +10,7 @@ from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import VCS_CONFIG
-from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
+from handrail.contract.sandbox_protocol import Confinement, ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
 from handrail.contract.services.client_services import (
     LOG_LEVELS,
@@ -190,6 +190,8 @@ class CallRuntime:
     """The partial result to return if the tool is stopped."""
     read_only: bool = False
     """Whether programs find everything read-only, whatever the tool declared."""
+    confinement: Confinement | None = None
+    """The narrow sandbox of a call under a rule with ``{confined}``."""
     split_shell_text: Callable[[str], Sequence[str] | None] | None = None
     """Returns the argv that a shell text stands for; None if it needs a shell."""
     _files: RootedFiles | None = None
@@ -277,7 +279,7 @@ class CallRuntime:
             writable = self._spec.side_effect != "read" and not self.read_only
             self._shell = SandboxedShell(
                 around.sandbox,
-                self._add_network_to_profile(around.build_profile(workspace_writable=writable)),
+                self._add_network_to_profile(self._narrow(around.build_profile(workspace_writable=writable))),
                 self.capabilities,
                 around.roots,
                 self._services.build_access_check(),
@@ -296,6 +298,18 @@ class CallRuntime:
                 self.capabilities, self._services.build_access_check(), self._services.record_attempt
             )
         return self._net
+
+    def _narrow(self, profile: SandboxProfile) -> SandboxProfile:
+        """Return ``profile`` as the confinement of the call narrows it."""
+        if self.confinement is None:
+            return profile
+        return replace(
+            profile,
+            writable=(),
+            read_only_roots=(*profile.read_only_roots, *profile.writable),
+            confined=True,
+            repositories_read_only=not self.confinement.changes_repository,
+        )
 
     def _add_network_to_profile(self, profile: SandboxProfile) -> SandboxProfile:
         """Return ``profile`` with the check of hosts, if the call has any, and with the tool's HOME."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing, suppress
 
 from handrail.arbiter.approvals.approval_broker import ApprovalBroker
 from handrail.arbiter.arbiter import Arbiter, ReplyCallRunner
@@ -12,14 +13,18 @@ from handrail.arbiter.output.audience_views import make_audience_results
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.arbiter.stoppable_execution import StopReason
 from handrail.arbiter.subagent_delegation import add_sessions_to_cut_error
-from handrail.contract.approval_requests import Approval
+from handrail.contract.approval_requests import Approval, StoredProjectRule
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
-from handrail.contract.errors import LogUnavailable
+from handrail.contract.errors import LogUnavailable, StartError
 from handrail.contract.services.subagent_services import SubagentSessions
 from handrail.contract.tool_generation import Generation
 from handrail.policy.rule_suggestions import PROJECT_SOURCE, REJECTION_SOURCE
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.record.commit_log import CommitLog
+from handrail.store.database.sqlite_connection import open_reader
+from handrail.store.project_identity import is_same_project, list_shared_states
+from handrail.store.state_folders import StateFolders
+from handrail.store.tables.approval_tables import ApprovalReader
 
 # The result of a call whose answer was lost, read from the log. Nothing runs again.
 
@@ -134,16 +139,28 @@ def _resume_call(arbiter: Arbiter, lane: Lane, generation: Generation, rows: lis
     return arbiter.create_call(request.call_id, proposed, lane, generation, resumed=rows)
 
 
-def load_project_rules(approvals: ApprovalBroker) -> list[Rule]:
-    """Return the rules of the project scope that users' answers stored for this workspace.
+def load_project_rules(approvals: ApprovalBroker, folders: StateFolders) -> list[Rule]:
+    """Return the rules of the project scope that users' answers stored for this workspace, and for those that it shares with.
+
+    If another folder has taken the path of the workspace, only the rules that deny hold: no answer was given for this folder.
 
     :raises LogUnavailable: if the rules cannot be read, or an unreadable rule may be one that denies
     """
+    own = _parse_stored_rules(approvals.list_rules(), "")
+    if not is_same_project(folders):
+        return [rule for rule in own if rule.action == "deny"]
+    for path, state in list_shared_states(folders):
+        with suppress(StartError), closing(open_reader(state / folders.database_file.name)) as connection:
+            own += _parse_stored_rules(ApprovalReader(connection).list_rules(), f", in {path}")
+    return list(dict.fromkeys(own))
+
+
+def _parse_stored_rules(rules: Iterable[StoredProjectRule], place: str) -> list[Rule]:
     found: list[Rule] = []
-    for stored in approvals.list_rules():
+    for stored in rules:
         source = PROJECT_SOURCE if stored.text.startswith("allow") else REJECTION_SOURCE
         try:
-            found.append(parse_rule(stored.text, scope="project", source=source))
+            found.append(parse_rule(stored.text, scope="project", source=f"{source}{place}"))
         except ValueError as error:
             if not stored.text.startswith("allow "):
                 raise LogUnavailable(

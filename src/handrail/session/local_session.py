@@ -40,6 +40,7 @@ from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation
 from handrail.policy.call_authorizer import restrict_provider_offer
+from handrail.policy.rules.rule_sets import SET_SOURCE, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, parse_optional_mode, parse_rule, with_mode
 from handrail.policy.rules.validation import check_rule, specs_of
 from handrail.record.commit_log import Record
@@ -59,7 +60,7 @@ def parse_session_rules(texts: Iterable[str]) -> list[Rule]:
 
     :raises ValueError: if a text is not a rule
     """
-    return [parse_rule(text, scope="session", source=SESSION_RULE_SOURCE) for text in texts]
+    return [rule for text in texts for rule in parse_entry(text, scope="session", source=SESSION_RULE_SOURCE)]
 
 
 def check_rules_match(rules: Iterable[Rule], tools: Generation) -> None:
@@ -69,6 +70,8 @@ def check_rules_match(rules: Iterable[Rule], tools: Generation) -> None:
     """
     known, specs = {*tools.entries, *tools.other_tool_ids}, specs_of(tools.entries)
     for rule in rules:
+        if rule.source.startswith(SET_SOURCE):
+            continue
         parse_rule(rule.text, scope="session", known=known)
         check_rule(rule, (), (), specs)
 

@@ -45,6 +45,7 @@ class PythonTool(Tool):
         requires=Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="python3", args=("-",)),)),  # noqa: S604 - a declaration, nothing is run
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
+        single_command=True,
         timeout_ms=MAX_TIMEOUT_MS,
         timeout_argument="timeout_ms",
         max_output=MAX_OUTPUT,

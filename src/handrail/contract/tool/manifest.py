@@ -212,7 +212,9 @@ _AS_JSON: Mapping[Any, Any] = {
 """The type in a manifest by the type in a spec. All others are the same in both."""
 _AS_JSON_OF: Mapping[str, Any] = {"exec_path": ExecPath, "build": tuple[Word, ...]}
 _OF_THE_LLM_VIEW = frozenset(LlmView.model_fields) | {"id"}
-_CODE_ONLY_FIELDS = frozenset({"step_parameters", "long_running", "single_command", "provider_support"})
+_CODE_ONLY_FIELDS = frozenset(
+    {"step_parameters", "long_running", "single_command", "confinement_gap", "provider_support"}
+)
 
 
 def _manifest_fields() -> Iterator[tuple[str, Any]]:

@@ -187,6 +187,9 @@ class ToolSpec:
     single_command: bool = False
     """Whether it only runs one command through ``runtime.shell``. A call whose command is proved to change nothing
     then runs read-only, in parallel with others. Only code can set it, not a manifest."""
+    confinement_gap: str = ""
+    """Why no rule with ``{confined}`` holds for its calls here, such as a sandbox without a layer; empty if one may. The
+    loader sets it."""
     secrets: tuple[str, ...] = ()
     config: Mapping[str, ConfigKey] = field(default_factory=dict[str, ConfigKey])
     exec_path: str | None = None

@@ -111,10 +111,7 @@ class TriggerTool(Tool):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        if (
-            cls.wait is TriggerTool.wait
-            and cls.next_ns is TriggerTool.next_ns
-        ):
+        if cls.wait is TriggerTool.wait and cls.next_ns is TriggerTool.next_ns:
             raise TypeError(
                 f"{cls.__name__} defines neither wait() nor next_ns(). Define one of them: it decides when the trigger fires."
             )

@@ -28,6 +28,7 @@ COMMANDS = {
     "explain": "Explain how a call is decided, or what became of it.",
     "sources": "Review and approve third-party tools.",
     "modes": "List the permission modes and their rules.",
+    "rules": "List the shipped rule sets, or print the rules of one.",
     "log": "Show, verify or purge the log of a workspace.",
     "acp": "Serve an editor over the Agent Client Protocol.",
     "mcp": "Serve tools to MCP clients, and manage MCP servers.",

@@ -118,7 +118,26 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
         allow_home=setting.allow_home,
     ) as kernel:
         print_startup_notes(kernel.config, kernel.interrupted_calls)
+        _print_project_note(setting)
         yield kernel
+
+
+def _print_project_note(setting: CommandOptions) -> None:
+    """Print a note if the stored answers were given for another folder, or for this one at another path."""
+    from handrail.store.project_identity import find_moved_state, is_same_project
+    from handrail.store.state_folders import locate_folders
+
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    if not is_same_project(folders):
+        print_note(
+            f"handrail: The stored answers of {to_one_line(str(folders.workspace))} were given for another folder at this path, so those "
+            "that allow do not hold. To let them hold here, run: handrail rules --adopt"
+        )
+    for former in find_moved_state(folders)[:1]:
+        print_note(
+            f"handrail: This folder was {to_one_line(former)} before, and answers are stored there. To let them hold here, run: "
+            f"handrail rules --share {to_one_line(former)}"
+        )
 
 
 def print_startup_notes(config: MergedConfiguration, interrupted: Iterable[InterruptedCall]) -> None:
@@ -133,12 +152,12 @@ def print_startup_notes(config: MergedConfiguration, interrupted: Iterable[Inter
 
 def _check_rules(rules: Iterable[str]) -> None:
     from handrail.contract.errors import UsageError
-    from handrail.policy.rules.rules_and_modes import parse_rule
+    from handrail.policy.rules.rule_sets import parse_entry
 
     faults: list[str] = []
     for text in rules:
         try:
-            parse_rule(text, scope="session")
+            parse_entry(text, scope="session")
         except ValueError as error:
             faults.append(f"--rule {text!r}: {error}")
     if faults:

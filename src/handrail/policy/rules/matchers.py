@@ -28,8 +28,15 @@ from handrail.contract.text.glob_patterns import (
 )
 from handrail.contract.text.host_names import HostPattern, parse_host, parse_host_pattern, rule_matches_host
 from handrail.contract.tool.requires import Capability
-from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, bare_program_name, split_pattern
+from handrail.policy.rules.pattern_lexer import (
+    ANY_ARGUMENTS,
+    ArgvPattern,
+    PatternSyntaxError,
+    bare_program_name,
+    split_pattern,
+)
 from handrail.policy.rules.rules_and_modes import (
+    CONFINED_VARIABLE,
     READ_ONLY_VARIABLE,
     STRICTNESS,
     WORKSPACE_VARIABLE,
@@ -225,12 +232,14 @@ def rank_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
         matches = _host_test(rule.pattern)
     elif (argument := _whole_compared_argument(rule)) is not None:
         matches = _named_test(argument, compile_text_glob(rule.pattern))
+    elif rule.pattern == CONFINED_VARIABLE:  # compared with a whole call, see policy/confinement.py
+        matches = _never
     elif kind == "command" and rule.pattern == READ_ONLY_VARIABLE:
         literal, length, matches = 0, 1, read_only_proof.changes_nothing
     else:
         try:
             words = _pattern_words_of_rule(rule, kind)
-            whole = " ".join(words)
+            whole = " ".join((*words[:-1], "*") if words[-1:] == (ANY_ARGUMENTS,) else words)
             literal, length = len(literal_prefix(whole)), pattern_length(whole)
             if kind == "command":
                 literal = literal if has_wildcard(whole) else _LITERAL_RANK
@@ -240,18 +249,19 @@ def rank_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
                 matches = _arguments_test(words, allowing=rule.action == "allow")
         except (PatternSyntaxError, ValueError):
             matches = _always if rule.action == "deny" else _never
-    permission = _specificity_of_permission(rule)
+    permission = permission_rank(rule)
     rank = (int(rule.is_final), permission, literal, length, STRICTNESS[rule.action])
     return RankedRule(rule, rank, matches, argv)
 
 
-def _specificity_of_permission(rule: Rule) -> int:
+def permission_rank(rule: Rule) -> int:
+    """Return how exactly a rule names its permission: 0 for ``*``, 1 for a glob or side effect, 2 for a name."""
     if rule.permission == "*":
         return 0
     return 1 if is_glob(rule.permission) or rule.governed_side_effect else 2
 
 
-def _pattern_words_of_rule(rule: Rule, kind: SubjectKind) -> Sequence[str]:
+def _pattern_words_of_rule(rule: Rule, kind: SubjectKind) -> tuple[str, ...]:
     """Return the words of the rule's pattern.
 
     In a deny or ask rule, a program in a standard folder loses its path, which makes the rule no more specific.
@@ -534,13 +544,14 @@ def _host_test(pattern: str) -> Callable[[Any], bool]:
 def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], bool]:
     """Return a test for ``key=value …``: each named argument is present and its value matches.
 
-    In an allow rule no other arguments may be present, unless the last word is ``*``. In other rules, further arguments never
+    In an allow rule no other arguments may be present, unless the last word is ``*`` or ``…``. In other rules, further arguments never
     matter.
     """
-    if any("=" not in word and word != "*" for word in words):
+    named = [word for word in words if word not in ("*", ANY_ARGUMENTS)]
+    if any("=" not in word for word in named):
         raise ValueError("a word is not of the form key=value")
-    long_running = not allowing or "*" in words
-    wanted = {key: compile_text_glob(glob) for key, _, glob in (word.partition("=") for word in words if word != "*")}
+    long_running = not allowing or len(named) < len(words)
+    wanted = {key: compile_text_glob(glob) for key, _, glob in (word.partition("=") for word in named)}
 
     def test(arguments: Mapping[str, Any]) -> bool:
         if not long_running and any(key not in wanted for key in arguments):

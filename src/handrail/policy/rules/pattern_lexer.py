@@ -20,6 +20,11 @@ _PART = re.compile(
 )
 
 
+ANY_ARGUMENTS = "…"
+"""The last word of a pattern for any arguments at all, options too. ``...`` is another spelling."""
+_SPELLINGS_OF_ANY = (ANY_ARGUMENTS, "...")
+
+
 class PatternSyntaxError(ValueError):
     """The pattern cannot be split into words."""
 
@@ -27,10 +32,14 @@ class PatternSyntaxError(ValueError):
 def split_pattern(pattern: str) -> tuple[str, ...]:
     """Split ``pattern`` into words, each a glob in which quoted and escaped characters are literal.
 
+    A bare word ``...`` becomes :data:`ANY_ARGUMENTS`, a bare ``**`` becomes ``*``, and a quoted ``…`` a glob that matches only
+    itself.
+
     :raises PatternSyntaxError: for an unclosed quote
     """
     words: list[str] = []
     word: list[str] | None = None
+    bare = False
     position = 0
     while position < len(pattern):
         match = _PART.match(pattern, position)
@@ -42,18 +51,27 @@ def split_pattern(pattern: str) -> tuple[str, ...]:
         kind = match.lastgroup
         if kind == "blank":
             if word is not None:
-                words.append("".join(word))
+                words.append(_finish_word("".join(word), bare=bare))
             word = None
             continue
-        word = [] if word is None else word
+        word, bare = ([], kind == "bare") if word is None else (word, bare and kind == "bare")
         text = match.group(kind) if kind else ""
         if kind == "bare":
             word.append(text)
         else:
             word.append(escape_as_pattern(re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if kind == "quoted" else text))
     if word is not None:
-        words.append("".join(word))
+        words.append(_finish_word("".join(word), bare=bare))
     return tuple(words)
+
+
+def _finish_word(word: str, *, bare: bool) -> str:
+    """Return a word of a pattern, with the one spelling of the word for any arguments."""
+    if bare:
+        if word == "**":
+            return "*"
+        return ANY_ARGUMENTS if word in _SPELLINGS_OF_ANY else word
+    return f"[{word}]" if word == ANY_ARGUMENTS else word
 
 
 def list_unquoted_words(pattern: str) -> tuple[str, ...]:
@@ -84,7 +102,7 @@ def list_unquoted_words(pattern: str) -> tuple[str, ...]:
 
 def quote_argv(argv: Iterable[str]) -> str:
     """Return a pattern that matches exactly ``argv``."""
-    return shlex.join(argv)
+    return " ".join(f"'{word}'" if word in _SPELLINGS_OF_ANY else shlex.quote(word) for word in argv)
 
 
 _Word = tuple[str, "re.Pattern[str] | None"]
@@ -94,24 +112,24 @@ _Word = tuple[str, "re.Pattern[str] | None"]
 class ArgvPattern:
     """A command pattern, compared with an argv word by word.
 
-    A last word ``*`` matches any further words, or none. A last word ``-*`` matches one or more further words that begin with
-    ``-``.
+    A last word ``*`` matches any further words, or none, and so does ``…``. A last word ``-*`` matches one or more further
+    words that begin with ``-``.
 
-    In an *allow* rule, a wildcard at the beginning of a word never matches a word that begins with ``-``. In other rules, ``*``
-    matches every word, and any words may follow the word that ``-*`` matched. The program may be in any standard folder, and
+    In an *allow* rule, a wildcard at the beginning of a word never matches a word that begins with ``-``, but ``…`` does. In
+    other rules, ``*`` matches every word, and any words may follow the word that ``-*`` matched. The program may be in any standard folder, and
     options may be in any order and place, combined or separate: ``deny bash rm -rf *`` matches ``rm -f x -r``.
     """
 
     __slots__ = ("_most", "_operands", "_options", "_rest", "_strict", "_takes_any", "_words", "literal_words")
 
     def __init__(self, words: Sequence[str], *, allowing: bool) -> None:
-        rest = words[-1] if words and words[-1] in ("*", "-*") else None
+        rest = words[-1] if words and words[-1] in ("*", "-*", ANY_ARGUMENTS) else None
         fixed = words[:-1] if rest is not None else words
         self._rest = rest
         self._strict = allowing
         self._most = sys.maxsize if rest is not None else len(fixed)
         """The maximum number of words in a matching argv."""
-        self._takes_any = rest is None or (rest == "*" and not allowing)
+        self._takes_any = rest in (None, ANY_ARGUMENTS) or (rest == "*" and not allowing)
         """Whether the further words, if the pattern permits them, may be any words."""
         self._words: tuple[_Word, ...] = tuple(
             (_unescape(w), None) if not has_wildcard(w) else (w, compile_text_glob(w)) for w in fixed
@@ -127,6 +145,11 @@ class ArgvPattern:
     def program(self) -> str | None:
         """The first word of the pattern if it is literal, or None."""
         return self._words[0][0] if self._words and 0 in self.literal_words else None
+
+    @property
+    def literal_texts(self) -> tuple[str, ...]:
+        """The words of the pattern without a wildcard."""
+        return tuple(word for word, regex in self._words if regex is None)
 
     @property
     def program_prefix(self) -> str:

@@ -8,9 +8,10 @@ compared with (see :mod:`handrail.policy.rules.matchers`). A rule without a patt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
 from handrail.contract.errors import UsageError
@@ -26,7 +27,7 @@ from handrail.contract.tool.tool_ids_and_wire_names import (
     is_session_internal,
     nearest_names,
 )
-from handrail.policy.rules.pattern_lexer import PatternSyntaxError, list_unquoted_words, split_pattern
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, PatternSyntaxError, list_unquoted_words, split_pattern
 
 Action = Literal["allow", "ask", "deny"]
 Scope = Literal["default", "manifest", "mode", "project", "session"]
@@ -38,12 +39,29 @@ FINAL_SCOPES: frozenset[Scope] = frozenset({"manifest", "mode"})
 
 EFFECT_PREFIX = "effect:"
 READ_ONLY_VARIABLE = "{read-only}"
-"""The only variable of command patterns. It matches commands that are proved to change nothing (see ``read_only``)."""
+"""A variable of command patterns. It matches commands that are proved to change nothing (see ``read_only_proof``)."""
+CONFINED_VARIABLE = "{confined}"
+"""A variable of command patterns. It answers for calls that stay confined (see :mod:`handrail.policy.confinement`)."""
+_COMMAND_VARIABLES = f"{READ_ONLY_VARIABLE}, for commands that provably change nothing, and {CONFINED_VARIABLE}, for calls that stay confined"
 
 WORKSPACE_VARIABLE = "{workspace}"
 _VARIABLE = re.compile(r"(?<!\[)\{([^{}/\s]*)\}")
+_COMMAND_VARIABLE = re.compile(r"\{[^{}/\s]+\}")
 _OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S*")
+_CLAUDE_RULE = re.compile(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
+_HOME_SPELLINGS = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_EXPANSION = re.compile(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
+"""What a shell expands in a bare word of a command."""
+_PATH_VARIABLE = re.compile(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_]\w*\}?(?=/|$)")
+"""A name in a path pattern that a shell expands."""
+_ESCAPED_WILDCARD = re.compile(r"\\[*?\[{]")
+_KEYWORDS = frozenset(
+    (
+        *("!", "{", "}", "[[", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"),
+        *("select", "then", "until", "while"),
+    )
+)
 _EFFECTS = ("effect:read", "effect:write", "effect:external")
 _FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
 _PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!/-]+")
@@ -99,6 +117,11 @@ def parse_rule(text: str, *, scope: Scope, source: str = "", known: Iterable[str
     :raises ValueError: names the faulty word, what was expected, and the nearest valid word
     """
     parts = text.strip(" \t").split(None, 2)
+    written = text.strip().removeprefix("allow ").removeprefix("deny ").removeprefix("ask ")
+    if (other := _CLAUDE_RULE.fullmatch(written)) is not None:
+        action = parts[0] if parts[0] in ACTIONS else "allow"
+        meant = f"{action} {other['tool'].lower()} {other['inner'].replace(':*', f' {ANY_ARGUMENTS}')}".strip()
+        raise ValueError(f"Invalid rule {text!r}: a permission has no parentheses. Write {meant!r}.")
     if len(parts) < 2:
         raise ValueError(f"Invalid rule: {text!r}. Write ACTION PERMISSION [PATTERN], as in 'allow bash git status'.")
     action, permission = parts[0], parts[1]
@@ -111,13 +134,25 @@ def parse_rule(text: str, *, scope: Scope, source: str = "", known: Iterable[str
         )
     if problem := _fault_in_permission(permission, known):
         raise ValueError(f"Invalid rule {text!r}: {problem}")
+    if permission in _PATH_PERMISSIONS:
+        pattern = expand_home(pattern)
     if problem := _fault_in_pattern(permission, pattern):
         raise ValueError(f"Invalid rule {text!r}: {problem}")
+    if pattern == CONFINED_VARIABLE and action != "allow":
+        raise ValueError(
+            f"Invalid rule {text!r}: only allow rules have {CONFINED_VARIABLE}. Deny or ask about a command by its words."
+        )
     return Rule(action, permission, pattern, scope, source)
 
 
 def is_glob(permission: str) -> bool:
     return not WILDCARDS.isdisjoint(permission)
+
+
+def is_tool_id(permission: str) -> bool:
+    """Return whether a permission is the id of one tool."""
+    is_other = permission in CAPABILITIES or permission.startswith((EFFECT_PREFIX, "mcp:"))
+    return not is_other and not is_glob(permission)
 
 
 def is_capability_glob(permission: str) -> bool:
@@ -176,12 +211,31 @@ def _fault_in_pattern(permission: str, pattern: str) -> str | None:
     if permission.startswith(EFFECT_PREFIX):
         return f"a side effect takes no pattern. Remove {pattern!r}."
     if permission == "net.fetch":
-        return fault_in_host_pattern(pattern)
+        return explain_host_fault(pattern)
     if permission in ("bash", "shell.run"):
         return fault_in_command_pattern(pattern)
-    if permission in ("fs.read", "fs.write", "fs.*"):
-        return fault_in_path_pattern(pattern)
-    return None
+    return fault_in_path_pattern(pattern) if permission in _PATH_PERMISSIONS else None
+
+
+_PATH_PERMISSIONS = frozenset({"fs.read", "fs.write", "fs.*"})
+
+
+def expand_home(pattern: str) -> str:
+    """Return a path pattern with the user's home folder in place of ``~``, ``$HOME`` or ``${HOME}`` at its beginning."""
+    return (
+        _HOME_SPELLINGS.sub(lambda _: escape_as_pattern(str(Path.home())).replace("{", "[{]"), pattern, count=1)
+        if (_HOME_SPELLINGS.match(pattern))
+        else pattern
+    )
+
+
+def explain_host_fault(pattern: str) -> str | None:
+    """Return why a host pattern can match no host, with the host that it may mean, or None."""
+    fault = fault_in_host_pattern(pattern)
+    meant = _URL.sub("", pattern).partition("/")[0].rpartition("@")[2]
+    if fault is None or meant in ("", pattern) or fault_in_host_pattern(meant) is not None:
+        return fault
+    return f"{fault}. A rule has a host alone, without scheme and path: {meant!r}"
 
 
 @lru_cache(maxsize=4096)
@@ -192,13 +246,26 @@ def fault_in_command_pattern(pattern: str) -> str | None:
         plain = list_unquoted_words(pattern)
     except PatternSyntaxError as fault:
         return str(fault)
-    if _VARIABLE.fullmatch(pattern) and pattern != READ_ONLY_VARIABLE:
-        return f"unknown variable {pattern!r}. Command patterns have only {READ_ONLY_VARIABLE}, for commands that provably change nothing."
+    if pattern in (READ_ONLY_VARIABLE, CONFINED_VARIABLE):
+        return None
     if operator := next((word for word in plain if _OPERATOR.fullmatch(word)), None):
         return (
             f"the pattern {pattern!r} contains {operator!r}, but a rule is about one simple command. Write one rule for each "
             "command, and rules of fs.read and fs.write for redirections. If you mean the character itself, quote it."
         )
+    if (bare := next((word for word in plain if _EXPANSION.search(word)), None)) is not None:
+        return (
+            f"the pattern {pattern!r} contains {bare!r}, which a shell expands, and a rule is compared with the words after that. "
+            f"Write the words themselves, or {ANY_ARGUMENTS!r} for any arguments. If you mean the character itself, quote it."
+        )
+    if (variable := _COMMAND_VARIABLE.search(" ".join(plain))) is not None:
+        if variable.group() in (READ_ONLY_VARIABLE, CONFINED_VARIABLE):
+            return f"{variable.group()} is a whole pattern, and has no words next to it. Remove the other words."
+        return f"unknown variable {variable.group()!r}. Command patterns have {_COMMAND_VARIABLES}. If you mean the braces, quote them."
+    if plain[:1] == words[:1] and words[0] in _KEYWORDS:
+        return f"{words[0]!r} is a word of the shell, and a rule is about one command in it. Write a rule for that command."
+    if ANY_ARGUMENTS in words[:-1] or words == (ANY_ARGUMENTS,):
+        return f"{ANY_ARGUMENTS!r} stands for any arguments, so it is the last word after a program, as in 'pytest {ANY_ARGUMENTS}'."
     if words[0] == "":
         return f"the pattern {pattern!r} begins with an empty word. Begin it with the name of a program."
     return next((problem for word in words if (problem := fault_in_pattern(word))), None)
@@ -210,6 +277,15 @@ def fault_in_path_pattern(pattern: str) -> str | None:
         return f"the path pattern {pattern!r} contains '..', so it never matches. Write the resolved path."
     if _URL.match(pattern):
         return f"the path pattern {pattern!r} is a URL. Write a path relative to the workspace, or one that begins with '/'."
+    if (home := expand_home(pattern)) != pattern:
+        return f"the path pattern {pattern!r} is not expanded in a rule about a tool. Write the path: {home!r}."
+    if (variable := _PATH_VARIABLE.search(pattern)) is not None:
+        return (
+            f"the path pattern {pattern!r} contains {variable.group()!r}, which a rule does not expand. Write the path. "
+            "Only ~ and $HOME at the beginning are expanded. (Write a literal dollar as [$].)"
+        )
+    if _ESCAPED_WILDCARD.search(pattern):
+        return f"the path pattern {pattern!r} contains a backslash, which escapes nothing. Write a literal wildcard as [*]."
     for match in _VARIABLE.finditer(pattern):
         if match.group() != WORKSPACE_VARIABLE:
             near = nearest_names(match.group(1), ("workspace",), 1)
@@ -217,8 +293,6 @@ def fault_in_path_pattern(pattern: str) -> str | None:
             return f"unknown variable {match.group()} in the path pattern {pattern!r}. {hint} (Write a literal brace as [{{].)"
         if match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
             return f"the variable in {pattern!r} is only part of a name. Write it first, alone or before a '/'."
-    if pattern[:2] == "~/" or pattern == "~":
-        return f"the path pattern {pattern!r} begins with '~', which is not expanded. Write the path of the folder."
     return fault_in_pattern(pattern)
 
 
@@ -417,6 +491,7 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     :param readable: absolute folders outside the workspace that the session may read, such as its saved outputs
     """
     texts = [f"allow {permission}" for permission in (*SESSION_INTERNAL, *RESOURCE_IDS)]
+    texts.append(f"allow bash {READ_ONLY_VARIABLE}")
     names: list[str] = []
     texts += [
         f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")
@@ -465,25 +540,25 @@ _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_FILE_NAMES)
 _EXAMPLES = tuple(f"allow fs.write **/{name}" for name in SECRET_NAME_EXCEPTIONS)
 _NAMES = frozenset((*_SECRETS, *_EXAMPLES))
-_READING = f"allow bash {READ_ONLY_VARIABLE}"
+_CONFINED = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFINED_VARIABLE}")
 
 MODE_DESCRIPTIONS: Mapping[Mode, str] = {
     "plan": "Read only: denies tools that write or have external effects. Runs commands that provably change nothing, and tools that "
     "only read and reach hosts that a rule allows.",
-    "ask": "Requires approval for every call that no rule allows. Adds no rules.",
-    "accept-edits": "Allows file tools in the workspace, and commands that provably change nothing. Other calls require approval.",
-    "auto": "Also allows every command that Handrail can parse, because the sandbox confines it. Unclear commands require approval.",
+    "ask": "Requires approval for every call that no rule allows, except reading in the workspace. Adds no rules.",
+    "accept-edits": "Allows file tools in the workspace. Other calls require approval.",
+    "auto": "Also runs every command that stays confined: no network, writes in the workspace only, nothing destroyed. Other calls "
+    "require approval.",
 }
 MODE_RULE_TEXTS: Mapping[Mode, tuple[str, ...]] = {
-    "plan": ("deny effect:write", "deny effect:external", "deny fs.write", _READING),
+    "plan": ("deny effect:write", "deny effect:external", "deny fs.write"),
     "ask": (),
-    "accept-edits": (*(f"allow {tool} **" for tool in _FILE_TOOLS), *_SECRETS, _READING),
+    "accept-edits": (*(f"allow {tool} **" for tool in _FILE_TOOLS), *_SECRETS),
     "auto": (
         "allow fs.write **",
         *_SECRETS,
         *_EXAMPLES,
-        "allow bash",
-        _READING,
+        *_CONFINED,
         *(f"allow {tool}" for tool in _GIT_TOOLS),
         "ask effect:external",
     ),
@@ -492,9 +567,14 @@ MODE_RULE_TEXTS: Mapping[Mode, tuple[str, ...]] = {
 
 
 def format_mode_rules(mode: Mode) -> list[str]:
-    """Return the rules of a mode as lines for people. Rules about secret names become one line."""
-    lines = [text for text in MODE_RULE_TEXTS[mode] if text not in _NAMES]
-    if not _NAMES.isdisjoint(MODE_RULE_TEXTS[mode]):
+    """Return the rules of a mode as lines for people."""
+    return format_shipped_rules(MODE_RULE_TEXTS[mode])
+
+
+def format_shipped_rules(texts: Sequence[str]) -> list[str]:
+    """Return shipped rules as lines for people. Rules about secret names become one line."""
+    lines = [text for text in texts if text not in _NAMES]
+    if not _NAMES.isdisjoint(texts):
         lines.append(f"ask fs.write **/NAME, for each of {len(_SECRETS)} names of secret files (--json lists them)")
     return lines
 
@@ -515,12 +595,13 @@ def parse_mode(text: str) -> Mode:
 @lru_cache(maxsize=len(MODES))
 def mode_rules(mode: Mode) -> tuple[Rule, ...]:
     """Return the rules of a mode, with scope ``mode``."""
-    found: list[Rule] = []
-    for text in MODE_RULE_TEXTS[mode]:
-        action, permission, pattern = (*text.split(" ", 2), "")[:3]
-        named = text in _NAMES
-        found.append(Rule(cast("Action", action), permission, pattern, "mode", f"mode {mode}", any_case=named))
-    return tuple(found)
+    return tuple(make_shipped_rule(text, "mode", f"mode {mode}") for text in MODE_RULE_TEXTS[mode])
+
+
+def make_shipped_rule(text: str, scope: Scope, source: str) -> Rule:
+    """Return the rule of a shipped text, which is not checked. Names of secret files are compared in any case."""
+    action, permission, pattern = (*text.split(" ", 2), "")[:3]
+    return Rule(cast("Action", action), permission, pattern, scope, source, any_case=text in _NAMES)
 
 
 def with_mode(book: RuleBook, mode: Mode) -> RuleBook:
@@ -586,8 +667,11 @@ def is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
 def rule_bounds_call(rule: Rule, spec: ToolSpec) -> bool:
     """Return whether a call that this rule allows does no more than the rule says.
 
-    A ``{read-only}`` rule holds only for a call that runs read-only. Only a call that just runs its command does.
+    A ``{read-only}`` rule holds only for a call that runs read-only. Only a call that just runs its command does. A
+    ``{confined}`` rule is compared with a whole call, after all others.
     """
+    if rule.pattern == CONFINED_VARIABLE:
+        return False
     return rule.pattern != READ_ONLY_VARIABLE or rule.action != "allow" or spec.single_command
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast
 
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.errors import ToolError
 from handrail.contract.rule_forms import RuleExample, to_rule_with_examples
-from handrail.contract.text.glob_patterns import compile_text_glob, has_wildcard
-from handrail.contract.text.host_names import fault_in_host_pattern
-from handrail.contract.tool.requires import CAPABILITIES
+from handrail.contract.text.glob_patterns import compile_text_glob, has_wildcard, literal_prefix
+from handrail.contract.tool.requires import CAPABILITIES, CapabilityLayer
 from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, object_properties_of
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.policy.call_targets import host_of_url, subject_kind_of
@@ -28,10 +28,13 @@ from handrail.policy.rules.matchers import (
     normalize_path_pattern,
     rank_rule,
 )
-from handrail.policy.rules.pattern_lexer import PatternSyntaxError, split_pattern
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, ArgvPattern, PatternSyntaxError, split_pattern
+from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
 from handrail.policy.rules.rules_and_modes import (
+    CONFINED_VARIABLE,
     READ_ONLY_VARIABLE,
     Rule,
+    explain_host_fault,
     fault_in_command_pattern,
     fault_in_path_pattern,
     is_capability_glob,
@@ -78,11 +81,14 @@ def _permission_names_tool(permission: str, tool_id: str) -> bool:
 
 def _explain_rule_never_matches(rule: Rule, spec: ToolSpec) -> str | None:
     """Return why no call of ``spec`` can match ``rule``, or None."""
+    if rule.pattern == CONFINED_VARIABLE:
+        one = f"{CONFINED_VARIABLE} is only for tools whose calls just run a command, such as bash. Calls of {spec.id} do more."
+        return None if spec.single_command or spec.confinement_gap else one
     match subject_kind_of(spec):
         case "path":
             return fault_in_path_pattern(rule.pattern)
         case "host":
-            return fault_in_host_pattern(rule.pattern)
+            return explain_host_fault(rule.pattern)
         case "command":
             return fault_in_command_pattern(rule.pattern) or _explain_undeclared_program(rule, spec)
         case "arguments":
@@ -112,6 +118,74 @@ def _explain_undeclared_program(rule: Rule, spec: ToolSpec) -> str | None:
     return f"{spec.id} never runs {first!r}. Its programs: {', '.join(sorted(declared)) or 'none'}."
 
 
+_PROBES: tuple[tuple[str, ...], ...] = (
+    *(("x",), ("x", "y"), ("x.py",), ("run", "x"), ("list",), ("status",), ("build", "x"), ("./x/y", "z")),
+    *(("-x",), ("--version",), ("-k", "x"), ("--help",), ("x", "-v")),
+)
+"""Further words of a command that an allow rule may match."""
+_MOST_PROBES = 200
+
+
+def _fault_in_allowed_command(rule: Rule) -> str | None:
+    """Return why every command that an allow rule matches requires approval nevertheless, or None.
+
+    The commands are examples. If none of them runs, the program requires that a rule names its words.
+    """
+    if rule.action != "allow" or rule.permission not in ("bash", "shell.run") or not rule.pattern:
+        return None
+    if rule.pattern in (READ_ONLY_VARIABLE, CONFINED_VARIABLE):
+        return None
+    words = split_pattern(rule.pattern)
+    pattern, reason = ArgvPattern(words, allowing=True), ""
+    if pattern.program is None:
+        return None
+    for argv in islice(_example_commands(words), _MOST_PROBES):
+        if not pattern.matches(argv):
+            continue
+        reason = _why_asked(argv, pattern.literal_words)
+        if not reason:
+            return None
+    if not reason:
+        return None
+    return f"Invalid rule {rule.text!r}: it holds for no call. {reason}. {_propose_command(rule, words)}"
+
+
+def _example_commands(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield commands that a pattern of these words may match."""
+    open_end = words[-1] in ("*", "-*", ANY_ARGUMENTS)
+    fixed = words[:-1] if open_end else words
+    for filler in ("x", "", "a.py", "xx"):
+        start = tuple(_fill(word, filler) for word in fixed)
+        yield from ((*start, *tail) for tail in (_PROBES if open_end else ((),)))
+
+
+def _fill(word: str, filler: str) -> str:
+    """Return a text that a word of a pattern matches, with ``filler`` for its wildcards."""
+    return literal_prefix(word) if not has_wildcard(word) else re.sub(r"\[.[^\]]*\]|[*?\[]", filler, word)
+
+
+def _why_asked(argv: tuple[str, ...], literal: frozenset[int]) -> str:
+    """Return why a command requires approval although a rule matches it; empty if it does not."""
+    if literal >= frozenset(range(len(argv))):
+        return ""
+    if command_wrappers.find_wrapped_command_start(argv) is not None:
+        return f"A rule about {argv[0]!r} is compared with the command that it runs"
+    risk = program_risks.find_hidden_program_risk(argv)
+    if risk is None or risk.words <= literal:
+        return ""
+    return f"A call always requires approval, because {risk.reason}"
+
+
+def _propose_command(rule: Rule, words: Sequence[str]) -> str:
+    """Return what to write instead of a rule that holds for no call."""
+    confined = f"'allow {rule.permission} {CONFINED_VARIABLE}' for whatever stays confined"
+    if words[0] in command_wrappers.ENVIRONMENT_MANAGERS and words[1:2] in (("run",), ("exec",)):
+        return f"Name the program, as in 'allow {rule.permission} {words[0]} {words[1]} pytest {ANY_ARGUMENTS}', or write {confined}."
+    if words[0] in command_wrappers.WRAPPER_NAMES:
+        return f"Write a rule about that command alone, as in 'allow {rule.permission} make {ANY_ARGUMENTS}', or {confined}."
+    return f"Write every word of the command, or {confined}."
+
+
 def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
     try:
         words = split_pattern(rule.pattern)
@@ -120,6 +194,7 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
     properties = object_properties_of(spec.parameters)
     if spec.mode == "stateful":
         properties = {**properties, STEP_INPUT: spec.step_parameters or {}}
+    words = tuple("*" if word == ANY_ARGUMENTS else word for word in words)
     for word in words:
         if word != "*" and (fault := _fault_in_argument(word, spec, properties)) is not None:
             return fault
@@ -191,11 +266,31 @@ def check_rule(
 
     :raises ValueError: if the rule can match none of their calls, or fails one of its examples
     """
-    problem = explain_rule_matches_no_tool(rule, specs) if specs is not None else None
+    problem = _fault_in_allowed_command(rule) or (
+        explain_rule_matches_no_tool(rule, specs) if specs is not None else None
+    )
     if not problem and (match or not_match):
         problem = find_failing_example(rule, match, not_match, specs)
     if problem:
         raise ValueError(problem)
+
+
+def fault_outside_folders(rule: Rule, layer: CapabilityLayer) -> str | None:
+    """Return why no call can access the absolute path of a rule, or None.
+
+    :param layer: what the agent and all of its tools may access
+    """
+    if rule.permission not in ("fs.read", "fs.write", "fs.*") or rule.pattern[:1] != "/":
+        return None
+    start = literal_prefix(normalize_path_pattern(rule.pattern))
+    folders = dict.fromkeys((*layer.fs_read, *layer.fs_write))
+    tops = [literal_prefix(folder).rstrip("/") for folder in folders]
+    if any(top.startswith(start) or f"{start}/".startswith(f"{top}/") for top in tops):
+        return None
+    return (
+        f"Invalid rule {rule.text!r}: no call can access this path, because it is outside all folders of the session. Remove the rule, "
+        "or add the folder to [[roots]] in the agent's manifest."
+    )
 
 
 # Checks of rules against each other.
@@ -429,6 +524,11 @@ def load_agent_rules(
         entry = to_rule_with_examples(given)
         text = entry.rule
         try:
+            if find_rule_set(text) is not None:
+                chosen = parse_entry(text, scope="manifest", source=source, known=known)
+                rules += chosen
+                places += [index] * len(chosen)
+                continue
             rule = parse_rule(text, scope="manifest", source=source, known=known)
             if known is not None:
                 _check_glob_matches_a_tool(rule, known)

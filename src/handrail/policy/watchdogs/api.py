@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from handrail.origins.program_lookup import ProgramMissing, build_program_environment, resolve_command_program
-from handrail.policy.call_evaluation import PolicyVerdict, TraceStep
+from handrail.policy.call_evaluation import PolicyVerdict
+from handrail.policy.findings import TraceStep
 from handrail.policy.rules.rules_and_modes import ACTIONS, STRICTNESS, Action
 
 # The input of a watchdog, and its possible answers.

@@ -268,6 +268,7 @@ def _prepare_start(
         place.refresh()
         if writes and place in places:
             pinned += _find_pinned(place, profile.denials)
+            pinned += place.tree.list_repositories() if profile.repositories_read_only else ()
         masked += _find_hidden(place, profile, writes=writes)
         masked += protected_mounts.find_blocking_pipes(place.tree, every=git)
     masked += filter(protected_mounts.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
@@ -517,6 +518,11 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
         return (
             f"`{shown}` cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until "
             "that program has ended, or stop it, then call again."
+        )
+    if process.profile.repositories_read_only and os.path.lexists(f"{path}/HEAD"):
+        return (
+            f"`{shown}` is read-only for this call, because it runs confined: only a git command in the text of the command "
+            "can change version control data. Run git as a command of its own, or ask the user for a rule that names this command."
         )
     if why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
         return (

@@ -8,12 +8,10 @@ shell, git or an editor that opens them runs nothing.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import secrets
 import stat
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +20,10 @@ from typing import Literal
 from handrail.contract.errors import ToolError
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
-from handrail.runtime.files.session_roots import AT_FDCWD, BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
+from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
 from handrail.runtime.guard.git_config_reader import MAX_CONFIG_BYTES
 from handrail.sandbox.view.cached_folder_tree import FolderTree, raise_if_resource_shortage
+from handrail.store.project_identity import read_birth_ns
 from handrail.store.state_folders import remove_tree
 
 MAX_COPIED_BYTES = 64 * 1024 * 1024
@@ -234,8 +233,6 @@ MAX_KEPT_BYTES = 32 * 1024 * 1024
 """The limit of kept content for all files of one folder. Files beyond it are compared, not restored."""
 _TICK_NS = 2_100_000_000
 """Longer than a clock tick of any file system. A file that changed more recently may change again unnoticed."""
-_libc = ctypes.CDLL(None, use_errno=True)
-_BORN, _BORN_AT, _STATX_BYTES, _NO_FOLLOW = 0x800, 80, 256, 0x100
 
 FileFate = Literal["same", "edited", "replaced", "gone"]
 
@@ -298,7 +295,7 @@ class OriginalPathStates:
         )
         original = OriginalPathState(
             identity,
-            _read_birth_ns(path),
+            read_birth_ns(path),
             folder,
             status.st_nlink,
             folder or status.st_ctime_ns < time.time_ns() - _TICK_NS,
@@ -331,7 +328,7 @@ class OriginalPathStates:
             return "gone"
         identity = _file_identity(status)
         if original.folder:
-            same = identity[:3] == original.identity[:3] and _read_birth_ns(path) == original.birth_ns
+            same = identity[:3] == original.identity[:3] and read_birth_ns(path) == original.birth_ns
             return "same" if same else "replaced"
         # Without the content, which is too long to read, this is the best available answer.
         if identity == original.identity and (original.settled or original.snapshot is None):
@@ -340,7 +337,7 @@ class OriginalPathStates:
             return "same"
         same_file = identity[:3] == original.identity[:3] and original.birth_ns is not None
         alone = status.st_nlink == original.links == 1
-        return "edited" if same_file and alone and _read_birth_ns(path) == original.birth_ns else "replaced"
+        return "edited" if same_file and alone and read_birth_ns(path) == original.birth_ns else "replaced"
 
     def _has_content(self, path: str, status: os.stat_result, kept: FileSnapshot) -> bool:
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(kept.data):
@@ -354,7 +351,7 @@ class OriginalPathStates:
             status = os.lstat(path)
         except OSError:
             return None
-        return _file_identity(status)[:3], _read_birth_ns(path)
+        return _file_identity(status)[:3], read_birth_ns(path)
 
     def _forget(self, path: str) -> None:
         known = self._known.pop(path, None)
@@ -435,20 +432,3 @@ def _file_identity(status: os.stat_result) -> tuple[int, ...]:
         status.st_mtime_ns,
         status.st_ctime_ns,
     )
-
-
-def _read_birth_ns(path: str) -> int | None:
-    """Return when a file was made, in nanoseconds; None if unknown.
-
-    It tells a file from a later one with the same inode number.
-    """
-    call = getattr(_libc, "statx", None)
-    if call is None:
-        return None
-    answer = ctypes.create_string_buffer(_STATX_BYTES)
-    if call(AT_FDCWD, os.fsencode(path), _NO_FOLLOW, _BORN, answer) != 0:
-        return None
-    if not struct.unpack_from("=I", answer.raw, 0)[0] & _BORN:
-        return None
-    seconds, nanoseconds = struct.unpack_from("=qI", answer.raw, _BORN_AT)
-    return seconds * 1_000_000_000 + nanoseconds

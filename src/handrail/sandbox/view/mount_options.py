@@ -122,10 +122,11 @@ def _find_restricting_mounts(
     for path in profile.masked:
         _keep_hidden(kept, path, folders, look)
     masked = frozenset(profile.masked)
+    pinned = frozenset(fixed)
     return [
         (path, _how_to_mask_path(look.identify(path)) if access == "hidden" else access)
         for path, access in kept.items()
-        if (path not in folders or access != "rw")
+        if (access != "rw" or (path not in folders and not protected_mounts.is_beneath_any(path, pinned)))
         and not protected_mounts.is_beneath_any(path.rpartition("/")[0], masked)  # a hidden folder is empty
     ]
 

@@ -68,7 +68,7 @@ def read_configuration(setting: CommandOptions) -> MergedConfiguration:
     """
     from handrail.config import load_configuration
     from handrail.contract.errors import Diagnostic, LoadError
-    from handrail.policy.rules.rules_and_modes import parse_rule
+    from handrail.policy.rules.rule_sets import parse_entry
     from handrail.policy.rules.validation import find_failing_example
     from handrail.store.state_folders import locate_folders
 
@@ -77,8 +77,8 @@ def read_configuration(setting: CommandOptions) -> MergedConfiguration:
     faults: list[Diagnostic] = []
     for rule in (*config.rules, *config.inactive_rules):
         try:
-            parsed = parse_rule(rule.text, scope=rule.scope, source=rule.source)
-            if problem := find_failing_example(parsed, rule.match, rule.not_match, None):
+            parsed = parse_entry(rule.text, scope=rule.scope, source=rule.source)
+            if problem := find_failing_example(parsed[0], rule.match, rule.not_match, None):
                 raise ValueError(problem)
         except ValueError as error:
             faults.append(Diagnostic(rule.source, "", str(error)))

@@ -1,0 +1,233 @@
+"""The rule word ``{confined}``: whatever a call runs, as long as it stays confined.
+
+A rule ``allow bash {confined}`` answers for a whole call, after all other rules. It answers only what no other rule decided:
+a command without a rule, a text that the parser does not understand, a program that runs its arguments. It never answers for
+a rule that denies or asks. The call then runs without network and Unix sockets. It writes only in the workspace and in its
+scratch folder, and version control data is read-only unless a command of its text changes it. So the sandbox bounds what the
+text does not show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from handrail.contract.sandbox_protocol import Confinement
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy
+from handrail.policy.call_targets import CallTarget
+from handrail.policy.findings import PolicyFinding
+from handrail.policy.rules.matchers import PathSubject, permission_rank
+from handrail.policy.rules.rules_and_modes import (
+    CONFINED_VARIABLE,
+    Rule,
+    RuleBook,
+    is_about_capability,
+    is_about_tool,
+)
+from handrail.policy.shell import command_wrappers, confinement_proof, nested_commands
+from handrail.policy.shell.nested_commands import program_name
+from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
+from handrail.policy.shell.reader import is_marked
+
+_MAX_UNCLEAR = 4_000
+"""The maximum number of characters of an unclear text that may run confined."""
+_PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
+
+
+class ConfiningPolicy(ToolPolicy):
+    """The policy of one tool, in which a rule with ``{confined}`` answers after all other rules."""
+
+    __slots__ = ("_confined", "_plain")
+
+    def __init__(self, spec: ToolSpec, rules: RuleBook, capabilities: CapabilitySet, origin: str | None = None) -> None:
+        super().__init__(spec, rules, capabilities, origin)
+        self._confined = None
+        if spec.single_command and not spec.confinement_gap:
+            self._confined = _find_confined_rule(rules, spec, origin)
+        self._plain: ConfiningPolicy | None = None
+        """The policy of the rules that count next to the rule with ``{confined}``, made on first use."""
+
+    def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
+        """Evaluate a call whose targets are known already."""
+        verdict = super().evaluate_targets(arguments, targets)
+        if self._confined is None or verdict.action == "allow" or verdict.prepared is not self:
+            return verdict  # the policy for calls that change nothing has answered for itself
+        if self._plain is None:
+            kept = _rules_next_to(self._confined, self.rules, self.spec, self.origin)
+            self._plain = (
+                self if kept is self.rules else ConfiningPolicy(self.spec, kept, self.capabilities, self.origin)
+            )
+        plain = verdict if self._plain is self else self._plain._evaluate(arguments, targets)
+        verdict.confinement_objection = self._plain._find_objection_to(plain, self._confined)
+        return verdict if verdict.confinement_objection else self._answer(plain, self._confined)
+
+    def _answer(self, plain: PolicyVerdict, rule: Rule) -> PolicyVerdict:
+        """Return the verdict with the answer of the rule to every finding that does not allow."""
+        findings = [
+            finding if finding.action == "allow" else finding._replace(action="allow", cause="rule", rule=rule, note="")
+            for finding in plain.findings
+        ]
+        deciding = next((finding for finding in findings if finding.rule is rule), findings[0])
+        answered = PolicyVerdict(self, plain.arguments, plain.targets, findings, deciding)
+        answered.capabilities = self.capabilities.without_hosts()
+        answered.confinement = Confinement(_changes_repository(plain.targets))
+        return answered
+
+    def _find_objection_to(self, verdict: PolicyVerdict, rule: Rule) -> str:
+        """Return why a rule with ``{confined}`` does not answer for a call; empty if it does."""
+        for finding in verdict.findings:
+            if finding.action != "allow" and (objection := _find_stricter(finding, rule)):
+                return objection
+        if (
+            not verdict.targets
+            and (match := _DESTROYING_CODE.search(" ".join(_texts_in(verdict.arguments)))) is not None
+        ):
+            return f"its code contains {match.group()!r}"
+        for target in verdict.targets:
+            subject = target.subject
+            if isinstance(subject, ShellScript):
+                objection = self._find_objection_to_text(subject, target.value)
+            else:
+                objection = self._find_objection_to_place(target)
+            if objection:
+                return objection
+        return ""
+
+    def _find_objection_to_text(self, script: ShellScript, text: str) -> str:
+        if script.unclear is not None:
+            if not _is_readable(script, text):
+                return script.unclear
+            if (reason := confinement_proof.why_unclear_text_may_destroy(script, text)) is not None:
+                return reason
+            if (rule := self._find_rule_in_text(text)) is not None:
+                return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
+        elif (reason := confinement_proof.why_script_not_confined(script)) is not None and not _only_runs_code(
+            script, text
+        ):
+            return reason
+        for command in script.commands:
+            if (rule := self._find_name_question(command.argv)) is not None:
+                return f"it names a file that the rule {rule.text!r} is about"
+        return ""
+
+    def _find_rule_in_text(self, text: str) -> Rule | None:
+        """Return a rule that denies or asks about a command which an unclear text may run, by its words; None if none does.
+
+        The name of the program suffices for a deny. For an ask, every word of the rule has to be in the text.
+        """
+        own, shipped = self.rank_capability_rules("shell.run")
+        for ranking in (self.tool_rules, own, shipped):
+            for ranked in ranking.ranked:
+                if ranked.rule.action == "allow":
+                    continue
+                if ranked.argv is None or not ranked.argv.program_prefix:
+                    return ranked.rule  # it may be about any command
+                watched = nested_commands.WatchedPrograms((ranked.argv.program_prefix,))
+                if not watched.may_be_in_text(text):
+                    continue
+                if ranked.rule.action == "deny" or all(word in text for word in ranked.argv.literal_texts[1:]):
+                    return ranked.rule
+        return None
+
+    def _find_objection_to_place(self, target: CallTarget) -> str:
+        if not isinstance(target.subject, PathSubject):
+            return ""
+        rule = self._find_reading_rule(target.subject)
+        if rule is not None and rule.action != "allow":
+            return f"{target.shown} is a file that the rule {rule.text!r} is about"
+        inside = target.subject.relative is not None or target.subject.absolute.startswith(_PRIVATE_FOLDER)
+        return "" if inside or target.capability != "fs.write" else f"{target.shown} is outside the workspace"
+
+
+def describe_confinement(verdict: PolicyVerdict) -> tuple[bool | None, str]:
+    """Return whether a call runs confined, and how, or why not; None if no rule with ``{confined}`` is about its tool."""
+    policy = verdict.prepared
+    rule, spec = _find_confined_rule(policy.rules, policy.spec, policy.origin), policy.spec
+    if rule is None:
+        return None, ""
+    if verdict.confinement is not None:
+        kept = "can change" if verdict.confinement.changes_repository else "is read-only"
+        return True, f"no network, writes in the workspace and scratch folders only, and version control data {kept}"
+    if spec.confinement_gap:
+        return False, f"the rule {rule.text!r} holds for no call here, because {spec.confinement_gap}"
+    return False, verdict.confinement_objection or "other rules decide the call"
+
+
+def _find_confined_rule(rules: RuleBook, spec: ToolSpec, origin: str | None) -> Rule | None:
+    found = [
+        rule
+        for rule in rules
+        if rule.pattern == CONFINED_VARIABLE
+        and (is_about_tool(rule, spec, origin) or is_about_capability(rule, "shell.run"))
+    ]
+    return max(found, key=permission_rank, default=None)
+
+
+def _rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> RuleBook:
+    """Return the rules that count next to a rule with ``{confined}``.
+
+    As among all rules, a rule that names its permission less exactly loses: ``ask effect:external`` to ``allow bash
+    {confined}``.
+    """
+    about_capability = is_about_capability(confined, "shell.run")
+
+    def loses(rule: Rule) -> bool:
+        if rule.is_final or rule.scope == "default" or permission_rank(rule) >= permission_rank(confined):
+            return False
+        return is_about_capability(rule, "shell.run") if about_capability else is_about_tool(rule, spec, origin)
+
+    kept = tuple(rule for rule in rules if not loses(rule))
+    return rules if len(kept) == len(rules) else rules.replace_rules(*kept)
+
+
+def _find_stricter(finding: PolicyFinding, rule: Rule) -> str:
+    """Return why a rule with ``{confined}`` does not answer a finding; empty if it does."""
+    other = finding.rule
+    if other is not None and other.action != "allow":
+        return f"the rule {other.text!r} is stricter than {rule.text!r}"
+    return "" if finding.cause in ("no rule", "unclear", "program") else "another check is stricter"
+
+
+_INTERPRETERS = frozenset(
+    {"python", "python3", "node", "ruby", "perl", "php", "deno", "bun", "awk", "gawk", "mawk", "export"}
+)
+"""Programs that run code of their words or their input, and the command that sets a variable which may name code."""
+_DESTROYING_CODE = re.compile(
+    r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
+    r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s",
+    re.IGNORECASE,
+)
+"""Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""
+
+
+def _only_runs_code(script: ShellScript, text: str) -> bool:
+    """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
+    for command in script.commands:
+        if confinement_proof.why_not_confined(command.argv) is None:
+            continue
+        *_, inner = command_wrappers.split_wrapper_layers(command.argv)
+        if not inner or is_marked(inner[0]) or program_name(inner) not in _INTERPRETERS:
+            return False
+    return bool(script.commands) and _DESTROYING_CODE.search(text) is None
+
+
+def _texts_in(arguments: Mapping[str, Any]) -> Iterator[str]:
+    return (value for value in arguments.values() if isinstance(value, str))
+
+
+def _is_readable(script: ShellScript, text: str) -> bool:
+    """Return whether an unclear text is short enough, and enough of it is understood, to find what it may destroy."""
+    return 0 < len(script.commands) <= MAX_COMMANDS and len(text) <= _MAX_UNCLEAR
+
+
+def _changes_repository(targets: Sequence[CallTarget]) -> bool:
+    """Return whether the text of a call has a command that changes version control data."""
+    return any(
+        isinstance(target.subject, ShellScript)
+        and target.subject.unclear is None
+        and confinement_proof.changes_repository(target.subject)
+        for target in targets
+    )

@@ -1,0 +1,91 @@
+"""The findings of an evaluation: one decision about one target or command, with its reason, and the steps of a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from handrail.policy.call_targets import VERBS, CallTarget, format_argv
+from handrail.policy.rules.rules_and_modes import Action, Rule
+
+if TYPE_CHECKING:
+    from handrail.policy.rules.matchers import RankedRule
+    from handrail.policy.shell.risky_options import CommandRisk
+
+Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "destroys", "wait", "fault"]
+Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One line of a trace. ``outcome`` is an action, or ``won``, ``lost`` or ``no match``."""
+
+    stage: Stage
+    outcome: str
+    text: str
+
+
+class PolicyFinding(NamedTuple):
+    """The decision about one target, or about one command of a script."""
+
+    action: Action
+    cause: Cause
+    rule: Rule | None = None
+    note: str = ""
+    argv: tuple[str, ...] | None = None
+    target: CallTarget | None = None
+    tool: RankedRule | None = None
+    """The matching rule about the tool, even if another rule decided."""
+    concern: CommandRisk | None = None
+    wrapped: tuple[tuple[str, ...], ...] = ()
+    """The words of the wrappers around the evaluated command, outermost first."""
+    reading: tuple[str, ...] | None = None
+    """The command that the rule matched, if it is another spelling of ``argv`` or is run by it."""
+    remedy: str = ""
+    """If a capability is missing: the line that would grant it, for the author of the tool or the operator of the agent."""
+
+    @property
+    def evaluated_argv(self) -> tuple[str, ...] | None:
+        """The command that was compared with the rules: ``argv`` without its wrappers, or ``reading``."""
+        if self.reading is not None:
+            return self.reading
+        return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
+
+    def describe_subject(self, tool_id: str) -> str:
+        """Describe what the finding is about, for the beginning of a sentence."""
+        if self.argv is not None:
+            read = "" if self.reading is None else f" (read as {format_argv(self.reading)})"
+            return f"{format_argv(self.argv)}{read}"
+        if self.target is None:
+            return f"`{tool_id}`"
+        target = self.target
+        if target.capability == "shell.run":
+            return target.shown
+        return f"{VERBS[target.capability].capitalize()} {target.shown} with {tool_id}"
+
+
+def format_reason(finding: PolicyFinding, tool_id: str) -> str:
+    """Return the reason of a finding as full sentences, for the model and the user."""
+    rule = finding.rule
+    named = f"the rule {rule.text!r} ({rule.scope} scope)" if rule is not None else ""
+    about = finding.describe_subject(tool_id)
+    match finding.cause:
+        case "rule" if finding.action == "allow":
+            return f"{about} is allowed by {named}."
+        case "rule" if finding.action == "deny":
+            return f"{about} is denied by {named}."
+        case "rule":
+            return f"{about} requires approval by {named}."
+        case "no rule":
+            return f"{about} requires approval: no rule allows it."
+        case "protected":
+            return f"{about} requires approval: {finding.note.rstrip('.')}."
+        case "unclear":
+            return (
+                f"{about} requires approval, because the rules cannot be applied to it: {finding.note}. "
+                "Simple commands joined by &&, ||, | or ; are checked one by one."
+            )
+        case "program" | "destroys":
+            return f"{about} requires approval: {finding.note}, and no rule names this form word by word."
+        case "capability" | "fault" | "wait":
+            return finding.note

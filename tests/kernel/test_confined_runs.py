@@ -1,0 +1,143 @@
+"""What a rule with ``{confined}`` allows runs in a narrow sandbox, and is said to."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from handrail import open_kernel
+from handrail.contract.calls_and_results import Result
+from handrail.contract.session_protocols import Session
+from handrail.sandbox import tier_probe
+
+pytestmark = [
+    pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine"),
+    pytest.mark.proves("P-16"),
+]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Path:
+    workspace = tmp_path / "ws"
+    workspace.mkdir()
+    (tmp_path / "handrail.toml").write_text("")
+    for words in (("init", "-q"), ("config", "user.name", "a"), ("config", "user.email", "a@b")):
+        subprocess.run(["git", *words], cwd=workspace, check=True, capture_output=True)
+    (workspace / "a.txt").write_text("a\n")
+    subprocess.run(["git", "add", "."], cwd=workspace, check=True)
+    subprocess.run(["git", "commit", "-qm", "first"], cwd=workspace, check=True, capture_output=True)
+    return tmp_path
+
+
+@pytest.fixture
+async def session(ground: Path) -> AsyncIterator[Session]:
+    async with open_kernel(
+        ground / "ws", state=ground / "state", config=ground / "handrail.toml", rules=["allow bash {confined}"]
+    ) as kernel:
+        yield await kernel.session()
+
+
+async def bash(session: Session, command: str) -> Result:
+    return await session.call("bash", {"command": command})
+
+
+async def test_a_confined_call_works_in_the_workspace_and_says_so(session: Session) -> None:
+    done = await bash(session, 'mkdir -p out && python3 -c \'open("out/made", "w").write("x")\'')
+    assert done.ok and done.data["exit_code"] == 0, done
+    assert done.metadata["confined"] is True
+    assert Path(session.workdir, "out/made").read_text() == "x"
+
+
+async def test_an_undecidable_text_runs_confined(session: Session) -> None:
+    done = await bash(session, 'run="python3 --version"; $run')
+    assert done.ok, done.error_text
+    assert done.metadata["confined"] is True
+
+
+async def test_no_program_of_a_confined_call_can_destroy_the_history(session: Session) -> None:
+    """The text does not show what the program does: version control data is read-only for it."""
+    Path(session.workdir, "wreck.py").write_text(
+        "import shutil; shutil.rmtree('.git', ignore_errors=True); print('tried')"
+    )
+    done = await bash(session, "python3 wreck.py")
+    assert done.ok and "tried" in done.data["output"]
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=session.workdir, capture_output=True, text=True, check=True)
+    assert log.stdout == "first\n"
+    assert subprocess.run(["git", "fsck"], cwd=session.workdir, capture_output=True, check=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf .git",
+        "git reset --hard",
+        "git clean -fdx",
+        "eval 'rm -rf x'",
+        "python3 -c 'import shutil; shutil.rmtree(\"x\")'",
+        "truncate -s 0 a.txt",
+        "curl example.org",
+        "git push",
+        "pip install x",
+        "find . -delete",
+        "touch .vscode/x",
+    ],
+)
+async def test_what_destroys_or_leaves_the_workspace_is_not_answered(session: Session, command: str) -> None:
+    assert (await bash(session, command)).error_kind == "denied"
+
+
+async def test_a_git_command_in_the_text_changes_the_repository(session: Session) -> None:
+    Path(session.workdir, "b.txt").write_text("b")
+    done = await bash(session, "git add b.txt && git commit -qm second")
+    assert done.ok and done.data["exit_code"] == 0, done
+    assert done.metadata["confined"] is True
+
+
+async def test_the_note_of_a_program_that_wants_to_change_the_repository_names_the_way(session: Session) -> None:
+    Path(session.workdir, "commit.sh").write_text("git commit --allow-empty -m x\n")
+    done = await bash(session, "sh commit.sh")
+    assert done.ok and done.data["exit_code"] != 0
+    assert "runs confined" in " ".join(done.data["notes"])
+
+
+async def test_a_stricter_rule_decides(ground: Path) -> None:
+    async with open_kernel(
+        ground / "ws",
+        state=ground / "state",
+        config=ground / "handrail.toml",
+        rules=["allow bash {confined}", "deny bash make *", "ask bash touch *"],
+    ) as kernel:
+        session = await kernel.session()
+        assert (await bash(session, "make all")).error_kind == "denied"
+        assert (await bash(session, "ls && touch x")).error_kind == "denied"
+        explained = await kernel.explain_call("bash", {"command": "touch x"})
+        assert explained.confined is False
+        assert "'ask bash touch *' is stricter" in explained.confinement_note
+
+
+async def test_without_a_sandbox_the_word_never_holds_and_says_why(ground: Path) -> None:
+    (ground / "handrail.toml").write_text('[sandbox]\nunconfined = ["bash"]\n')
+    async with open_kernel(
+        ground / "ws", state=ground / "state", config=ground / "handrail.toml", mode="auto"
+    ) as kernel:
+        session = await kernel.session()
+        assert (await bash(session, "touch made")).error_kind == "denied"
+        explained = await kernel.explain_call("bash", {"command": "touch made"})
+        assert explained.confined is False
+        assert "listed it in [sandbox] unconfined" in explained.confinement_note
+        assert "confined: no" in str(explained)
+
+
+async def test_the_log_says_that_a_call_ran_confined(ground: Path) -> None:
+    async with open_kernel(
+        ground / "ws", state=ground / "state", config=ground / "handrail.toml", mode="auto"
+    ) as kernel:
+        session = await kernel.session()
+        explained = await kernel.explain_call("bash", {"command": "touch made"})
+        assert explained.confined is True
+        assert "runs confined" in explained.reason
+        done = await bash(session, "touch made")
+        assert done.metadata["confined"] is True

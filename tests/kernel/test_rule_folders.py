@@ -1,0 +1,33 @@
+"""A rule for one workspace is about a path that some call of it can access."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from handrail import LoadError, open_kernel
+
+pytestmark = pytest.mark.proves("P-18")
+
+
+@pytest.mark.parametrize("rule", ["allow fs.write /etc/hosts", "deny fs.read ~/.ssh/**", "ask fs.* /nowhere/**"])
+async def test_a_rule_about_a_path_outside_all_folders_is_refused(tmp_path: Path, rule: str) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "handrail.toml").write_text("")
+    with pytest.raises(LoadError, match="outside all folders of the session"):
+        async with open_kernel(
+            tmp_path / "ws", state=tmp_path / "state", config=tmp_path / "handrail.toml", rules=[rule]
+        ):
+            pass
+
+
+async def test_a_users_own_file_has_rules_about_other_workspaces(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "handrail.toml").write_text('rules = ["allow fs.write /elsewhere/**"]\n')
+    own = f"allow fs.write {tmp_path}/ws/src/**"
+    async with open_kernel(
+        tmp_path / "ws", state=tmp_path / "state", config=tmp_path / "handrail.toml", rules=[own, "deny fs.read /**"]
+    ) as kernel:
+        explained = await kernel.explain_call("write", {"path": "src/a", "content": ""})
+        assert explained.action == "allow" and explained.rule is not None and explained.rule.text == own
