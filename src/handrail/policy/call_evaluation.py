@@ -162,7 +162,7 @@ class ToolPolicy:
                     target, target.subject, by_arguments, as_job=self._is_answered_with_job(arguments)
                 )
             elif target.redirected:
-                findings += self.evaluate_redirection(target)
+                findings += self.evaluate_redirection(target, targets)
             else:
                 findings.append(self._evaluate_target(target, target.subject, by_arguments))
         if not findings:
@@ -280,10 +280,19 @@ class ToolPolicy:
             return None
         return found.question_text(target.shown)
 
-    def evaluate_redirection(self, target: CallTarget) -> list[PolicyFinding]:
-        """Evaluate a file that the shell opens. Only a rule about the file itself allows it, never the tool's."""
+    def evaluate_redirection(self, target: CallTarget, targets: Sequence[CallTarget] = ()) -> list[PolicyFinding]:
+        """Evaluate a file that the shell opens. Only a rule about the file itself allows it, never the tool's.
+
+        For a call that provably changes nothing, the shipped rules for reading count, as for a tool that reads.
+
+        :param targets: all targets of the call
+        """
         assert not isinstance(target.subject, ShellScript)
         used = self.rank_capability_rules(target.capability)[0].find_winner(target.subject)
+        reads = used is None and target.capability == "fs.read" and self.spec.single_command
+        if reads and is_call_provably_read_only(targets):
+            shipped = (rule for rule in self.rules if rule.scope == "default" and rule.permission == "fs.read")
+            used = rank_rules(tuple(shipped), "path").find_winner(target.subject)
         action, rule = ("ask", None) if used is None else (used.rule.action, used.rule)
         if target.redirected == "guessed" and action != "deny":
             return []  # the whole text requires approval

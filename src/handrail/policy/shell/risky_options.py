@@ -459,6 +459,19 @@ def _unplain_sed_scripts(argv: Sequence[str], places: Sequence[int]) -> Iterator
             yield CommandRisk(why, frozenset((0, place)))
 
 
+def _without_awk_comparisons(program: str) -> str:
+    """Return an awk program without the ``>`` that compare: those outside braces, if no text or pattern has a brace."""
+    if ">" not in program or not {"/", '"', "\\", "#"}.isdisjoint(program):
+        return program
+    depth = 0
+    out: list[str] = []
+    for char in program:
+        depth += (char == "{") - (char == "}")
+        if char != ">" or depth > 0:
+            out.append(char)
+    return "".join(out)
+
+
 def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of an ``awk`` command, or None."""
     index = 1
@@ -470,7 +483,7 @@ def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
         if word[:2] not in ("-F", "-v"):
             return risk_naming_every_word(argv, f"awk {word} can run code from a file")
         index += 2 if len(word) == 2 else 1
-    if index < len(argv) and _AWK_RUNS.search(argv[index]):
+    if index < len(argv) and _AWK_RUNS.search(_without_awk_comparisons(argv[index])):
         return CommandRisk("this awk program can run commands or write files", frozenset((0, index)))
     return None
 
