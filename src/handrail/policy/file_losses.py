@@ -71,6 +71,8 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
     """
     try:
         where = roots.resolve_path(path)
+        if inner and is_marked(inner):
+            return _is_full_folder(where.absolute)
         if inner and Path(where.absolute).is_dir():
             where = roots.resolve_path(f"{path}/{inner}")
     except ToolError:
@@ -90,8 +92,17 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
     if destroying_forms.is_build_output(relative) and repository.ignores(relative):
         return False
     if stat.S_ISDIR(found.st_mode):
-        return removed
+        return removed or _is_full_folder(where.absolute)
     return not (removed and repository.has_content(relative, found))
+
+
+def _is_full_folder(path: str) -> bool:
+    """Return whether this is a folder with at least one entry, of which some may be replaced."""
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
 
 
 class _Repository:

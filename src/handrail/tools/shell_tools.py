@@ -99,8 +99,8 @@ class BashTool(Tool):
         tier="core",
         kind="execute",
         guidance=(
-            "Use read, glob, grep and edit instead of cat, find, grep and sed. Prefer simple commands: loops "
-            "and substitutions need the user's approval. Run long commands with background, and use wait "
+            "Use read, glob, grep and edit instead of cat, find, grep and sed. Name each program "
+            "literally: a computed command name needs the user's approval. Run long commands with background, and use wait "
             "instead of sleep."
         ),
     )

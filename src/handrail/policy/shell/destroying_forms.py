@@ -184,8 +184,14 @@ def _mv(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _replaces_marked(why: str) -> _Check:
-    return lambda argv: f"{argv[0]} {why}" if argv and is_marked(argv[-1]) else None
+def _copies(argv: Sequence[str]) -> str | None:
+    if is_marked(argv[-1]) or _has(split_words(argv)[0], "t", "--target-directory"):
+        return f"{argv[0]} writes to a place that the text does not plainly name"
+    return None
+
+
+def _tee(argv: Sequence[str]) -> str | None:
+    return "tee writes to files that the text does not name" if has_marks(argv) else None
 
 
 def _with_options(letters: str, *names: str, why: str) -> _Check:
@@ -334,6 +340,8 @@ _GIT: Mapping[str, _Check] = {
     "rm": _git_rm,
     "worktree": _git_words("-f", "--force", "-ff", why="removes a folder with changes"),
     "reflog": _git_words("expire", "delete", why="removes the way back to lost commits"),
+    "repack": _git_option("a", why="removes objects that no branch reaches"),
+    "mv": _git_option("f", "--force", why="overwrites a file"),
     "gc": _git_words("--prune", "--aggressive", why="removes objects that no branch reaches"),
     "update-ref": lambda rest: "git update-ref moves or removes a branch",
     "symbolic-ref": _git_option("d", "--delete", why="removes a reference"),
@@ -366,7 +374,9 @@ _PROGRAMS: Mapping[str, _Check] = {
     "dd": _dd,
     **dict.fromkeys(("find", "gfind", "bfs"), _find),
     **dict.fromkeys(("mv", "gmv"), _mv),
-    **dict.fromkeys(("cp", "gcp", "install", "ln", "tee"), _replaces_marked("writes to a file that the text does not name")),
+    **dict.fromkeys(("cp", "gcp", "install", "ln"), _copies),
+    "tee": _tee,
+    **dict.fromkeys(("rimraf", "del-cli", "shx", "trash-empty"), _always("removes files")),
     **dict.fromkeys(("chmod", "chown", "chgrp"), _chmod),
     **dict.fromkeys(("sed", "gsed"), _sed),
     "rsync": _rsync,
@@ -392,7 +402,11 @@ WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd"})
 
 
 def find_removed_paths(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths that ``rm`` removes by their names."""
+    """Return the paths whose files a command removes by their names, or replaces by a committed version."""
+    if program_name(argv) == "git":
+        index = git_command_index(argv)
+        is_checkout = index is not None and argv[index] in ("checkout", "co")
+        return tuple(split_words(argv[index:], "-b -B --orphan --conflict")[1]) if is_checkout else ()
     if program_name(argv) not in ("rm", "unlink", "grm"):
         return ()
     return tuple(word for word in split_words(argv)[1] if not is_cache(word))
@@ -429,5 +443,3 @@ def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     elif program in ("uniq", "xxd"):
         operands = split_words(argv, "-f -s -w -c -l")[1]
         yield from ((word, "") for word in operands[1:2])
-    elif program == "git" and (index := git_command_index(argv)) is not None and argv[index] in ("checkout", "co"):
-        yield from ((word, "") for word in split_words(argv[index:], "-b -B --orphan")[1])

@@ -289,7 +289,10 @@ def make_program_risk(argv: Sequence[str]) -> CommandRisk | None:
         for index, word in enumerate(argv)
         if index
         and (
-            "=" in word or _is_long_option(word, ("--eval",)) or (word[:1] == "-" and word[:2] != "--" and "E" in word)
+            "=" in word
+            or word in ("-", "-f-", "--file=-", "--makefile=-", "/dev/stdin")
+            or _is_long_option(word, ("--eval",))
+            or (word[:1] == "-" and word[:2] != "--" and "E" in word)
         )
     ]
     return _risk_of_options(argv, found, f"make {argv[found[0]]} sets what its recipes run") if found else None
