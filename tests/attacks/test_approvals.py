@@ -95,12 +95,12 @@ async def test_once_is_for_one_call_and_for_the_session_is_for_exactly_the_shown
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=person)
         other = await kernel.session(approval_handler=ScriptedApprovalHandler())
-        command = {"command": "touch '*'"}
+        command = {"command": "mkdir -p '*'"}
         assert (await session.call("bash", command)).ok
         assert (await session.call("bash", command)).ok
-        assert person.requests[1].suggested_rule == "allow bash touch '*'"
+        assert person.requests[1].suggested_rule == "allow bash mkdir -p '*'"
         assert (await session.call("bash", command)).ok
         assert len(person.requests) == 2
-        for more in ("touch b", "touch '*' b", "touch '*' && ls", "touch '*' > f", "touch"):
+        for more in ("mkdir -p b", "mkdir -p '*' b", "mkdir -p '*' && make", "mkdir -p '*' > f", "mkdir"):
             assert (await session.call("bash", {"command": more})).error_kind == "denied", more
         assert (await other.call("bash", command)).error_kind == "denied"

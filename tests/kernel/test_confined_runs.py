@@ -86,7 +86,13 @@ async def test_no_program_of_a_confined_call_can_destroy_the_history(session: Se
     ],
 )
 async def test_what_destroys_or_leaves_the_workspace_is_not_answered(session: Session, command: str) -> None:
-    assert (await bash(session, command)).error_kind == "denied"
+    refused = await bash(session, command)
+    assert refused.error_kind == "denied"
+    assert "requires approval" in str(refused.error_text)
+
+
+async def test_a_question_says_why_a_call_does_not_stay_confined(session: Session) -> None:
+    assert "It does not stay confined: " in str((await bash(session, "pip install x")).error_text)
 
 
 async def test_a_git_command_in_the_text_changes_the_repository(session: Session) -> None:
@@ -94,6 +100,15 @@ async def test_a_git_command_in_the_text_changes_the_repository(session: Session
     done = await bash(session, "git add b.txt && git commit -qm second")
     assert done.ok and done.data["exit_code"] == 0, done
     assert done.metadata["confined"] is True
+
+
+@pytest.mark.parametrize("command", ["sh commit.sh", "python3 -V && git commit --allow-empty -m x && python3 run.py"])
+async def test_no_other_code_runs_with_a_repository_that_can_be_written(session: Session, command: str) -> None:
+    Path(session.workdir, "commit.sh").write_text("git commit --allow-empty -m x\n")
+    Path(session.workdir, "run.py").write_text("")
+    await bash(session, command)
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=session.workdir, capture_output=True, text=True, check=True)
+    assert log.stdout == "first\n"
 
 
 async def test_the_note_of_a_program_that_wants_to_change_the_repository_names_the_way(session: Session) -> None:

@@ -31,3 +31,19 @@ async def test_a_users_own_file_has_rules_about_other_workspaces(tmp_path: Path)
     ) as kernel:
         explained = await kernel.explain_call("write", {"path": "src/a", "content": ""})
         assert explained.action == "allow" and explained.rule is not None and explained.rule.text == own
+
+
+async def test_a_set_in_an_untrusted_workspace_file_has_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "handrail.toml").write_text("")
+    (tmp_path / "ws" / "handrail.toml").write_text('rules = ["@developer", "ask fs.write x/**"]\n')
+    call = ("write", {"path": "a", "content": ""})
+    options = {"state": tmp_path / "state", "config": tmp_path / "handrail.toml"}
+    async with open_kernel(tmp_path / "ws", **options) as kernel:
+        assert (await kernel.explain_call(*call)).action == "ask"
+        assert kernel.config.untrusted_warning is not None
+    async with open_kernel(tmp_path / "ws", **options, rules=["@developer"]) as kernel:
+        assert (await kernel.explain_call(*call)).action == "allow"
+    with pytest.raises(LoadError, match="Did you mean '@developer'"):
+        async with open_kernel(tmp_path / "ws", **options, rules=["@develper"]):
+            pass

@@ -35,10 +35,11 @@ async def test_the_operators_limits_hold_and_a_call_that_comes_upon_one_says_whi
     settings = "[sandbox]\ncpu_s = 1\nfile_mib = 1\nopen_files = 50\n"
     put_tool(tmp_path / "config" / "tools", "spins")
     (tmp_path / "config" / "tools" / "spins").write_text("#!/bin/sh\nwhile :; do :; done\n")
-    async with temporary_kernel(tmp_path, rules=["allow *"], settings=settings) as kernel:
+    writes = "dd if=/dev/zero of=big bs=1M count=3"
+    async with temporary_kernel(tmp_path, rules=["allow *", f"allow bash {writes}"], settings=settings) as kernel:
         shown = await said(kernel, "bash", {"command": "ulimit -n"})
         assert shown.data["output"] == "50\n"
-        written = await said(kernel, "bash", {"command": "dd if=/dev/zero of=big bs=1M count=3"})
+        written = await said(kernel, "bash", {"command": writes})
         assert written.ok and "sandbox.file_mib" in written.data["limit"], written
         alone = await said(kernel, "spins", {})
         assert alone.error_kind == "limit" and alone.error_text is not None and "sandbox.cpu_s" in alone.error_text

@@ -27,7 +27,7 @@ from handrail.contract.approval_requests import Approval, ApprovalHandler
 from handrail.contract.calls_and_results import Event, EventKind, ProposedCall, Result
 from handrail.contract.errors import ErrorKind
 from handrail.contract.permission_modes import Mode
-from handrail.contract.sandbox_protocol import Confinement, ConnectionAttempt
+from handrail.contract.sandbox_protocol import CallConfinement, ConnectionAttempt
 from handrail.contract.services.channels_and_triggers import NotificationInbox, SessionChannelService, TriggerService
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.history_and_skill_services import SessionSkillService
@@ -344,7 +344,7 @@ class Call:
     """The source and the resource or prompt that the call was authorised for; None if it names neither."""
     read_only: bool = False
     """It only runs a command that is proved to change nothing, with everything mounted read-only."""
-    confinement: Confinement | None = None
+    confinement: CallConfinement | None = None
     """The narrow sandbox that a rule with ``{confined}`` gives it; None if no such rule allowed it."""
     approvals: CallApprovals = NO_APPROVALS
 

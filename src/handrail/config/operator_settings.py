@@ -472,7 +472,8 @@ class Settings(_SettingsTable):
         Field(
             description=(
                 "Permission rules, as 'ACTION PERMISSION [PATTERN]', or as tables with examples that are "
-                "checked. The rules of all layers apply together. Default none."
+                "checked. '@NAME' selects a shipped rule set, as in '@developer'; 'handrail rules' lists them. The rules "
+                "of all layers apply together. Default none."
             )
         ),
     ] = ()

@@ -81,11 +81,11 @@ class PathDenials(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Confinement:
+class CallConfinement:
     """The narrow sandbox of a call that a rule with ``{confined}`` allows: no network, writes in the workspace only.
 
-    :param changes_repository: whether the text of the call has a command that changes version control data. Otherwise
-        that data is read-only, so that no program can destroy the history
+    :param changes_repository: whether the text of the call has a command that changes version control data, and none
+        that runs other code. Otherwise that data is read-only, so that no program can destroy the history
     """
 
     changes_repository: bool = False

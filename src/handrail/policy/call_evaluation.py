@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from handrail.contract.errors import ToolError, quote_excerpt
-from handrail.contract.sandbox_protocol import Confinement
+from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
@@ -668,7 +668,7 @@ class PolicyVerdict:
         self.deciding_finding = deciding
         self.action: Action = deciding.action
         self.capabilities: CapabilitySet = prepared.capabilities
-        self.confinement: Confinement | None = None
+        self.confinement: CallConfinement | None = None
         """The narrow sandbox of a call that a rule with ``{confined}`` allows."""
         self.confinement_objection = ""
         """Why a rule with ``{confined}`` does not allow the call; empty if there is no such rule, or if it allows it."""
@@ -684,7 +684,11 @@ class PolicyVerdict:
         """The reason as full sentences for the model, without paths of the operator's machine."""
         if self._reason is None:
             reason = format_reason(self.deciding_finding, self.prepared.spec.id)
-            self._reason = f"{reason} {CONFINED_TEXT}" if self.confinement else reason
+            if self.confinement:
+                reason = f"{reason} {CONFINED_TEXT}"
+            elif self.confinement_objection and self.deciding_finding.cause in ("no rule", "unclear", "program"):
+                reason = f"{reason} It does not stay confined: {self.confinement_objection}."
+            self._reason = reason
         return self._reason
 
     @property

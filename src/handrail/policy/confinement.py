@@ -3,7 +3,7 @@
 A rule ``allow bash {confined}`` answers for a whole call, after all other rules. It answers only what no other rule decided:
 a command without a rule, a text that the parser does not understand, a program that runs its arguments. It never answers for
 a rule that denies or asks. The call then runs without network and Unix sockets. It writes only in the workspace and in its
-scratch folder, and version control data is read-only unless a command of its text changes it. So the sandbox bounds what the
+scratch folder, and version control data is read-only unless a command of its text changes it and none runs other code. So the sandbox bounds what the
 text does not show.
 """
 
@@ -13,13 +13,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.sandbox_protocol import Confinement
+from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy
+from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_provably_read_only
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, permission_rank
+from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_VARIABLE,
     Rule,
@@ -27,10 +28,11 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_capability,
     is_about_tool,
 )
-from handrail.policy.shell import command_wrappers, confinement_proof, nested_commands
+from handrail.policy.shell import command_wrappers, confinement_proof, nested_commands, read_only_proof
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
 from handrail.policy.shell.reader import is_marked
+from handrail.policy.shell.risky_options import SHELLS
 
 _MAX_UNCLEAR = 4_000
 """The maximum number of characters of an unclear text that may run confined."""
@@ -52,17 +54,24 @@ class ConfiningPolicy(ToolPolicy):
 
     def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
         """Evaluate a call whose targets are known already."""
-        verdict = super().evaluate_targets(arguments, targets)
-        if self._confined is None or verdict.action == "allow" or verdict.prepared is not self:
-            return verdict  # the policy for calls that change nothing has answered for itself
+        if self._confined is None or (self._reading is not None and is_call_provably_read_only(targets)):
+            return super().evaluate_targets(
+                arguments, targets
+            )  # the policy for calls that change nothing answers for itself
         if self._plain is None:
             kept = _rules_next_to(self._confined, self.rules, self.spec, self.origin)
-            self._plain = (
-                self if kept is self.rules else ConfiningPolicy(self.spec, kept, self.capabilities, self.origin)
-            )
-        plain = verdict if self._plain is self else self._plain._evaluate(arguments, targets)
-        verdict.confinement_objection = self._plain._find_objection_to(plain, self._confined)
-        return verdict if verdict.confinement_objection else self._answer(plain, self._confined)
+            same = kept is self.rules
+            self._plain = self if same else ConfiningPolicy(self.spec, kept, self.capabilities, self.origin)
+        plain = self._plain._evaluate(arguments, targets)
+        objection = "" if plain.action == "allow" else self._plain._find_objection_to(plain, self._confined)
+        if plain.action != "allow" and not objection:
+            return self._answer(plain, self._confined)
+        verdict = plain if self._plain is self else self._evaluate(arguments, targets)
+        if plain.action == "allow" and verdict.action != "allow":
+            objection = self._plain._find_objection_to(plain, self._confined)
+            return self._answer(plain, self._confined) if not objection else verdict
+        verdict.confinement_objection = objection
+        return verdict
 
     def _answer(self, plain: PolicyVerdict, rule: Rule) -> PolicyVerdict:
         """Return the verdict with the answer of the rule to every finding that does not allow."""
@@ -73,7 +82,7 @@ class ConfiningPolicy(ToolPolicy):
         deciding = next((finding for finding in findings if finding.rule is rule), findings[0])
         answered = PolicyVerdict(self, plain.arguments, plain.targets, findings, deciding)
         answered.capabilities = self.capabilities.without_hosts()
-        answered.confinement = Confinement(_changes_repository(plain.targets))
+        answered.confinement = CallConfinement(_changes_repository(plain.targets))
         return answered
 
     def _find_objection_to(self, verdict: PolicyVerdict, rule: Rule) -> str:
@@ -175,7 +184,9 @@ def _rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str 
     about_capability = is_about_capability(confined, "shell.run")
 
     def loses(rule: Rule) -> bool:
-        if rule.is_final or rule.scope == "default" or permission_rank(rule) >= permission_rank(confined):
+        if rule.action == "allow" or rule.is_final or rule.scope == "default":
+            return False
+        if permission_rank(rule) >= permission_rank(confined):
             return False
         return is_about_capability(rule, "shell.run") if about_capability else is_about_tool(rule, spec, origin)
 
@@ -188,7 +199,9 @@ def _find_stricter(finding: PolicyFinding, rule: Rule) -> str:
     other = finding.rule
     if other is not None and other.action != "allow":
         return f"the rule {other.text!r} is stricter than {rule.text!r}"
-    return "" if finding.cause in ("no rule", "unclear", "program") else "another check is stricter"
+    if finding.cause in ("no rule", "unclear", "program"):
+        return ""
+    return finding.note.rstrip(".") or "another check is stricter"
 
 
 _INTERPRETERS = frozenset(
@@ -201,6 +214,10 @@ _DESTROYING_CODE = re.compile(
     re.IGNORECASE,
 )
 """Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""
+
+
+_VERSION_CONTROL = re.compile(r"git|hg|jj|svn|bzr|fossil|sl|gt")
+"""A quick test for the name of a version control program."""
 
 
 def _only_runs_code(script: ShellScript, text: str) -> bool:
@@ -223,11 +240,24 @@ def _is_readable(script: ShellScript, text: str) -> bool:
     return 0 < len(script.commands) <= MAX_COMMANDS and len(text) <= _MAX_UNCLEAR
 
 
+def _runs_code(argv: Sequence[str]) -> bool:
+    """Return whether a command runs code that its words do not show: of the project, of its input, or of an unknown program."""
+    *_, inner = command_wrappers.split_wrapper_layers(argv)
+    if not inner or read_only_proof.changes_nothing(argv):
+        return False
+    if program_name(inner) in _INTERPRETERS | SHELLS | command_wrappers.RUNNERS:
+        return True
+    found = find_program_prefix(inner)
+    return found is not None and found.note != ""
+
+
 def _changes_repository(targets: Sequence[CallTarget]) -> bool:
-    """Return whether the text of a call has a command that changes version control data."""
+    """Return whether the text of a call has a command that changes version control data, and none that runs other code."""
     return any(
         isinstance(target.subject, ShellScript)
         and target.subject.unclear is None
+        and _VERSION_CONTROL.search(target.value) is not None
         and confinement_proof.changes_repository(target.subject)
+        and not any(_runs_code(command.argv) for command in target.subject.commands)
         for target in targets
     )

@@ -10,7 +10,7 @@ from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import VCS_CONFIG
-from handrail.contract.sandbox_protocol import Confinement, ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
+from handrail.contract.sandbox_protocol import CallConfinement, ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
 from handrail.contract.services.client_services import (
     LOG_LEVELS,
@@ -190,7 +190,7 @@ class CallRuntime:
     """The partial result to return if the tool is stopped."""
     read_only: bool = False
     """Whether programs find everything read-only, whatever the tool declared."""
-    confinement: Confinement | None = None
+    confinement: CallConfinement | None = None
     """The narrow sandbox of a call under a rule with ``{confined}``."""
     split_shell_text: Callable[[str], Sequence[str] | None] | None = None
     """Returns the argv that a shell text stands for; None if it needs a shell."""

@@ -99,9 +99,9 @@ class BashTool(Tool):
         tier="core",
         kind="execute",
         guidance=(
-            "Use read, glob, grep and edit instead of cat, find, grep and sed. Name each program "
-            "literally: a computed command name needs the user's approval. Run long commands with background, and use wait "
-            "instead of sleep."
+            "Use read, glob, grep and edit instead of cat, find, grep and sed. Prefer simple commands: a text "
+            "that cannot be analyzed may need the user's approval. Run git directly, not in a script. Run long "
+            "commands with background, and use wait instead of sleep."
         ),
     )
 

@@ -55,7 +55,6 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
                 *_CONFINED,
                 *_SHOWING_GIT,
                 *_LOCAL_GIT,
-                *(f"ask {what}" for what in _SENDING),
             ),
         ),
         RuleSet(

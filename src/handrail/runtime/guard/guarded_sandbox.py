@@ -521,8 +521,9 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
         )
     if process.profile.repositories_read_only and os.path.lexists(f"{path}/HEAD"):
         return (
-            f"`{shown}` is read-only for this call, because it runs confined: only a git command in the text of the command "
-            "can change version control data. Run git as a command of its own, or ask the user for a rule that names this command."
+            f"`{shown}` is read-only for this call, because it runs confined: only a git command in its text changes version "
+            "control data, and only without commands that run other code. Run git in a separate call, or ask the user for a rule "
+            "that names this command."
         )
     if why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
         return (
