@@ -401,9 +401,7 @@ class _Reader:
                 if _LOOKS_LIKE_ASSIGNMENT.match(written):
                     raise UnclearText("the text contains a variable assignment that is not plain")
                 if is_marked(word):
-                    raise UnclearText(
-                        f"the word {_short(written)} names a command, and the shell may expand it to another one"
-                    )
+                    raise UnclearText(f"the word {_short(written)} names a command that the shell may expand")
                 if written in _RESERVED:
                     raise UnclearText(f"the text contains the shell keyword {written!r} where it has no meaning")
             argv.append(word)
@@ -573,9 +571,7 @@ class _Reader:
                 pieces.append((self._read_quoted(), True))
             elif char == "\\":
                 if self.at + 1 >= len(text) or text[self.at + 1] == "\n":
-                    raise UnclearText(
-                        "the text contains a line continuation (a backslash at the end of a line) in a word"
-                    )
+                    raise UnclearText("the text contains a line continuation (a backslash at its end) in a word")
                 pieces.append((text[self.at + 1], True))
                 self.at += 2
             elif char == "$":
