@@ -88,7 +88,7 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
     relative = where.relative_path
     if destroying_forms.is_cache(relative):
         return False
-    repository = _Repository(roots.workspace)
+    repository = _RepositoryFiles(roots.workspace)
     if destroying_forms.is_build_output(relative) and repository.ignores(relative):
         return False
     if stat.S_ISDIR(found.st_mode):
@@ -105,7 +105,7 @@ def _is_full_folder(path: str) -> bool:
         return False
 
 
-class _Repository:
+class _RepositoryFiles:
     """What a git repository says about paths of the workspace, read from its files."""
 
     def __init__(self, workspace: str) -> None:

@@ -61,7 +61,7 @@ def read_text(text: str) -> ReadText:
 
     :raises UnclearText: for any other text than those that are understood
     """
-    reader = _Reader(text)
+    reader = _TextReader(text)
     reader.read_list(())
     if reader.documents:
         raise UnclearText("the text contains a here-document without its text")
@@ -124,7 +124,7 @@ class _HereDocument(NamedTuple):
     strips_tabs: bool
 
 
-class _Reader:
+class _TextReader:
     """One pass over a text, by recursive descent."""
 
     def __init__(self, text: str) -> None:
