@@ -67,6 +67,7 @@ ROWS: dict[str, str] = {
     "P-14": "Modes are sets of rules in a scope of their own, from configuration, agent, flag, program or session; an untrusted workspace only narrows.",
     "P-15": "What makes other programs run something (hooks and configuration of version control, shells, editors, agents), keys and handrail.toml are written by no tool and no program in the sandbox, whatever rules say; private keys are not read.",
     "P-16": "A rule with {confined} allows what no other rule decides, and only confined: no network, writes in the workspace and scratch folders, no protected name, version control data read-only unless the text has a git command.",
+    "P-17": "What cannot be brought back (version control data, folders, many files, untracked work) requires approval in every mode and under broad rules; only a rule that names every word allows it.",
     "P-18": "Rules have a word for any arguments. A rule that no call can match is refused with a proposal. An answer can store a program's own prefix. Named rule sets ship. Standing answers belong to the project, not to its path.",
     "S-01": "Programs run in namespaces built from their call set, with a filter of system calls and Landlock inside: no network, toolchains read-only, homes left out.",
     "S-02": "Hosts are opened one by one: one strict reading of a host, every address checked and the checked one dialled, each hop judged again, by a proxy that is a sandbox's only way out and by the runtime's own fetches.",

@@ -109,14 +109,15 @@ done 8<texts
 
 
 def _clear_texts(count: int) -> dict[str, set[tuple[str, ...]]]:
-    """Texts taken for plain, with the commands seen in them. Names that a shell knows itself do not reach the handler."""
+    """Texts of literal words, with the commands seen in them. Names that a shell knows itself do not reach the handler."""
     made = random.Random(20)
     found: dict[str, set[tuple[str, ...]]] = {}
     while len(found) < count:
         head = made.choice(("", "zz "))
         text = head + "".join(made.choice(_PIECES) + made.choice(("", " ")) for _ in range(made.randint(1, 9)))
         script = parse_script(text)
-        if script.unclear is None and not any(c.argv[0] in (":", "", "[") or "/" in c.argv[0] for c in script.commands):
+        named = not any(c.argv[0] in (":", "", "[") or "/" in c.argv[0] for c in script.commands)
+        if script.unclear is None and script.is_plain and named:
             found[text] = {command.argv for command in script.commands}
     return found
 

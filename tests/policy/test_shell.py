@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handrail.policy.shell.parser import parse_script
-from handrail.policy.shell.reader import ANY_TEXT, GLOB, MAX_COMMANDS, NO_OPTION, SPLIT
+from handrail.policy.shell.reader import MAX_COMMANDS
+from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT
 
 PLAIN: list[tuple[str, list[list[str]]]] = [
     ("ls", [["ls"]]),

@@ -17,7 +17,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, script_touches
+from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy
 from handrail.policy.call_targets import (
     CallTarget,
     call_capabilities,
@@ -29,6 +29,7 @@ from handrail.policy.call_targets import (
     format_command,
     make_argv_script,
     make_path_subject,
+    script_touches,
 )
 from handrail.policy.confinement import ConfiningPolicy
 from handrail.policy.findings import PolicyFinding, format_reason

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.sandbox_protocol import CallConfinement
@@ -17,6 +17,7 @@ from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_targets import (
+    UNNAMEABLE_ARGV,
     CallTarget,
     TargetReader,
     explain_mandatory_refusal,
@@ -24,6 +25,10 @@ from handrail.policy.call_targets import (
     format_argv,
     format_capability_refusal,
     format_capability_remedy,
+    is_call_provably_read_only,
+    is_in_private_tmp,
+    losses_of,
+    script_touches,
     subject_kind_of,
 )
 from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
@@ -52,18 +57,11 @@ from handrail.policy.rules.rules_and_modes import (
 )
 from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands, program_risks, read_only_proof
 from handrail.policy.shell.parser import ShellScript
-from handrail.policy.shell.reader import SPLIT, ShellCommand, is_marked
-
-if TYPE_CHECKING:
-    from handrail.policy.rules.matchers import RankedRule
-
+from handrail.policy.shell.simple_commands import ShellCommand, has_marks
 
 CONFINED_TEXT = "It runs confined: no network, and writes in the workspace only."
 """What the reason of a verdict adds for a call that a rule with ``{confined}`` allows."""
-_UNNAMEABLE_ARGV = ("\0",)
-"""An argv that no literal word matches: a rule that matches it matches every command."""
 _TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks about"
-_PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 
 
 class ToolPolicy:
@@ -164,7 +162,7 @@ class ToolPolicy:
                     target, target.subject, by_arguments, as_job=self._is_answered_with_job(arguments)
                 )
             elif target.redirected:
-                findings += self.evaluate_redirection(target)
+                findings += self.evaluate_redirection(target, targets)
             else:
                 findings.append(self._evaluate_target(target, target.subject, by_arguments))
         if not findings:
@@ -186,7 +184,7 @@ class ToolPolicy:
             return PolicyFinding("deny", "capability", note=f"{fixed.rstrip('.')}.", target=target)
         if capability != "shell.run" and self.capabilities_cover(capability, value):
             return None
-        if redirected and (redirected == "guessed" or _is_in_private_tmp(target)):
+        if redirected and (redirected == "guessed" or is_in_private_tmp(target)):
             return None  # it requires approval, whatever the layers have
         touches: Iterable[str | Sequence[str]] = (value,)
         if isinstance(subject, ShellScript):
@@ -195,7 +193,7 @@ class ToolPolicy:
         for touch in touches:
             layer = self.capabilities.find_refusing_layer(capability, touch)
             if layer is not None:
-                named = shown if isinstance(touch, str) or touch == _UNNAMEABLE_ARGV else format_argv(touch)
+                named = shown if isinstance(touch, str) or touch == UNNAMEABLE_ARGV else format_argv(touch)
                 note = format_capability_refusal(self.capabilities, layer, capability, named, self.spec)
                 return PolicyFinding(
                     "deny",
@@ -282,10 +280,19 @@ class ToolPolicy:
             return None
         return found.question_text(target.shown)
 
-    def evaluate_redirection(self, target: CallTarget) -> list[PolicyFinding]:
-        """Evaluate a file that the shell opens. Only a rule about the file itself allows it, never the tool's."""
+    def evaluate_redirection(self, target: CallTarget, targets: Sequence[CallTarget] = ()) -> list[PolicyFinding]:
+        """Evaluate a file that the shell opens. Only a rule about the file itself allows it, never the tool's.
+
+        For a call that provably changes nothing, the shipped rules for reading count, as for a tool that reads.
+
+        :param targets: all targets of the call
+        """
         assert not isinstance(target.subject, ShellScript)
         used = self.rank_capability_rules(target.capability)[0].find_winner(target.subject)
+        reads = used is None and target.capability == "fs.read" and self.spec.single_command
+        if reads and is_call_provably_read_only(targets):
+            shipped = (rule for rule in self.rules if rule.scope == "default" and rule.permission == "fs.read")
+            used = rank_rules(tuple(shipped), "path").find_winner(target.subject)
         action, rule = ("ask", None) if used is None else (used.rule.action, used.rule)
         if target.redirected == "guessed" and action != "deny":
             return []  # the whole text requires approval
@@ -319,7 +326,7 @@ class ToolPolicy:
         found = [self.evaluate_command(command, target, by_arguments) for command in script.commands]
         if script.unclear is not None:
             denied = [finding for finding in found if finding.action == "deny"]
-            if not denied and (finding := self._find_denial(_UNNAMEABLE_ARGV, target, by_arguments)) is not None:
+            if not denied and (finding := self._find_denial(UNNAMEABLE_ARGV, target, by_arguments)) is not None:
                 denied = [finding]
             if not denied and (finding := self._find_hidden_objection(target, script, by_arguments)) is not None:
                 denied = [finding] if finding.action == "deny" else []
@@ -333,7 +340,7 @@ class ToolPolicy:
             if seconds is not None and not all(_rule_names_whole_command(finding) for finding in found):
                 note = program_risks.PureWaitRefusal(seconds, as_job).refusal_text_for_model
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
-        losses = _find_losses(target, script)
+        losses = losses_of(target, script)
         if losses and not (found and all(map(_rule_names_whole_command, found))):
             note = f"it removes or replaces {', '.join(quote_excerpt(path, 80) for path in losses)}, which cannot be brought back"
             found.append(PolicyFinding("ask", "destroys", note=note, target=target))
@@ -348,7 +355,7 @@ class ToolPolicy:
         watched = self._watched_programs
         if found.action == "deny" or not watched.may_be_in_text("\n".join(argv)):
             return found
-        asked = self._find_possible_objection(argv, target) if any(map(is_marked, argv)) else None
+        asked = self._find_possible_objection(argv, target) if has_marks(argv) else None
         for reading in nested_commands.find_possible_commands(argv, watched):
             if reading is nested_commands.TOO_MANY_READINGS:
                 asked = asked or PolicyFinding("ask", "program", None, _TOO_MANY_WORDS, argv, target)
@@ -579,34 +586,6 @@ class ToolPolicy:
         return PolicyFinding("deny", "rule", rule, target=target, tool=tool)
 
 
-def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
-    """Return the commands that a capability layer has to cover: those of a text, or one that only every program covers.
-
-    A layer that limits the arguments of a program never covers words that only the shell knows.
-    """
-    if script.unclear is not None:
-        return [_UNNAMEABLE_ARGV]
-    touches: list[tuple[str, ...]] = []
-    for command in script.commands:
-        touches.append(command.argv)
-        if any(map(is_marked, command.argv)):
-            touches.append((*command.argv, SPLIT))
-    return touches
-
-
-def _find_losses(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
-    """Return what a text removes or replaces for good, as far as it is known."""
-    if target.losses is not None:
-        return target.losses
-    argvs = [command_wrappers.split_wrapper_layers(command.argv)[-1] for command in script.commands]
-    return tuple(
-        path
-        for argv in argvs
-        for path in destroying_forms.find_removed_paths(argv)
-        if destroying_forms.is_build_output(path)
-    )
-
-
 def _only_reads_overwritten_file(finding: PolicyFinding, replaced: Set[str]) -> bool:
     """Return whether a finding is only about reading a file that the same call writes, without a rule."""
     target = finding.target
@@ -640,30 +619,12 @@ def _has_non_wildcard_word(rule: RankedRule) -> bool:
     return rule.argv is not None and (bool(rule.argv.literal_words) or rule.argv.program_prefix != "")
 
 
-def _is_in_private_tmp(target: CallTarget) -> bool:
-    """Return whether the target lies in ``/tmp``, of which every sandbox has a private one."""
-    subject = target.subject
-    return (
-        isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_PRIVATE_FOLDER)
-    )
-
-
 def _rule_names_whole_command(finding: PolicyFinding) -> bool:
     """Return whether a rule allows exactly this command, every word of it."""
     words = frozenset(range(len(finding.argv or ())))
     rules = {finding.rule, None if finding.tool is None else finding.tool.rule} - {None}
     return finding.action == "allow" and any(
         _rule_names_words(rank_rule(rule, "command"), words) for rule in rules if rule is not None
-    )
-
-
-def is_call_provably_read_only(targets: Sequence[CallTarget]) -> bool:
-    """Return whether a call that only runs its command provably changes nothing."""
-    return bool(targets) and all(
-        target.redirected == "plain"
-        if not isinstance(target.subject, ShellScript)
-        else read_only_proof.why_script_not_read_only(target.subject) is None
-        for target in targets
     )
 
 

@@ -27,8 +27,9 @@ from handrail.contract.tool.spec import ToolSpec, fill_template, object_properti
 from handrail.policy.file_losses import find_losses
 from handrail.policy.rules.matchers import PathSubject, SubjectKind
 from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.shell import command_wrappers, destroying_forms, read_only_proof
 from handrail.policy.shell.parser import ShellScript, parse_script
-from handrail.policy.shell.reader import ShellCommand, is_marked, show_marks
+from handrail.policy.shell.simple_commands import SPLIT, ShellCommand, has_marks, show_marks
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _MAX_SHOWN = 400
@@ -220,6 +221,59 @@ def make_argv_script(argv: tuple[str, ...]) -> ShellScript:
     )
 
 
+UNNAMEABLE_ARGV = ("\0",)
+"""An argv that no literal word matches: a rule that matches it matches every command."""
+
+
+def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
+    """Return the commands that a capability layer has to cover: those of a text, or one that only every program covers.
+
+    A layer that limits the arguments of a program never covers words that only the shell knows.
+    """
+    if script.unclear is not None:
+        return [UNNAMEABLE_ARGV]
+    touches: list[tuple[str, ...]] = []
+    for command in script.commands:
+        touches.append(command.argv)
+        if has_marks(command.argv):
+            touches.append((*command.argv, SPLIT))
+    return touches
+
+
+def losses_of(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
+    """Return what a text removes or replaces for good, as far as it is known."""
+    if target.losses is not None:
+        return target.losses
+    argvs = [command_wrappers.split_wrapper_layers(command.argv)[-1] for command in script.commands]
+    return tuple(
+        path
+        for argv in argvs
+        for path in destroying_forms.find_removed_paths(argv)
+        if destroying_forms.is_build_output(path)
+    )
+
+
+def is_call_provably_read_only(targets: Sequence[CallTarget]) -> bool:
+    """Return whether a call that only runs its command provably changes nothing."""
+    return bool(targets) and all(
+        target.redirected == "plain"
+        if not isinstance(target.subject, ShellScript)
+        else read_only_proof.why_script_not_read_only(target.subject) is None
+        for target in targets
+    )
+
+
+_PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
+
+
+def is_in_private_tmp(target: CallTarget) -> bool:
+    """Return whether the target lies in ``/tmp``, of which every sandbox has a private one."""
+    subject = target.subject
+    return (
+        isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_PRIVATE_FOLDER)
+    )
+
+
 def format_command(text: str) -> str:
     """Return ``text`` for a message: one line, printable, and limited in length.
 
@@ -233,7 +287,7 @@ def format_command(text: str) -> str:
 
 def format_argv(argv: Sequence[str]) -> str:
     """Return an argv for a message, quoted so that the limits of each word are clear."""
-    return format_command(show_marks(quote_argv(argv)) if any(map(is_marked, argv)) else quote_argv(argv))
+    return format_command(show_marks(quote_argv(argv)) if has_marks(argv) else quote_argv(argv))
 
 
 def host_of_url(text: str) -> str:

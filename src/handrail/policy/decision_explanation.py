@@ -12,8 +12,8 @@ from handrail.contract.services.file_services import PathResolver
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
-from handrail.policy.call_evaluation import PolicyVerdict, script_touches
-from handrail.policy.call_targets import CallTarget, format_argv
+from handrail.policy.call_evaluation import PolicyVerdict
+from handrail.policy.call_targets import CallTarget, format_argv, script_touches
 from handrail.policy.confinement import describe_confinement
 from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
 from handrail.policy.rule_suggestions import SESSION_SOURCE, exact_target_pattern, suggest_rule

@@ -17,7 +17,7 @@ from handrail.contract.services.file_services import PathResolver
 from handrail.contract.text.glob_patterns import path_matches
 from handrail.policy.shell import command_wrappers, destroying_forms
 from handrail.policy.shell.parser import ShellScript
-from handrail.policy.shell.reader import ShellCommand, is_marked
+from handrail.policy.shell.simple_commands import ShellCommand, is_marked
 
 _MOST_LOSSES = 8
 _MOST_PATHS = 200
@@ -26,6 +26,9 @@ _MAX_IGNORE_BYTES = 64 * 1024
 _ENTRY_BYTES = 62
 """The bytes of an index entry before its name (gitformat-index(5), versions 2 and 3)."""
 _PLAIN_IGNORE = re.compile(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
+
+
+_MAY_LOSE = destroying_forms.PROGRAM_NAMES | destroying_forms.WRITING_PROGRAMS | command_wrappers.WRAPPER_NAMES
 
 
 def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
@@ -39,6 +42,8 @@ def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
         ):
             found[redirection.target] = None
     for command in script.commands:
+        if command.argv[0] not in _MAY_LOSE and "/" not in command.argv[0]:
+            continue
         *_, argv = command_wrappers.split_wrapper_layers(command.argv)
         removed = [(path, "", True) for path in destroying_forms.find_removed_paths(argv)]
         replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv)]
@@ -66,6 +71,8 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
     """
     try:
         where = roots.resolve_path(path)
+        if inner and is_marked(inner):
+            return _is_full_folder(where.absolute)
         if inner and Path(where.absolute).is_dir():
             where = roots.resolve_path(f"{path}/{inner}")
     except ToolError:
@@ -81,15 +88,24 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
     relative = where.relative_path
     if destroying_forms.is_cache(relative):
         return False
-    repository = _Repository(roots.workspace)
+    repository = _RepositoryFiles(roots.workspace)
     if destroying_forms.is_build_output(relative) and repository.ignores(relative):
         return False
     if stat.S_ISDIR(found.st_mode):
-        return removed
+        return removed or _is_full_folder(where.absolute)
     return not (removed and repository.has_content(relative, found))
 
 
-class _Repository:
+def _is_full_folder(path: str) -> bool:
+    """Return whether this is a folder with at least one entry, of which some may be replaced."""
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
+
+
+class _RepositoryFiles:
     """What a git repository says about paths of the workspace, read from its files."""
 
     def __init__(self, workspace: str) -> None:

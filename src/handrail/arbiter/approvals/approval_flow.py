@@ -34,8 +34,8 @@ from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.call_targets import CallTarget, format_command
 from handrail.policy.shell import command_wrappers
 from handrail.policy.shell.parser import ShellScript, parse_script
-from handrail.policy.shell.reader import ShellCommand
 from handrail.policy.shell.risky_options import SHELLS
+from handrail.policy.shell.simple_commands import ShellCommand
 from handrail.record.commit_log import Record
 from handrail.runtime.shell_service import ENTER_KEYS, keys_run_unseen_line, may_read_typed_input, shell_text_for_rules
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence, Set
 
 from handrail.contract.text.glob_patterns import compile_text_glob, escape_as_pattern, has_wildcard, literal_prefix
-from handrail.policy.shell.reader import GLOB, is_marked, is_open
+from handrail.policy.shell.simple_commands import GLOB, has_marks, is_marked, is_open
 
 _PART = re.compile(
     r"""(?P<blank>[ \t\n]+)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^\s'"\\]+)""",
@@ -164,7 +164,7 @@ class ArgvPattern:
         """
         if self._strict:
             return self._matches_as_written(argv) and not (
-                any(map(is_marked, argv[: len(self._words)])) or any(map(is_open, argv[len(self._words) :]))
+                has_marks(argv[: len(self._words)]) or any(map(is_open, argv[len(self._words) :]))
             )
         if argv and argv[0][:1] == "/":
             argv = (bare_program_name(argv[0]), *argv[1:])

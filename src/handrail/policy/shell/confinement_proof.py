@@ -22,7 +22,7 @@ from handrail.policy.shell import (
 )
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import ShellScript, parse_script
-from handrail.policy.shell.reader import ANY_TEXT, SPLIT, is_marked, is_open, show_marks
+from handrail.policy.shell.simple_commands import ANY_TEXT, SPLIT, is_marked, is_open, show_marks
 
 _MAX_DEPTH = 4
 
@@ -327,6 +327,9 @@ def _sed(argv: tuple[str, ...], depth: int) -> str | None:
 _IN_PLACE = re.compile(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
 
 
+_MAKES_FROM_TEXT = frozenset({"-E", "-", "-f-", "--file=-", "--makefile=-", "/dev/stdin"})
+
+
 def _make(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
     for word in argv[1:]:
@@ -337,7 +340,7 @@ def _make(argv: tuple[str, ...], depth: int) -> str | None:
             and (name.upper() == "SHELL" or not command_wrappers.is_harmless_variable(name.rstrip(":+?")))
         ):
             return f"make {name}=… sets what its recipes run"
-    if any(word.startswith("--eval") or word == "-E" or is_open(word) for word in argv[1:]):
+    if any(word.startswith("--eval") or word in _MAKES_FROM_TEXT or is_open(word) for word in argv[1:]):
         return "make runs a rule that the text does not name"
     return None
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from handrail.policy.shell.nested_commands import program_name
-from handrail.policy.shell.reader import is_marked
+from handrail.policy.shell.simple_commands import has_marks, is_marked
 
 _MOST_REMOVED = 3
 """The number of files that one command may remove by their names."""
@@ -147,7 +147,7 @@ def _is_repository(word: str) -> bool:
 
 
 def _dd(argv: Sequence[str]) -> str | None:
-    if any(word.startswith("of=") and word != "of=/dev/null" for word in argv) or any(map(is_marked, argv)):
+    if any(word.startswith("of=") and word != "of=/dev/null" for word in argv) or has_marks(argv):
         return "dd overwrites its output"
     return None
 
@@ -160,7 +160,7 @@ def _find(argv: Sequence[str]) -> str | None:
 
 def finds_only_caches(argv: Sequence[str]) -> bool:
     """Return whether ``find`` with these words finds only files that a program makes again."""
-    if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or any(map(is_marked, argv)):
+    if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or has_marks(argv):
         return False
     if any(word[:1] == "/" or ".." in word.split("/") for word in argv[1:2]):
         return False
@@ -172,7 +172,7 @@ def finds_only_caches(argv: Sequence[str]) -> bool:
 
 def _mv(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv, "-t -S --target-directory --suffix")
-    if any(map(is_marked, argv)):
+    if has_marks(argv):
         return "mv moves files that the text does not name"
     if any(map(_is_repository, operands)):
         return "mv moves version control data"
@@ -184,8 +184,14 @@ def _mv(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _replaces_marked(why: str) -> _Check:
-    return lambda argv: f"{argv[0]} {why}" if argv and is_marked(argv[-1]) else None
+def _copies(argv: Sequence[str]) -> str | None:
+    if is_marked(argv[-1]) or _has(split_words(argv)[0], "t", "--target-directory"):
+        return f"{argv[0]} writes to a place that the text does not plainly name"
+    return None
+
+
+def _tee(argv: Sequence[str]) -> str | None:
+    return "tee writes to files that the text does not name" if has_marks(argv) else None
 
 
 def _with_options(letters: str, *names: str, why: str) -> _Check:
@@ -196,7 +202,7 @@ def _chmod(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv)
     if not _has(options, "R", "--recursive"):
         return None
-    if any(map(is_marked, argv)) or any(word in (".", "/", "*", "..") for word in operands[1:]):
+    if has_marks(argv) or any(word in (".", "/", "*", "..") for word in operands[1:]):
         return f"{argv[0]} -R changes the modes of many files"
     return f"{argv[0]} -R takes modes away" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
 
@@ -215,7 +221,7 @@ def _sed(argv: Sequence[str]) -> str | None:
 def _rsync(argv: Sequence[str]) -> str | None:
     if any(word.startswith(("--del", "--remove-source", "--rem")) for word in argv):
         return "rsync deletes files"
-    return "rsync writes to a place that the text does not name" if any(map(is_marked, argv)) else None
+    return "rsync writes to a place that the text does not name" if has_marks(argv) else None
 
 
 def _tar(argv: Sequence[str]) -> str | None:
@@ -268,14 +274,14 @@ def _git_checkout(rest: Sequence[str]) -> str | None:
 
 def _git_restore(rest: Sequence[str]) -> str | None:
     options, _ = split_words(rest)
-    if _has(options, "S", "--staged") and not _has(options, "W", "--worktree") and not any(map(is_marked, rest)):
+    if _has(options, "S", "--staged") and not _has(options, "W", "--worktree") and not has_marks(rest):
         return None
     return "git restore discards changes"
 
 
 def _git_branch(rest: Sequence[str]) -> str | None:
     options, _ = split_words(rest)
-    if _has(options, "DMCf", "--force") or (any(map(is_marked, rest)) and _has(options, "d", "--delete")):
+    if _has(options, "DMCf", "--force") or (has_marks(rest) and _has(options, "d", "--delete")):
         return "git branch can remove or move a branch with its commits"
     return None
 
@@ -301,16 +307,14 @@ def _git_rm(rest: Sequence[str]) -> str | None:
     options, operands = split_words(rest)
     if _has(options, "", "--cached"):
         return None
-    if _has(options, "rf", "--force") or any(map(is_marked, rest)) or len(operands) > _MOST_REMOVED:
+    if _has(options, "rf", "--force") or has_marks(rest) or len(operands) > _MOST_REMOVED:
         return "git rm removes many files, or files that are not committed"
     return None
 
 
 def _git_option(letters: str, *names: str, why: str) -> _Check:
     return lambda rest: (
-        f"git {rest[0]} {why}"
-        if _has(split_words(rest)[0], letters, *names) or any(map(is_marked, rest[1:2]))
-        else None
+        f"git {rest[0]} {why}" if _has(split_words(rest)[0], letters, *names) or has_marks(rest[1:2]) else None
     )
 
 
@@ -336,6 +340,8 @@ _GIT: Mapping[str, _Check] = {
     "rm": _git_rm,
     "worktree": _git_words("-f", "--force", "-ff", why="removes a folder with changes"),
     "reflog": _git_words("expire", "delete", why="removes the way back to lost commits"),
+    "repack": _git_option("a", why="removes objects that no branch reaches"),
+    "mv": _git_option("f", "--force", why="overwrites a file"),
     "gc": _git_words("--prune", "--aggressive", why="removes objects that no branch reaches"),
     "update-ref": lambda rest: "git update-ref moves or removes a branch",
     "symbolic-ref": _git_option("d", "--delete", why="removes a reference"),
@@ -368,7 +374,9 @@ _PROGRAMS: Mapping[str, _Check] = {
     "dd": _dd,
     **dict.fromkeys(("find", "gfind", "bfs"), _find),
     **dict.fromkeys(("mv", "gmv"), _mv),
-    **dict.fromkeys(("cp", "gcp", "install", "ln", "tee"), _replaces_marked("writes to a file that the text does not name")),
+    **dict.fromkeys(("cp", "gcp", "install", "ln"), _copies),
+    "tee": _tee,
+    **dict.fromkeys(("rimraf", "del-cli", "shx", "trash-empty"), _always("removes files")),
     **dict.fromkeys(("chmod", "chown", "chgrp"), _chmod),
     **dict.fromkeys(("sed", "gsed"), _sed),
     "rsync": _rsync,
@@ -389,9 +397,16 @@ PROGRAM_NAMES = frozenset(_PROGRAMS)
 
 # What the file system decides.
 
+WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd"})
+"""Further programs for which :func:`find_replaced_paths` has an answer."""
+
 
 def find_removed_paths(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths that ``rm`` removes by their names."""
+    """Return the paths whose files a command removes by their names, or replaces by a committed version."""
+    if program_name(argv) == "git":
+        index = git_command_index(argv)
+        is_checkout = index is not None and argv[index] in ("checkout", "co")
+        return tuple(split_words(argv[index:], "-b -B --orphan --conflict")[1]) if is_checkout else ()
     if program_name(argv) not in ("rm", "unlink", "grm"):
         return ()
     return tuple(word for word in split_words(argv)[1] if not is_cache(word))
@@ -428,5 +443,3 @@ def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     elif program in ("uniq", "xxd"):
         operands = split_words(argv, "-f -s -w -c -l")[1]
         yield from ((word, "") for word in operands[1:2])
-    elif program == "git" and (index := git_command_index(argv)) is not None and argv[index] in ("checkout", "co"):
-        yield from ((word, "") for word in split_words(argv[index:], "-b -B --orphan")[1])

@@ -159,7 +159,10 @@ def find_nested_command_form(program: str) -> NestedCommandForm | None:
 
 def program_name(argv: Sequence[str]) -> str:
     """Return the program's bare name, without its folder."""
-    return posixpath.basename(argv[0]).lower() if argv else ""
+    if not argv:
+        return ""
+    name = argv[0]
+    return (posixpath.basename(name) if "/" in name else name).lower()
 
 
 class WatchedPrograms:

@@ -18,7 +18,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from handrail.policy.shell import reader
-from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, ShellCommand, ShellRedirection, UnclearText, read_text
+from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, UnclearText, read_text
+from handrail.policy.shell.simple_commands import ShellCommand, ShellRedirection, redirection_capability, remove_quotes
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -248,36 +249,42 @@ def _command_words_as_written(node: Node, raw: bytes, *, literal: bool = True) -
 
 def _disagreement(root: Node, raw: bytes, read: reader.ReadText) -> str | None:
     """Return why the two parsers do not agree, or None."""
-    if tuple(_parts(root, raw)) == read.parts:
+    if _parts(root, raw) == read.parts:
         return None if read.commands else "the text contains no command"
     return "the words of the text are ambiguous"
 
 
-def _parts(root: Node, raw: bytes) -> Iterator[tuple[str, ...]]:
-    """Yield the parts of a text as the reader names them, in the order of the text."""
+def _parts(root: Node, raw: bytes) -> tuple[tuple[str, ...], ...]:
+    """Return the parts of a text as the reader names them, in the order of the text."""
     waiting = [root]
     found: list[tuple[int, tuple[str, ...]]] = []
     while waiting:
         node = waiting.pop()
-        if node.type in _PARTS:
-            begins = next((child for child in node.named_children if child.type == "command_name"), node)
-            found += ((begins.start_byte, part) for part in _part_of(node, raw))
-        waiting += node.named_children
-    return (part for _, part in sorted(found, key=_start))
+        kind = node.type
+        if kind in _LEAVES:
+            continue
+        children = node.named_children
+        if kind == "command":
+            if words := _command_words_as_written(node, raw):
+                begins = next(child for child in children if child.type == "command_name")
+                found.append((begins.start_byte, ("command", *words, *_lost_word(node, raw))))
+        elif kind in _PARTS:
+            found += ((node.start_byte, part) for part in _part_of(node, raw))
+        waiting += children
+    found.sort(key=_start)
+    return tuple([part for _, part in found])
 
 
 _PARTS = frozenset(
-    {"command", "declaration_command", "test_command", "file_redirect", "heredoc_redirect", "herestring_redirect"}
+    {"declaration_command", "test_command", "file_redirect", "heredoc_redirect", "herestring_redirect"}
     | {"variable_assignment", "for_statement", "command_substitution"}
 )
+_LEAVES = frozenset({"word", "number", "raw_string", "string_content", "command_name", "file_descriptor", "comment"})
 _start: Callable[[tuple[int, tuple[str, ...]]], int] = itemgetter(0)
 
 
 def _part_of(node: Node, raw: bytes) -> Iterator[tuple[str, ...]]:
     match node.type:
-        case "command":
-            if words := _command_words_as_written(node, raw):
-                yield ("command", *words, *_lost_word(node, raw))
         case "declaration_command":
             yield ("command", *(_text(child, raw) for child in node.children))
         case "file_redirect":
@@ -300,6 +307,8 @@ def _part_of(node: Node, raw: bytes) -> Iterator[tuple[str, ...]]:
 
 def _lost_word(command: Node, raw: bytes) -> tuple[str, ...]:
     """Return the ``-`` between a command and its here-document, which the grammar leaves out."""
+    if b"<<" not in raw:
+        return ()
     after = command.next_named_sibling
     if after is None or after.type != "heredoc_redirect":
         return ()
@@ -314,8 +323,8 @@ def _read_tree_redirection(node: Node, raw: bytes) -> ShellRedirection:
     parts = [(child.type in _WORDS, _text(child, raw)) for child in node.children]
     words = [part for is_word, part in parts if is_word]
     operator = "".join(part for is_word, part in parts if not is_word)
-    target = "\0".join(reader.remove_quotes(word) for word in words)
-    return ShellRedirection(operator, target, reader.redirection_capability(operator, target))
+    target = "\0".join(remove_quotes(word) for word in words)
+    return ShellRedirection(operator, target, redirection_capability(operator, target))
 
 
 def _recover_commands(root: Node, raw: bytes) -> tuple[ShellCommand, ...]:
@@ -323,7 +332,7 @@ def _recover_commands(root: Node, raw: bytes) -> tuple[ShellCommand, ...]:
     found: list[ShellCommand] = []
     for node in _nodes(root, "command")[:_MAX_RECOVERED]:
         source = _command_words_as_written(node, raw, literal=False)
-        found.append(ShellCommand(tuple(reader.remove_quotes(word) for word in source), (), source))
+        found.append(ShellCommand(tuple(remove_quotes(word) for word in source), (), source))
     return tuple(found)
 
 

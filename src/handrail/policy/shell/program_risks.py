@@ -17,8 +17,8 @@ from handrail.policy.shell import risky_options as program_forms
 from handrail.policy.shell.command_wrappers import ENVIRONMENT_MANAGERS, RUNNERS
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import SHELL_WORDS
-from handrail.policy.shell.reader import ShellCommand, is_marked, is_open
 from handrail.policy.shell.risky_options import CommandRisk, make_options_check, risk_naming_every_word
+from handrail.policy.shell.simple_commands import ShellCommand, is_marked, is_open
 
 MAX_WAIT_S = 10
 _MAX_DEPTH = 3

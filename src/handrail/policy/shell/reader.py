@@ -9,10 +9,25 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from operator import itemgetter
+from typing import NamedTuple
 
 from handrail.policy.shell.command_wrappers import is_harmless_variable
+from handrail.policy.shell.simple_commands import (
+    ANY_TEXT,
+    GLOB,
+    NO_OPTION,
+    QUOTED_ESCAPE,
+    SPLIT,
+    ShellCommand,
+    ShellRedirection,
+    count_printed_words,
+    is_marked,
+    is_open,
+    redirection_capability,
+    remove_quotes,
+)
 
 MAX_COMMANDS = 50
 MAX_WORDS = 4_000
@@ -21,67 +36,6 @@ MAX_READ = 4 * MAX_COMMANDS
 """The number of commands after which reading stops, because the text has too many."""
 _MAX_DEPTH = 16
 _MAX_FOLDERS = 4
-
-ANY_TEXT, GLOB, NO_OPTION, SPLIT = "\x01\x02\x03\x04"
-"""The marks in a word of an argv for a part that only the shell knows.
-
-- ``ANY_TEXT``: any text, within one word (``"$x"``)
-- ``GLOB``: any text, in any number of words that begin alike (``src/*.py``)
-- ``NO_OPTION``: text within one word that does not begin with ``-`` (``$?``)
-- ``SPLIT``: any text, in any number of words (``$x``)
-
-No text that is understood has such a character, so a marked word equals no literal word.
-"""
-_MARKS = re.compile(r"[\x01-\x04]")
-_SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SPLIT: "$…"})
-
-
-def is_marked(word: str) -> bool:
-    """Return whether a part of the word is unknown."""
-    return _MARKS.search(word) is not None
-
-
-def is_open(word: str) -> bool:
-    """Return whether the shell may make an option of this word, or further words after it."""
-    if (mark := _MARKS.search(word)) is None:
-        return False
-    if SPLIT in word or word[0] in (ANY_TEXT, GLOB):
-        return True
-    return word[0] == "-" and "=" not in word[: mark.start()]
-
-
-def show_marks(text: str) -> str:
-    """Return a text with its marks in a form for people."""
-    return text.translate(_SHOWN_MARKS)
-
-
-@dataclass(frozen=True, slots=True)
-class ShellRedirection:
-    """One redirection of a command.
-
-    :param operator: as written, with the number of the descriptor (``2>>``)
-    :param target: without quotes: a path, or the number of another descriptor
-    :param capability: the access to the file ``target``; None if no file of the user is opened (``/dev/null``, ``2>&1``)
-    """
-
-    operator: str
-    target: str
-    capability: Literal["fs.read", "fs.write"] | None = None
-
-    def __str__(self) -> str:
-        return f"{self.operator}{self.target}"
-
-
-@dataclass(frozen=True, slots=True)
-class ShellCommand:
-    """A simple command: ``argv`` without quotes, and its redirections."""
-
-    argv: tuple[str, ...]
-    redirections: tuple[ShellRedirection, ...] = ()
-    source: tuple[str, ...] = ()
-    """The words as written, quotes and all."""
-    folders: tuple[str, ...] = (".",)
-    """The folders that the command may run in, relative to the first one. None of them is known if it is empty."""
 
 
 class UnclearText(Exception):
@@ -107,14 +61,19 @@ def read_text(text: str) -> ReadText:
 
     :raises UnclearText: for any other text than those that are understood
     """
-    reader = _Reader(text)
+    reader = _TextReader(text)
     reader.read_list(())
     if reader.documents:
         raise UnclearText("the text contains a here-document without its text")
-    commands = sorted(reader.commands, key=lambda one: one[0])
-    files = tuple(file for _, file in sorted(reader.files, key=lambda one: one[0]))
-    parts = tuple(part for _, part in sorted(reader.parts, key=lambda one: one[0]))
-    return ReadText(tuple(command for _, command in commands), files, parts, reader.is_plain)
+    for found in (reader.commands, reader.files, reader.parts):
+        if len(found) > 1:
+            found.sort(key=itemgetter(0))
+    return ReadText(
+        tuple([command for _, command in reader.commands]),
+        tuple([file for _, file in reader.files]),
+        tuple([part for _, part in reader.parts]),
+        reader.is_plain,
+    )
 
 
 _BLANK = re.compile(r"(?:[ \t]|(?<=[ \t])\\\n)+")
@@ -123,11 +82,12 @@ _REDIRECT = re.compile(r"[0-9]*(?:<<<|<<-|<<|>>|>&|>\||<&|<>|<|>)|&>>|&>")
 _LITERAL = re.compile(
     r"""(?:[^\s'"\\|&;()<>`$*?\[\]~{}]|\\[^\n]|'[^']*'|"(?:[^"\\$`]|\\[^\n])*")+""",
 )
+_PLAIN_WORD = re.compile(r"[ \t]*([\w./:@%+,-]+)(?=[ \t\n|&;]|\Z)")
+"""A word without any special character. No number of a descriptor precedes a redirection in it."""
 _BARE = re.compile(r"""[^\s'"\\|&;()<>`$]+""")
+_SKIPPED = frozenset(" \t\n#")
 _ENDS = frozenset(" \t\n|&;()<>")
-_PART = re.compile(r"""\\(?P<escaped>.)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^'"\\]+)""", re.DOTALL)
 _QUOTED_TEXT = re.compile(r'(?:[^"\\$`]|\\[^\n])+')
-_QUOTED_ESCAPE = re.compile(r'\\([\\"$`])')
 _HERE_TEXT = re.compile(r"(?:[^\\$`]|\\[^\n])+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PARAMETER = re.compile(
@@ -148,6 +108,7 @@ _RESERVED = frozenset(
     {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
     | {"select", "then", "until", "while", "coproc"}
 )
+_RESERVED_INITIALS = frozenset(word[0] for word in _RESERVED)
 OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 MOVES = frozenset({"cd", "pushd", "popd", "source", ".", "eval"})
 """Builtins after which a relative path may name another file."""
@@ -163,7 +124,7 @@ class _HereDocument(NamedTuple):
     strips_tabs: bool
 
 
-class _Reader:
+class _TextReader:
     """One pass over a text, by recursive descent."""
 
     def __init__(self, text: str) -> None:
@@ -242,11 +203,11 @@ class _Reader:
     def _read_pipeline(self) -> None:
         before = self._folders
         count = 1
-        if self._take_word("!"):
+        if self.text[self.at] == "!" and self._take_word("!"):
             self.is_plain = False
             self._skip_blanks()
         self._read_command()
-        while True:
+        while self.at < len(self.text):
             self._skip_blanks()
             sign = self._take_sign(("|", "|&"))
             if not sign:
@@ -405,6 +366,17 @@ class _Reader:
         assigned: list[str] = []
         text = self.text
         while True:
+            match = _PLAIN_WORD.match(text, self.at)
+            if match is not None and (argv or match.group(1) not in _RESERVED):
+                self._tokens += 1
+                if self._tokens > MAX_WORDS:
+                    raise UnclearText(f"the text has more than {MAX_WORDS:,} words")
+                if not argv:
+                    first = match.start(1)
+                argv.append(match.group(1))
+                source.append(match.group(1))
+                self.at = last = match.end()
+                continue
             self._skip_blanks()
             if self.at >= len(text):
                 break
@@ -429,9 +401,7 @@ class _Reader:
                 if _LOOKS_LIKE_ASSIGNMENT.match(written):
                     raise UnclearText("the text contains a variable assignment that is not plain")
                 if is_marked(word):
-                    raise UnclearText(
-                        f"the word {_short(written)} names a command, and the shell may expand it to another one"
-                    )
+                    raise UnclearText(f"the word {_short(written)} names a command that the shell may expand")
                 if written in _RESERVED:
                     raise UnclearText(f"the text contains the shell keyword {written!r} where it has no meaning")
             argv.append(word)
@@ -448,7 +418,9 @@ class _Reader:
         if not argv:
             return
         if argv[0] == "[":
-            self._check_brackets(argv)
+            self.is_plain = False
+            if argv[-1] != "]":
+                raise UnclearText("the text contains a [ without ]")
             self.parts.append((first, ("test", text[first:last])))
         else:
             self.parts.append((first, ("command", *source)))
@@ -459,11 +431,6 @@ class _Reader:
             )
         )
         self._move(argv)
-
-    def _check_brackets(self, argv: Sequence[str]) -> None:
-        self.is_plain = False
-        if argv[-1] != "]":
-            raise UnclearText("the text contains a [ without ]")
 
     def _check_variable(self, name: str) -> None:
         if not is_harmless_variable(name):
@@ -604,9 +571,7 @@ class _Reader:
                 pieces.append((self._read_quoted(), True))
             elif char == "\\":
                 if self.at + 1 >= len(text) or text[self.at + 1] == "\n":
-                    raise UnclearText(
-                        "the text contains a line continuation (a backslash at the end of a line) in a word"
-                    )
+                    raise UnclearText("the text contains a line continuation (a backslash at its end) in a word")
                 pieces.append((text[self.at + 1], True))
                 self.at += 2
             elif char == "$":
@@ -633,7 +598,7 @@ class _Reader:
         while True:
             match = _QUOTED_TEXT.match(text, self.at)
             if match is not None:
-                out.append(_QUOTED_ESCAPE.sub(r"\1", match.group()))
+                out.append(QUOTED_ESCAPE.sub(r"\1", match.group()))
                 self.at = match.end()
             if self.at >= len(text):
                 raise UnclearText("the text has a quote that is not closed")
@@ -699,7 +664,7 @@ class _Reader:
         self._folders, self.documents = before, documents
         self._depth -= 1
         inner = [command.argv for _, command in self.commands[first:]]
-        if len(inner) == 1 and (words := _output_of(inner[0])):
+        if len(inner) == 1 and (words := count_printed_words(inner[0])):
             return NO_OPTION if quoted or words == 1 else SPLIT
         return ANY_TEXT if quoted else SPLIT
 
@@ -713,6 +678,8 @@ class _Reader:
         text = self.text
         while self.at < len(text):
             char = text[self.at]
+            if char not in _SKIPPED:
+                return
             if char in " \t":
                 match = _BLANK.match(text, self.at)
                 assert match is not None
@@ -754,6 +721,8 @@ class _Reader:
         return False
 
     def _peek_reserved(self) -> str | None:
+        if self.text[self.at : self.at + 1] not in _RESERVED_INITIALS:
+            return None
         match = _BARE.match(self.text, self.at)
         word = "" if match is None else match.group()
         return word if match is not None and word in _RESERVED and self._ends_at(match.end()) else None
@@ -808,45 +777,6 @@ def _loop_value(words: Sequence[str]) -> str:
     return prefix[:mark] + (NO_OPTION if plain or not prefix[:mark] else ANY_TEXT)
 
 
-def _output_of(argv: tuple[str, ...]) -> int:
-    """Return 1 if a command prints one word that is no option, 2 if it prints such a text, and 0 for any other command."""
-    if argv in _ONE_WORD:
-        return 1
-    if (
-        argv[:2] == ("git", "merge-base")
-        and len(argv) == 4
-        and not any(map(is_open, argv))
-        and "-" not in (argv[2][:1], argv[3][:1])
-    ):
-        return 1
-    if argv in _NO_OPTIONS or (argv[:1] == ("date",) and len(argv) == 2 and re.fullmatch(r"\+%[\w%:. -]+", argv[1])):
-        return 2
-    return 0
-
-
-_ONE_WORD = frozenset(
-    {
-        *(("nproc",), ("whoami",), ("id", "-u"), ("id", "-g"), ("uname", "-m"), ("uname", "-s"), ("arch",), ("mktemp",)),
-        *(("git", "rev-parse", "HEAD"), ("git", "rev-parse", "--short", "HEAD"), ("mktemp", "-d")),
-        *(("git", "rev-parse", "--abbrev-ref", "HEAD"), ("git", "branch", "--show-current")),
-        *(("git", "describe", "--tags", "--abbrev=0"), ("date", "+%s"), ("date", "+%F")),
-    }
-)  # fmt: skip
-_NO_OPTIONS = frozenset({("pwd",), ("git", "rev-parse", "--show-toplevel"), ("uname",), ("hostname",)})
-
-
-def remove_quotes(word: str) -> str:
-    """Return the word without its quotes, as far as possible."""
-    if "'" not in word and '"' not in word and "\\" not in word:
-        return word
-    out: list[str] = []
-    for match in _PART.finditer(word):
-        kind = match.lastgroup
-        text = match.group(kind) if kind else ""
-        out.append(_QUOTED_ESCAPE.sub(r"\1", text) if kind == "quoted" else text)
-    return "".join(out)
-
-
 def _redirection(operator: str, target: str, written: str) -> ShellRedirection:
     sign = operator.lstrip("0123456789")
     if sign == ">&" and written.isascii() and written.isdigit():
@@ -863,15 +793,6 @@ def _redirection(operator: str, target: str, written: str) -> ShellRedirection:
     if target == "/dev/stdin" or target.startswith("/dev/fd/"):
         raise UnclearText(f"the text redirects to {_short(target)}, which the shell opens as a descriptor")
     return ShellRedirection(operator, target, redirection_capability(operator, target))
-
-
-def redirection_capability(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
-    """Return the access of a redirection to the file that it names."""
-    if target in ("/dev/null", "/dev/stdout", "/dev/stderr"):
-        return None
-    if operator.endswith(">&") and target.isascii() and target.isdigit():
-        return None
-    return "fs.read" if operator.lstrip("0123456789") == "<" else "fs.write"
 
 
 def _short(word: str) -> str:

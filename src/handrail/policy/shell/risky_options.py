@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from handrail.contract.protected.path_protection import SERVER_OPTIONS
 from handrail.policy.shell.command_wrappers import is_harmless_variable
-from handrail.policy.shell.reader import ANY_TEXT, GLOB, NO_OPTION, SPLIT, is_marked, show_marks
+from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT, has_marks, is_marked, show_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def test_risk(argv: Sequence[str]) -> CommandRisk | None:
         words = words[1:]
     if any(word in ("-v", "-R") for word in words):
         return risk_naming_every_word(argv, f"{argv[0]} looks into the shell's variables, which can run code")
-    if not any(map(is_marked, words)) or (len(words) == 1 and not _SPLITS.search(words[0])):
+    if not has_marks(words) or (len(words) == 1 and not _SPLITS.search(words[0])):
         return None
     fits = (len(words) == 2 and words[0][:1] == "-" and not is_marked(words[0])) or (
         len(words) == 3 and words[1] in _TEST_SIGNS
@@ -289,7 +289,10 @@ def make_program_risk(argv: Sequence[str]) -> CommandRisk | None:
         for index, word in enumerate(argv)
         if index
         and (
-            "=" in word or _is_long_option(word, ("--eval",)) or (word[:1] == "-" and word[:2] != "--" and "E" in word)
+            "=" in word
+            or word in ("-", "-f-", "--file=-", "--makefile=-", "/dev/stdin")
+            or _is_long_option(word, ("--eval",))
+            or (word[:1] == "-" and word[:2] != "--" and "E" in word)
         )
     ]
     return _risk_of_options(argv, found, f"make {argv[found[0]]} sets what its recipes run") if found else None
@@ -459,6 +462,19 @@ def _unplain_sed_scripts(argv: Sequence[str], places: Sequence[int]) -> Iterator
             yield CommandRisk(why, frozenset((0, place)))
 
 
+def _without_awk_comparisons(program: str) -> str:
+    """Return an awk program without the ``>`` that compare: those outside braces, if no text or pattern has a brace."""
+    if ">" not in program or not {"/", '"', "\\", "#"}.isdisjoint(program):
+        return program
+    depth = 0
+    out: list[str] = []
+    for char in program:
+        depth += (char == "{") - (char == "}")
+        if char != ">" or depth > 0:
+            out.append(char)
+    return "".join(out)
+
+
 def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of an ``awk`` command, or None."""
     index = 1
@@ -470,7 +486,7 @@ def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
         if word[:2] not in ("-F", "-v"):
             return risk_naming_every_word(argv, f"awk {word} can run code from a file")
         index += 2 if len(word) == 2 else 1
-    if index < len(argv) and _AWK_RUNS.search(argv[index]):
+    if index < len(argv) and _AWK_RUNS.search(_without_awk_comparisons(argv[index])):
         return CommandRisk("this awk program can run commands or write files", frozenset((0, index)))
     return None
 

@@ -1,0 +1,126 @@
+"""The simple commands of a shell text: their words with marks for what only the shell knows, and their redirections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+ANY_TEXT, GLOB, NO_OPTION, SPLIT = "\x01\x02\x03\x04"
+"""The marks in a word of an argv for a part that only the shell knows.
+
+- ``ANY_TEXT``: any text, within one word (``"$x"``)
+- ``GLOB``: any text, in any number of words that begin alike (``src/*.py``)
+- ``NO_OPTION``: text within one word that does not begin with ``-`` (``$?``)
+- ``SPLIT``: any text, in any number of words (``$x``)
+
+No text that is understood has such a character, so a marked word equals no literal word.
+"""
+_MARKS = re.compile(r"[\x01-\x04]")
+_SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SPLIT: "$…"})
+
+
+def is_marked(word: str) -> bool:
+    """Return whether a part of the word is unknown."""
+    return _MARKS.search(word) is not None
+
+
+def has_marks(argv: Sequence[str]) -> bool:
+    """Return whether a part of one of these words is unknown."""
+    return _MARKS.search("".join(argv)) is not None
+
+
+def is_open(word: str) -> bool:
+    """Return whether the shell may make an option of this word, or further words after it."""
+    if (mark := _MARKS.search(word)) is None:
+        return False
+    if SPLIT in word or word[0] in (ANY_TEXT, GLOB):
+        return True
+    return word[0] == "-" and "=" not in word[: mark.start()]
+
+
+def show_marks(text: str) -> str:
+    """Return a text with its marks in a form for people."""
+    return text.translate(_SHOWN_MARKS)
+
+
+@dataclass(frozen=True, slots=True)
+class ShellRedirection:
+    """One redirection of a command.
+
+    :param operator: as written, with the number of the descriptor (``2>>``)
+    :param target: without quotes: a path, or the number of another descriptor
+    :param capability: the access to the file ``target``; None if no file of the user is opened (``/dev/null``, ``2>&1``)
+    """
+
+    operator: str
+    target: str
+    capability: Literal["fs.read", "fs.write"] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.operator}{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShellCommand:
+    """A simple command: ``argv`` without quotes, and its redirections."""
+
+    argv: tuple[str, ...]
+    redirections: tuple[ShellRedirection, ...] = ()
+    source: tuple[str, ...] = ()
+    """The words as written, quotes and all."""
+    folders: tuple[str, ...] = (".",)
+    """The folders that the command may run in, relative to the first one. None of them is known if it is empty."""
+
+
+_PART = re.compile(r"""\\(?P<escaped>.)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^'"\\]+)""", re.DOTALL)
+QUOTED_ESCAPE = re.compile(r'\\([\\"$`])')
+
+
+def remove_quotes(word: str) -> str:
+    """Return the word without its quotes, as far as possible."""
+    if "'" not in word and '"' not in word and "\\" not in word:
+        return word
+    out: list[str] = []
+    for match in _PART.finditer(word):
+        kind = match.lastgroup
+        text = match.group(kind) if kind else ""
+        out.append(QUOTED_ESCAPE.sub(r"\1", text) if kind == "quoted" else text)
+    return "".join(out)
+
+
+def redirection_capability(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
+    """Return the access of a redirection to the file that it names."""
+    if target in ("/dev/null", "/dev/stdout", "/dev/stderr"):
+        return None
+    if operator.endswith(">&") and target.isascii() and target.isdigit():
+        return None
+    return "fs.read" if operator.lstrip("0123456789") == "<" else "fs.write"
+
+
+def count_printed_words(argv: tuple[str, ...]) -> int:
+    """Return 1 if a command prints one word that is no option, 2 if it prints such a text, and 0 for any other command."""
+    if argv in _ONE_WORD:
+        return 1
+    if (
+        argv[:2] == ("git", "merge-base")
+        and len(argv) == 4
+        and not any(map(is_open, argv))
+        and "-" not in (argv[2][:1], argv[3][:1])
+    ):
+        return 1
+    if argv in _NO_OPTIONS or (argv[:1] == ("date",) and len(argv) == 2 and re.fullmatch(r"\+%[\w%:. -]+", argv[1])):
+        return 2
+    return 0
+
+
+_ONE_WORD = frozenset(
+    {
+        *(("nproc",), ("whoami",), ("id", "-u"), ("id", "-g"), ("uname", "-m"), ("uname", "-s"), ("arch",), ("mktemp",)),
+        *(("git", "rev-parse", "HEAD"), ("git", "rev-parse", "--short", "HEAD"), ("mktemp", "-d")),
+        *(("git", "rev-parse", "--abbrev-ref", "HEAD"), ("git", "branch", "--show-current")),
+        *(("git", "describe", "--tags", "--abbrev=0"), ("date", "+%s"), ("date", "+%F")),
+    }
+)  # fmt: skip
+_NO_OPTIONS = frozenset({("pwd",), ("git", "rev-parse", "--show-toplevel"), ("uname",), ("hostname",)})

@@ -1,0 +1,141 @@
+"""What cannot be brought back: what the file system and git's index say of it, and what stays confined."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.policy.desk import Desk
+
+from handrail.policy.file_losses import find_losses
+from handrail.policy.shell import confinement_proof
+from handrail.policy.shell.parser import parse_script
+
+pytestmark = pytest.mark.proves("P-17")
+
+IDENTITY = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+FILES = {
+    "tracked.py": "a = 1\n",
+    "changed.py": "a = 1\n",
+    "src/a.py": "a = 1\n",
+    "build/kept.txt": "tracked\n",
+    ".gitignore": "dist/\nnode_modules\n/target/\n",
+}
+OTHERS = {
+    "notes.txt": "work\n",
+    "dist/x": "x",
+    "node_modules/y/z": "x",
+    "src/node_modules/y": "x",
+    "target/x": "x",
+    "out/x": "x",
+    "src/__pycache__/a.pyc": "x",
+    "empty.txt": "",
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    top = tmp_path_factory.mktemp("losses") / "ws"
+    for name, text in (*FILES.items(), *OTHERS.items()):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text)
+    for words in (("init", "-q"), ("add", "-f", *FILES), (*IDENTITY, "commit", "-qm", "x")):
+        subprocess.run(["git", "-C", str(top), *words], check=True, env={"PATH": "/usr/bin:/bin", "HOME": str(top)})
+    (top / "changed.py").write_text("a = 2, and more\n")
+    return Desk(top)
+
+
+@pytest.mark.parametrize(
+    ("text", "losses"),
+    [
+        ("rm tracked.py", ()),
+        ("rm changed.py", ("changed.py",)),
+        ("rm notes.txt", ("notes.txt",)),
+        ("rm nothing.txt empty.txt", ()),
+        ("rm -rf dist node_modules src/node_modules target", ()),
+        ("rm -rf src/dist", ()),
+        ("rm -rf build", ("build",)),
+        ("rm -rf out", ("out",)),
+        ("rm -rf src/__pycache__", ()),
+        ("cd src && rm a.py", ()),
+        ("cd src && rm ../notes.txt", ("src/../notes.txt",)),
+        ("cd src; rm notes.txt", ("notes.txt",)),
+        ("(cd src); rm notes.txt", ("notes.txt",)),
+        ("timeout 5 rm notes.txt", ("notes.txt",)),
+        ("echo x > tracked.py", ("tracked.py",)),
+        ("echo x >> tracked.py", ()),
+        ("echo x > new.py", ()),
+        ("echo x > empty.txt", ()),
+        ("echo x > dist/x", ()),
+        ("cd src && echo x > a.py", ("src/a.py",)),
+        ("for i in 1 2; do echo $i > notes.txt; done", ("notes.txt",)),
+        ("if true; then echo $(echo x > notes.txt); fi", ("notes.txt",)),
+        ("mv tracked.py notes.txt", ("notes.txt",)),
+        ("mv notes.txt src", ()),
+        ("cp notes.txt src/b.py", ()),
+        ("cp notes.txt src/a.py", ("src/a.py",)),
+        ("cp src/a.py tracked.py src", ("src",)),
+        ("ls | tee notes.txt", ("notes.txt",)),
+        ("ls | tee -a notes.txt", ()),
+        ("ln -sf x notes.txt", ("notes.txt",)),
+        ("ln -s x notes.txt", ()),
+        ("git checkout changed.py", ("changed.py",)),
+        ("git checkout tracked.py", ()),
+        ("git checkout src", ("src",)),
+        ("git checkout main", ()),
+        ("rm /etc/passwd", ()),
+    ],
+)
+def test_the_files_that_a_text_loses_are_found(repository: Desk, text: str, losses: tuple[str, ...]) -> None:
+    assert find_losses(parse_script(text), repository.roots) == losses
+
+
+def test_a_broad_rule_does_not_allow_a_loss_and_a_rule_that_names_every_word_does(repository: Desk) -> None:
+    for text in ("rm notes.txt", "rm -rf out", "cp src/a.py notes.txt"):
+        assert repository.bash(text, "allow bash", "allow fs.write").action == "ask"
+        assert repository.bash(text, "allow bash", f"allow bash {text}").action == "allow"
+    assert repository.bash("rm -rf dist", "allow bash").action == "allow"
+    assert "cannot be brought back" in repository.bash("echo x > notes.txt", "allow bash", "allow fs.write").reason
+
+
+def test_a_changed_ignore_file_or_index_is_not_trusted_too_far(repository: Desk) -> None:
+    """What is tracked stays a loss, whatever an ignore file says; so does all after a pattern that takes back."""
+    ignore = Path(repository.path(".gitignore"))
+    before = ignore.read_text()
+    try:
+        ignore.write_text("build/\n")
+        assert find_losses(parse_script("rm -rf build"), repository.roots) == ("build",)
+        ignore.write_text("dist/\n!dist/x\n")
+        assert find_losses(parse_script("rm -rf dist"), repository.roots) == ("dist",)
+        ignore.write_text("src/\n")
+        assert find_losses(parse_script("rm notes.txt"), repository.roots) == ("notes.txt",)
+    finally:
+        ignore.write_text(before)
+
+
+CONFINED = [
+    "pytest -q", "python -m pytest -x", "python script.py", "./run.sh", "make test CI=1", "npm test", "npx --no-install tsc", "uv run pytest -q",
+    "sed -i s/a/b/ f", "sed -i s/a/b/ *.py", "ls | xargs sed -i s/a/b/", "find . -name '*.py' -exec grep -n x {} +", "find . -name '*.pyc' -delete",
+    "find . -name __pycache__ -exec rm -rf {} +", "bash -c 'ls | wc -l'", "bash run.sh", "git commit -m \"$(cat <<'E'\nx\nE\n)\"", "git add $x",
+    "for f in src/*.py; do python \"$f\"; done", "rm -rf __pycache__", "git -C sub commit -am x",
+]  # fmt: skip
+NOT_CONFINED = [
+    "rm -rf .git", "git clean -fd", "git $x", "bash -c 'rm -rf .git'", "bash -c \"$x\"", "sh $x", "sh", "cat x | sh", "sh <<'E'\nrm -rf .\nE",
+    "find . -exec rm {} +", "find . -exec sh -c 'rm -rf .' ;", "ls | xargs rm", "ls | xargs -I{} mv {} /x", "uv run rm -rf src", "npx --no-install rimraf x",
+    "npx tsc", "pip install x", "python -m pip install x", "curl x", "git push", "git fetch", "python -c 'x'", "python $x", "node -e x", "eval ls", "source x",
+    "sudo ls", "make SHELL=x", "make -f -", "sed -i 'w x' f", "sed -i d f", "cp x .git/hooks/y", "mv .git x", "git -C .. status -x", "git -c a=b commit",
+    "cd / && rm x", "$x y", "f() { x; }",
+]  # fmt: skip
+
+
+@pytest.mark.proves("P-16")
+@pytest.mark.parametrize("text", CONFINED)
+def test_a_command_whose_words_contradict_nothing_stays_confined(text: str) -> None:
+    assert confinement_proof.why_script_not_confined(parse_script(text)) is None
+
+
+@pytest.mark.proves("P-16")
+@pytest.mark.parametrize("text", NOT_CONFINED)
+def test_a_command_that_destroys_or_needs_the_network_or_is_undecidable_does_not(text: str) -> None:
+    assert confinement_proof.why_script_not_confined(parse_script(text)) is not None
