@@ -301,17 +301,6 @@ def _publish_over_unchanged_file(
         raise changed_file_error(located)
 
 
-def rename_exclusively(parent: int, old: str, new: str) -> None:
-    """Rename an entry of a folder to a name that no entry has.
-
-    :raises FileExistsError: if one has it
-    :raises OSError: with the kernel's error
-    """
-    if not _rename(parent, old, new, _RENAME_NOREPLACE):
-        os.link(old, new, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
-        os.unlink(old, dir_fd=parent)
-
-
 def exchange_names(parent: int, one: str, other: str) -> bool:
     """Exchange two names in a folder; return False if the file system cannot do that.
 
