@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from handrail.testing.scripted_kernel import temporary_kernel
 from tests.kernel.test_agents import confined
 
 from handrail import LoadError
+from handrail.testing.scripted_kernel import temporary_kernel
 
 SHOW = {"command": "printenv NODE_OPTIONS UNLISTED HELD"}
 

@@ -271,10 +271,17 @@ class CallRuntime:
                 from handrail.runtime.files.editor_file_service import EditorFiles  # for sessions in editors
 
                 self._files = EditorFiles(
-                    environment.roots, environment.seen_files, may, environment.client, environment.hidden_files, self._record_write
+                    environment.roots,
+                    environment.seen_files,
+                    may,
+                    environment.client,
+                    environment.hidden_files,
+                    self._record_write,
                 )
             else:
-                self._files = RootedFiles(environment.roots, environment.seen_files, may, environment.hidden_files, self._record_write)
+                self._files = RootedFiles(
+                    environment.roots, environment.seen_files, may, environment.hidden_files, self._record_write
+                )
         return self._files
 
     def _record_write(self, located: ResolvedPath) -> FileWriteTracker | None:
