@@ -25,7 +25,7 @@ OK = ScriptedReply("ok")
 
 @pytest.mark.parametrize("kind", ["openai", "openai-responses", "anthropic"])
 async def test_a_raw_line_feed_in_a_string_of_the_arguments_refuses_the_call(kind: Kind) -> None:
-    raw = '{"a": "' + text.replace("\", "\\").replace('"', '\"') + '"}'
+    raw = '{"text": "one\ntwo\tthree\r\nfour"}'
     async with bench(kind, ScriptedReply(ReplyCall("echo", raw)), OK) as b:
         assert (await b.run()).ok
         b.accepted()
@@ -37,7 +37,7 @@ def test_a_string_means_the_same_with_raw_control_characters_as_with_escapes(tex
     if any("\ud800" <= one <= "\udfff" for one in text):
         return
     escaped = json.dumps({"a": text}, ensure_ascii=False)
-    raw = '{{"a": "{}"}}'.format(text.replace("\\", "\\\\").replace('"', '\\"')
+    raw = '{{"a": "{}"}}'.format(text.replace("\\", "\\\\").replace('"', '\\"'))
     assert parse_arguments(raw) == parse_arguments_fast(raw) == parse_arguments(escaped) == {"a": text}
 
 
