@@ -138,6 +138,7 @@ LEAST = {
         "firings over",
         {"SESSIONS": 1, "EACH": 100, "JOBS": 2, "IDLE_S": 0.01, "FIRINGS": 3, "SOONEST_MS": 5, "APART_MS": 1},
     ),
+    "undo.py": Least("rename", {"ROUNDS": 2}, ("50",)),
 }
 IN_A_PROCESS = {
     "joined_calls.py": ("--rounds", "1", "--seconds", "0.1", "--clients", "2"),
