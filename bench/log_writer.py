@@ -43,7 +43,7 @@ class FileSink:
     def write_ahead(self, batch: Sequence[Entry]) -> bool:
         return False
 
-    def wake_disk(self) -> None:
+    def warm_up(self) -> None:
         pass
 
     def write(self, batch: Sequence[Entry]) -> None:

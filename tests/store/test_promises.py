@@ -104,7 +104,7 @@ async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monk
         while not writer._urgent:  # pyright: ignore[reportPrivateUsage] - until the promise is there
             time.sleep(0)
 
-    monkeypatch.setattr(shelf, "wake_disk", rouse)
+    monkeypatch.setattr(shelf, "warm_up", rouse)
     await writer.start_journalled_write("first")
     await writer.commit("outcome")
     await asleep(writer)

@@ -39,7 +39,7 @@ class Shelf:
             self.promised.append(list(batch))
         return self.promises
 
-    def wake_disk(self) -> None:
+    def warm_up(self) -> None:
         self.roused += 1
         self.awake.set()
 
