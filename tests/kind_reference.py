@@ -110,8 +110,9 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
         "lock_wait_ms": Key("number", "the call waited", "Time that the call waited for its locks, in milliseconds."),
         "network": Key(
             "object",
-            "the call used the network",
-            "`reached` lists the hosts that it reached. `refused` lists objects with `host` and `reason`.",
+            "the call wanted to reach a host, or a shell tool had no network",
+            "`reached` lists the hosts that it reached. `refused` lists objects with `host` and `reason`. `unavailable` "
+            "says why there was no network.",
         ),
         "untrusted_source": Key(
             "text",
