@@ -393,6 +393,11 @@ class SessionReader:
         self._connection = connection
         self._holder = holder
 
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, for other readers of the same database."""
+        return self._connection
+
     def list_sessions(self, *, limit: int = 1000, closed: bool = True) -> list[StoredSessionFacts]:
         """Return the sessions, the most recently used first.
 
