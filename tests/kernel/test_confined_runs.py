@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,7 +167,7 @@ async def test_a_confined_call_writes_in_no_further_folder_and_reaches_no_host_o
     (agents / "agent.toml").write_text(
         f'id = "wide"\n[[roots]]\npath = "{further}"\naccess = "write"\n[requires.tools.bash.net]\nhosts = ["127.0.0.1"]\n'
     )
-    options = {"state": ground / "state", "config": ground / "handrail.toml", "agent": "wide"}
+    options: dict[str, Any] = {"state": ground / "state", "config": ground / "handrail.toml", "agent": "wide"}
     command = f"touch {further}/made; printenv | grep -c PROXY; python3 -m unittest -q; ls {further}"
     outputs: list[str] = []
     for rules in (["allow bash {confined}"], ["allow bash", "allow fs.* **"]):

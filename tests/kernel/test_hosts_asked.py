@@ -13,6 +13,7 @@ from tests.web import Site, ok
 
 from handrail.arbiter.approvals import host_requests
 from handrail.contract.approval_requests import ApprovalAnswer, DeferApprovals
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.call_timeline import CallTimeline, read_timeline
 from handrail.record.log_reader import LoggedCallSummary, LogReader
 from handrail.store.state_folders import locate_folders
@@ -170,6 +171,7 @@ async def test_an_answer_from_elsewhere_reaches_the_connection_that_waits(tmp_pa
         async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
             session = await kernel.session(approval_handler=DeferApprovals())
             asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            assert isinstance(kernel, LocalKernel)
             kernel.components.arbiter.approval_broker.watch_requests(
                 lambda row: asked.done() or asked.set_result(row.id)
             )

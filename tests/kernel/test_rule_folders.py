@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ async def test_a_set_in_an_untrusted_workspace_file_has_no_effect(tmp_path: Path
     (tmp_path / "handrail.toml").write_text("")
     (tmp_path / "ws" / "handrail.toml").write_text('rules = ["@developer", "ask fs.write x/**"]\n')
     call = ("write", {"path": "a", "content": ""})
-    options = {"state": tmp_path / "state", "config": tmp_path / "handrail.toml"}
+    options: dict[str, Any] = {"state": tmp_path / "state", "config": tmp_path / "handrail.toml"}
     async with open_kernel(tmp_path / "ws", **options) as kernel:
         assert (await kernel.explain_call(*call)).action == "ask"
         assert kernel.config.untrusted_warning is not None
