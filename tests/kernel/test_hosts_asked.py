@@ -12,7 +12,7 @@ from tests.sandbox.test_network import get
 from tests.web import Site, ok
 
 from handrail.arbiter.approvals import host_requests
-from handrail.contract.approval_requests import ApprovalAnswer, DeferApprovals
+from handrail.contract.approval_requests import Approval, ApprovalAnswer, DeferApprovals
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.call_timeline import CallTimeline, read_timeline
 from handrail.record.log_reader import LoggedCallSummary, LogReader
@@ -172,9 +172,12 @@ async def test_an_answer_from_elsewhere_reaches_the_connection_that_waits(tmp_pa
             session = await kernel.session(approval_handler=DeferApprovals())
             asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             assert isinstance(kernel, LocalKernel)
-            kernel.components.arbiter.approval_broker.watch_requests(
-                lambda row: asked.done() or asked.set_result(row.id)
-            )
+
+            def notice(row: Approval) -> None:
+                if not asked.done():
+                    asked.set_result(row.id)
+
+            kernel.components.arbiter.approval_broker.watch_requests(notice)
             call = asyncio.ensure_future(session.call("bash", SCRIPT))
             await kernel.approvals.decide(await asked, ApprovalAnswer("project"), by="test")
             answer = await call
