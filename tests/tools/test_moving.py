@@ -32,6 +32,19 @@ async def test_a_mode_that_moves_files_still_asks_about_deleting_them(
         assert (await kernel.explain_call(tool_id, secret)).action != "allow"
 
 
+@pytest.mark.parametrize("mode", ["accept-edits", "auto"])
+async def test_a_mode_that_moves_files_moves_folders_too_but_no_secret_in_them(tmp_path: Path, mode: str) -> None:
+    async with opened(HELD, tmp_path, mode=mode) as kernel:
+        session = await kernel.session()
+        source = Path(session.workdir, "a/deep")
+        source.mkdir(parents=True)
+        (source / "x").write_text("x")
+        assert (await session.call("file.move", {"path": "a", "to": "b"})).ok
+        Path(session.workdir, "b/deep/.env").write_text("TOKEN=x")
+        assert (await session.call("file.move", {"path": "b", "to": "c"})).error_kind == "denied"
+        assert Path(session.workdir, "b/deep/x").read_text() == "x"
+
+
 async def test_both_paths_of_a_move_are_judged(tmp_path: Path) -> None:
     async with opened(HELD, tmp_path, rules=["allow fs.write a/**"]) as kernel:
         session = await kernel.session()

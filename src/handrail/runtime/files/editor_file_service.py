@@ -24,7 +24,7 @@ from handrail.contract.services.client_services import EditorClientHandler
 from handrail.contract.services.file_services import EntryChange, ResolvedPath, WriteResult
 from handrail.contract.tool.requires import AccessCheck
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
-from handrail.runtime.files.rooted_file_service import OpenFileContent, RootedFiles, SeenFileHashes, ChangeTracker
+from handrail.runtime.files.rooted_file_service import ChangeTracker, OpenFileContent, RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.ripgrep import HiddenFileRecord
 

@@ -39,6 +39,7 @@ HELP = {
     "/help": "show these commands",
     "/mode [MODE]": "show or set the permission mode: plan, ask, accept-edits or auto",
     "/usage": "show the tokens of this session, and the cost if the provider reports it",
+    "/undo": "give back what the last call of this session changed in the workspace",
     "/compact": "replace older messages by an outline or a summary",
     "/exit": "leave; handrail chat --resume continues the session",
 }
@@ -182,6 +183,8 @@ class ChatConversation:
                 self._set_mode(rest.strip())
             elif word == "/usage":
                 await self._print_usage()
+            elif word == "/undo":
+                await self._undo_last_call()
             elif word == "/compact":
                 self._view.show(await self._agent.compact())
             elif word in ("/exit", "/quit"):
@@ -209,6 +212,16 @@ class ChatConversation:
             print_note(f"mode {mode}, for this session")
         else:
             print_note("Pass a mode: /mode plan, ask, accept-edits or auto. `handrail modes` explains them.")
+
+    async def _undo_last_call(self) -> None:
+        from handrail.frontends.cli.commands.undo import format_undo_report
+
+        in_place = await self._session.undo(dry_run=True)
+        report = await self._session.undo(in_place.calls[-1])
+        for line in format_undo_report(report):
+            print_note(to_one_line(line))
+        if report.id:
+            print_note(f"To undo this: handrail undo {report.id}")
 
     async def _print_usage(self) -> None:
         await self._kernel.log.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -61,30 +62,32 @@ async def _undo(
     if setting.json:
         print_json({**asdict(report), "is_complete": report.is_complete})
     else:
-        _print_report(report)
+        for line in format_undo_report(report):
+            print_escaped_line(line)
+        if report.id:
+            print_note(f"To undo this: handrail undo {report.id}")
     return OUTPUT if report.is_complete else ERROR
 
 
-def _print_report(report: UndoReport) -> None:
+def format_undo_report(report: UndoReport) -> Iterator[str]:
+    """Yield the lines for people: the paths, what is not known, and what was done."""
     for one in report.paths[:_MOST_SHOWN]:
-        print_escaped_line(_format_path(one, is_dry_run=report.is_dry_run))
+        yield _format_path(one, is_dry_run=report.is_dry_run)
     if len(report.paths) > _MOST_SHOWN:
-        print_escaped_line(f"… and {len(report.paths) - _MOST_SHOWN:,} more paths (--json lists all)")
+        yield f"… and {len(report.paths) - _MOST_SHOWN:,} more paths (--json lists all)"
     for problem in report.problems:
-        print_escaped_line(f"not known: {problem}")
+        yield f"not known: {problem}"
     given_back = report.count("restored") + report.count("removed")
     verb = "Would undo" if report.is_dry_run else "Undid"
     shown = ", ".join(report.calls[:3]) + (f" and {len(report.calls) - 3} more calls" if len(report.calls) > 3 else "")
     if given_back:
-        print_escaped_line(f"{verb} {shown}: {given_back:,} paths.")
+        yield f"{verb} {shown}: {given_back:,} paths."
     elif report.paths:
-        print_escaped_line(
-            f"{verb} nothing of {shown}. `--overwrite` also undoes files that changed since, and keeps them."
+        yield (
+            f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them."
         )
     else:
-        print_escaped_line(f"Nothing to undo: what {shown} changed is as it was before.")
-    if report.id:
-        print_note(f"To undo this: handrail undo {report.id}")
+        yield f"Nothing to undo: what {shown} changed is as it was before."
 
 
 def _format_path(one: UndonePath, *, is_dry_run: bool) -> str:
