@@ -142,7 +142,9 @@ def test_undo_gives_back_one_call_after_the_other(handrail: Program, tmp_path: P
     (handrail.workspace / "b").write_text("before")
     model = script(tmp_path, call("write", path="a", content="x"), call("file.delete", path="b"), {"text": "Done."})
     typed = b"change it\n/undo\n/undo\n/undo\n"
-    done = handrail("chat", "--model", model, "--rule", "allow fs.write **", stdin=typed)
+    done = handrail(
+        "chat", "--model", model, "--rule", "allow fs.write **", "--rule", "allow file.delete b", stdin=typed
+    )
     assert (handrail.workspace / "b").read_text() == "before" and not (handrail.workspace / "a").exists(), done.err
     restored, removed, nothing = (
         done.err.index(one) for one in ("restored    b", "removed     a", "No change of session")
