@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Literal, Protocol, TypeVar
 
@@ -339,7 +340,7 @@ class ChangeTracker(Protocol):
         """Keep what the write replaces, directly before it does."""
         ...
 
-    def keep_deleted(self, aside: str, entries: Sequence[str], /) -> None:
+    def keep_deleted(self, entries: Sequence[str], aside: str, /) -> None:
         """Keep a tree directly before it is deleted. Until then, it has the name ``aside``."""
         ...
 
@@ -500,7 +501,7 @@ class RootedFiles:
                     check_write_spares_git(self._roots.locate_canonical(beneath(place.absolute, entry.relative)), head)
             with self._tracked(target) as tracker:
                 names = [entry.relative for entry in entries]
-                keep = None if tracker is None else lambda: tracker.keep_moved(source, names)
+                keep = None if tracker is None else partial(tracker.keep_moved, source, names)
                 entry_moves.move_entry(source, target, entries, keep)
             for entry in entries:
                 self._seen.rename(beneath(source.absolute, entry.relative), beneath(target.absolute, entry.relative))
@@ -532,7 +533,7 @@ class RootedFiles:
                 check_write_spares_git(self._roots.locate_canonical(beneath(located.absolute, entry.relative)), b"")
             with self._tracked(located) as tracker:
                 names = [entry.relative for entry in entries]
-                keep = None if tracker is None else lambda aside: tracker.keep_deleted(aside, names)
+                keep = None if tracker is None else partial(tracker.keep_deleted, names)
                 entry_moves.delete_entry(located, entries, keep)
             for entry in entries:
                 self._seen.forget(beneath(located.absolute, entry.relative))

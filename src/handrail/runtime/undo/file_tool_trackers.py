@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.runtime.undo.undo_restoration import WorkspaceFolder
@@ -56,11 +56,11 @@ class FileToolTracker:
             kept = ABSENT if before is None else PathState("file", mode, store.put_bytes(before))
             self._record([PathChange(os.fsencode(self._relative), kept, state)])
 
-    def keep_deleted(self, aside: str, entries: Sequence[str]) -> None:
+    def keep_deleted(self, entries: Sequence[str], aside: str) -> None:
         """Keep a tree that is about to be deleted, and record the deletion.
 
-        :param aside: the name in its folder that it has now
         :param entries: its paths in the tree; empty for the top
+        :param aside: the name in its folder that it has now
         """
         if not self._is_inside:
             return
@@ -103,7 +103,7 @@ class FileToolTracker:
         self._operation = self._snapshots.store.add_operation(operation, [*changes, *made])
 
     @contextlib.contextmanager
-    def _log_errors(self) -> Iterator[None]:
+    def _log_errors(self) -> Generator[None]:
         try:
             yield
         except OSError as error:
