@@ -22,7 +22,7 @@ from handrail.frontends.cli.command_runner import (
     run_on_event_loop,
     use_session_agent,
 )
-from handrail.frontends.cli.renderer import TerminalRenderer
+from handrail.frontends.cli.renderer import TerminalRenderer, format_undo_report
 from handrail.frontends.cli.run_view import JsonView, RunView
 from handrail.frontends.cli.shell_completion import resumable_ids
 from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
@@ -214,8 +214,6 @@ class ChatConversation:
             print_note("Pass a mode: /mode plan, ask, accept-edits or auto. `handrail modes` explains them.")
 
     async def _undo_last_call(self) -> None:
-        from handrail.frontends.cli.commands.undo import format_undo_report
-
         in_place = await self._session.undo(dry_run=True)
         report = await self._session.undo(in_place.calls[-1])
         for line in format_undo_report(report):
