@@ -134,7 +134,7 @@ SESSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bash", {"command": "python3 -m unittest -q", "background": True}, TESTING),
     # What a user should be asked about: the network, what is sent, what is destroyed, secrets.
     bash("pip download --no-deps requests"),
-    ("web_fetch", {"url": "https://docs.python.org/3/library/unittest.html"}, ""),
+    bash("curl -s https://docs.python.org/3/library/unittest.html | head"),
     bash("git push origin tax-in-cart"),
     bash("git reset --hard HEAD~1"),
     bash("cat .env", "secret"),

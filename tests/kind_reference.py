@@ -110,8 +110,9 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
         "lock_wait_ms": Key("number", "the call waited", "Time that the call waited for its locks, in milliseconds."),
         "network": Key(
             "object",
-            "the call used the network",
-            "`reached` lists the hosts that it reached. `refused` lists objects with `host` and `reason`.",
+            "the call wanted to reach a host, or a shell tool had no network",
+            "`reached` lists the hosts that it reached. `refused` lists objects with `host` and `reason`. `unavailable` "
+            "says why there was no network.",
         ),
         "untrusted_source": Key(
             "text",
@@ -350,7 +351,8 @@ RECORD_KINDS: Mapping[str, Happening] = {
         "removed_messages: Number of these messages\ntokens_before: Approximate tokens of all messages before\n"
         "tokens_after: Approximate tokens after\nis_summarised: Whether a model wrote a summary\n"
         "problem: Why there is no summary, or an empty text\nkept_messages: Number of messages that stay\n"
-        "was_requested: Whether the model or the user requested it",
+        "was_requested: Whether the model or the user requested it\n"
+        "shortened_results: Number of kept results that are shortened, because the provider rejected a longer request",
     ),
     "provider-tool-used": Happening(
         "The model's provider ran one of its own tools. It belongs to no call.",

@@ -27,6 +27,7 @@ from tests.prefork import command as prefork
 
 from handrail.catalog.embedders.minilm import explain_model_unavailable
 from handrail.session.inbound import trigger_scheduler
+from handrail.testing import temporary_kernel
 
 BENCH = Path(__file__).parent.parent / "bench"
 SCRIPTS = sorted(
@@ -128,6 +129,7 @@ LEAST = {
     ),
     "sandbox.py": Least("the whole call", {"PAUSE_S": 0}, ("1",)),
     "search.py": Least("handrail, unconfined", {"FILES": 20, "BYTES": 8_000, "FOLDERS": 2, "ROUNDS": 1, "PAUSE_S": 0}),
+    "session_questions.py": Least("@developer", {"MODES": ("ask",), "SESSION": lambda bench: bench.SESSION[:4]}),
     "sessions.py": Least("handrail", {}, ("--messages", "9", "--rounds", "1")),
     "side_effects.py": Least("share of the file", {"CALLERS": 2, "CALLS": 4, "ROUNDS": 1}),
     "startup.py": Least("handrail --help:", {"ROUNDS": 1, "WARMING": 0}),
@@ -138,6 +140,7 @@ LEAST = {
         "firings over",
         {"SESSIONS": 1, "EACH": 100, "JOBS": 2, "IDLE_S": 0.01, "FIRINGS": 3, "SOONEST_MS": 5, "APART_MS": 1},
     ),
+    "undo.py": Least("rename", {"ROUNDS": 2}, ("50",)),
 }
 IN_A_PROCESS = {
     "joined_calls.py": ("--rounds", "1", "--seconds", "0.1", "--clients", "2"),
@@ -234,6 +237,22 @@ def test_it_carries_out_its_least_round(
     code = carried_out(module)
     said = capfd.readouterr().out
     assert (code in (None, 0, 1) and least.says in said) or (code == 5 and "withheld" in said), (code, said)
+
+
+@pytest.mark.proves("P-18")
+@pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])
+async def test_the_developer_set_asks_nothing_about_reading_or_testing(mode: str, beside: None, tmp_path: Path) -> None:
+    bench = loaded("session_questions.py")
+    (tmp_path / "ws").mkdir()
+    bench.make_repository(tmp_path / "ws")
+    async with temporary_kernel(tmp_path, rules=["@developer"], settings=f'mode = "{mode}"\n') as kernel:
+        asked = [
+            (tool, arguments, kind)
+            for tool, arguments, kind in bench.SESSION
+            if (await kernel.explain_call(tool, arguments)).action == "ask"
+        ]
+    assert 0 < len(asked) <= bench.MOST_QUESTIONS
+    assert [each for each in asked if each[2] in (bench.READING, bench.TESTING)] == []
 
 
 @pytest.mark.parametrize("script", IN_A_PROCESS)

@@ -8,12 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from demos.demonstration import visible
 from handrail import Event, Result, TerminalRenderer
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from demos.tour.facts import Decision, Fact
 
 WIDTH = 100
@@ -32,7 +29,6 @@ class View:
         self._to = TerminalRenderer(to, width=self.width)
         self.plain = not self._to.is_colored
         self._names: list[tuple[str, str]] = []
-        self._status: Status | None = None
         self._running: dict[str, str] = {}
 
     def name(self, folder: str, short: str) -> None:
@@ -142,18 +138,11 @@ class View:
         if not self._running:
             self.still()
             return
-        told = visible(" · ".join(self._running.values()))
-        if self._status is None:
-            self._status = _status(self._to.stream, told)
-            self._status.start()
-        else:
-            self._status.update(told)
+        self._to.show_status(" · ".join(self._running.values()))
 
     def still(self) -> None:
         """Nothing is under way any more."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        self._to.clear_status()
 
     def _write(self, *pieces: tuple[str, str]) -> None:
         self.still()
@@ -171,13 +160,6 @@ class View:
             return result
         told = self._shown(json.dumps(result.to_dict(), ensure_ascii=False, default=str))
         return Result.from_dict(json.loads(told))
-
-
-def _status(stream: TextIO, text: str) -> Status:
-    """A line at the end of the terminal that turns."""
-    from rich.console import Console
-
-    return Console(file=stream, highlight=False, markup=False, emoji=False).status(text)
 
 
 def _duration(ms: float) -> str:

@@ -308,7 +308,7 @@ async def main():
             steps += [CallBlockOpened(n, None, "crash__write"), CallArgumentsDelta(n, '{"name":"%s"}' % name), CallBlockClosed(n)]
         run = asyncio.ensure_future(Agent(session, PlaybackModel([*steps[:-1], pause])).complete(None))
         done = asyncio.Event()
-        session.watch(lambda event: done.set() if event.kind == "finished" else None)
+        session.watch_events(lambda event: done.set() if event.kind == "finished" else None)
         await asyncio.gather(pause.reached.wait(), holds.wait(), done.wait())
         await kernel.log.flush()
         DIE

@@ -71,6 +71,7 @@ async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: 
     database = next((place / "state").rglob("handrail.db"))
     path = form.format(path=database, relative=database.relative_to(place / "state"))
     folder = path.rpartition("/")[0]
+    await session.call("bash", {"command": "touch first"})  # the first program makes the folder of kept files
     before = _state_files(place)
     calls: list[tuple[str, dict[str, Any]]] = [
         ("read", {"path": path}),

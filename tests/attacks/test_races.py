@@ -113,6 +113,37 @@ async def test_a_link_that_takes_a_files_place_is_never_followed_out(
     shutil.rmtree(place / "state", ignore_errors=True)
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rounds", _ROUNDS)
+async def test_a_link_that_takes_an_entrys_place_moves_and_deletes_nothing_outside(tmp_path: Path, rounds: int) -> None:
+    """Source: ``mv`` and ``rm -r`` that were raced into another folder (CWE-367)."""
+    place = tmp_path.resolve()
+    moved = deleted = done = 0
+    with _swapping(place, 0.002) as swaps:
+        async with temporary_kernel(place) as kernel:
+            session = await kernel.session(approval_handler=Agreeing())
+            while done < rounds or swaps[0] < rounds or (not (moved and deleted) and done < 50 * rounds):
+                done += 1
+                await session.call("write", {"path": f"d/x-{done}", "content": "mine"})
+                moved += (await session.call("file.move", {"path": f"d/x-{done}", "to": f"y-{done}"})).ok
+                deleted += (await session.call("file.delete", {"path": f"y-{done}"})).ok
+                for path in ("d", "f", "d/f"):
+                    if (await session.call("file.move", {"path": path, "to": "z"})).ok:
+                        assert SECRET not in _read_all(place / "ws" / "z")
+                        await session.call("file.move", {"path": "z", "to": path})
+                await session.call("file.delete", {"path": "d/f" if done % 2 else "z", "recursive": True})
+    assert moved > 0 and deleted > 0, "no call ever came through, so that nothing was put to the test"
+    assert (place / "beside" / "f").read_text() == SECRET
+    assert os.listdir(place / "beside") == ["f"]
+    shutil.rmtree(place / "state", ignore_errors=True)
+
+
+def _read_all(path: Path) -> str:
+    """The texts of a file, or of all files in a folder, without following a link."""
+    files = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+    return "".join(one.read_text() for one in files if one.is_file() and not one.is_symlink())
+
+
 @pytest.mark.timeout(600)
 async def test_a_reader_that_checks_first_and_opens_after_is_caught_by_these_swaps(tmp_path: Path) -> None:
     """The control: with the same swaps, the way that others go is walked around within as many rounds."""

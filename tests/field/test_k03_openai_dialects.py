@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.agent.provider_bench import Bench, bench
 from tests.field.openai_chunks import ECHO, calls, chunk, streamed, whole
 
 from handrail.agent.agent_loop import Agent
+from handrail.agent.conversation import Conversation, adapt_history, encode_message, restore_conversation
+from handrail.agent.model_protocol import ModelRequest
 from handrail.agent.providers import open_model
+from handrail.agent.providers.openai import (
+    _ChunkReader,  # pyright: ignore[reportPrivateUsage]
+    _messages,  # pyright: ignore[reportPrivateUsage]
+)
+from handrail.agent.reply_assembly import ReplyAssembly
+from handrail.contract.calls_and_results import CallAnswer, Result
+from handrail.testing.provider_request_checks import find_openai_faults
 from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -54,8 +66,8 @@ async def test_openrouter_loses_the_signature_of_its_reasoning_details() -> None
 
 
 async def test_geminis_chat_completions_demand_the_signature_of_each_call_back() -> None:
-    signed = {**ECHO, "extra_content": {"google": {"thought_signature": "c2ln"}}}
-    inner = {**ECHO, "index": 1, "id": "b"}
+    signed: dict[str, Any] = {**ECHO, "extra_content": {"google": {"thought_signature": "c2ln"}}}
+    inner: dict[str, Any] = {**ECHO, "index": 1, "id": "b"}
     inner["function"] = {**inner["function"], "provider_specific_fields": {"thought_signature": "x"}}
     async with bench("openai", streamed(calls(signed), calls(inner)), OK) as b:
         assert (await b.run()).ok
@@ -342,27 +354,25 @@ async def test_a_server_that_takes_its_reasoning_from_nobody_refuses_every_later
     assert [("plan" in json.dumps(request.body)) for request in b.server.requests] == [False, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("said", "is_kept"),
-    [
-        ("Extra inputs are not permitted: stream_options", lambda body: "stream_options" not in body),
-        ("Unsupported parameter: 'max_completion_tokens'", lambda body: body.get("max_tokens") == 500),
-        (
-            "Missing `reasoning_content` field in the assistant message at message index 2",
-            lambda body: all(m.get("reasoning_content") for m in body["messages"] if m["role"] == "assistant"),
-        ),
-        (
-            "thinking is enabled but reasoning_content is missing in assistant tool call message at index 2",
-            lambda body: all(m.get("reasoning_content") for m in body["messages"] if m["role"] == "assistant"),
-        ),
-        (
-            "messages[2].content: expected a string, received null",
-            lambda body: all(m["content"] is not None for m in body["messages"]),
-        ),
-        ("System role not supported", lambda body: body["messages"][0]["role"] == "user"),
-    ],
-)
-async def test_a_server_refuses_every_request_for_a_form_that_it_does_not_know(said: str, is_kept: Any) -> None:
+def _has_reasoning(body: dict[str, Any]) -> bool:
+    return all(m.get("reasoning_content") for m in body["messages"] if m["role"] == "assistant")
+
+
+FORMS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "Extra inputs are not permitted: stream_options": lambda body: "stream_options" not in body,
+    "Unsupported parameter: 'max_completion_tokens'": lambda body: body.get("max_tokens") == 500,
+    "Missing `reasoning_content` field in the assistant message at message index 2": _has_reasoning,
+    "reasoning_content is missing in assistant tool call message at index 2": _has_reasoning,
+    "messages[2].content: expected a string, received null": lambda b: all(
+        m["content"] is not None for m in b["messages"]
+    ),
+    "System role not supported": lambda body: body["messages"][0]["role"] == "user",
+}
+
+
+@pytest.mark.parametrize("said", FORMS)
+async def test_a_server_refuses_every_request_for_a_form_that_it_does_not_know(said: str) -> None:
+    is_kept = FORMS[said]
     refusal = ErrorReply(400, said, "invalid_request_error")
     first = ScriptedReply(ReplyCall("echo"))
     async with bench("openai", first, refusal, ScriptedReply(ReplyCall("echo")), OK) as b:
@@ -430,3 +440,40 @@ async def test_a_sub_agents_reasoning_stays_in_its_own_conversation() -> None:
         assert (await b.run()).text == "done"
         assert (await b.agent().complete("other")).text == "ok"
     assert "plan" not in json.dumps(b.server.requests[1].body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=6) | st.sampled_from(["echo", "{}", '{"n":1}', "stop"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["content", "tool_calls", "function_call", "index", "id", "type", "function", "name", "arguments", "text",
+             "reasoning_content", "reasoning_details", "signature", "extra_content", "thinking", "role"]
+        ),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(["delta", "message"]), JSON, JSON), max_size=5))
+def test_no_chunk_of_any_shape_breaks_the_reader(given_chunks: list[tuple[str, Any, Any]]) -> None:
+    reader = _ChunkReader(["echo"])
+    assembly = ReplyAssembly()
+    chunks: list[Any] = [{"choices": [{place: value, "finish_reason": end}]} for place, value, end in given_chunks]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    for one in chunks:
+        for event in reader.read(one):
+            assembly.feed_event(event)
+    conversation = Conversation(origin="openai:x")
+    conversation.add_user_message("go")
+    reply = assembly.get_reply_so_far()
+    conversation.add_reply(reply, [f"c{n}" for n in range(len(reply.calls))])
+    answer = Result.output({})
+    conversation.add_answers({n: CallAnswer(f"c{n}", "echo", answer, answer) for n in range(len(reply.calls))})
+    messages = adapt_history(conversation.messages, "openai:x")
+    sent = json.loads(json.dumps(list(_messages(ModelRequest("", messages, [])))))
+    assert not find_openai_faults({"messages": sent}) or any("thinking" in str(m) or "type" in str(m) for m in sent)
+    stored = [(n, json.loads(json.dumps(encode_message(m, ["c"] * 99)))) for n, m in enumerate(conversation.messages)]
+    assert adapt_history(restore_conversation(stored).messages, "openai:x") == messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.agent.provider_bench import Kind, bench, each_provider
 from tests.agent.sessions import RecordingSession
 
 from handrail.agent.agent_loop import Agent
-from handrail.agent.model_protocol import ContextLengthExceeded, RequestRejected
+from handrail.agent.model_protocol import ContextOverflow, RequestRejected
 from handrail.agent.providers import open_model
 from handrail.agent.providers.provider_errors import make_reported_error
 from handrail.agent.run_budget import Budget
@@ -68,7 +69,7 @@ REFUSALS: dict[str, tuple[int, object, int | None]] = {
 def test_a_refusal_for_length_is_taken_for_another_one(who: str) -> None:
     status, body, limit = REFUSALS[who]
     error = make_reported_error("openai:x", "KEY", body, status)
-    assert isinstance(error, ContextLengthExceeded), error
+    assert isinstance(error, ContextOverflow), error
     assert limit is None or error.max_tokens == limit
 
 
@@ -91,7 +92,7 @@ def test_a_refusal_for_length_is_taken_for_another_one(who: str) -> None:
     ],
 )
 def test_another_refusal_is_not_taken_for_one_of_length(status: int, body: object) -> None:
-    assert not isinstance(make_reported_error("openai:x", "KEY", body, status), ContextLengthExceeded)
+    assert not isinstance(make_reported_error("openai:x", "KEY", body, status), ContextOverflow)
 
 
 def _refusal(kind: Kind, limit: int = 4096) -> ErrorReply:
@@ -143,7 +144,7 @@ async def test_a_refusal_for_length_inside_the_stream_counts_as_well(kind: Kind)
 async def test_one_result_that_is_longer_than_the_window_blocks_the_session(tmp_path: Path) -> None:
     tmp_path.joinpath("ws").mkdir()
     (tmp_path / "ws" / "long.txt").write_text("\n".join(f"line {n} {'x' * 60}" for n in range(2_000)))
-    too_long = ContextLengthExceeded("too long", max_tokens=8_000)
+    too_long = ContextOverflow("too long", max_tokens=8_000)
     model = PlaybackModel(call_reply(("read", {"path": "long.txt"})), [too_long], text_reply("ok"), text_reply("again"))
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
@@ -158,9 +159,7 @@ async def test_one_result_that_is_longer_than_the_window_blocks_the_session(tmp_
 
 
 async def test_a_message_that_was_too_long_blocks_the_shorter_ones_after_it() -> None:
-    model = PlaybackModel(
-        [ContextLengthExceeded("too long")], [ContextLengthExceeded("too long")], text_reply("Hello.")
-    )
+    model = PlaybackModel([ContextOverflow("too long")], [ContextOverflow("too long")], text_reply("Hello."))
     agent = Agent(RecordingSession(), model)
     assert (await agent.complete(LONG * 20)).status == "failed"
     assert (await agent.complete("hello?")).text == "Hello."
@@ -171,7 +170,7 @@ async def test_a_message_that_was_too_long_blocks_the_shorter_ones_after_it() ->
 async def test_a_refused_request_is_compacted_whatever_the_kind_of_compaction(compaction: Any) -> None:
     calls = [call_reply(("echo", {"text": LONG})) for _ in range(4)]
     more = [text_reply("They counted foxes.")] if compaction == "summary" else []
-    model = PlaybackModel(*calls, [ContextLengthExceeded("too long")], *more, text_reply("ok"))
+    model = PlaybackModel(*calls, [ContextOverflow("too long")], *more, text_reply("ok"))
     agent = Agent(RecordingSession(), model, budget=Budget(compaction=compaction))
     assert (await agent.complete("go")).text == "ok"
 
@@ -247,3 +246,24 @@ async def test_calls_of_another_model_lack_the_signature_that_gemini_demands(
         other.accepted()
     parts = other.server.requests[0].body["contents"][1]["parts"]
     assert [("thoughtSignature" in part) for part in parts] == [is_signed, False]
+
+
+async def test_a_provider_that_does_not_say_how_much_it_takes_is_asked_with_less_and_less() -> None:
+    calls = [call_reply(("echo", {"text": f"{n} {LONG}"})) for n in range(16)]
+    refused = [[ContextOverflow("too long")] for _ in range(3)]
+    model = PlaybackModel(*calls, *refused, text_reply("ok"))
+    assert (await Agent(RecordingSession(), model).complete("go")).text == "ok"
+    sizes = [sum(len(str(message)) for message in request.messages) for request in model.requests[-4:]]
+    assert all(after < before * 0.6 for before, after in pairwise(sizes))
+    model = PlaybackModel(*calls, *refused, [ContextOverflow("too long")], text_reply("never"))
+    assert (await Agent(RecordingSession(), model).complete("go")).status == "failed"
+
+
+async def test_a_count_of_tokens_that_cannot_be_right_is_no_measure() -> None:
+    turns = [ScriptedReply(ReplyCall("echo", {"text": f"{n} {LONG}"}), usage=(10, 5)) for n in range(8)]
+    refused = ErrorReply(400, "Your input exceeds the context window of this model.", "context_length_exceeded")
+    async with bench("openai", *turns, refused, OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    kept = [text for _, text in b.results(9)]
+    assert 3 <= len(kept) <= 4 and all(len(text) > len(LONG) for text in kept)

@@ -155,3 +155,12 @@ async def test_a_reply_of_nothing_but_keep_alives_counts_as_busy() -> None:
     ) as b:
         assert (await b.run()).text == "ok"
     assert len(b.naps) == 1
+
+
+async def test_an_overload_in_the_middle_of_a_reply_is_asked_again_at_once_although_it_said_when() -> None:
+    error = {"code": 429, "message": "Please try again in 42s"}
+    cut = ScriptedReply("Half a", json.dumps({"error": error}).encode(), ended=False)
+    async with bench("openai", cut, OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert b.naps == [42]

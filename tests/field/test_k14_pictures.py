@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.agent.provider_bench import Bench, Kind, bench, each_provider
@@ -57,14 +57,17 @@ def sent_pictures(b: Bench, request: int) -> list[bytes]:
 
     def search(value: Any) -> None:
         if isinstance(value, dict):
-            url = value.get("image_url")
-            url = url.get("url") if isinstance(url, dict) else url
-            data = value.get("data") if "media_type" in value or "mime_type" in value else None
-            text = url.partition(",")[2] if isinstance(url, str) else data
+            members = cast("dict[str, Any]", value)
+            url: Any = members.get("image_url")
+            url = cast("dict[str, Any]", url).get("url") if isinstance(url, dict) else url
+            data: Any = members.get("data") if "media_type" in members or "mime_type" in members else None
+            text: Any = url.partition(",")[2] if isinstance(url, str) else data
             if isinstance(text, str):
                 found.append(base64.urlsafe_b64decode(text.replace("+", "-").replace("/", "_")))
                 return
-        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        values: Any = cast("Any", value)
+        values = values.values() if isinstance(value, dict) else values if isinstance(value, list) else ()
+        for one in values:
             search(one)
 
     search(b.server.requests[request].body)

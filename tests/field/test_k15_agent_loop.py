@@ -37,7 +37,7 @@ def test_a_string_means_the_same_with_raw_control_characters_as_with_escapes(tex
     if any("\ud800" <= one <= "\udfff" for one in text):
         return
     escaped = json.dumps({"a": text}, ensure_ascii=False)
-    raw = '{"a": "%s"}' % text.replace("\\", "\\\\").replace('"', '\\"')
+    raw = '{{"a": "{}"}}'.format(text.replace("\\", "\\\\").replace('"', '\\"'))
     assert parse_arguments(raw) == parse_arguments_fast(raw) == parse_arguments(escaped) == {"a": text}
 
 

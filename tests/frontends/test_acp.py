@@ -14,6 +14,7 @@ from tests.frontends.acp_clients import Desk, Editor, ask, call, no_model
 
 from handrail.agent.providers.scripted_model import ScriptedModel
 from handrail.frontends.acp.editor_session import Block
+from handrail.record.log_reader import LogReader
 from handrail.runtime.files import editor_file_service
 from handrail.sandbox import tier_probe
 
@@ -379,3 +380,13 @@ async def test_a_client_that_goes_while_a_command_runs_finds_it_answered(desk: D
         told = editor.call(0)
         assert told["status"] == "failed" and told["rawOutput"]["metadata"]["error_kind"] == "cancelled"
         assert (await ask(client, opened.session_id)).stop_reason == "end_turn"
+
+
+async def test_the_log_names_the_editor_as_it_introduces_itself(desk: Desk) -> None:
+    async with desk.connected({"text": "Yes."}, hello=False) as (client, _):
+        await client.initialize(1, client_info=schema.Implementation(name="zed\x1b[2J", version="0.199.1"))
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+    with desk.reading(str(desk.workspace)) as reader:
+        (opener,) = LogReader(reader.connection).list_openers(opened.session_id)
+    assert (opener.frontend, opener.client, opener.client_version) == ("acp", "zed\x1b[2J", "0.199.1")

@@ -9,6 +9,8 @@ import pytest
 from acp import schema
 from tests.frontends.acp_clients import Desk, Editor, ask, call, played
 
+from handrail.sandbox import tier_probe
+
 pytestmark = pytest.mark.proves("F-05")
 
 
@@ -46,6 +48,20 @@ async def test_an_edit_is_told_as_a_difference_that_was_shown_before_it_was_appr
     assert difference in shown
     assert (desk.workspace / "note.txt").read_text() == "first\n2nd\n"
     assert (desk.workspace / "new.txt").read_text() == "a\nb\n"
+
+
+@pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+async def test_a_host_that_a_program_wants_is_asked_for_beside_its_running_call(desk: Desk) -> None:
+    (desk.workspace / "fetch.sh").write_text("curl -sS http://one.invalid/\nexit 3\n")
+    turns = ({"calls": [call("bash", command="bash fetch.sh")]}, {"text": "Done."})
+    editor = Editor()
+    editor.answering = lambda _call, _options: "allow_once"
+    async with desk.connected(*turns, editor=editor, rules=["allow bash bash fetch.sh"]) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+    assert len(editor.asked) == 1
+    assert "one.invalid" in str(editor.asked[0])
+    assert "could not be resolved" in str(editor.call(0))
 
 
 async def test_what_is_asked_shows_the_rule_that_always_stores_and_then_stores_that_one(desk: Desk) -> None:

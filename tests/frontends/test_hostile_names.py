@@ -319,7 +319,7 @@ def test_a_traceback_and_the_warnings_of_libraries_are_inert(
 WRITERS = {
     "frontends/cli/terminal_output.py": "the writer itself",
     "demos/demonstration.py": "its one error makes what it shows visible",
-    "demos/tour/watching.py": "its view makes each piece visible and lays out a table",
+    "frontends/cli/renderer.py": "the renderer, which hands each piece to the writer's escaping",
     "frontends/acp/terminal_viewer.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
     "testing/scripted_mcp_program.py": "a server for tests, on its own pipes",
     "registry/sources/module_worker.py": "a program in the sandbox: its stderr is a pipe of Handrail's",

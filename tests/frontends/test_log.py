@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.frontends.conftest import Here, Program
+from tests.frontends.test_mcp import connected
 
 from handrail.record.commit_log import CommitLog, Record
 from handrail.store.workspace_store import WorkspaceStore
@@ -42,3 +43,15 @@ def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program
     only = here("log", "--session", "ses_x").out
     assert "provider-tool-used" in only and "instructions-read" in only and "✓ read" not in only
     assert "provider-tool-used" not in here("log", "--limit", "1").out, "older than the calls that are shown"
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_an_mcp_client_is_named_as_it_introduces_itself(
+    handrail: Program, here: Here, mode: Literal["auto", "legacy"]
+) -> None:
+    async with connected(handrail, mode=mode) as client:
+        await client.call_tool("read", {"path": "note.txt"})
+    (row,) = [json.loads(line) for line in here("log", "--json").out.splitlines()]
+    opener = row["opener"]
+    assert opener["frontend"] == "mcp" and opener["client"] not in ("", "mcp-server") and opener["client_version"]
+    assert f"{opener['client']} {opener['client_version']}" in here("log").out.splitlines()[0]

@@ -38,6 +38,7 @@ from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.frontends.mcp.client_call import McpClientCall, OpenClientRequest
 from handrail.frontends.mcp.tool_listing import MAX_GUIDANCE, McpFrontendSettings
+from handrail.sandbox import tier_probe
 
 
 @ERAS
@@ -54,6 +55,22 @@ async def test_an_approval_is_a_form_that_shows_the_call_whole(tmp_path: Path, e
         for _ in range(2):  # the second time by the rule that was stored for the session
             assert said(await one.call_tool("launch", {"what": "c"})) == "launched c"
     assert len(person.seen) == 3
+
+
+@ERAS
+@pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+async def test_a_host_that_a_program_wants_is_a_form_while_the_program_waits(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(decision="once"), filled(decision="reject", message="no mirrors")])
+    (tmp_path / "ws").mkdir()
+    fetch = "".join(f"curl -sS http://{host}.invalid/\n" for host in ("one", "two", "two"))
+    (tmp_path / "ws" / "fetch.sh").write_text(f"{fetch}exit 3\n")
+    async with serving(tmp_path, rules=("allow bash bash fetch.sh",)) as (_, _, client), client(era, person) as one:
+        told = said(await one.call_tool("bash", {"command": "bash fetch.sh"}))
+    messages = [form.message for form in person.seen]
+    assert len(messages) == 2 and "one.invalid" in messages[0] and "two.invalid" in messages[1]
+    assert "allow net.fetch one.invalid" in messages[0] and "bash fetch.sh" in messages[0]
+    assert "one.invalid could not be resolved" in told, "it was allowed, and leads nowhere"
+    assert "no mirrors" in told
 
 
 @ERAS

@@ -156,3 +156,25 @@ async def test_the_log_says_that_a_call_ran_confined(ground: Path) -> None:
         assert "runs confined" in explained.reason
         done = await bash(session, "touch made")
         assert done.metadata["confined"] is True
+
+
+async def test_a_confined_call_writes_in_no_further_folder_and_reaches_no_host_of_its_agent(ground: Path) -> None:
+    further = ground / "further"
+    further.mkdir()
+    agents = ground / "agents" / "wide"
+    agents.mkdir(parents=True)
+    (agents / "agent.toml").write_text(
+        f'id = "wide"\n[[roots]]\npath = "{further}"\naccess = "write"\n[requires.tools.bash.net]\nhosts = ["127.0.0.1"]\n'
+    )
+    options = {"state": ground / "state", "config": ground / "handrail.toml", "agent": "wide"}
+    command = f"touch {further}/made; printenv | grep -c PROXY; python3 -m unittest -q; ls {further}"
+    outputs: list[str] = []
+    for rules in (["allow bash {confined}"], ["allow bash", "allow fs.* **"]):
+        async with open_kernel(ground / "ws", **options, rules=rules) as kernel:
+            done = await bash(await kernel.session(), command)
+            assert done.ok, done.error_text
+            outputs.append(done.data["output"])
+    confined, free = outputs
+    assert "Read-only file system" in confined and not confined.rstrip().endswith("made")
+    assert free.rstrip().endswith("made"), "without the word, the call writes there"
+    assert "\n0\n" in confined and "\n0\n" not in f"\n{free}", "a call with hosts has a proxy in its environment"

@@ -147,6 +147,23 @@ async def test_a_request_that_is_deferred_is_answered_elsewhere_and_counts_for_t
             assert fresh.id != row.id, "the answer was for one call"
 
 
+async def test_a_request_outlives_its_session_and_its_answer_is_for_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_requests, "DEFERRED_S", 0.0)
+    async with Site({"*": ok(b"FETCHED")}) as site:
+        prepare(tmp_path, site.url(), hosts=[site.authority])
+        async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
+            session = await kernel.session(approval_handler=DeferApprovals())
+            await session.call("bash", SCRIPT)
+            await session.close()
+        async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
+            (row,) = kernel.approvals.list_pending()
+            await kernel.approvals.decide(row.id, ApprovalAnswer("project"), by="test")
+            answer = await (await kernel.session()).call("bash", SCRIPT)
+    assert "FETCHED" in answer.data["output"], answer
+
+
 async def test_an_answer_from_elsewhere_reaches_the_connection_that_waits(tmp_path: Path) -> None:
     async with Site({"*": ok(b"FETCHED")}) as site:
         prepare(tmp_path, site.url(), hosts=[site.authority])

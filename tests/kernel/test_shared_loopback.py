@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.kernel.doors import HELD
 from tests.kernel.test_agents import confined, opening, put_agent
 from tests.web import Site, ok
 
+from handrail.runtime.call_runtime import CallRuntime
 from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = [confined, pytest.mark.proves("S-02")]
@@ -71,3 +73,52 @@ async def test_jobs_at_once_have_each_their_proxy_and_their_own_record(tmp_path:
     outputs = [end.data["result"]["data"]["output"] for end in ends]
     assert all(text.endswith("FETCHED") for text in outputs), ends
     assert len({text.split("\n")[0] for text in outputs}) == 2, "each has its own port"
+
+
+async def test_a_call_without_hosts_finds_no_proxy_of_a_call_that_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "hold.sh").write_text("touch up; until test -e down; do sleep 0.05; done\n")
+    (tmp_path / "ws" / "find.sh").write_text(
+        "until test -e up; do sleep 0.05; done\ncurl -sS http://127.0.0.1:3128/; echo $?\n"
+    )
+    rules = ["allow bash bash hold.sh", "allow bash bash find.sh", "allow bash touch down"]
+    async with temporary_kernel(tmp_path, rules=rules) as kernel:
+        session = await kernel.session()
+        job = await session.call("bash", {"command": "bash hold.sh", "background": True})
+        with monkeypatch.context() as narrowed:
+            limited = CallRuntime.__init__
+
+            def without_hosts(self: CallRuntime, *given: Any) -> None:
+                limited(self, *given)
+                self.capabilities = self.capabilities.without_hosts()
+
+            narrowed.setattr(CallRuntime, "__init__", without_hosts)
+            found = await session.call("bash", {"command": "bash find.sh"})
+        await session.call("bash", {"command": "touch down"})
+        await session.call("wait", {"job_id": job.data["job_id"]})
+    assert found.data["output"].splitlines()[-1] == "7", found
+
+
+async def test_programs_that_occupy_the_ports_of_proxies_keep_no_later_call_from_its_host(tmp_path: Path) -> None:
+    async with Site({"*": ok(b"FETCHED")}) as site:
+        put_agent(tmp_path, "fetcher", f'[requires.tools.bash.net]\nhosts = ["{site.authority}"]')
+        rules = ["allow bash bash occupy.sh", "allow bash bash fetch.sh", f"allow net.fetch {site.authority}"]
+        async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:
+            ports = "[s.bind(('127.0.0.1', 3128 + n)) or s.listen() or s for n, s in enumerate(made, 1)]"
+            (tmp_path / "ws" / "occupy.py").write_text(
+                f"import socket, time, os\nmade = [socket.socket() for _ in range(40)]\nkept = {ports}\n"
+                "open('up', 'w').close()\nwhile not os.path.exists('down'): time.sleep(0.05)\n"
+            )
+            (tmp_path / "ws" / "occupy.sh").write_text("python3 occupy.py\n")
+            (tmp_path / "ws" / "fetch.sh").write_text(
+                f"until test -e up; do sleep 0.05; done\ncurl -sS --noproxy x {site.url()}\ntouch down\n"
+            )
+            session = await kernel.session()
+            job = await session.call("bash", {"command": "bash occupy.sh", "background": True})
+            while not (tmp_path / "ws" / "up").exists():
+                await asyncio.sleep(0.02)
+            answer = await session.call("bash", {"command": "bash fetch.sh"})
+            await session.call("wait", {"job_id": job.data["job_id"]})
+    assert answer.data["output"] == "FETCHED", answer

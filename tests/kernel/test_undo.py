@@ -499,3 +499,50 @@ async def test_what_does_not_fit_is_named_and_the_rest_is_given_back(tmp_path: P
                 (folder / name).write_bytes(before[name][1])  # type: ignore[arg-type]
     kept = sum(path.stat().st_size for path in (tmp_path / "state").rglob("large/*"))
     assert kept <= 2 << 20
+
+
+PERSISTENT = """#!/usr/bin/env python3
+import json, shutil, sys
+from pathlib import Path
+
+for line in sys.stdin:
+    call = json.loads(line)
+    path = Path(call["arguments"]["path"])
+    shutil.rmtree(path) if path.is_dir() else path.write_text("changed")
+    print(json.dumps({"id": call["id"], "result": {"text": "done"}}), flush=True)
+"""
+
+
+async def test_each_call_of_a_persistent_tool_is_undone_alone(tmp_path: Path, workspace: Path) -> None:
+    tools = tmp_path / "config" / "tools"
+    tools.mkdir(parents=True)
+    (tools / "change.py").write_text(PERSISTENT)
+    (tools / "change.py").chmod(0o755)
+    manifest = {
+        "llm": {
+            "name": "change",
+            "description": "Change a file.",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+        },
+        "runtime": {
+            "exec_path": "change.py",
+            "persistent": True,
+            "side_effect": "write",
+            "requires": {"fs": {"write": ["{workspace}"], "read": ["{workspace}"]}},
+        },
+    }
+    (tools / "change.json").write_text(json.dumps(manifest))
+    (tmp_path / "config" / "handrail.toml").touch()
+    before = read_tree(workspace)
+    config = tmp_path / "config" / "handrail.toml"
+    async with open_kernel(workspace, state=tmp_path / "state", config=config) as kernel:
+        session = await kernel.session(approval_handler=AllowAll())
+        for path in ("src", "untracked.txt"):
+            result = await session.call("change", {"path": str(workspace / path)})
+            assert result.ok, result
+        (workspace / "mine").write_text("mine")
+        assert (await kernel.undo(f"{session.id}/1.0")).is_complete
+        assert (workspace / "src" / "m1.py").exists() and (workspace / "untracked.txt").read_text() == "changed"
+        assert (await kernel.undo()).is_complete
+        (workspace / "mine").unlink()
+        assert read_tree(workspace) == before

@@ -238,3 +238,25 @@ def test_one_more_option_that_is_not_known_is_enough(desk: Desk, command: str, o
             BashTool().spec, {"command": "".join((f"{head} {option}", *rest))}, with_mode(book(), "plan")
         )
         assert verdict.action != "allow"
+
+
+def test_the_default_mode_reads_inside_the_workspace_and_no_hidden_file(desk: Desk) -> None:
+    def decide(command: str) -> str:
+        return desk.judge(BashTool().spec, {"command": command}, with_mode(book(), "ask")).action
+
+    for command in (
+        "ls *.py",
+        "wc -l < src/a.py",
+        "while read -r l; do echo $l; done < src/a.py",
+        "cd src && git status",
+    ):
+        assert decide(command) == "allow", command
+    for command in (
+        "cat .env",
+        "cat < .env",
+        "cd src && cat ../.env",
+        "cat .env*",
+        "git show HEAD:.env",
+        "git -C src diff",
+    ):
+        assert decide(command) == "ask", command

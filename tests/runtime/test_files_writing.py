@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import stat
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runtime.conftest import Judge
@@ -29,7 +31,7 @@ async def test_a_new_file_is_made_with_its_folders(files: RootedFiles, workspace
     assert (workspace / "a/b/c.txt").read_bytes() == b"hello"
     umask = os.umask(0)
     os.umask(umask)
-    assert stat.S_IMODE((workspace / "a/b/c.txt").stat().st_mode) == 0o644 & ~umask
+    assert stat.S_IMODE((workspace / "a/b/c.txt").stat().st_mode) == 0o666 & ~umask
     assert os.listdir(workspace / "a/b") == ["c.txt"]
 
 
@@ -170,6 +172,60 @@ async def test_a_file_system_without_exchange_still_replaces(
     await files.write("f", b"two")
     assert (workspace / "f").read_text() == "two"
     assert os.listdir(workspace) == ["f"]
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+async def test_a_new_file_has_the_mode_that_the_umask_leaves(files: RootedFiles, workspace: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        await files.write("f", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((workspace / "f").stat().st_mode) == 0o666 & ~umask
+
+
+def _refuse(number: int, only: str = "") -> Any:
+    def refused(descriptor: int, *_: Any) -> None:
+        if not only or stat.S_ISDIR(os.fstat(descriptor).st_mode) == (only == "folder"):
+            raise OSError(number, os.strerror(number))
+
+    return refused
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("existing", [True, False])
+async def test_a_file_system_of_another_make_is_written_with_what_it_has(
+    files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch, number: int, existing: bool
+) -> None:
+    """Without a sync of folders, permissions, hard links and the flags of a rename."""
+    if existing:
+        (workspace / "f").write_text("old")
+        await files.read_lines("f", count=1)
+
+    def no_rename(*_: Any) -> bool:
+        return False
+
+    def no_link(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fsync", _refuse(number))
+    monkeypatch.setattr(os, "fchmod", _refuse(errno.EPERM))
+    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(atomic_write, "_rename", no_rename)
+    written = await files.write("f", b"new")
+    assert written.created is not existing
+    assert (workspace / "f").read_bytes() == b"new"
+    assert os.listdir(workspace) == ["f"]
+
+
+async def test_a_folder_that_could_not_be_made_durable_is_told_with_what_was_written(
+    files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", _refuse(errno.EIO, "folder"))
+    with pytest.raises(ToolError, match="was written, but its folder could not be made durable") as told:
+        await files.write("f", b"new")
+    assert told.value.kind == "backend"
+    assert (workspace / "f").read_bytes() == b"new"
 
 
 async def test_the_mode_of_a_replaced_file_stays(files: RootedFiles, workspace: Path) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.proves("S-08")
 
 NETWORK = "This call has no network"
 READ_ONLY = "Programs can write only in the workspace"
-LOOPBACK = "at 127.0.0.1 and localhost"
+LOOPBACK = "At 127.0.0.1 and localhost"
 OUTSIDE = "is outside the folders that programs see"
 UNIX = "cannot create Unix sockets"
 
@@ -52,6 +52,8 @@ async def notes_of(sandbox: Sandbox, workspace: Path, command: str) -> str:
         ("curl -s http://127.0.0.1:9", LOOPBACK),
         ("curl http://localhost:9", LOOPBACK),
         ("python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:9\")'", LOOPBACK),
+        ("bash -c 'exec 3<>/dev/tcp/127.0.0.1/9'", LOOPBACK),
+        ("node -e 'fetch(\"http://127.0.0.1:8799\").catch(e => { console.error(e); process.exit(1) })'", LOOPBACK),
         ("echo x > /usr/share/x", READ_ONLY),
         ("mkdir /opt/new", OUTSIDE),
         ("cat /home/somebody/notes.txt", OUTSIDE),

@@ -159,6 +159,8 @@ _KEEPS = 0.5
 """The part of the context that kept messages may take."""
 _KEEPS_WHEN_ASKED = 0.2
 """The part of the messages that may stay if compaction was requested."""
+_MOST_CHARACTERS_PER_TOKEN = 20
+"""The characters per token above which a provider's count of tokens is not plausible."""
 _UNBOUNDED = 150_000
 """The tokens to summarise if the budget has no limit."""
 _MOST_OUTLINED = 12_000
@@ -202,20 +204,22 @@ class ConversationCompactor:
 
     async def compact_after_refusal(
         self, run: AgentRunState, max_tokens: int | None, fixed: int
-    ) -> ConversationCompacted | None:
+    ) -> tuple[ConversationCompacted, bool] | None:
         """Leave out older exchanges and the middle of long results, because the provider rejected the request as too long.
 
         The request gets at most half of the context that the provider named. If it named none, the last accepted request is
         the measure, and without one half of the current length.
 
         :param fixed: the characters of the request that stay: its system text and tools
-        :return: the event; None if nothing can be left out
+        :return: the event, and whether the size of the context is known; None if nothing can be left out
         :raises HandrailError: if the change cannot be stored
         """
         messages = self._conversation.messages
         before = self._conversation.approximate_length
         room = before * _KEEPS
         accepted = self._accepted
+        if accepted is not None and accepted[1] + fixed > _MOST_CHARACTERS_PER_TOKEN * accepted[0]:
+            accepted = None  # not the tokens of the whole request
         limit = max_tokens or (accepted[0] if accepted is not None else None)
         if limit is not None:
             measured = CHARACTERS_PER_TOKEN if accepted is None else (accepted[1] + fixed) / accepted[0]
@@ -229,7 +233,8 @@ class ConversationCompactor:
         if not first and not shortened:
             return None
         tokens = int(room) // CHARACTERS_PER_TOKEN
-        return await self._leave_out(run, first, tokens, was_requested=False, shortened=shortened, most=most)
+        made = await self._leave_out(run, first, tokens, was_requested=False, shortened=shortened, most=most)
+        return None if made is None else (made, limit is not None)
 
     def request_compaction(self) -> tuple[int, int, int]:
         """Request compaction before the next request to the model, however long the conversation is.

@@ -707,9 +707,11 @@ class Conversation:
 
     def _make_draft(self, reply: ModelReply, call_ids: Sequence[str]) -> _ReplyDraft:
         known = [] if self._open is None else list(self._open.message.calls)  # these do not change
-        new = [
-            make_history_call(call, *self._ids.take_call_ids(call.provider_id)) for call in reply.calls[len(known) :]
-        ]
+        new: list[HistoryCallPart] = []
+        for call in reply.calls[len(known) :]:
+            wire_id, provider_id = self._ids.take_call_ids(call.provider_id)
+            part = make_history_call(call, wire_id)
+            new.append(replace(part, provider_id=provider_id) if provider_id else part)
         known += new
         parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
         for part in reply.parts:

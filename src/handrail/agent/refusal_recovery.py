@@ -1,6 +1,6 @@
 """What an agent does if its provider rejects a request: it changes the history, so that no session is rejected for ever.
 
-A request that is too long is compacted once. A request that is rejected for another reason is sent once more without the
+A request that is too long is compacted once, or a few times if the size of the context is unknown. A request that is rejected for another reason is sent once more without the
 parts that only some models accept: blocks of the provider, and pictures. The change is kept if that request is accepted.
 """
 
@@ -18,7 +18,7 @@ from handrail.agent.model_protocol import (
     MAX_REQUEST_PICTURES,
     CallResult,
     CallResultsMessage,
-    ContextLengthExceeded,
+    ContextOverflow,
     Message,
     Model,
     ModelRequest,
@@ -32,6 +32,8 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.run_events import ConversationCompacted
 
+MAX_ROUNDS = 3
+"""The most compactions of one request whose provider does not say how much it takes. Each leaves half."""
 PICTURE_LEFT_OUT = "[The image here is left out: the request has too many images. Read it again if you need it.]"
 """The note in place of an earlier picture for which a request has no room."""
 
@@ -50,7 +52,8 @@ class RefusalRecovery:
         self._takes_pictures = takes_pictures(model)
         self._trial: HistoryChange | None = None
         """The change of the request that is sent once more."""
-        self._was_shortened = False
+        self._rounds_left = MAX_ROUNDS
+        """The number of times that a request may still be compacted."""
 
     def make_messages(self) -> tuple[Message, ...]:
         """Return the messages of the next request, in the form for the model."""
@@ -70,14 +73,18 @@ class RefusalRecovery:
         """
         if run.stopped is not None or not isinstance(error, RequestRejected):
             return None
-        if isinstance(error, ContextLengthExceeded):
-            if self._was_shortened:
-                self._was_shortened = False
+        if isinstance(error, ContextOverflow):
+            if not self._rounds_left:
+                self._rounds_left = MAX_ROUNDS
                 return None
             fixed = len(request.system) + len(json.dumps([*request.tools, *request.native], default=str))
             made = await self._compactor.compact_after_refusal(run, error.max_tokens, fixed)
-            self._was_shortened = made is not None
-            return None if made is None else [made]
+            if made is None:
+                self._rounds_left = MAX_ROUNDS
+                return None
+            event, is_size_known = made
+            self._rounds_left = 0 if is_size_known else self._rounds_left - 1
+            return [event]
         if self._trial is not None:
             self._trial = None
             return None
@@ -90,7 +97,7 @@ class RefusalRecovery:
 
         :param tokens: the input tokens that the provider reported; 0 for none
         """
-        self._was_shortened = False
+        self._rounds_left = MAX_ROUNDS
         if self._trial is not None:
             self._conversation.change_history(self._trial)
             if self._trial.without_pictures and self._trial.for_good:

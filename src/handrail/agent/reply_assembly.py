@@ -392,7 +392,7 @@ def _make_id(number: int) -> str:
     return f"hr{number:07d}"
 
 
-def make_history_call(call: ProposedCall, wire_id: str, provider_id: str = "") -> HistoryCallPart:
+def make_history_call(call: ProposedCall, wire_id: str) -> HistoryCallPart:
     """Return ``call`` for the history. Arguments that are not an object go under ``unreadable_arguments``."""
     name = wire_name(call.name) or "unnamed"
     if isinstance(call.arguments, (str, bytes)):
@@ -403,4 +403,4 @@ def make_history_call(call: ProposedCall, wire_id: str, provider_id: str = "") -
             arguments = {"unreadable_arguments": text[:MAX_SHOWN_ARGUMENTS]}
     else:
         arguments = dict(call.arguments)
-    return HistoryCallPart(wire_id, name, arguments, provider_id)
+    return HistoryCallPart(wire_id, name, arguments)

@@ -84,16 +84,20 @@ async def stream_with_retries(
                 yield event
             return
         except (ProviderBusy, ReplyStreamCut) as error:
-            if begun:
-                raise error if isinstance(error, ReplyStreamCut) else ReplyStreamCut(str(error)) from error
-            if attempt == policy.attempts:
-                raise ProviderBusy(f"{str(error).rstrip('.')}. All {attempt} attempts failed.") from error
             asked_for_s = error.retry_after_s if isinstance(error, ProviderBusy) else None
-            if asked_for_s is not None and asked_for_s > policy.max_requested_delay_s:
+            is_too_long = asked_for_s is not None and asked_for_s > policy.max_requested_delay_s
+            if begun:
+                if asked_for_s is not None and not is_too_long:  # the next turn sends the request again
+                    yield RetryDelayed(attempt, policy.attempts, asked_for_s, str(error))
+                    await policy.sleep(asked_for_s)
+                raise error if isinstance(error, ReplyStreamCut) else ReplyStreamCut(str(error)) from error
+            if is_too_long:
                 raise ProviderBusy(
-                    f"{error} (asked {attempt} times; the provider asks to wait {asked_for_s:,.0f} seconds)",
+                    f"{error} The provider asks to wait {asked_for_s:,.0f} seconds. Resume the run then.",
                     retry_after_s=asked_for_s,
                 ) from error
+            if attempt == policy.attempts:
+                raise ProviderBusy(f"{str(error).rstrip('.')}. All {attempt} attempts failed.") from error
             delay_s = policy.get_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
         finally:

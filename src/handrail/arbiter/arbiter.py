@@ -187,6 +187,8 @@ def _documentation_hint(tool_id: str) -> str:
     return f'call {wire_name(DOCUMENTATION_TOOL)} with {{"tool": "{tool_id}"}}'
 
 
+_MAX_LOGGED_PROVIDER_ID = 200
+"""The characters of a provider's call id in the log. Some proxies put signatures into it."""
 _LOOK_AGAIN_S = 0.02
 _tuple: Any = tuple
 _new_answer: Callable[..., CallAnswer] = _tuple.__new__
@@ -433,7 +435,7 @@ class Arbiter:
             if entry.answering_spec is not None:
                 body["answered_by"] = entry.answering_spec.id
         if call.proposed.provider_id is not None:
-            body["provider_id"] = call.proposed.provider_id
+            body["provider_id"] = call.proposed.provider_id[:_MAX_LOGGED_PROVIDER_ID]
         if (topic := call.lane.environment.topic) is not None:
             body["topic"] = topic
         if call.parent is not None:

@@ -356,7 +356,10 @@ class CallRuntime:
             scratch=self._program_home_folder,
         )
         if self._spec.requires.net.by_rule:
-            shared = f"{self.session_id}/{self.tool_id if self._spec.requires.net.hosts else ''}"
+            # A call without hosts must not find the proxy of one that has some.
+            connected = self.capabilities.may_allow_any_target("net.fetch")
+            own = self.tool_id if self._spec.requires.net.hosts else ""
+            shared = f"{self.session_id}/{own}/{'hosts' if connected else 'no hosts'}"
             profile = replace(
                 profile,
                 environment=self._environment.passed_environment,

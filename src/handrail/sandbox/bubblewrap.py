@@ -112,15 +112,19 @@ class BubblewrapSandbox:
     async def find_network(self, capabilities: CapabilitySet, profile: SandboxProfile) -> NetworkPlace | None:
         """Return the place of a sandbox in the network of its session; None if it has its own.
 
-        :raises ToolError: ``backend`` if no proxy can answer there
+        It has its own also if programs of the session occupy the ports for its proxy.
         """
         if not profile.network:
             return None
         network = await self._networks.get(profile.network, profile.scratch)
         if network is None or network.is_closed:
             return None
-        connected = capabilities.may_allow_any_target("net.fetch")
-        return NetworkPlace(network, await network.take_port() if connected else None)
+        if not capabilities.may_allow_any_target("net.fetch"):
+            return NetworkPlace(network, None)
+        try:
+            return NetworkPlace(network, await network.take_port())
+        except ToolError:
+            return None
 
     def close_networks(self, scratch: str | None = None) -> None:
         """Close the networks of the sandboxes with this HOME; all of them if it is None."""

@@ -393,6 +393,11 @@ class SessionReader:
         self._connection = connection
         self._holder = holder
 
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, for other readers of the same database."""
+        return self._connection
+
     def list_sessions(self, *, limit: int = 1000, closed: bool = True) -> list[StoredSessionFacts]:
         """Return the sessions, the most recently used first.
 
@@ -422,7 +427,8 @@ class SessionReader:
         return [data for _, data in read_session_messages(self._connection, session_id)]
 
     def _make_facts(self, row: SessionRow) -> StoredSessionFacts:
-        asked = ApprovalReader(self._connection).list_unresolved_requests(row.id)
+        unresolved = ApprovalReader(self._connection).list_unresolved_requests(row.id)
+        asked = [request for request in unresolved if request.kind != "host"]  # no call waits for these across a stop
         parent = row.details.get("parent")
         state: SessionState = "closed" if row.closed_ns is not None else "suspended"
         if state == "suspended" and row.holder is not None and row.holder == self._holder:

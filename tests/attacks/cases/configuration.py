@@ -119,7 +119,7 @@ async def _own_rules(home: Home) -> str | None:
         put(workspace / "agents" / "evil" / "agent.toml", 'id = "evil"\n')
         async with home.kernel(workspace=workspace, name="brought") as kernel:
             session = await kernel.session()
-            result = await session.call("bash", {"command": f"echo {REACHED}"})
+            result = await session.call("bash", {"command": f"mkdir {REACHED}"})
             if result.ok:
                 return f"its rules allowed a command: {result!r}"
             written = await session.call("write", {"path": "x", "content": "x"})

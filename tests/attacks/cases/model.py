@@ -215,7 +215,7 @@ async def _instructions_do_nothing(home: Home) -> str | None:
         session = await kernel.session()
         before = len(list(kernel.initial_rules))
         await session.call("read", {"path": "INSTRUCTIONS.md"})
-        result = await session.call("bash", {"command": "id"})
+        result = await session.call("bash", {"command": "mkdir made"})
         after = len(list(kernel.initial_rules))
     (home.workspace / "INSTRUCTIONS.md").unlink()
     return None if result.error_kind == "denied" and before == after else f"{result!r}, {before} and {after} rules"
@@ -232,7 +232,7 @@ async def _without_a_person(home: Home) -> str | None:
     """A client that cannot answer is refused at once, and nothing hangs."""
     async with home.kernel(name="headless") as kernel:
         session = await kernel.session()
-        result = await session.call("bash", {"command": "id"})
+        result = await session.call("bash", {"command": "mkdir made"})
         asked = await session.call("question", {"questions": [{"question": "May I?"}]})
     return None if result.error_kind == "denied" and not asked.ok else f"{result!r} {asked!r}"[:600]
 

@@ -32,20 +32,20 @@ async def _literal_star(home: Home) -> str | None:
     async with home.elsewhere() as (_, workspace):
         async with home.kernel(workspace=workspace, name="stored") as kernel:
             session = await kernel.session(approval_handler=Answering("project"))
-            for command in ("printf %s '*'", "printf %s '?'", "printf '%s' '[a-z]'"):
+            for command in ("mkdir -p '*'", "mkdir -p '?'", "mkdir '-p' '[a-z]'"):
                 if not (await session.call("bash", {"command": command})).ok:
                     return f"{command} was not answered"
         async with home.kernel(workspace=workspace, name="stored") as kernel:
             session = await kernel.session()
-            same = await session.call("bash", {"command": "printf %s '*'"})
+            same = await session.call("bash", {"command": "mkdir -p '*'"})
             others = [
-                "printf %s x",
-                "printf %s '**'",
-                "printf %s b",
-                "printf '%s' q",
-                "printf %s '*' x",
-                "printf %s '*'; id",
-                "printf",
+                "mkdir -p x",
+                "mkdir -p '**'",
+                "mkdir -p b",
+                "mkdir '-p' q",
+                "mkdir -p '*' x",
+                "mkdir -p '*'; mkdir y",
+                "mkdir",
             ]
             ran = [text for text in others if (await session.call("bash", {"command": text})).ok]
     return breach(ran, "ran on a stored rule") if same.ok else f"the stored rule answers nothing: {same!r}"[:400]
@@ -110,7 +110,7 @@ async def _once_is_once(home: Home) -> str | None:
     async with home.kernel(name="once") as kernel:
         session = await kernel.session(approval_handler=person)
         for _ in range(3):
-            await session.call("bash", {"command": "true"})
+            await session.call("bash", {"command": "mkdir -p once"})
     return None if len(person.requests) == 3 else f"asked {len(person.requests)} times for 3 calls"
 
 
@@ -184,9 +184,17 @@ async def _nothing_to_check(home: Home) -> str | None:
 async def _numbers(home: Home) -> str | None:
     """``kill -9`` where ``-9`` is read as a number, and an argument vanishes from the check."""
     ran: list[str] = []
-    async with home.kernel(name="numbers", rules=["allow bash kill *", "allow bash echo 1 *"]) as kernel:
+    async with home.kernel(name="numbers", rules=["allow bash kill *", "allow bash touch 1 *"]) as kernel:
         session = await kernel.session()
-        for text in ("kill -9 -1", "kill -9 1", "kill '-9' 1", "kill -KILL -- -1", "echo -n 1", "echo 1 -e", "echo -1"):
+        for text in (
+            "kill -9 -1",
+            "kill -9 1",
+            "kill '-9' 1",
+            "kill -KILL -- -1",
+            "touch -c 1",
+            "touch 1 -c",
+            "touch -1",
+        ):
             result = await session.call("bash", {"command": text})
             if result.ok:
                 ran.append(text)
@@ -266,7 +274,7 @@ async def _changed_by_approver(home: Home) -> str | None:
 
     async with home.kernel(name="changed", rules=["deny bash touch *"]) as kernel:
         session = await kernel.session(approval_handler=Changing())
-        result = await session.call("bash", {"command": "id"})
+        result = await session.call("bash", {"command": "mkdir made"})
     there = (home.workspace / "denied").exists()
     return f"{result!r}" if result.ok or there else None
 

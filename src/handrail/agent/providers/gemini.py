@@ -128,8 +128,7 @@ class GeminiModel:
         headers = dict(cast("Mapping[str, str]", getattr(get_sdk_field(error, "response"), "headers", None) or {}))
         if (wait := _RETRY_DELAY.search(json.dumps(get_sdk_field(error, "details"), default=str))) is not None:
             headers["retry-after"] = wait[1]  # this API sends the delay in the body
-        status = error.code if isinstance(error.code, int) else None
-        return make_request_error(self.name, "GEMINI_API_KEY", status, code, message, headers)
+        return make_request_error(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
 
 
 class _PartReader:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -153,7 +153,7 @@ class OpenAIModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
-        self._forms: frozenset[RequestForm] = frozenset()
+        self._forms: tuple[RequestForm, ...] = ()
         """The other forms that the server demands."""
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
@@ -191,11 +191,13 @@ class OpenAIModel:
                     yield event
                 return
             except RequestRejected as refused:
-                form = next((one for one, words in _OTHER_FORMS.items() if words.search(str(refused))), None)
+                form: RequestForm | None = next(
+                    (one for one, words in _OTHER_FORMS.items() if words.search(str(refused))), None
+                )
                 if begun or form is None or form in self._forms:
                     self._forms = known  # a form that does not help is not kept
                     raise
-                self._forms |= {form}
+                self._forms = (*self._forms, form)
 
     async def _stream_once(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         reader = _ChunkReader([str(view["name"]) for view in request.tools])
@@ -261,16 +263,17 @@ def _merge_values(key: str, values: list[Any]) -> Any:
 def _merge_items(items: list[Any]) -> list[Any]:
     """Join the items of a list that are pieces of one: same type and index, or texts of one type in a row."""
     groups: list[list[Any]] = []
-    by_index: dict[tuple[Any, int], list[Any]] = {}
+    by_index: dict[tuple[str, int], list[Any]] = {}
     for item in items:
-        index = item.get("index") if isinstance(item, dict) else None
+        members: dict[str, Any] = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+        index: Any = members.get("index")
         last = groups[-1] if groups else None
         if isinstance(index, int):
-            group = by_index.get((item.get("type"), index))
-            if group is None:
-                group = by_index[item.get("type"), index] = []
-                groups.append(group)
-            group.append(item)
+            key = (str(members.get("type")), index)
+            if key not in by_index:
+                by_index[key] = []
+                groups.append(by_index[key])
+            by_index[key].append(item)
         elif last is not None and _continues(last[-1], item):
             last.append(item)
         else:
@@ -294,7 +297,7 @@ _JOINED = ("text", "summary", "thinking")
 
 def _added_fields(value: object, own: Collection[str]) -> dict[str, Any]:
     """Return the fields of an SDK object, or of plain JSON, that its API does not have."""
-    more = value if isinstance(value, dict) else getattr(value, "model_extra", None)
+    more: Any = cast("Any", value) if isinstance(value, dict) else getattr(value, "model_extra", None)
     if not isinstance(more, dict):
         return {}
     given = cast("dict[str, Any]", more)
@@ -452,7 +455,8 @@ class _ChunkReader:
 
     def _take_added_fields(self) -> Iterator[BlockEvent]:
         if self._added:
-            yield ProviderBlock(PROVIDER, {"message": merge_added_fields(self._added)})
+            with suppress(RecursionError):  # a server may nest them without end
+                yield ProviderBlock(PROVIDER, {"message": merge_added_fields(self._added)})
             self._added = []
 
     def _end(self, reason: str) -> Iterator[BlockEvent]:
@@ -470,7 +474,8 @@ class _ChunkReader:
             yield ProviderToolResult("web_search", "", {}, self._cited)
         for call in self._calls:
             if call.added:
-                yield ProviderBlock(PROVIDER, {"call": call.number, "fields": merge_added_fields(call.added)})
+                with suppress(RecursionError):
+                    yield ProviderBlock(PROVIDER, {"call": call.number, "fields": merge_added_fields(call.added)})
         yield ReplyFinished((_WHOLE | _CUT).get(reason, "other"))
 
     def _fragment(self, fragment: object, *, is_whole: bool = False) -> Iterator[BlockEvent]:
@@ -536,7 +541,7 @@ class _ChunkReader:
                 self._cited.append(cast("dict[str, Any]", cited))
 
 
-def _messages(request: ModelRequest, forms: Collection[RequestForm]) -> Iterator[ChatCompletionMessageParam]:
+def _messages(request: ModelRequest, forms: Collection[RequestForm] = ()) -> Iterator[ChatCompletionMessageParam]:
     """Convert messages. Users' messages in a row are joined, because several servers require alternating roles."""
     waiting: list[UserMessage] = []
     if request.system and "no system" in forms:
@@ -588,7 +593,9 @@ def _assistant_message(
     calls = [_call(call, of_calls.get(number)) for number, call in enumerate(message.calls)]
     if not calls and not message.text:  # a message with blocks of another provider only is empty here
         return
-    added = merge_added_fields([found for block in blocks if isinstance(found := block.get("message"), dict)])
+    added = merge_added_fields(
+        [cast("dict[str, Any]", found) for block in blocks if isinstance(found := block.get("message"), dict)]
+    )
     content: Any = message.text or ("" if "text content" in forms else None)
     if "reasoning" in forms:
         added.setdefault("reasoning_content", " ")

@@ -433,8 +433,11 @@ class ApprovalBroker:
         return self._table.reader.list_requests_of_call(session_id, call_id)
 
     def list_unresolved_requests(self, session_id: str) -> list[Approval]:
-        """Return the requests of a session whose calls have no result yet, the oldest first."""
-        return self._table.reader.list_unresolved_requests(session_id)
+        """Return the requests of a session whose calls have no result yet, the oldest first.
+
+        Requests for hosts are left out: their calls run, and an answer counts also after them.
+        """
+        return [row for row in self._table.reader.list_unresolved_requests(session_id) if row.kind != "host"]
 
     def are_arguments_unredacted(self, approval_id: str) -> bool:
         """Return whether the stored arguments are exactly the proposed ones."""

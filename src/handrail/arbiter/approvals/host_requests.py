@@ -67,10 +67,10 @@ class HostRequests:
                 return f"{decision.reason} The user could not be asked: {error} Continue without it."
         if row is None or row.is_pending:
             waiting = lane.host_requests.get(name)
-            answer = "" if waiting is None else f" with `handrail approve {waiting}`"
+            answer = "" if waiting is None else f"answer with `handrail approve {waiting}`, or to "
             return (
                 f"{decision.reason} The user was asked and has not answered yet. Continue without it, or ask the user to "
-                f"answer{answer}, then try again."
+                f"{answer}add the rule 'allow net.fetch {name}' to handrail.toml. Then try again."
             )
         if row.state == "approved":
             call.allowed_hosts = call.allowed_hosts | {name}

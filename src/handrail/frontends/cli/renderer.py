@@ -68,6 +68,7 @@ class TerminalRenderer:
         self.stream = sys.stdout if stream is None else stream
         self.width = measure_terminal(self.stream) if width is None else width
         self.is_colored = has_color(self.stream)
+        self._has_status = False
         self._breaks_words = width is not None or self.stream.isatty()
         """Whether words that are too wide are broken. In a pipe they stay whole."""
         self._wraps_rows = self._breaks_words or bool(os.environ.get("COLUMNS"))
@@ -81,9 +82,10 @@ class TerminalRenderer:
         """Write texts one after the other, wrapped at words. A newline begins another line.
 
         :param indent: what the first line begins with
-        :param further: what further lines begin with; None for the width of ``indent``
+        :param further: what further lines begin with; None for the width of ``indent``, at least 2, so that no text can
+            place a line of its own at the left edge
         """
-        rest = " " * count_cells(indent) if further is None else further
+        rest = " " * max(2, count_cells(indent)) if further is None else further
         first = True
         for line in _split_lines(parts):
             for piece in wrap_styled(line, self.width - count_cells(indent), break_words=self._breaks_words):
@@ -202,6 +204,8 @@ class TerminalRenderer:
     def _print_row(self, row: Sequence[StyledText], widths: Sequence[int], right: set[int], indent: str) -> None:
         whole = {"break_words": self._breaks_words}
         cells = [wrap_words(text, width, **whole) for (text, _), width in zip(row, widths, strict=True)]
+        first, *further = cells[0]  # indented, so that no name can place a line of its own at the left edge
+        cells[0] = [first, *(f"  {piece}" for part in further for piece in wrap_words(part, max(1, widths[0] - 2)))]
         for number in range(max(map(len, cells))):
             line: list[StyledText] = [(indent, "")]
             for column, ((_, style), pieces, width) in enumerate(zip(row, cells, widths, strict=True)):
@@ -211,10 +215,26 @@ class TerminalRenderer:
                 line.append(("  ", ""))
             self.write_line(*_strip_end(line))
 
+    def show_status(self, text: str) -> None:
+        """Show a line at the end of a terminal that the next output replaces. Elsewhere, show nothing."""
+        if self.is_colored:
+            shown = fold_text(to_one_line(text), self.width - 1)[0]
+            self.stream.write(f"\r\x1b[K{self.style_text(shown, 'dim')}")
+            self.stream.flush()
+            self._has_status = True
+
+    def clear_status(self) -> None:
+        """Remove the line of :meth:`show_status`."""
+        if self._has_status:
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+            self._has_status = False
+
     # ── the only output ──────────────────────────────────────────────────────────────────────────
 
     def write_line(self, *parts: StyledText) -> None:
         """Write exactly one line of styled texts, escaped."""
+        self.clear_status()
         self.stream.write("".join(self.style_text(text, style) for text, style in parts) + "\n")
 
     def style_text(self, text: str, style: str) -> str:

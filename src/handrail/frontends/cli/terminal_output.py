@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from unicodedata import category
 
@@ -158,6 +159,16 @@ def print_prompt(text: str) -> None:
     """Write a prompt for the user's input."""
     sys.stderr.write(escape_controls(text))
     sys.stderr.flush()
+
+
+def read_edited_line(prompt: str) -> str:
+    """Read a line from the terminal, with the editing and the history of Python's readline if it is there.
+
+    :raises EOFError: at the end of the input
+    """
+    with suppress(ImportError):
+        import_module("readline")  # input() then uses it
+    return input(escape_controls(prompt))
 
 
 def ask_yes_or_no(question: str, *, err: bool = False) -> bool:

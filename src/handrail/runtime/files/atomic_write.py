@@ -39,6 +39,8 @@ MAX_EDIT_BYTES = 16 * 1024 * 1024
 
 _STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_UNSUPPORTED = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP))
+"""The errors of a file system for what it does not have."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _NAME_LOCKS = [threading.Lock() for _ in range(256)]
 """Locks for the last step of a write: writers of one name take turns; several names share a lock."""
@@ -86,7 +88,7 @@ def replace_file(
         before = _read_current(parent, name, located)
         _check_expected(located, before, over, seen)
         _write_and_swap(parent, name, data, before, located, keep)
-        os.fsync(parent)
+        _sync_name(parent, located)
     finally:
         os.close(parent)
     return FileWriteOutcome(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
@@ -224,7 +226,7 @@ def _write_and_swap(
     keep: KeepContent | None,
 ) -> None:
     temporary = f".handrail-{secrets.token_hex(8)}.tmp"
-    mode = 0o644 if before is None else 0o600
+    mode = 0o666 if before is None else 0o600  # for a new file, less the umask of the process
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent
     )
@@ -235,10 +237,10 @@ def _write_and_swap(
                 rest = rest[os.write(descriptor, rest) :]
             if before is not None:
                 _set_owner_like(descriptor, before.stat)
-                os.fchmod(descriptor, stat.S_IMODE(before.stat.st_mode) & 0o777)
+                _set_mode_like(descriptor, before.stat)
             else:
                 _set_owner_like(descriptor, os.fstat(parent))
-            os.fsync(descriptor)
+            _sync(descriptor)
             new_mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         finally:
             os.close(descriptor)
@@ -255,6 +257,39 @@ def _write_and_swap(
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=parent)
+
+
+def _sync(descriptor: int) -> None:
+    """Make a file or folder durable, if its file system can."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+
+
+def _sync_name(parent: int, located: ResolvedPath) -> None:
+    """Make the name of a written file durable.
+
+    :raises ToolError: ``backend`` if that fails: the file is written then
+    """
+    try:
+        _sync(parent)
+    except OSError as error:
+        raise ToolError(
+            f"`{located.display_path}` was written, but its folder could not be made durable: {error.strerror}. The file "
+            "may be lost if the machine crashes now. Ask the user to check the disk.",
+            kind="backend",
+        ) from error
+
+
+def _set_mode_like(descriptor: int, like: os.stat_result) -> None:
+    """Give a file the permissions of the one that it replaces, if the file system has permissions."""
+    try:
+        os.fchmod(descriptor, stat.S_IMODE(like.st_mode) & 0o777)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, *_UNSUPPORTED):
+            raise
 
 
 def _set_owner_like(descriptor: int, like: os.stat_result) -> None:
@@ -320,7 +355,16 @@ def rename_exclusively(parent: int, old: str, new: str, new_parent: int | None =
     if _rename(parent, old, new, _RENAME_NOREPLACE, there):
         return
     if not stat.S_ISDIR(os.stat(old, dir_fd=parent, follow_symlinks=False).st_mode):
-        os.link(old, new, src_dir_fd=parent, dst_dir_fd=there, follow_symlinks=False)
+        try:
+            os.link(old, new, src_dir_fd=parent, dst_dir_fd=there, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, *_UNSUPPORTED):
+                raise
+            # A file system without hard links: the lock of the name and this look must suffice.
+            if os.access(new, os.F_OK, dir_fd=there, follow_symlinks=False):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from error
+            os.rename(old, new, src_dir_fd=parent, dst_dir_fd=there)
+            return
         os.unlink(old, dir_fd=parent)
         return
     os.mkdir(new, 0o700, dir_fd=there)  # a folder takes the place of an empty folder only
@@ -348,7 +392,7 @@ def _rename(parent: int, old: str, new: str, flags: int, new_parent: int | None 
     if call(parent, os.fsencode(old), parent if new_parent is None else new_parent, os.fsencode(new), flags) == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+    if number in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), new)
 

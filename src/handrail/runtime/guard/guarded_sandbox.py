@@ -99,7 +99,7 @@ class GuardedSandbox:
             kept, places[0], prepared.profile, lambda work: self._run_with_exclusive_folders(work, places)
         )
         try:
-            await changes.begin(profile.callers or ((profile.call,) if profile.call else ()))
+            await changes.begin((profile.callers or (profile.call,)) if profile.call else ())
             process = await self._start_wrapped(capabilities, prepared.profile, program)
         except BaseException:
             running_programs.unregister(holder)
@@ -355,6 +355,7 @@ class _RunChanges:
         """Keep the workspace as it is now. The folder was looked at just now."""
         if (snapshots := self._snapshots) is None or not callers:
             return
+        await self.finish()  # a call that was not ended
 
         def begin() -> None:
             self._tracker = snapshots.begin(self._place.tree, self._profile, callers)

@@ -19,7 +19,7 @@ from handrail.contract.protected.path_protection import find_protection
 from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Process, SandboxProfile
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.program_lookup import SYSTEM_FOLDERS
+from handrail.origins.program_lookup import SYSTEM_FOLDERS, build_clean_path
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.sandbox.view.toolchains import find_toolchains
 
@@ -59,7 +59,7 @@ _SILENT = (
 )
 """Programs that may say nothing, with their exit codes for a host that they did not reach."""
 _LOOPBACK_NAME = re.compile(r"127\.\d+\.\d+\.\d+|localhost|\[?::1\]?|0\.0\.0\.0")
-_REFUSED = re.compile(rb"connection refused|\bECONNREFUSED\b|[Cc]ouldn't connect", re.IGNORECASE)
+_REFUSED = re.compile(rb"connection refused|\bECONNREFUSED\b", re.IGNORECASE)
 _PATH_SIGNS = (
     b"ermission denied",
     b"ead-only file system",
@@ -139,7 +139,8 @@ def explain_refusals(process: Process, end: ProgramEnd) -> tuple[str, ...]:
 def _explain_refused_hosts(attempts: Sequence[ConnectionAttempt]) -> Iterator[str]:
     for one in attempts:
         if one.refusal_reason is not None:
-            yield f"The host {one.host}:{one.port} was refused: {one.refusal_reason}"
+            missed = "not reached" if "could not be resolved" in one.refusal_reason else "refused"
+            yield f"The host {one.host}:{one.port} was {missed}: {one.refusal_reason}"
 
 
 def _find_failures(end: ProgramEnd, said: bytes) -> set[_Failure]:
@@ -147,8 +148,8 @@ def _find_failures(end: ProgramEnd, said: bytes) -> set[_Failure]:
     for program, codes in _SILENT:
         if end.exit_code in codes and program.search(end.command) is not None:
             found.add("loopback" if _LOOPBACK_NAME.search(end.command) else "network")
-    if "loopback" not in found and _REFUSED.search(said) is not None:
-        found.add("loopback" if _LOOPBACK_NAME.search(end.command) else "network")
+    if _REFUSED.search(said) is not None:  # elsewhere, the answer is that there is no route
+        found.add("loopback")
     return found
 
 
@@ -158,7 +159,7 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramEnd
             return _explain_network(profile, end.capabilities)
         case "loopback":
             return (
-                "A program reaches only servers of its own sandbox at 127.0.0.1 and localhost, never those of this machine. "
+                "At 127.0.0.1 and localhost, a program reaches only servers in its sandbox, never those of this machine. "
                 f"{_SHARED_LOOPBACK if profile.network else _OWN_LOOPBACK}"
             )
         case "read-only" if not profile.workspace_writable:
@@ -215,7 +216,7 @@ def _explain_missing_programs(said: str) -> Iterator[str]:
 
 def _explain_missing(name: str) -> str | None:
     """Return where a program is on this machine that its sandbox does not show; None if it is nowhere."""
-    for folder in os.environ.get("PATH", "").split(os.pathsep):
+    for folder in build_clean_path().split(os.pathsep):
         if folder.startswith("/") and _is_program(Path(folder, name)):
             return (
                 f"`{name}` is in {escape_terminal_controls(folder)} on this machine, but it lies outside the folders that the "

@@ -152,7 +152,7 @@ def _close_when_made(made: asyncio.Future[SessionNetwork | None]) -> None:
 
 
 def _make_network(binary: str) -> SessionNetwork | None:
-    if not os.access(NSENTER, os.X_OK) or is_inside(NSENTER, list_open_workspaces()):
+    if not os.access(NSENTER, os.X_OK) or any(is_inside(one, list_open_workspaces()) for one in (binary, NSENTER)):
         return None
     try:
         network = SessionNetwork(*_make_namespaces(binary))

@@ -173,7 +173,7 @@ def _show_decided(setting: CommandOptions, decided: Approval) -> None:
         "reject-always": decided.request.suggested_deny,
     }
     stored = rule.get(decided.choice or "")
-    print_escaped_line(f"{decided.id}  {decided.choice if decided.kind == 'approval' else decided.state}")
+    print_escaped_line(f"{decided.id}  {decided.state if decided.kind == 'question' else decided.choice}")
     if stored is not None:
         print_escaped_line(f"stored rule  {to_one_line(stored)}")
 

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -26,7 +25,7 @@ from handrail.frontends.cli.renderer import TerminalRenderer, format_undo_report
 from handrail.frontends.cli.run_view import JsonView, RunView
 from handrail.frontends.cli.shell_completion import resumable_ids
 from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
-from handrail.frontends.cli.terminal_output import print_note, to_one_line
+from handrail.frontends.cli.terminal_output import print_note, read_edited_line, to_one_line
 
 if TYPE_CHECKING:
     from handrail.agent.agent_loop import Agent
@@ -302,9 +301,7 @@ class MessageReader:
     @staticmethod
     def _read_edited(prompt: str, loop: asyncio.AbstractEventLoop, line: asyncio.Future[str | None]) -> None:
         """Read one line with line editing, in a thread."""
-        with suppress(ImportError):
-            import_module("readline")  # input() then edits lines and has a history
-        _deliver(lambda: input(prompt), loop, line)
+        _deliver(lambda: read_edited_line(prompt), loop, line)
 
     @staticmethod
     def _read_plain(prompt: str, loop: asyncio.AbstractEventLoop, line: asyncio.Future[str | None]) -> None:
