@@ -419,7 +419,9 @@ def test_doctor_says_what_this_machine_can_enforce(here: Here) -> None:
     assert done.code == (5 if checks["sandbox"]["state"] == "problem" else 0)
     shown = " ".join(here("doctor").out.split())
     assert all(name in shown for name in checks)
-    assert all(" ".join(checks[name]["detail"].split()) in shown for name in ("python", "sandbox", "tools", "configuration"))
+    assert all(
+        " ".join(checks[name]["detail"].split()) in shown for name in ("python", "sandbox", "tools", "configuration")
+    )
 
 
 @pytest.mark.proves("K-10")
