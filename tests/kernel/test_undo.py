@@ -19,6 +19,7 @@ from tests.prefork import command as prefork
 from handrail import open_kernel
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
 from handrail.contract.errors import ToolError
+from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.kernel.kernel_interface import Kernel
 from handrail.runtime.undo.file_tool_trackers import FileToolTracker
@@ -200,6 +201,18 @@ async def test_what_file_tools_changed_is_given_back(
         assert read_tree(workspace) != before
         report = await session.undo()
         assert report.is_complete and read_tree(workspace) == before
+
+
+async def test_what_came_from_outside_the_workspace_stays(tmp_path: Path, workspace: Path) -> None:
+    async with opened(tmp_path) as (_, session):
+        snapshots = session.lane.environment.snapshots
+        assert snapshots is not None
+        target = session.lane.environment.roots.resolve_path("moved")
+        source = ResolvedPath(str(tmp_path / "x"), "x", True, str(tmp_path), relative_path="x")
+        FileToolTracker(snapshots, target, (f"{session.id}/1.0",), "file.move").keep_moved(source, [""])
+        (workspace / "moved").write_text("the only copy")
+        report = await session.undo()
+        assert report.problems and (workspace / "moved").read_text() == "the only copy"
 
 
 async def test_each_undo_without_a_call_goes_one_call_back(tmp_path: Path, workspace: Path) -> None:
