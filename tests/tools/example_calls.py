@@ -180,7 +180,14 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
 )
 """Calls that fail in the same session."""
 
-RULES = ("allow *", "allow fs.write **", "allow fs.read **", "allow shell.run *", "allow shell.run python3 -")
+RULES = (
+    "allow *",
+    "allow file.delete notes.txt",
+    "allow fs.write **",
+    "allow fs.read **",
+    "allow shell.run *",
+    "allow shell.run python3 -",
+)
 
 
 @tool(mode="stateful", side_effect="read", locks=[])
