@@ -137,7 +137,7 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("info", {"tool": "raed"}),
     ("multi_edit", {"path": "a.txt", "edits": [{"old": "four", "new": "4"}]}),
     ("file.move", {"path": "missing.txt", "to": "b.txt"}),
-    ("file.delete", {"path": "."}),
+    ("file.delete", {"path": "missing.txt"}),
     ("tree", {"path": "missing"}),
     ("json_read", {"path": "a.json", "pointer": "/b"}),
     ("json_write", {"path": "a.json", "pointer": "/b/c", "value": 1}),
