@@ -76,10 +76,10 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     (file := tmp_path / "handrail.toml").write_text('[mcp.servers.never_listed]\nurl = "http://127.0.0.1:9/mcp"\n')
     call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
-        f"from handrail.frontends.cli.command_group import run\n{call} *{place}]) == 0\n"
-        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.inspect_method.cache_info().currsize == 0\n"
+        f"from handrail.frontends.cli.command_group import run_command_line as run\n{call} *{place}]) == 0\n"
+        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.read_method_signature.cache_info().currsize == 0\n"
         "assert 'handrail.upstream.upstream_connection' not in sys.modules\n"
-        f"import handrail.upstream.upstream_registry\nhandrail.upstream.servers.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
+        f"import handrail.upstream.upstream_registry\nhandrail.upstream.upstream_registry.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
         "assert 'handrail.upstream.upstream_connection' in sys.modules, 'the server is there'\n"
         "before = set(sys.modules)\nimport handrail.frontends.mcp.mcp_stdio_server\n"
         "assert not {'mcp', 'mcp_types'} & sys.modules.keys(), 'an MCP client is answered without'\n"
@@ -249,7 +249,7 @@ def test_programs_are_started_by_few_modules_and_never_by_a_bare_name() -> None:
     assert not faults, "\n".join(faults)
     assert starting == set(STARTING), "say in the table where a new program comes from"
     for name, where in STARTING.items():
-        names = (_OWN, "find_command", "own_interpreter")
+        names = (_OWN, "resolve_command_program", "find_own_interpreter")
         assert where != _OWN or any(
             f"{one}(" in (ROOT / name if name.startswith("demos/") else SOURCE / name).read_text() for one in names
         ), f"{name} looks up nothing"

@@ -127,9 +127,29 @@ def test_commands_are_few_and_an_unknown_one_is_told(handrail: Program, tmp_path
     typed = b"/help\n/mode\n/mode accept-edits\n/mode x\n/compact\n/fo\x1b[2Jo bar\n/usage\n/exit\nnever sent\n"
     done = handrail("chat", "--model", model, stdin=typed)
     assert (done.code, done.out) == (0, ""), done.err
-    for told in ("/compact", "mode accept-edits, for this session", "Unknown mode: 'x'", "Unknown command /fo\\e[2Jo"):
+    for told in (
+        "/compact",
+        "/undo",
+        "mode accept-edits, for this session",
+        "Unknown mode: 'x'",
+        "Unknown command /fo\\e[2Jo",
+    ):
         assert told in done.err
     assert "No model was asked yet." in done.err and "Nothing to compact" in done.err and "\x1b" not in done.err
+
+
+def test_undo_gives_back_one_call_after_the_other(handrail: Program, tmp_path: Path) -> None:
+    (handrail.workspace / "b").write_text("before")
+    model = script(tmp_path, call("write", path="a", content="x"), call("file.delete", path="b"), {"text": "Done."})
+    typed = b"change it\n/undo\n/undo\n/undo\n"
+    done = handrail(
+        "chat", "--model", model, "--rule", "allow fs.write **", "--rule", "allow file.delete b", stdin=typed
+    )
+    assert (handrail.workspace / "b").read_text() == "before" and not (handrail.workspace / "a").exists(), done.err
+    restored, removed, nothing = (
+        done.err.index(one) for one in ("restored    b", "removed     a", "No change of session")
+    )
+    assert restored < removed < nothing
 
 
 def test_json_has_one_event_per_line(handrail: Program, tmp_path: Path) -> None:

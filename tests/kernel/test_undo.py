@@ -19,8 +19,10 @@ from tests.prefork import command as prefork
 from handrail import open_kernel
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
 from handrail.contract.errors import ToolError
+from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.kernel.kernel_interface import Kernel
+from handrail.runtime.undo.file_tool_trackers import FileToolTracker
 from handrail.session.local_session import LocalSession
 
 Tree = dict[str, tuple[int, bytes | str | None]]
@@ -166,6 +168,16 @@ EDITS: dict[str, Sequence[tuple[str, dict[str, Any]]]] = {
     "patch": [
         ("file.patch", {"path": "run.sh", "operations": [{"op": "append", "content": "echo patched\n"}]}),
     ],
+    "move a file": [("file.move", {"path": "run.sh", "to": "new/in/run.sh"})],
+    "move a folder": [("file.move", {"path": "src", "to": "lib/moved"}), ("bash", {"command": "rm -rf lib"})],
+    "delete a file": [("file.delete", {"path": "large.bin"})],
+    "delete a folder": [("file.delete", {"path": "src", "recursive": True})],
+    "delete an empty folder": [("file.delete", {"path": "empty/inner"})],
+    "move and delete": [
+        ("file.move", {"path": "ignored", "to": "src/ignored"}),
+        ("file.delete", {"path": "src", "recursive": True}),
+        ("write", {"path": "src", "content": "a file"}),
+    ],
     "three in turn": [
         ("write", {"path": "untracked.txt", "content": "one"}),
         ("edit", {"path": "untracked.txt", "old": "one", "new": "two"}),
@@ -189,6 +201,18 @@ async def test_what_file_tools_changed_is_given_back(
         assert read_tree(workspace) != before
         report = await session.undo()
         assert report.is_complete and read_tree(workspace) == before
+
+
+async def test_what_came_from_outside_the_workspace_stays(tmp_path: Path, workspace: Path) -> None:
+    async with opened(tmp_path) as (_, session):
+        snapshots = session.lane.environment.snapshots
+        assert snapshots is not None
+        target = session.lane.environment.roots.resolve_path("moved")
+        source = ResolvedPath(str(tmp_path / "x"), "x", True, str(tmp_path), relative_path="x")
+        FileToolTracker(snapshots, target, (f"{session.id}/1.0",), "file.move").keep_moved(source, [""])
+        (workspace / "moved").write_text("the only copy")
+        report = await session.undo()
+        assert report.problems and (workspace / "moved").read_text() == "the only copy"
 
 
 async def test_each_undo_without_a_call_goes_one_call_back(tmp_path: Path, workspace: Path) -> None:
@@ -394,8 +418,7 @@ async def test_undoing_an_undo_puts_no_content_of_a_call_under_a_protected_name(
         snapshots = session.lane.environment.snapshots
         assert snapshots is not None
         located = session.lane.environment.roots.resolve_path(".vscode/tasks.json")
-        tracker = snapshots.begin_write(located, (f"{session.id}/1.0",), "test")
-        assert tracker is not None
+        tracker = FileToolTracker(snapshots, located, (f"{session.id}/1.0",), "test")
         tracker.keep(b"mine", 0o644, b"planted", 0o644)
         protected.write_text("planted")
         undone = await session.undo()

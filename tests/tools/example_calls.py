@@ -137,7 +137,7 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("info", {"tool": "raed"}),
     ("multi_edit", {"path": "a.txt", "edits": [{"old": "four", "new": "4"}]}),
     ("file.move", {"path": "missing.txt", "to": "b.txt"}),
-    ("file.delete", {"path": "."}),
+    ("file.delete", {"path": "missing.txt"}),
     ("tree", {"path": "missing"}),
     ("json_read", {"path": "a.json", "pointer": "/b"}),
     ("json_write", {"path": "a.json", "pointer": "/b/c", "value": 1}),
@@ -180,7 +180,14 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
 )
 """Calls that fail in the same session."""
 
-RULES = ("allow *", "allow fs.write **", "allow fs.read **", "allow shell.run *", "allow shell.run python3 -")
+RULES = (
+    "allow *",
+    "allow file.delete notes.txt",
+    "allow fs.write **",
+    "allow fs.read **",
+    "allow shell.run *",
+    "allow shell.run python3 -",
+)
 
 
 @tool(mode="stateful", side_effect="read", locks=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,21 @@ async def test_a_mode_that_moves_files_still_asks_about_deleting_them(
         assert (await kernel.explain_call(tool_id, secret)).action != "allow"
 
 
+@pytest.mark.parametrize("mode", ["accept-edits", "auto"])
+async def test_a_mode_that_moves_files_moves_folders_too_but_no_secret_in_them(tmp_path: Path, mode: str) -> None:
+    async with opened(HELD, tmp_path, mode=mode) as kernel:
+        session = await kernel.session()
+        source = Path(session.workdir, "a/deep")
+        source.mkdir(parents=True)
+        (source / "x").write_text("x")
+        assert (await session.call("file.move", {"path": "a", "to": "b"})).ok
+        Path(session.workdir, "b/deep/.env").write_text("TOKEN=x")
+        assert (await session.call("file.move", {"path": "b", "to": "c"})).error_kind == "denied"
+        assert Path(session.workdir, "b/deep/x").read_text() == "x"
+
+
 async def test_both_paths_of_a_move_are_judged(tmp_path: Path) -> None:
-    async with opened(HELD, tmp_path, rules=["allow fs.write a/**"]) as kernel:
+    async with opened(HELD, tmp_path, rules=["allow fs.write a/**", "allow file.delete a/y"]) as kernel:
         session = await kernel.session()
         workspace = Path(session.workdir)
         (workspace / "a").mkdir()
@@ -44,6 +58,26 @@ async def test_both_paths_of_a_move_are_judged(tmp_path: Path) -> None:
         moved = await session.call("file.move", {"path": "a/x", "to": "a/y"})
         assert moved.data == {"path": "a/y", "kind": "file", "entries": 1, "size": 1}
         assert (await session.call("file.delete", {"path": "a/y"})).ok and not (workspace / "a/y").exists()
+
+
+@pytest.mark.proves("P-17")
+@pytest.mark.parametrize("rule", ["allow file.delete **", "allow fs.write **", "allow file.delete"])
+async def test_a_wide_rule_does_not_delete_what_cannot_be_brought_back(tmp_path: Path, rule: str) -> None:
+    async with opened(HELD, tmp_path, rules=[rule, "allow file.delete named"]) as kernel:
+        workspace = Path((await kernel.session()).workdir)
+        (workspace / "empty").mkdir()
+        (workspace / "empty.txt").touch()
+        for name in ("full/x", "work.txt", "named", "tracked", "changed"):
+            (workspace / name).parent.mkdir(exist_ok=True)
+            (workspace / name).write_text("x")
+        for words in (("init", "-q"), ("add", "tracked", "changed")):
+            subprocess.run(["git", *words], cwd=workspace, check=True)
+        (workspace / "changed").write_text("other")
+        found = {
+            name: (await kernel.explain_call("file.delete", {"path": name, "recursive": True})).action
+            for name in ("full", "work.txt", "changed", "tracked", "empty", "empty.txt", "missing", "named")
+        }
+        assert [name for name, action in found.items() if action == "ask"] == ["full", "work.txt", "changed"], found
 
 
 @pytest.mark.parametrize("door", [HELD, JOINED])

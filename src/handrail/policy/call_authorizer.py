@@ -448,7 +448,7 @@ class _AccessCheck:
         allowed = self._answered or (
             self._strictest_tool_rule is not None and self._strictest_tool_rule.rule.action == "allow"
         )
-        if finding.cause == "program":
+        if finding.cause in ("program", "destroys"):
             return allowed and self._requires_program(argv, literally=True)
         if finding.cause == "rule" and finding.reading is not None:
             return self._answered and self._requires_program(argv)  # the user who approved the call knows what it runs

@@ -264,6 +264,9 @@ class ToolPolicy:
             and (question := self.explain_protected_write(target, tool)) is not None
         ):
             return PolicyFinding("ask", "protected", rule, question, None, target, tool)
+        if action == "allow" and target.losses and not _is_path_named((tool and tool.rule, rule), subject):
+            note = "it deletes a folder with content, or a file of which git has no copy"
+            return PolicyFinding("ask", "destroys", rule, note, None, target, tool)
         return PolicyFinding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
 
     def explain_protected_write(self, target: CallTarget, tool: RankedRule | None) -> str | None:
@@ -617,6 +620,13 @@ def _is_about_certain_commands(rule: Rule) -> bool:
 def _has_non_wildcard_word(rule: RankedRule) -> bool:
     """Return whether a rule's pattern has at least one word that is not only a wildcard."""
     return rule.argv is not None and (bool(rule.argv.literal_words) or rule.argv.program_prefix != "")
+
+
+def _is_path_named(rules: Iterable[Rule | None], subject: PathSubject | str) -> bool:
+    """Return whether one of the rules names a path without a wildcard."""
+    return isinstance(subject, PathSubject) and any(
+        rule is not None and names_protected_path(rule, subject) for rule in rules
+    )
 
 
 def _rule_names_whole_command(finding: PolicyFinding) -> bool:

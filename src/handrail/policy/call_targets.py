@@ -24,7 +24,7 @@ from handrail.contract.tool.requires import (
     union_of_layers,
 )
 from handrail.contract.tool.spec import ToolSpec, fill_template, object_properties_of, template_argument_names
-from handrail.policy.file_losses import find_losses
+from handrail.policy.file_losses import find_losses, is_lost_by_deletion
 from handrail.policy.rules.matchers import PathSubject, SubjectKind
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.shell import command_wrappers, destroying_forms, read_only_proof
@@ -53,7 +53,7 @@ class CallTarget(NamedTuple):
     subject: PathSubject | ShellScript | str
     redirected: Literal["", "plain", "guessed"] = ""
     losses: tuple[str, ...] | None = None
-    """For a shell text: the files that it removes or replaces for good. None if the file system was not asked."""
+    """The files that a shell text, or a tool that deletes, removes or replaces for good. None if the file system was not asked."""
 
 
 def subject_kind_of(spec: ToolSpec) -> SubjectKind:
@@ -86,9 +86,10 @@ def make_path_subject(absolute: str, roots: PathResolver) -> PathSubject:
 class TargetReader:
     """Reads the targets of one tool from the arguments of its calls."""
 
-    __slots__ = ("_getters", "_path")
+    __slots__ = ("_getters", "_is_deleting", "_path")
 
     def __init__(self, spec: ToolSpec) -> None:
+        self._is_deleting = spec.kind == "delete"
         self._getters: tuple[tuple[Capability, tuple[_Getter, ...]], ...] = tuple(
             (cast("Capability", capability), tuple(_getter(template, spec) for template in templates))
             for capability, templates in spec.effective_targets.items()
@@ -127,7 +128,8 @@ class TargetReader:
                     subject = PathSubject(absolute, where.relative_path)
                 else:
                     subject = make_path_subject(absolute, roots)
-                return [CallTarget(capability, absolute, where.display_path, subject)]
+                target = CallTarget(capability, absolute, where.display_path, subject)
+                return [self._add_losses(target, where, roots) if self._is_deleting else target]
         found: list[CallTarget] = []
         for capability, getters in self._getters:
             # An argument that is left out names nothing, unless it is the only one.
@@ -151,8 +153,14 @@ class TargetReader:
                 if where is None:
                     where = located[text] = roots.resolve_path(text)
                 subject = make_path_subject(where.absolute, roots)
-                found.append(CallTarget(cast("Capability", capability), where.absolute, where.display_path, subject))
+                target = CallTarget(cast("Capability", capability), where.absolute, where.display_path, subject)
+                found.append(self._add_losses(target, where, roots) if self._is_deleting else target)
         return found
+
+    @staticmethod
+    def _add_losses(target: CallTarget, where: ResolvedPath, roots: PathResolver) -> CallTarget:
+        is_lost = target.capability == "fs.write" and is_lost_by_deletion(where, roots)
+        return target._replace(losses=(target.shown,) if is_lost else ())
 
 
 def _getter(template: str, spec: ToolSpec) -> _Getter:

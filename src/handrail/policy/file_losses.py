@@ -1,4 +1,4 @@
-"""The files of the workspace that a shell text removes or replaces for good, as the file system and git's index say.
+"""The files that a shell text or a tool removes or replaces for good, as the file system and git's index say.
 
 Nothing is lost if git has the content of a removed file, or if git ignores a folder of build outputs. The index is read as a
 file, so no program of the workspace runs.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.file_services import PathResolver
+from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.text.glob_patterns import path_matches
 from handrail.policy.shell import command_wrappers, destroying_forms
 from handrail.policy.shell.parser import ShellScript
@@ -52,6 +52,23 @@ def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
                 if len(found) < _MOST_LOSSES and _is_lost(place, inner, roots, removed=is_removed):
                     found[place] = None
     return tuple(found)
+
+
+def is_lost_by_deletion(where: ResolvedPath, roots: PathResolver) -> bool:
+    """Return whether something is lost for good if a tool deletes this path."""
+    try:
+        found = os.lstat(where.absolute)
+        if stat.S_ISDIR(found.st_mode):
+            with os.scandir(where.absolute) as entries:
+                if next(entries, None) is None:
+                    return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    if where.root != roots.workspace:
+        return stat.S_ISDIR(found.st_mode) or found.st_size > 0
+    return _is_lost(where.absolute, "", roots, removed=True)
 
 
 def _places(command: ShellCommand, path: str) -> Iterator[str]:

@@ -45,7 +45,7 @@ _PROBE_WORDS = (
 _DESTROYERS = frozenset(("rm", "rmdir", "shred", "dd", "truncate", "mkfs", "wipefs", "mv", "kill", "pkill", "killall"))
 """Programs whose usual effect cannot be brought back."""
 _DESTROYING_GIT = frozenset(("clean", "reset", "checkout", "restore", "push", "filter-branch", "rebase", "stash"))
-_CAUSES = ("fault", "capability", "protected", "unclear", "program", "rule", "no rule", "wait")
+_CAUSES = ("fault", "capability", "protected", "destroys", "unclear", "program", "rule", "no rule", "wait")
 """The causes of a finding, from the one that the user should see first."""
 
 

@@ -44,7 +44,8 @@ from handrail.runtime.ripgrep import HiddenFileRecord
 from handrail.runtime.search_service import RipgrepSearch
 from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore, list_secret_settings
 from handrail.runtime.shell_service import CallTerminals, SandboxedShell, SessionTerminals
-from handrail.runtime.undo.workspace_snapshots import FileWriteTracker, WorkspaceSnapshots
+from handrail.runtime.undo.file_tool_trackers import FileToolTracker
+from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots
 
 NO_USER_ATTACHED = "question is unavailable: no user is attached to this session"
 """The fixed text of ``question`` in a headless session."""
@@ -276,19 +277,17 @@ class CallRuntime:
                     may,
                     environment.client,
                     environment.hidden_files,
-                    self._record_write,
+                    self._track_change,
                 )
             else:
                 self._files = RootedFiles(
-                    environment.roots, environment.seen_files, may, environment.hidden_files, self._record_write
+                    environment.roots, environment.seen_files, may, environment.hidden_files, self._track_change
                 )
         return self._files
 
-    def _record_write(self, located: ResolvedPath) -> FileWriteTracker | None:
-        snapshots = self._environment.snapshots
-        return (
-            None if snapshots is None else snapshots.begin_write(located, self._services.calling_call_ids, self.tool_id)
-        )
+    def _track_change(self, located: ResolvedPath) -> FileToolTracker | None:
+        snapshots, callers = self._environment.snapshots, self._services.calling_call_ids
+        return None if snapshots is None or not callers else FileToolTracker(snapshots, located, callers, self.tool_id)
 
     @property
     def search(self) -> SearchService:

@@ -117,19 +117,6 @@ def adopt_folder(folders: StateFolders) -> None:
     _write(folders, ProjectRecord(str(folders.workspace), identity, () if record is None else record.shared))
 
 
-def find_moved_state(folders: StateFolders) -> tuple[str, ...]:
-    """Return the former paths of this folder under which state is stored."""
-    identity = identify_folder(folders.workspace)
-    if identity is None:
-        return ()
-    try:
-        states = [one for one in (folders.state / "ws").iterdir() if one.name != folders.key]
-    except OSError:
-        return ()
-    found = (read_project(one) for one in states)
-    return tuple(sorted(one.workspace for one in found if one is not None and one.identity.is_same_as(identity)))
-
-
 def share_answers(folders: StateFolders, other: Path, *, shares: bool) -> None:
     """Let the standing answers of another workspace hold here too, or no longer.
 

@@ -27,6 +27,7 @@ from handrail.frontends.cli.text_layout import (
 
 if TYPE_CHECKING:
     from handrail.contract.calls_and_results import Result
+    from handrail.contract.undo_reports import UndonePath, UndoReport
 
 _CODES = {
     "bold": "1",
@@ -456,3 +457,34 @@ def format_inline(text: str, style: str = "") -> list[StyledText]:
             parts.append((shown, style))
             parts.append((f" ({found['link']})" if shown else found["link"], f"{style} underline".strip()))
     return [part for part in (*parts, (text[end:], style)) if part[0]] or [("", style)]
+
+
+_MOST_UNDONE_PATHS = 50
+"""Maximum number of paths in the text; ``--json`` lists all."""
+
+
+def format_undo_report(report: UndoReport) -> Iterator[str]:
+    """Yield the lines for people: the paths, what is not known, and what was done."""
+    for one in report.paths[:_MOST_UNDONE_PATHS]:
+        yield _format_undone_path(one, is_dry_run=report.is_dry_run)
+    if len(report.paths) > _MOST_UNDONE_PATHS:
+        yield f"… and {len(report.paths) - _MOST_UNDONE_PATHS:,} more paths (--json lists all)"
+    for problem in report.problems:
+        yield f"not known: {problem}"
+    given_back = report.count("restored") + report.count("removed")
+    verb = "Would undo" if report.is_dry_run else "Undid"
+    shown = ", ".join(report.calls[:3]) + (f" and {len(report.calls) - 3} more calls" if len(report.calls) > 3 else "")
+    if given_back:
+        yield f"{verb} {shown}: {given_back:,} paths."
+    elif report.paths:
+        yield (
+            f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them."
+        )
+    else:
+        yield f"Nothing to undo: what {shown} changed is as it was before."
+
+
+def _format_undone_path(one: UndonePath, *, is_dry_run: bool) -> str:
+    verbs = {"restored": "restore", "removed": "remove"}
+    outcome = verbs.get(one.outcome, one.outcome) if is_dry_run else one.outcome
+    return f"{outcome:<11} {one.path}" + (f": {one.detail}" if one.detail else "")

@@ -556,6 +556,7 @@ MODE_RULE_TEXTS: Mapping[Mode, tuple[str, ...]] = {
     "accept-edits": (*(f"allow {tool} **" for tool in _FILE_TOOLS), *_SECRETS),
     "auto": (
         "allow fs.write **",
+        "allow file.move **",
         "ask file.delete **",
         *_SECRETS,
         *_EXAMPLES,

@@ -263,7 +263,7 @@ def _git_clean(rest: Sequence[str]) -> str | None:
 
 def _git_checkout(rest: Sequence[str]) -> str | None:
     options, operands = split_words(rest, "-b -B --orphan --conflict")
-    if _has(options, "fpB", "--force", "--patch", "--ours", "--theirs", "--pathspec-from-file") or "--" in rest:
+    if _has(options, "fpB", "--force", "--patch", "--ours", "--theirs", "--pathspec-from-file") or "--" in rest[:-1]:
         return "git checkout can discard changes"
     if len(operands) > 1 and not _has(options, "b", "--orphan"):
         return "git checkout can discard changes"

@@ -24,7 +24,7 @@ from handrail.contract.services.client_services import EditorClientHandler
 from handrail.contract.services.file_services import EntryChange, ResolvedPath, WriteResult
 from handrail.contract.tool.requires import AccessCheck
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
-from handrail.runtime.files.rooted_file_service import OpenFileContent, RootedFiles, SeenFileHashes, WriteTracker
+from handrail.runtime.files.rooted_file_service import ChangeTracker, OpenFileContent, RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.ripgrep import HiddenFileRecord
 
@@ -80,9 +80,9 @@ class EditorFiles(RootedFiles):
         may: AccessCheck,
         buffers: EditorClientHandler,
         hidden: HiddenFileRecord | None = None,
-        record_write: Callable[[ResolvedPath], WriteTracker | None] = lambda _: None,
+        track_change: Callable[[ResolvedPath], ChangeTracker | None] = lambda _: None,
     ) -> None:
-        super().__init__(roots, seen, may, hidden, record_write)
+        super().__init__(roots, seen, may, hidden, track_change)
         self._buffers = buffers
         self._texts = _KNOWN_TEXTS.setdefault(buffers, KnownFileTexts())
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -50,10 +50,16 @@ def list_tree(located: ResolvedPath) -> list[TreeEntry]:
         return _list_tree(parent, _name_of(located), located)
 
 
-def move_entry(source: ResolvedPath, target: ResolvedPath, checked: Sequence[TreeEntry]) -> None:
+def move_entry(
+    source: ResolvedPath,
+    target: ResolvedPath,
+    checked: Sequence[TreeEntry],
+    keep: Callable[[], None] | None = None,
+) -> None:
     """Give an entry a path that no entry has, and create the folders of that path.
 
     :param checked: the tree as :func:`list_tree` returned it
+    :param keep: keeps the tree for undo; called directly before the move
     :raises ToolError: ``conflict`` if the target exists or the tree has changed
     """
     old, new = _name_of(source), _name_of(target)
@@ -62,6 +68,8 @@ def move_entry(source: ResolvedPath, target: ResolvedPath, checked: Sequence[Tre
         _open_parent(target, create=True) as new_parent,
         _map_errors(target, "moving to"),
     ):
+        if keep is not None:
+            keep()
         atomic_write.rename_exclusively(parent, old, new, new_parent)
         if _has_changed(new_parent, new, target, checked):
             atomic_write.rename_exclusively(new_parent, new, old, parent)
@@ -70,10 +78,13 @@ def move_entry(source: ResolvedPath, target: ResolvedPath, checked: Sequence[Tre
         os.fsync(parent)
 
 
-def delete_entry(located: ResolvedPath, checked: Sequence[TreeEntry]) -> None:
+def delete_entry(
+    located: ResolvedPath, checked: Sequence[TreeEntry], keep: Callable[[str], None] | None = None
+) -> None:
     """Delete a file, or a folder with everything in it.
 
     :param checked: the tree as :func:`list_tree` returned it
+    :param keep: keeps the tree for undo; called directly before the deletion, with the name that it has then
     :raises ToolError: ``conflict`` if the tree has changed, ``failed`` if a part of it cannot be deleted
     """
     name, aside = _name_of(located), f".handrail-{secrets.token_hex(8)}.tmp"
@@ -83,6 +94,8 @@ def delete_entry(located: ResolvedPath, checked: Sequence[TreeEntry]) -> None:
             atomic_write.rename_exclusively(parent, aside, name, parent)
             raise _changed_error(located)
         try:
+            if keep is not None:
+                keep(aside)
             if checked[0].kind == "directory":
                 shutil.rmtree(aside, dir_fd=parent)
             else:

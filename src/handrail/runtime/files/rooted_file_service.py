@@ -14,9 +14,10 @@ import hashlib
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Literal, Protocol, TypeVar
 
@@ -332,15 +333,23 @@ class OpenFileContent:
         return os.pread(self.descriptor, count, offset)
 
 
-class WriteTracker(Protocol):
-    """The tracker of one write, so that it can be undone."""
+class ChangeTracker(Protocol):
+    """The tracker of one change, so that it can be undone."""
 
     def keep(self, before: bytes | None, mode: int | None, after: bytes, new_mode: int, /) -> None:
         """Keep what the write replaces, directly before it does."""
         ...
 
+    def keep_deleted(self, entries: Sequence[str], aside: str, /) -> None:
+        """Keep a tree directly before it is deleted. Until then, it has the name ``aside``."""
+        ...
+
+    def keep_moved(self, source: ResolvedPath, entries: Sequence[str], /) -> None:
+        """Keep a tree directly before it is moved."""
+        ...
+
     def discard(self) -> None:
-        """Forget the write, since it failed."""
+        """Forget the change, since it failed."""
         ...
 
 
@@ -350,7 +359,7 @@ class RootedFiles:
     :param seen: shared by all calls of one session
     :param may: evaluates the rules for each canonical path, for ``fs.read`` and ``fs.write``
     :param hidden: the hidden files that the session has met; they are not read under another name either
-    :param record_write: returns the tracker of a write, for undo; None if nothing is kept
+    :param track_change: returns the tracker of a change of a path, for undo; None if nothing is kept
     """
 
     def __init__(
@@ -359,13 +368,13 @@ class RootedFiles:
         seen: SeenFileHashes,
         may: AccessCheck,
         hidden: HiddenFileRecord | None = None,
-        record_write: Callable[[ResolvedPath], WriteTracker | None] = lambda _: None,
+        track_change: Callable[[ResolvedPath], ChangeTracker | None] = lambda _: None,
     ) -> None:
         self._roots = roots
         self._seen = seen
         self._may = may
         self._hidden = HiddenFileRecord() if hidden is None else hidden
-        self._record_write = record_write
+        self._track_change = track_change
 
     async def stat(self, path: str) -> FileStat:
         located = self._authorize("fs.read", path)
@@ -458,16 +467,13 @@ class RootedFiles:
 
         def put() -> WriteResult:
             check_write_spares_git(located, data)
-            seen, tracker = self._seen.find_seen_hash(located.absolute), self._record_write(located)
-            try:
-                keep = None if tracker is None else tracker.keep
-                done = atomic_write.replace_file(located, data, expected, seen, keep)
-            except BaseException as error:
-                if tracker is not None:
-                    tracker.discard()
-                if isinstance(error, OSError):
+            seen = self._seen.find_seen_hash(located.absolute)
+            with self._tracked(located) as tracker:
+                try:
+                    keep = None if tracker is None else tracker.keep
+                    done = atomic_write.replace_file(located, data, expected, seen, keep)
+                except OSError as error:
                     raise secure_open.os_error_for_model(error, located, "writing") from error
-                raise
             self._seen.record(located.absolute, done.sha256)
             return WriteResult(located.display_path, done.created, len(data), done.sha256, done.before)
 
@@ -493,7 +499,10 @@ class RootedFiles:
                 head = _read_head(source, entry.relative) if entry.kind == "file" else b""
                 for place in (source, target):
                     check_write_spares_git(self._roots.locate_canonical(beneath(place.absolute, entry.relative)), head)
-            entry_moves.move_entry(source, target, entries)
+            with self._tracked(target) as tracker:
+                names = [entry.relative for entry in entries]
+                keep = None if tracker is None else partial(tracker.keep_moved, source, names)
+                entry_moves.move_entry(source, target, entries, keep)
             for entry in entries:
                 self._seen.rename(beneath(source.absolute, entry.relative), beneath(target.absolute, entry.relative))
             return _describe_change(target, entries)
@@ -522,7 +531,10 @@ class RootedFiles:
         def act() -> EntryChange:
             for entry in entries:
                 check_write_spares_git(self._roots.locate_canonical(beneath(located.absolute, entry.relative)), b"")
-            entry_moves.delete_entry(located, entries)
+            with self._tracked(located) as tracker:
+                names = [entry.relative for entry in entries]
+                keep = None if tracker is None else partial(tracker.keep_deleted, names)
+                entry_moves.delete_entry(located, entries, keep)
             for entry in entries:
                 self._seen.forget(beneath(located.absolute, entry.relative))
             return _describe_change(located, entries)
@@ -541,6 +553,17 @@ class RootedFiles:
                 return _file_stat(located.display_path, os.fstat(descriptor))
 
         return await _run_to_completion(act)
+
+    @contextmanager
+    def _tracked(self, located: ResolvedPath) -> Generator[ChangeTracker | None]:
+        """Track a change, and forget it if it fails."""
+        tracker = self._track_change(located)
+        try:
+            yield tracker
+        except BaseException:
+            if tracker is not None:
+                tracker.discard()
+            raise
 
     def _locate_entry(self, path: str) -> ResolvedPath:
         """Return the place of an entry that is moved or deleted, which must not be a link.

@@ -89,7 +89,7 @@ def plan_undo(snapshots: WorkspaceSnapshots, operations: Sequence[UndoableOperat
     steps: list[_UndoStep] = []
     left: list[UndonePath] = []
     kept: list[bytes] = []
-    with _WorkspaceFolder(snapshots) as workspace:
+    with WorkspaceFolder(snapshots) as workspace:
         for path, chain in chains.items():
             present = workspace.read_state(path)
             earlier, reason = _walk_back(snapshots, path, present, chain, own, overwrite=overwrite)
@@ -169,7 +169,7 @@ def carry_out_undo(
         number = store.add_operation(UndoableOperation(0, "undo", undo_id, session, "", now, now), changes)
     failed: dict[bytes, str] = {}
     try:
-        with _WorkspaceFolder(snapshots) as workspace:
+        with WorkspaceFolder(snapshots) as workspace:
             for path, reason in _carry_out_steps(workspace, plan.steps, in_use):
                 failed.setdefault(path, reason)
     finally:
@@ -189,7 +189,7 @@ def carry_out_undo(
 
 
 def _carry_out_steps(
-    workspace: _WorkspaceFolder, steps: Sequence[_UndoStep], in_use: Mapping[str, str]
+    workspace: WorkspaceFolder, steps: Sequence[_UndoStep], in_use: Mapping[str, str]
 ) -> Iterator[tuple[bytes, str]]:
     """Carry out the steps, each when its folder is there, and yield those that fail with the reason."""
     ordered = sorted(steps, key=lambda one: one.path)
@@ -224,7 +224,7 @@ class _PathConflict(Exception):
 _RACE = "it changed while the undo ran"
 
 
-class _WorkspaceFolder:
+class WorkspaceFolder:
     """The workspace by the descriptors of its folders. For one thread."""
 
     def __init__(self, snapshots: WorkspaceSnapshots) -> None:
@@ -235,7 +235,7 @@ class _WorkspaceFolder:
         self._closed_folders: dict[str, int] = {}
         """The permissions of folders that had to be opened for a change."""
 
-    def __enter__(self) -> _WorkspaceFolder:
+    def __enter__(self) -> WorkspaceFolder:
         top = open_root(self._snapshots.root)
         try:
             self._root = openat2(top, ".", FOLDER_FLAGS, _STRICT)
@@ -260,6 +260,20 @@ class _WorkspaceFolder:
         except OSError:
             return ABSENT  # a folder on the way is missing, or is a link
         return self._read_entry(parent, name)
+
+    def keep_state(self, path: bytes, *, content: bool) -> PathState:
+        """Return what is at a path now, and keep the content of a file. Call it within a transaction of the store.
+
+        :param content: whether the content is kept; without it, the state cannot be given back
+        :raises OSError: if the store fails
+        """
+        try:
+            parent, name = self._open_parent(os.fsdecode(path))
+        except OSError:
+            return ABSENT
+        state = self._read_entry(parent, name, keep=True, content=content)
+        is_missing = state.sha is not None and not self._store.has_content(state.sha)
+        return state._replace(sha=None) if is_missing else state
 
     def _read_entry(self, parent: int, name: str, *, keep: bool = False, content: bool = True) -> PathState:
         """Return what an entry of a folder is now.

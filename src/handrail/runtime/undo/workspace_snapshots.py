@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from handrail.contract.sandbox_protocol import SandboxProfile
-from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
@@ -406,7 +405,7 @@ class WorkspaceSnapshots:
         if self._shape is not None:
             for path in folders.keys() | self._folders.keys():
                 if folders.get(path) != self._folders.get(path):
-                    self._note(path, _folder_state_of(self._folders.get(path)))
+                    self._note(path, folder_state_of(self._folders.get(path)))
             for path in links.keys() | self._links.keys():
                 if links.get(path) != self._links.get(path):
                     self._note(path, _link_state_of(self._links.get(path)))
@@ -457,7 +456,7 @@ class WorkspaceSnapshots:
         if path in self._links:
             return _link_state_of(self._links[path])
         if path in self._folders:
-            return _folder_state_of(self._folders[path])
+            return folder_state_of(self._folders[path])
         return _UNKNOWN if name in self._listed.get(folder, ()) else ABSENT
 
     def find_running(self, calls: Iterable[str]) -> frozenset[str]:
@@ -465,65 +464,6 @@ class WorkspaceSnapshots:
         with self._lock:
             running = (one for one in self._running if not one.ended_ns)
             return frozenset(name for one in running for name in one.callers).intersection(calls)
-
-    # ── file tools ───────────────────────────────────────────────────────────────────────────────
-
-    def begin_write(self, located: ResolvedPath, callers: tuple[str, ...], tool: str) -> FileWriteTracker | None:
-        """Return a tracker for one write of a file tool; None outside the workspace."""
-        if located.root != self.root or not callers:
-            return None
-        return FileWriteTracker(self, located.relative_path, callers, tool)
-
-
-class FileWriteTracker:
-    """The tracker of one write of a file tool. The content before is kept directly before it is replaced."""
-
-    def __init__(self, snapshots: WorkspaceSnapshots, relative: str, callers: tuple[str, ...], tool: str) -> None:
-        self._snapshots = snapshots
-        self._relative = relative
-        self._callers = callers
-        self._tool = tool
-        self._operation: int | None = None
-        self._missing = tuple(self._find_missing_folders())
-
-    def _find_missing_folders(self) -> Iterator[str]:
-        folder = self._relative.rpartition("/")[0]
-        while folder and not os.path.lexists(f"{self._snapshots.root.rstrip('/')}/{folder}"):
-            yield folder
-            folder = folder.rpartition("/")[0]
-
-    def keep(self, before: bytes | None, mode: int | None, after: bytes, new_mode: int) -> None:
-        """Keep the content before, and record the change.
-
-        :param before: None if the file is new
-        :param mode: its permission bits
-        """
-        store, now = self._snapshots.store, time.time_ns()
-        session, name = find_session(self._callers), self._callers[0]
-        operation = UndoableOperation(0, "tool", name, session, self._tool, now, now, self._callers)
-        try:
-            with store.transaction():
-                state = PathState("file", new_mode, hashlib.sha256(after).digest())
-                kept = ABSENT if before is None else PathState("file", mode, store.put_bytes(before))
-                changes = [PathChange(os.fsencode(self._relative), kept, state)]
-                for folder in self._missing:
-                    changes.append(PathChange(os.fsencode(folder), ABSENT, self._read_folder(folder)))
-                self._operation = store.add_operation(operation, changes)
-        except OSError as error:
-            logger.warning("the content of %s could not be kept for undo: %s", self._relative, error)
-
-    def _read_folder(self, folder: str) -> PathState:
-        try:
-            found = os.lstat(f"{self._snapshots.root.rstrip('/')}/{folder}")
-        except OSError:
-            return ABSENT
-        return _folder_state_of(stat.S_IMODE(found.st_mode))
-
-    def discard(self) -> None:
-        """Forget the change, since the write failed."""
-        if self._operation is not None:
-            with contextlib.suppress(OSError):
-                self._snapshots.store.remove_operation(self._operation)
 
 
 class _FileKeeper:
@@ -709,7 +649,7 @@ def _state_of(kept: KeptFile) -> PathState:
     return PathState("file", stat.S_IMODE(kept.mode), kept.sha, identity=identity)
 
 
-def _folder_state_of(mode: int | None) -> PathState:
+def folder_state_of(mode: int | None) -> PathState:
     return ABSENT if mode is None else PathState("folder", mode)
 
 

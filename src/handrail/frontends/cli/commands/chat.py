@@ -21,7 +21,7 @@ from handrail.frontends.cli.command_runner import (
     run_on_event_loop,
     use_session_agent,
 )
-from handrail.frontends.cli.renderer import TerminalRenderer
+from handrail.frontends.cli.renderer import TerminalRenderer, format_undo_report
 from handrail.frontends.cli.run_view import JsonView, RunView
 from handrail.frontends.cli.shell_completion import resumable_ids
 from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
@@ -38,6 +38,7 @@ HELP = {
     "/help": "show these commands",
     "/mode [MODE]": "show or set the permission mode: plan, ask, accept-edits or auto",
     "/usage": "show the tokens of this session, and the cost if the provider reports it",
+    "/undo": "give back what the last call of this session changed in the workspace",
     "/compact": "replace older messages by an outline or a summary",
     "/exit": "leave; handrail chat --resume continues the session",
 }
@@ -181,6 +182,8 @@ class ChatConversation:
                 self._set_mode(rest.strip())
             elif word == "/usage":
                 await self._print_usage()
+            elif word == "/undo":
+                await self._undo_last_call()
             elif word == "/compact":
                 self._view.show(await self._agent.compact())
             elif word in ("/exit", "/quit"):
@@ -208,6 +211,14 @@ class ChatConversation:
             print_note(f"mode {mode}, for this session")
         else:
             print_note("Pass a mode: /mode plan, ask, accept-edits or auto. `handrail modes` explains them.")
+
+    async def _undo_last_call(self) -> None:
+        in_place = await self._session.undo(dry_run=True)
+        report = await self._session.undo(in_place.calls[-1])
+        for line in format_undo_report(report):
+            print_note(to_one_line(line))
+        if report.id:
+            print_note(f"To undo this: handrail undo {report.id}")
 
     async def _print_usage(self) -> None:
         await self._kernel.log.flush()

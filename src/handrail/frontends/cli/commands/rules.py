@@ -19,7 +19,7 @@ _DEFAULT_DESCRIPTION = "The shipped rules, which every session has. They answer 
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("--share", metavar="DIR", help="Let the stored answers of another workspace hold here too.")
 @click.option("--unshare", metavar="DIR", help="Let the stored answers of another workspace hold here no longer.")
-@click.option("--adopt", is_flag=True, help="Let the stored answers hold for the folder that is here now.")
+@click.option("--adopt", is_flag=True, help="Let the stored answers of this path hold for the folder that is here now.")
 @configuration_options
 def command(setting: CommandOptions, name: str | None, share: str | None, unshare: str | None, adopt: bool) -> int:
     """List the rule sets that ship, or print the rules of one.
@@ -28,7 +28,8 @@ def command(setting: CommandOptions, name: str | None, share: str | None, unshar
     an agent's manifest, or `open_kernel(rules=["@NAME"])`. The set `default` always applies. The command starts nothing.
 
     Answers "for this project" belong to the folder of the workspace. If another folder takes its path, they do not hold there
-    before you pass --adopt. With --share, the answers of another workspace, such as a worktree of the same project, hold here too.
+    before you pass --adopt. If you moved the folder, `handrail state adopt` takes its answers along. With --share, the answers of
+    another workspace, such as a worktree of the same project, hold here too.
     """
     if share is not None or unshare is not None or adopt:
         return _change_project(setting, share, unshare, adopt=adopt)

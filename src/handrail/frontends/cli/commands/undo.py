@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
+from handrail.frontends.cli.renderer import format_undo_report
 from handrail.frontends.cli.shell_completion import call_ids
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note
-
-if TYPE_CHECKING:
-    from handrail.contract.undo_reports import UndonePath, UndoReport
-
-_MOST_SHOWN = 50
-"""Maximum number of paths in the text; ``--json`` lists all."""
 
 
 @click.command("undo")
@@ -61,33 +55,8 @@ async def _undo(
     if setting.json:
         print_json({**asdict(report), "is_complete": report.is_complete})
     else:
-        _print_report(report)
+        for line in format_undo_report(report):
+            print_escaped_line(line)
+        if report.id:
+            print_note(f"To undo this: handrail undo {report.id}")
     return OUTPUT if report.is_complete else ERROR
-
-
-def _print_report(report: UndoReport) -> None:
-    for one in report.paths[:_MOST_SHOWN]:
-        print_escaped_line(_format_path(one, is_dry_run=report.is_dry_run))
-    if len(report.paths) > _MOST_SHOWN:
-        print_escaped_line(f"… and {len(report.paths) - _MOST_SHOWN:,} more paths (--json lists all)")
-    for problem in report.problems:
-        print_escaped_line(f"not known: {problem}")
-    given_back = report.count("restored") + report.count("removed")
-    verb = "Would undo" if report.is_dry_run else "Undid"
-    shown = ", ".join(report.calls[:3]) + (f" and {len(report.calls) - 3} more calls" if len(report.calls) > 3 else "")
-    if given_back:
-        print_escaped_line(f"{verb} {shown}: {given_back:,} paths.")
-    elif report.paths:
-        print_escaped_line(
-            f"{verb} nothing of {shown}. `--overwrite` also undoes files that changed since, and keeps them."
-        )
-    else:
-        print_escaped_line(f"Nothing to undo: what {shown} changed is as it was before.")
-    if report.id:
-        print_note(f"To undo this: handrail undo {report.id}")
-
-
-def _format_path(one: UndonePath, *, is_dry_run: bool) -> str:
-    verbs = {"restored": "restore", "removed": "remove"}
-    outcome = verbs.get(one.outcome, one.outcome) if is_dry_run else one.outcome
-    return f"{outcome:<11} {one.path}" + (f": {one.detail}" if one.detail else "")
