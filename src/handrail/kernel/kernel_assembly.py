@@ -423,7 +423,8 @@ def _check_folders(rules: Iterable[Rule], layer: CapabilityLayer, workspace: str
 
     :raises LoadError: with each rule that no call can match
     """
-    here = (rule for rule in rules if rule.scope != "project" or rule.source.startswith(f"{workspace}/"))
+    mine = (rule for rule in rules if rule.scope != "project" or rule.source.startswith(f"{workspace}/"))
+    here = (rule for rule in mine if rule.action == "allow")  # others may be about instruction files above
     faults = ((rule, fault_outside_folders(rule, layer)) for rule in here)
     found = [Diagnostic(rule.source, "", fault) for rule, fault in faults if fault is not None]
     if found:

@@ -266,6 +266,7 @@ LOGGERS = (
     "handrail.arbiter",
     "handrail.ipc",
     "handrail.mcp",
+    "handrail.runtime",
     "handrail.session",
 )
 """All loggers of Handrail: a filter on one does not apply to its children."""

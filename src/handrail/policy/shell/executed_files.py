@@ -156,7 +156,8 @@ def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCo
     steps = [_make_command_step(command.argv) for command in script.commands]
     redirected = tuple(file.target for file in script.files)
     if script.unclear is not None or not script.is_plain:
-        argvs = [word for command in script.commands for word in command.argv]
+        # As written too: where an argument has a mark, only the written word names the files that it may become.
+        argvs = [word for command in script.commands for word in (*command.argv, *command.source)]
         steps.append(_make_step((*argvs, *_split_text_at_signs(text))))
     if redirected:
         steps.append(ExecutingCommand(redirected))

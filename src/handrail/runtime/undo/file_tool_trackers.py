@@ -15,7 +15,7 @@ from handrail.runtime.undo.undo_restoration import WorkspaceFolder
 from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, find_session, folder_state_of
 from handrail.store.undo_store import ABSENT, PathChange, PathState, UndoableOperation
 
-logger = logging.getLogger("handrail.undo")
+logger = logging.getLogger("handrail.runtime")
 
 
 class FileToolTracker:

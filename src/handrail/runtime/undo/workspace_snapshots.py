@@ -38,7 +38,7 @@ from handrail.store.undo_store import (
     UndoStore,
 )
 
-logger = logging.getLogger("handrail.undo")
+logger = logging.getLogger("handrail.runtime")
 
 _STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
 _FICLONE = 0x40049409
