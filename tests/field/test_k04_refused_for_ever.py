@@ -11,7 +11,7 @@ from tests.agent.provider_bench import Kind, bench, each_provider
 from tests.agent.sessions import RecordingSession
 
 from handrail.agent.agent_loop import Agent
-from handrail.agent.model_protocol import ContextLengthExceeded, RequestRejected
+from handrail.agent.model_protocol import ContextOverflow, RequestRejected
 from handrail.agent.providers import open_model
 from handrail.agent.providers.provider_errors import make_reported_error
 from handrail.agent.run_budget import Budget
@@ -68,7 +68,7 @@ REFUSALS: dict[str, tuple[int, object, int | None]] = {
 def test_a_refusal_for_length_is_taken_for_another_one(who: str) -> None:
     status, body, limit = REFUSALS[who]
     error = make_reported_error("openai:x", "KEY", body, status)
-    assert isinstance(error, ContextLengthExceeded), error
+    assert isinstance(error, ContextOverflow), error
     assert limit is None or error.max_tokens == limit
 
 
@@ -91,7 +91,7 @@ def test_a_refusal_for_length_is_taken_for_another_one(who: str) -> None:
     ],
 )
 def test_another_refusal_is_not_taken_for_one_of_length(status: int, body: object) -> None:
-    assert not isinstance(make_reported_error("openai:x", "KEY", body, status), ContextLengthExceeded)
+    assert not isinstance(make_reported_error("openai:x", "KEY", body, status), ContextOverflow)
 
 
 def _refusal(kind: Kind, limit: int = 4096) -> ErrorReply:
@@ -143,7 +143,7 @@ async def test_a_refusal_for_length_inside_the_stream_counts_as_well(kind: Kind)
 async def test_one_result_that_is_longer_than_the_window_blocks_the_session(tmp_path: Path) -> None:
     tmp_path.joinpath("ws").mkdir()
     (tmp_path / "ws" / "long.txt").write_text("\n".join(f"line {n} {'x' * 60}" for n in range(2_000)))
-    too_long = ContextLengthExceeded("too long", max_tokens=8_000)
+    too_long = ContextOverflow("too long", max_tokens=8_000)
     model = PlaybackModel(call_reply(("read", {"path": "long.txt"})), [too_long], text_reply("ok"), text_reply("again"))
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
@@ -158,9 +158,7 @@ async def test_one_result_that_is_longer_than_the_window_blocks_the_session(tmp_
 
 
 async def test_a_message_that_was_too_long_blocks_the_shorter_ones_after_it() -> None:
-    model = PlaybackModel(
-        [ContextLengthExceeded("too long")], [ContextLengthExceeded("too long")], text_reply("Hello.")
-    )
+    model = PlaybackModel([ContextOverflow("too long")], [ContextOverflow("too long")], text_reply("Hello."))
     agent = Agent(RecordingSession(), model)
     assert (await agent.complete(LONG * 20)).status == "failed"
     assert (await agent.complete("hello?")).text == "Hello."
@@ -171,7 +169,7 @@ async def test_a_message_that_was_too_long_blocks_the_shorter_ones_after_it() ->
 async def test_a_refused_request_is_compacted_whatever_the_kind_of_compaction(compaction: Any) -> None:
     calls = [call_reply(("echo", {"text": LONG})) for _ in range(4)]
     more = [text_reply("They counted foxes.")] if compaction == "summary" else []
-    model = PlaybackModel(*calls, [ContextLengthExceeded("too long")], *more, text_reply("ok"))
+    model = PlaybackModel(*calls, [ContextOverflow("too long")], *more, text_reply("ok"))
     agent = Agent(RecordingSession(), model, budget=Budget(compaction=compaction))
     assert (await agent.complete("go")).text == "ok"
 

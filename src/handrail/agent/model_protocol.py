@@ -323,7 +323,7 @@ class RequestRejected(ProviderError):
         self.about: RejectedPart = about
 
 
-class ContextLengthExceeded(RequestRejected):
+class ContextOverflow(RequestRejected):
     """A request that is longer than the model's context.
 
     :param max_tokens: the tokens that the model takes, if the provider says so

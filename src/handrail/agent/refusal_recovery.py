@@ -18,7 +18,7 @@ from handrail.agent.model_protocol import (
     MAX_REQUEST_PICTURES,
     CallResult,
     CallResultsMessage,
-    ContextLengthExceeded,
+    ContextOverflow,
     Message,
     Model,
     ModelRequest,
@@ -70,7 +70,7 @@ class RefusalRecovery:
         """
         if run.stopped is not None or not isinstance(error, RequestRejected):
             return None
-        if isinstance(error, ContextLengthExceeded):
+        if isinstance(error, ContextOverflow):
             if self._was_shortened:
                 self._was_shortened = False
                 return None

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 from handrail.agent.model_protocol import (
-    ContextLengthExceeded,
+    ContextOverflow,
     ProviderBusy,
     ProviderDenied,
     ProviderError,
@@ -221,7 +221,7 @@ def _is_rejection(kind: str) -> bool:
     return "invalid" in kind or "badrequest" in kind or "bad_request" in kind or kind.startswith("not_found")
 
 
-def _find_length_refusal(name: str, status: int | None, kind: str, text: str) -> ContextLengthExceeded | None:
+def _find_length_refusal(name: str, status: int | None, kind: str, text: str) -> ContextOverflow | None:
     """Return the error for a request that is too long, or None if it was refused for another reason."""
     if status in (404, 408, 409) or (_PICTURE_WORDS.search(text) and kind not in _LENGTH_CODES):
         return None
@@ -231,7 +231,7 @@ def _find_length_refusal(name: str, status: int | None, kind: str, text: str) ->
         return None
     limit = next((found for pattern in _LIMIT_IN_WORDS if (found := pattern.search(text)) is not None), None)
     tokens = int(limit[1].replace(",", "")) if limit is not None and len(limit[1]) < 12 else 0
-    return ContextLengthExceeded(
+    return ContextOverflow(
         f"{name}: The conversation is longer than the model's context ({text}). Start a new session, set a smaller "
         "`context` in the agent's budget, or use a model with a larger context.",
         max_tokens=tokens if tokens >= _LEAST_WINDOW else None,
