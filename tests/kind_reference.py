@@ -350,7 +350,8 @@ RECORD_KINDS: Mapping[str, Happening] = {
         "removed_messages: Number of these messages\ntokens_before: Approximate tokens of all messages before\n"
         "tokens_after: Approximate tokens after\nis_summarised: Whether a model wrote a summary\n"
         "problem: Why there is no summary, or an empty text\nkept_messages: Number of messages that stay\n"
-        "was_requested: Whether the model or the user requested it",
+        "was_requested: Whether the model or the user requested it\n"
+        "shortened_results: Number of results that stay but are shortened, because the provider rejected a longer request",
     ),
     "provider-tool-used": Happening(
         "The model's provider ran one of its own tools. It belongs to no call.",
