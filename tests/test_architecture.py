@@ -76,10 +76,10 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     (file := tmp_path / "handrail.toml").write_text('[mcp.servers.never_listed]\nurl = "http://127.0.0.1:9/mcp"\n')
     call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
-        f"from handrail.frontends.cli.command_group import run\n{call} *{place}]) == 0\n"
-        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.inspect_method.cache_info().currsize == 0\n"
+        f"from handrail.frontends.cli.command_group import run_command_line as run\n{call} *{place}]) == 0\n"
+        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.read_method_signature.cache_info().currsize == 0\n"
         "assert 'handrail.upstream.upstream_connection' not in sys.modules\n"
-        f"import handrail.upstream.upstream_registry\nhandrail.upstream.servers.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
+        f"import handrail.upstream.upstream_registry\nhandrail.upstream.upstream_registry.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
         "assert 'handrail.upstream.upstream_connection' in sys.modules, 'the server is there'\n"
         "before = set(sys.modules)\nimport handrail.frontends.mcp.mcp_stdio_server\n"
         "assert not {'mcp', 'mcp_types'} & sys.modules.keys(), 'an MCP client is answered without'\n"
@@ -178,6 +178,7 @@ STARTING = {
     "kernel/doctor/machine_checks.py": "a bubblewrap or ripgrep that was found before",
     "demos/demonstration.py": _OWN,
     "demos/doors/opened.py": "this interpreter, with a safe search path",
+    "frontends/cli/__init__.py": "this interpreter, with the same arguments",
     "frontends/cli/commands/mcp.py": _OWN,
     "policy/watchdogs/api.py": _OWN,
     "upstream/server_programs.py": _OWN,
@@ -186,6 +187,7 @@ STARTING = {
     "sandbox/view/sandbox_user.py": "perl by its absolute path",
     "sandbox/start/launcher_python.py": "what a call asks for, in its sandbox",
     "sandbox/network/sandbox_network.py": _OWN,
+    "sandbox/network/session_network.py": "nsenter by its absolute path, and the bubblewrap that the sandbox has checked",
     "sandbox/selfcheck.py": "the system's shell by its absolute path",
     "sandbox/start/spawn.py": "what it is given",
     "sandbox/view/toolchains.py": _OWN,
@@ -247,7 +249,7 @@ def test_programs_are_started_by_few_modules_and_never_by_a_bare_name() -> None:
     assert not faults, "\n".join(faults)
     assert starting == set(STARTING), "say in the table where a new program comes from"
     for name, where in STARTING.items():
-        names = (_OWN, "find_command", "own_interpreter")
+        names = (_OWN, "resolve_command_program", "find_own_interpreter")
         assert where != _OWN or any(
             f"{one}(" in (ROOT / name if name.startswith("demos/") else SOURCE / name).read_text() for one in names
         ), f"{name} looks up nothing"
