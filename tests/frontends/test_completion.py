@@ -56,7 +56,7 @@ def test_commands_and_options_are_completed(handrail: Program) -> None:
     assert offered(handrail, "") == list(COMMANDS)
     assert offered(handrail, "co") == ["config", "completion"]
     assert offered(handrail, "call", "--wo") == ["--workspace"]
-    assert offered(handrail, "log", "") == ["verify", "acknowledge", "purge"]
+    assert offered(handrail, "log", "") == ["list", "verify", "acknowledge", "purge"]
     assert offered(handrail, "completion", "z") == ["zsh"]
     assert offered(handrail, "log", "--he") == ["--head", "--help"]
 
