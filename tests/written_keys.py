@@ -163,7 +163,7 @@ def _calls_of(function: _FunctionDef, name: str) -> Iterable[ast.Call]:
 
 def record_keys(kind: str) -> set[str]:
     """Return the keys of the bodies of a kind of record."""
-    return _sent(("add_record", 0, 1), kind) | _sent(("Record", 0, 3), kind)
+    return _sent(("queue_log_record", 0, 1), kind) | _sent(("Record", 0, 3), kind)
 
 
 def event_keys(kind: str) -> set[str]:

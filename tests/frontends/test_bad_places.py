@@ -18,8 +18,8 @@ pytestmark = pytest.mark.proves("F-12")
 
 FULL = """
 import resource, sys
-from handrail.frontends.cli.command_group import run
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.frontends.cli.command_group import run_command_line as run
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 sys.exit(run(sys.argv[2:]))
 """

@@ -113,7 +113,7 @@ def test_a_damaged_log_completes_to_nothing(here: Here, handrail: Program) -> No
 def test_completing_starts_no_kernel(here: Here, handrail: Program) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     code = (
-        "import os, sys\nfrom handrail.frontends.cli.command_group import run\n"
+        "import os, sys\nfrom handrail.frontends.cli.command_group import run_command_line as run\n"
         "try:\n    run([])\nexcept SystemExit:\n    pass\n"
         "print('LOADED', sorted({'handrail.kernel.kernel_interface', 'handrail.tools', 'pydantic', 'rich', 'mcp'} & set(sys.modules)))"
     )

@@ -19,7 +19,7 @@ def watch(event, arguments):
     elif event in ("socket.getaddrinfo", "socket.gethostbyname", "urllib.Request", "http.client.connect"):
         tried.append([event, repr(arguments)])
 sys.addaudithook(watch)
-from handrail.frontends.cli.command_group import run
+from handrail.frontends.cli.command_group import run_command_line as run
 codes = [run(line) for line in json.loads(sys.argv[1])]
 if sys.argv[2] == "and-one":
     try:

@@ -103,8 +103,8 @@ def test_a_withheld_tool_is_listed_with_its_reason_and_answered_with_it(here: He
 _WITHOUT = """
 import sys
 sys.modules |= dict.fromkeys(("mcp", "mcp_types", "openai", "anthropic"))  # as where they are not installed
-from handrail.frontends.cli.command_group import run
-from handrail.sandbox.start.spawn import find_binaries
+from handrail.frontends.cli.command_group import run_command_line as run
+from handrail.sandbox.start.spawn import find_bubblewrap_programs
 sys.exit(run(sys.argv[1:]))
 """
 

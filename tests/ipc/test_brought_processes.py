@@ -25,8 +25,8 @@ BRINGER = """
 import asyncio, sys, threading
 from pathlib import Path
 from handrail import Runtime, tool
-from handrail.ipc.wire.socket_handshake import connect
-from handrail.ipc.client.tool_host import ToolHost, describe_tools
+from handrail.ipc.wire.socket_handshake import connect_to_lease_holder
+from handrail.ipc.client.tool_host import ToolHost, describe_client_tools
 from handrail.ipc.wire.operation_dispatch import OperationTable
 
 @tool(id="far.write", side_effect="external", locks=["place:X"], requires={"fs": {"write": ["{workspace}"]}})
@@ -58,8 +58,8 @@ async def main():
     tools = [write, hold, pid, soon]
     bench = ToolHost(tools)
     operations = OperationTable(bench.requests, bench.notifications)
-    joined = await connect(Path(sys.argv[1]), sys.argv[2], operations, {"tools": describe_tools(tools)})
-    bench.attach(joined)
+    joined = await connect_to_lease_holder(Path(sys.argv[1]), sys.argv[2], operations, {"tools": describe_client_tools(tools)})
+    bench.attach_connection(joined)
     print("joined", flush=True)
     await joined.closed.wait()
 

@@ -25,14 +25,14 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user ne
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from handrail.ipc.wire.socket_handshake import listen
+from handrail.ipc.wire.socket_handshake import listen_on_socket
 from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable
 
 async def main():
     async def park(body):
         print("asked", body, flush=True)
         await asyncio.Event().wait()
-    await listen(Path(sys.argv[1]), sys.argv[2], lambda *_: (OperationTable({"park": OperationSpec(park)}), {}))
+    await listen_on_socket(Path(sys.argv[1]), sys.argv[2], lambda *_: (OperationTable({"park": OperationSpec(park)}), {}))
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
@@ -42,10 +42,10 @@ asyncio.run(main())
 GUEST = """
 import asyncio, sys
 from pathlib import Path
-from handrail.ipc.wire.socket_handshake import connect
+from handrail.ipc.wire.socket_handshake import connect_to_lease_holder
 
 async def main():
-    joined = await connect(Path(sys.argv[1]), sys.argv[2])
+    joined = await connect_to_lease_holder(Path(sys.argv[1]), sys.argv[2])
     await joined.request("park", 1)
 
 asyncio.run(main())

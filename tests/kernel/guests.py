@@ -30,7 +30,7 @@ OPENING: dict[str, Any] = {
     "mode": None,
     "shared": False,
     "interaction": 0,
-    "brought": [],
+    "loaded_tools": [],
 }
 
 

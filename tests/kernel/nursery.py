@@ -123,7 +123,7 @@ async def main(name, seed):
         raise
     here = asyncio.get_running_loop()
     while any(one.loop is here for one in process._UNREAPED):  # however long this machine takes to put namespaces away
-        await process.wait_for_dismantling()
+        await process.wait_until_all_dismantled()
     gc.collect()
     files = [path for number, path in open_files().items() if before.get(number) != path]
     tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task(), hearing}]

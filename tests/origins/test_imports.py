@@ -317,11 +317,11 @@ def test_a_folder_that_looks_like_an_installed_package_offers_nothing(
     (info / "entry_points.txt").write_text(f"[{group}]\nplanted = planted:made\n")
     module(planted, "planted", evil(marker))
     said = agent(
-        "from handrail.store.entry_point_cache import entry_points\n"
+        "from handrail.store.entry_point_cache import list_entry_points\n"
         "from handrail.origins.import_guard import find_entry_points as uncached\n"
         "from importlib import metadata\n"
         f"print(len(metadata.entry_points(group={group!r}, name='planted')))\n"
-        f"print([p.name for p in (*entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
+        f"print([p.name for p in (*list_entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
         workspace,
     )
     assert said == "1\n[]"
@@ -371,7 +371,7 @@ def test_an_optional_module_that_is_in_the_workspace_only_counts_as_not_installe
 ) -> None:
     module(planted, "fastembed", "")
     assert (
-        agent("from handrail.origins.import_guard import is_installed\nprint(is_installed('fastembed'))\n", workspace)
+        agent("from handrail.origins.import_guard import can_import_module\nprint(can_import_module('fastembed'))\n", workspace)
         == "False"
     )
 

@@ -30,19 +30,19 @@ from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.policy.rules.rules_and_modes import default_book
-from handrail.policy.call_authorizer import find_hidden_paths
+from handrail.policy.call_authorizer import path_denials_of_rules
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.shell_service import SandboxedShell
-from handrail.sandbox import tiers; from handrail.sandbox.start import pool; from handrail.sandbox.start import process
-from handrail.sandbox.start.sandboxed_process import wait_for_dismantling
+from handrail.sandbox import tier_probe as tiers; from handrail.sandbox.start import pool; from handrail.sandbox.start import process
+from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
 
 place = Path(sys.argv[1])
 ws = place / "ws"
 program = ShellRequires.model_validate({"cmd": "*"})
 hosts = tuple(sys.argv[2:])
 capabilities = CapabilitySet((CapabilityLayer("test", (str(ws),), (str(ws),), hosts, (program,), frozenset()),))
-profile = SandboxProfile(str(ws), str(place / "scratch"), denials=find_hidden_paths(default_book(), str(ws)), quarantine=str(place / "q"))
+profile = SandboxProfile(str(ws), str(place / "scratch"), denials=path_denials_of_rules(default_book(), str(ws)), quarantine=str(place / "q"))
 
 def lowest_free():
     descriptor = os.open("/dev/null", os.O_RDONLY)
@@ -79,7 +79,7 @@ async def main():
         assert (ws / ".git/config").read_text() == "theirs" and (ws / ".vscode/tasks.json").read_text() == "theirs"
     await pooled.aclose()
     while process._UNREAPED:  # however long this machine takes to put namespaces away
-        await wait_for_dismantling()
+        await wait_until_all_dismantled()
     for thread in threading.enumerate():
         if thread.name == "handrail-reap":
             thread.join()

@@ -156,9 +156,9 @@ def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
         (home / name).mkdir()
     bound = tmp_path / "bound"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom handrail.store.state_folders import find_system_folder, explain_too_broad\n"
+        "import sys\nfrom pathlib import Path\nfrom handrail.store.state_folders import find_system_folder, explain_too_broad_workspace\n"
         "found = [Path(place) for place in sys.argv[1:]]\n"
-        "print([(explain_too_broad(one) or find_system_folder(one)) is not None for one in found])"
+        "print([(explain_too_broad_workspace(one) or find_system_folder(one)) is not None for one in found])"
     )
     mounts = {"ssh": home / ".ssh", "home": home, "etc": Path("/etc"), "project": home / "project"}
     argv = [next(find_bubblewrap_programs()), "--dev-bind", "/", "/"]

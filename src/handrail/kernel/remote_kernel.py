@@ -106,7 +106,7 @@ class RemoteKernel(Kernel):
             {**self._tool_host.requests, **serving.requests, **servers.requests},
             {
                 "event": self._receive_event,
-                "registrations": self._receive_loaded_tools,
+                "loaded_tools": self._receive_loaded_tools,
                 "generation": self._receive_generation,
                 **self._tool_host.notifications,
                 **serving.notifications,

@@ -185,7 +185,7 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
         raise ProgramRefused(f"Program {name!r} cannot be started. Give a name on PATH or an absolute path.")
     folders = _folders_to_skip(outside)
     passed_over: list[str] = []
-    for folder in _list_path_entries() if path is None else path:
+    for folder in list_path_folders() if path is None else path:
         candidate = f"{folder.rstrip('/')}/{name}"
         if not _is_program(candidate):
             continue
@@ -222,7 +222,7 @@ def resolve_command_program(command: Sequence[str], *, outside: Iterable[str] = 
 def build_clean_path(*, outside: Iterable[str] = ()) -> str:
     """Return PATH without the folders that :func:`find_program` skips, for programs that start others."""
     folders = _folders_to_skip(outside)
-    kept = (folder for folder in _list_path_entries() if _fault_in_folder(folder, folders) is None)
+    kept = (folder for folder in list_path_folders() if _fault_in_folder(folder, folders) is None)
     return os.pathsep.join(dict.fromkeys(kept)) or os.defpath.lstrip(":.")
 
 
@@ -305,7 +305,7 @@ def _folders_to_skip(outside: Iterable[str]) -> tuple[str, ...]:
     return (*_folders_to_refuse(outside), *((here,) if here else ()))
 
 
-def _list_path_entries() -> Iterator[str]:
+def list_path_folders() -> Iterator[str]:
     """Return the absolute entries of PATH. An empty entry means the current folder."""
     return (folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder.startswith("/"))
 
@@ -404,7 +404,7 @@ def _find_env_fault(arguments: Sequence[str], folders: tuple[str, ...], depth: i
 def _fault_on_path(program: str, folders: tuple[str, ...], depth: int) -> str | None:
     here = find_project_folder()
     doubtful = (*folders, *((here,) if here else ()))
-    for folder in _list_path_entries():
+    for folder in list_path_folders():
         if _fault_in_folder(folder, doubtful) is None and _is_program(found := f"{folder.rstrip('/')}/{program}"):
             problem = _find_program_fault(found, doubtful, depth)
             return None if problem is None else f"Its interpreter is {found}. {problem}"

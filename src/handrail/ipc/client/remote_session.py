@@ -173,7 +173,10 @@ class RemoteSession:
             self._own_generation = generation
 
     def _opening_body(self) -> Message:
-        view = {"interaction": self._catalog.interaction_number, "brought": list(self._catalog.active.shortest_steps())}
+        view = {
+            "interaction": self._catalog.interaction_number,
+            "loaded_tools": list(self._catalog.active.shortest_steps()),
+        }
         options = self._options
         return {
             "id": self.id,
@@ -204,7 +207,7 @@ class RemoteSession:
             self._own_generation = wire_encoding.read_generation(fields["generation"], self._tools)
         self._turns = max(self._turns, fields["turns"])
         self._catalog.replace_catalog_options(WIRE_CODEC.get_type_reader(CatalogOptions)(fields["catalog"]))
-        self._catalog.active.apply_steps(fields["brought"])
+        self._catalog.active.apply_steps(fields["loaded_tools"])
         self._provider_tools = dict(fields["native"])
         self.skills = self.skills or WIRE_CODEC.get_type_form(Sequence[SkillInfo]).read(
             fields["skills"]

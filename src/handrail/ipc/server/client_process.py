@@ -435,7 +435,7 @@ class ClientProcess:
         mode: Mode | None,
         shared: bool,
         interaction: int,
-        brought: Sequence[str],
+        loaded_tools: Sequence[str],
     ) -> Message:
         await self._server.wait_for_orphaned_calls(id)
         context = self.context if agent is None else self._get_or_make_context(agent)
@@ -447,7 +447,7 @@ class ClientProcess:
         options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": user_context}
         options |= {"client_info": client_info}
         opening = SessionOpening(context, self._get_or_make_context, self.frontend, options)
-        return self._register_session(await self._host.open_session(opening, id), context, interaction, brought)
+        return self._register_session(await self._host.open_session(opening, id), context, interaction, loaded_tools)
 
     async def _open_child(self, id: str, session: str, call: str, delegation: SubagentTask) -> Message:
         """Open the session of a sub-agent for a call; see :meth:`handrail.contract.session_protocols.Session.open_child`."""
@@ -474,21 +474,21 @@ class ClientProcess:
             )
 
     def _register_session(
-        self, session: LocalSession, context: AgentContext, interaction: int = 0, brought: Sequence[str] = ()
+        self, session: LocalSession, context: AgentContext, interaction: int = 0, loaded_tools: Sequence[str] = ()
     ) -> Message:
         if self._connection.lost_reason is not None:
             self._server.release_lost_client(self, (session,))
         else:
             self._sessions[session.id] = session
         catalog = session.catalog
-        if interaction or brought:  # the interaction continues here; otherwise its stored state counts
-            catalog.start_next_interaction(interaction, brought)
+        if interaction or loaded_tools:  # the interaction continues here; otherwise its stored state counts
+            catalog.start_next_interaction(interaction, loaded_tools)
         catalog.preload_index(context.generation)
         session.change_notifier.on_tools_loaded = partial(self._send_loaded_tools, session.id, catalog)
         fields: Message = {
             "turns": session.last_turn,
             "catalog": WIRE_CODEC.encode_value(CatalogOptions, catalog.options),
-            "brought": list(catalog.active.shortest_steps()),
+            "loaded_tools": list(catalog.active.shortest_steps()),
             "native": _list_provider_tools(session),
             "skills": WIRE_CODEC.encode_value(Sequence[SkillInfo], session.skills),
             "agents": WIRE_CODEC.encode_value(Sequence[SubagentType], session.subagent_types),
@@ -505,7 +505,7 @@ class ClientProcess:
     def _send_loaded_tools(self, session_id: str, catalog: InteractionTools, steps: Sequence[str]) -> None:
         """Send the change of the loaded tools, before the answer of the call that made it."""
         self._connection.notify(
-            "brought", {"session_id": session_id, "interaction": catalog.interaction_number, "steps": list(steps)}
+            "loaded_tools", {"session_id": session_id, "interaction": catalog.interaction_number, "steps": list(steps)}
         )
 
     def _find_session(self, session_id: str) -> LocalSession:

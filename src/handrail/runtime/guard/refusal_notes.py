@@ -19,7 +19,7 @@ from handrail.contract.protected.path_protection import find_protection
 from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Process, SandboxProfile
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.program_lookup import SYSTEM_FOLDERS, build_clean_path
+from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_folders
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.sandbox.view.toolchains import find_toolchains
 
@@ -216,12 +216,12 @@ def _explain_missing_programs(said: str) -> Iterator[str]:
 
 def _explain_missing(name: str) -> str | None:
     """Return where a program is on this machine that its sandbox does not show; None if it is nowhere."""
-    for folder in build_clean_path().split(os.pathsep):
-        if folder.startswith("/") and _is_program(Path(folder, name)):
+    for folder in list_path_folders():
+        if _is_program(Path(folder, name)):
             return (
                 f"`{name}` is in {escape_terminal_controls(folder)} on this machine, but it lies outside the folders that the "
-                "sandbox shows. Use another program, or ask the user to install it below /usr/local or in an installation "
-                "of its own (a folder with bin and lib) on PATH."
+                "sandbox shows. Use another program, or ask the user to install it below /usr/local or in a separate "
+                "installation (a folder with bin and lib) on PATH."
             )
     for pattern in _HOME_PROGRAMS:
         for folder in sorted(Path.home().glob(pattern), reverse=True):
