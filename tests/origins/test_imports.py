@@ -371,7 +371,10 @@ def test_an_optional_module_that_is_in_the_workspace_only_counts_as_not_installe
 ) -> None:
     module(planted, "fastembed", "")
     assert (
-        agent("from handrail.origins.import_guard import can_import_module\nprint(can_import_module('fastembed'))\n", workspace)
+        agent(
+            "from handrail.origins.import_guard import can_import_module\nprint(can_import_module('fastembed'))\n",
+            workspace,
+        )
         == "False"
     )
 
