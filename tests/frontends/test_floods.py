@@ -163,7 +163,7 @@ async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pyt
         protocol.most = 5
         return protocol
 
-    monkeypatch.setattr(http_server, "bounded_connection_class", five)
+    monkeypatch.setattr(http_server, "make_connection_class", five)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         held = [await asyncio.open_connection(where.hostname, where.port) for _ in range(20)]

@@ -140,7 +140,7 @@ def test_an_old_bubblewrap_is_named_with_its_version_and_what_to_install(
         program.write_text(f"#!/bin/sh\necho {words}\n")
         program.chmod(0o755)
         found.append(str(program))
-    monkeypatch.setattr(machine_checks, "find_binaries", lambda: iter(found))
+    monkeypatch.setattr(machine_checks, "find_bubblewrap_programs", lambda: iter(found))
     (check,) = machine_checks._check_bubblewrap()  # pyright: ignore[reportPrivateUsage]
     assert check.state == state
     assert all(f"{program} ({words})" in check.detail for program, words in zip(found, said, strict=True))

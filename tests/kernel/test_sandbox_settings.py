@@ -71,7 +71,7 @@ async def test_a_tool_without_a_sandbox_says_so_in_its_results_in_the_log_and_in
 async def test_where_nothing_can_be_confined_only_what_an_operator_named_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter(()))
+    monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda: iter(()))
     tier_probe.choose_sandbox.cache_clear()
     try:
         for name in ("free", "other"):

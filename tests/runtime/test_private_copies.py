@@ -75,7 +75,7 @@ async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monk
         threads.append(threading.get_ident())
         return make(root, files)
 
-    monkeypatch.setattr(guarded_sandbox, "make_private", noted)
+    monkeypatch.setattr(guarded_sandbox, "replace_by_private_copies", noted)
     assert (await ground.run("echo looked"))[1] == "looked\n"
     linked(ground, "a.txt")
     assert (await ground.run("cat a.txt"))[1] == "the store's"

@@ -34,7 +34,7 @@ from handrail.policy.call_authorizer import path_denials_of_rules
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.shell_service import SandboxedShell
-from handrail.sandbox import tier_probe as tiers; from handrail.sandbox.start import pool; from handrail.sandbox.start import process
+from handrail.sandbox import tier_probe as tiers; from handrail.sandbox.start import ready_sandbox_pool as pool; from handrail.sandbox.start import sandboxed_process as process
 from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
 
 place = Path(sys.argv[1])
@@ -59,7 +59,7 @@ async def main():
     kinds, worked = set(), 0
     check = "exec 2>/dev/null; cat .env; echo evil >> .git/config; echo evil > .vscode/tasks.json; echo worked; true"
     assert (await shell.run(check)).output == b"worked\\n"
-    await pooled.wait_until_replenished()
+    await pooled.wait_until_successors_ready()
     for spare in [*range(0, 40), *range(0, 40, 3)]:
         (ws / f"new{spare}").mkdir(exist_ok=True)
         (ws / "src" / f"new{spare}").mkdir(exist_ok=True)

@@ -149,7 +149,7 @@ def test_a_group_goes_with_its_process_and_what_a_killed_one_left_with_the_next(
     top = cgroups.find_parent_cgroup("pids")
     assert top is not None
     place = top.folder
-    text = "from handrail.sandbox.filters import resource_limits as limits as cgroups; import os; print(cgroups.make_groups(7, None)[0]); os.{}"
+    text = "from handrail.sandbox.filters import resource_limits as cgroups; import os; print(cgroups.make_limiting_cgroups(7, None)[0]); os.{}"
     for end, stays in (("close(0)", False), ("kill(os.getpid(), 9)", True)):
         ran = subprocess.run([sys.executable, "-uc", text.format(end)], capture_output=True, text=True, check=False)
         made = Path(ran.stdout.strip())
@@ -167,7 +167,7 @@ async def test_where_a_control_group_bounds_memory_no_look_is_needed(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file in memory that is in nobody's size: who holds it is ended, the shell that waits for them goes on."""
-    monkeypatch.setattr(bubblewrap, "compute_total_memory", lambda: 96 << 20)
+    monkeypatch.setattr(bubblewrap, "compute_total_memory_limit", lambda: 96 << 20)
 
     def nobody_looks(process: SandboxedProcess, bound: int, files: int) -> None:
         pass

@@ -39,7 +39,7 @@ def test_this_machine_is_tried_and_not_guessed(sandbox: Sandbox) -> None:
 def test_a_bubblewrap_that_confines_nothing_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that only runs its program, in the machine's own namespaces."""
     fake = program(tmp_path, 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"')
-    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter([fake]))
+    monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda: iter([fake]))
     tier = tier_probe.probe_tier()
     assert tier.name == "none"
     assert "it shares the mnt namespace of this machine" in tier.detail
@@ -50,16 +50,16 @@ def test_a_bubblewrap_that_fails_is_passed_over_for_the_next(
 ) -> None:
     real = list(spawn.find_bubblewrap_programs())
     fake = program(tmp_path, "echo bwrap: setting up uid map: Permission denied >&2; exit 1")
-    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter([fake, *real]))
+    monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda: iter([fake, *real]))
     assert tier_probe.probe_tier().detail == sandbox.tier.detail
     tier_probe.choose_sandbox.cache_clear()
-    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter([fake]))
+    monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda: iter([fake]))
     tier = tier_probe.probe_tier()
     assert (tier.name, "uid map" in tier.detail, bool(tier.remedy)) == ("none", True, True)
 
 
 def test_without_any_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_probe, "find_binaries", lambda: iter([]))
+    monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda: iter([]))
     tier = tier_probe.probe_tier()
     assert (tier.name, tier.is_confining) == ("none", False)
     assert "apt install bubblewrap" in tier.remedy
@@ -68,7 +68,7 @@ def test_without_any_bubblewrap_it_says_what_to_install(monkeypatch: pytest.Monk
 def test_both_shipped_bubblewraps_confine(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     for binary in spawn.find_bubblewrap_programs():
         tier_probe.choose_sandbox.cache_clear()
-        monkeypatch.setattr(tier_probe, "find_binaries", lambda binary=binary: iter([binary]))
+        monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda binary=binary: iter([binary]))
         assert tier_probe.probe_tier().name == "bubblewrap", binary
 
 
