@@ -112,7 +112,7 @@ async def test_a_configured_value_that_cannot_be_redacted_is_given_to_nobody(tmp
 async def test_a_given_value_that_cannot_be_redacted_opens_no_kernel(
     tmp_path: Path, name: Any, value: Any, why: str
 ) -> None:
-    with pytest.raises(UsageError, match=rf"^secrets: .*{why}") as refused:
+    with pytest.raises(UsageError, match=rf"^Invalid `secrets`: .*{why}") as refused:
         async with temporary_kernel(tmp_path, secrets={name: value}):
             pass
     assert "hunter2" not in str(refused.value)
@@ -124,7 +124,7 @@ async def test_what_a_process_brings_is_for_its_own_tools(tmp_path: Path) -> Non
         assert (await (await holder.session()).call("vault.length", {})).data["length"] == len(VALUE)
         async with open_kernel(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=config) as bare:
             assert bare.generation.entries["vault.length"].unavailable_reason is not None, "the holder's are not theirs"
-        with pytest.raises(UsageError, match=r"^secrets: .*3 characters"):
+        with pytest.raises(UsageError, match=r"^Invalid `secrets`: .*3 characters"):
             async with open_kernel(tmp_path / "ws", secrets={"TOKEN": "abc"}, state=state, config=config):
                 pass
         async with open_kernel(
