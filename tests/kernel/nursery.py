@@ -7,7 +7,7 @@ import asyncio, contextlib, ctypes, faulthandler, gc, json, os, random, signal, 
 from pathlib import Path
 from handrail import open_kernel, tool
 from handrail.kernel.local_kernel import LocalKernel
-from handrail.sandbox.start import process
+from handrail.sandbox.start import sandboxed_process
 import handrail.kernel.remote_kernel, handrail.tools
 
 folder, tasks_of_each = Path(sys.argv[1]), int(sys.argv[2])
@@ -122,8 +122,8 @@ async def main(name, seed):
         member.say("failed", error=f"{type(error).__name__}: {error}")
         raise
     here = asyncio.get_running_loop()
-    while any(one.loop is here for one in process._UNREAPED):  # however long this machine takes to put namespaces away
-        await process.wait_until_all_dismantled()
+    while any(one.loop is here for one in sandboxed_process._UNREAPED):  # however long this machine takes to put namespaces away
+        await sandboxed_process.wait_until_all_dismantled()
     gc.collect()
     files = [path for number, path in open_files().items() if before.get(number) != path]
     tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task(), hearing}]

@@ -117,7 +117,7 @@ async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothin
         await asyncio.to_thread(attack)
         assert not [record for record in caplog.records if record.exc_info and record.name.startswith("handrail")]
         await until(lambda: asyncio.all_tasks() <= tasks | {asyncio.current_task()})
-        assert (await other.request("history.read", {"session": "ses_others"})) == []
+        assert (await other.request("history.read_stored_messages", {"session": "ses_others"})) == []
 
 
 async def until(what: Callable[[], bool]) -> None:
@@ -184,7 +184,7 @@ async def test_nobody_reaches_a_session_that_another_process_has_open(tmp_path: 
                 ("suspend", {"session": theirs, "reason": "user", "why": "x"}),
                 ("close", {"session": theirs}),
                 ("close-session", {"id": theirs}),
-                ("history.read", {"session": theirs}),
+                ("history.read_stored_messages", {"session": theirs}),
                 ("keep", {"session": theirs, "entries": [[0, {"role": "user"}]], "number": 1}),
             ]
             for name, body in attempts:

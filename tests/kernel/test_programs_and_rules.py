@@ -84,7 +84,7 @@ async def test_what_a_rule_denies_writing_no_program_writes(workspace: Path) -> 
     (workspace / "db" / "1.sql").write_text("theirs")
     script = "cp plain db/1.sql; rm -rf db; mv db x; mkdir -p db; cp plain db/2.sql; cp plain fine"
     named = [f"allow bash {command}" for command in script.split("; ")]  # some would ask, since they destroy
-    rules = [*named, "allow fs.write", "deny fs.write db/**", "deny fs.write **/*.lock"]
+    rules = ["allow bash", *named, "allow fs.write", "deny fs.write db/**", "deny fs.write **/*.lock"]
     async with open_kernel(workspace=workspace, rules=rules) as kernel:
         session = await kernel.session(headless=True)
         done = await session.call("bash", {"command": script})

@@ -49,7 +49,7 @@ async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tm
         assert shown(first.tool_specs) == [*CORE, *FINDERS]
         browsed = (await session.call("browse_tools", {})).data["categories"]
         counts = {one["name"]: one["tool_count"] for one in browsed}
-        assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 5)
+        assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 7)
         assert all(set(one) == {"name", "description", "tool_count"} for one in browsed)
         (answer,) = await first.call_all([("load_tools", {"category": "stock"})])
         assert answer.result.data == {
@@ -215,7 +215,7 @@ async def test_a_tool_of_the_operators_brings_others_into_view(tmp_path: Path, k
         brought = await catalog.load("stock")
         listed = [one.name for one in await catalog.list_categories()]
         manual = await catalog.read_documentation("sales.t01")
-        found = await catalog.search("count sales number 3", limit=2)
+        found = await catalog.search_and_load("count sales number 3", limit=2)
         return {
             "added": list(brought.added),
             "categories": listed,
