@@ -343,6 +343,7 @@ async def test_a_task_is_found_by_its_whole_id_alone_and_by_whoever_it_belongs_t
     async with following(tmp_path) as (one, _, _, _):
         task: str = (await one.call("beside"))["taskId"]
         job_id = task.rpartition(".")[0]
+        told: set[str] = set()
         for wrong in (
             job_id,
             f"{job_id}.",
@@ -357,7 +358,10 @@ async def test_a_task_is_found_by_its_whole_id_alone_and_by_whoever_it_belongs_t
             with pytest.raises(MCPError) as refused:
                 await one.ask("tasks/get", taskId=wrong)
             assert refused.value.error.code == -32602
-            assert "beside" not in refused.value.error.message, "it names none that there is"
+            said_back = f"Task `{wrong}` was not found."
+            assert refused.value.error.message.startswith(said_back), "the id is the caller's own"
+            told.add(refused.value.error.message.removeprefix(said_back))
+        assert len(told) == 1 and "beside" not in told.pop(), "nothing tells an id that is partly right"
         monkeypatch.setattr(module, "get_request_credential", lambda: ("somebody", None, "else"))
         with pytest.raises(MCPError):
             await one.ask("tasks/cancel", taskId=task)
