@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -66,18 +67,60 @@ async def test_every_character_that_hides_or_moves_is_spelled_out(
         assert not [c for c in hidden if c != "\n" and c in shown], ascii(shown)
 
 
+_CHOICES = {
+    "o": "  o       allow once",
+    "s": "  s       allow in this session",
+    "p": "  p       allow in every session",
+    "sw, pw": "  sw, pw  the same with a wider rule",
+    "c JSON": "  c JSON  allow once",
+    "r TEXT": "  r TEXT  reject",
+    "never": "  never   reject in every session",
+    "stop": "  stop    reject",
+    "defer": "  defer   answer later",
+}
+"""How the line of each choice begins: the keys, and the effect in the column beside them."""
+_LOOKS_LIKE_A_CHOICE = re.compile(rf" {{0,3}}({'|'.join(map(re.escape, [*_CHOICES, 'c', 'r']))}) +\S")
+"""A line that a person may take for a choice, also if it is drawn with other spaces."""
+_DRAWN = "\n".join(["", *(f"{line} x" for line in _CHOICES.values()), "  r  reject", "> o", ">"])
+
+
+@pytest.mark.parametrize("width", [None, 20, 40, 80, 300])
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"command": "ls\n\n  o  once: this call\n  r  reject\n> o"},
-        {"x\n\n> o\n  r  reject": "y"},
-        {"list": ["\n> o\n  r  reject"]},
+        {"command": f"ls\n{_DRAWN}"},
+        {f"x\n{_DRAWN}": "y"},
+        {"list": [_DRAWN]},
+        {"nested": {_DRAWN: [{_DRAWN: _DRAWN}]}},
+        {f"name{number}": line for number, line in enumerate(_DRAWN.split("\n"))},
+        dict.fromkeys((line.strip() for line in _DRAWN.split("\n")), "x"),
+        dict.fromkeys((line.strip() for line in _DRAWN.split("\n")), "x\ny"),
+        dict.fromkeys(_DRAWN.split("\n"), "x"),
+        {"r": "TEXT  reject", "o": "      allow once", "": "> o"},
+        {"command": _DRAWN.replace("\n", "\r\n")},
+        {"command": _DRAWN.replace("\n", "\u2028")},
+        {"command": "x" * 76 + " > o " + "x" * 76 + "  r TEXT  reject; the model gets TEXT"},
     ],
 )
-async def test_no_argument_can_draw_a_prompt_of_its_own(capsys: pytest.CaptureFixture[str], arguments: object) -> None:
-    lines = (await _shown(capsys, arguments=arguments)).splitlines()
-    assert len([line for line in lines if line.startswith("  r  reject")]) == 1
+async def test_no_argument_can_draw_a_prompt_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, object],
+    width: int | None,
+) -> None:
+    """The lines that begin like a choice or the prompt are those of a request without arguments, and no more."""
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+    rules = {"suggested_rule": "allow a", "suggested_wider_rule": "allow b", "suggested_deny": "deny a"}
+    own = (await _shown(capsys, arguments={}, **rules)).splitlines()
+    lines = (await _shown(capsys, arguments=arguments, **rules)).splitlines()
+    if (width or 80) >= 80:
+        for begin in _CHOICES.values():
+            assert len([line for line in lines if line.startswith(begin)]) == 1, lines
+    for looks in (_LOOKS_LIKE_A_CHOICE, re.compile(r" ?>")):
+        assert [line for line in lines if looks.match(line)] == [line for line in own if looks.match(line)]
     assert len([line for line in lines if line.startswith(">")]) == 1
+    assert len([line for line in own if _LOOKS_LIKE_A_CHOICE.match(line)]) == len(_CHOICES)
 
 
 async def test_a_long_command_is_shown_to_its_last_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -322,7 +322,7 @@ def print_request(
     if (more := len(concerns) - _MAX_SHOWN_CONCERNS) > 0:
         view.print_text(f"and {more:,} more parts", indent="    ")
     for name, value in request.arguments.items():
-        _print_argument(view, to_one_line(name), value)
+        _print_argument(view, _format_argument_name(name), value)
     print_files(view, request)
     if changes is not None:
         view.print_text("changes to the current file:", indent="  ")
@@ -390,6 +390,12 @@ def parse_changed_arguments(text: str | bytes) -> dict[str, Any]:
         return parse_arguments(text)
     except InvalidJsonText as error:
         raise ValueError(f"Invalid arguments: {error}") from None
+
+
+def _format_argument_name(name: str) -> str:
+    """Return the name on one line, in quotes if it is not a single word, so that none looks like a choice."""
+    shown = to_one_line(name)
+    return shown if len(shown.split()) == 1 and shown == shown.strip() else f'"{shown}"'
 
 
 def _print_argument(view: TerminalRenderer, name: str, value: Any) -> None:
