@@ -167,6 +167,9 @@ def test_a_denied_program_is_denied_however_it_is_reached(desk: Desk, command: s
         "sleep 6 && sleep 6",
         "/bin/sleep 60",
         "sleep infinity",
+        "sleep 60 & wait",
+        "(sleep 60 && echo done) & echo begun; wait",
+        "sleep 1 & sleep 60",
         "sleep 9e9 9 || sleep 99",
     ],
 )
@@ -193,6 +196,11 @@ def test_a_job_that_only_waits_is_not_said_to_keep_anything_busy(desk: Desk) -> 
 def test_a_short_wait_or_one_beside_work_is_no_pure_wait(desk: Desk) -> None:
     assert desk.bash(f"sleep {MAX_WAIT_S}", "allow bash").action == "allow"
     assert desk.bash("sleep 30 && make", "allow bash").action == "allow"
+
+
+@pytest.mark.parametrize("command", ["sleep 60 & echo done", "true && sleep 60 & date", "sleep 60 & sleep 2"])
+def test_a_sleep_that_the_shell_does_not_wait_for_is_no_wait(desk: Desk, command: str) -> None:
+    assert desk.bash(command, "allow bash").action == "allow"
 
 
 @pytest.mark.proves("P-05")

@@ -227,11 +227,12 @@ def normalize_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def pure_sleep_seconds(commands: Sequence[ShellCommand]) -> float | None:
-    """Return how many seconds a script sleeps that does nothing else.
+    """Return how many seconds a script sleeps that does nothing else. What a ``&`` follows counts if a ``wait`` does too.
 
     :returns: None if the script does something else, or sleeps briefly
     """
     total = 0.0
+    in_background = 0.0
     for command in commands:
         *_, argv = command_wrappers.split_wrapper_layers(command.argv)
         program = program_name(argv)
@@ -240,9 +241,14 @@ def pure_sleep_seconds(commands: Sequence[ShellCommand]) -> float | None:
                 match = _DURATION.fullmatch(word)
                 if match is None:
                     return None
-                total += (
-                    float(match.group(1)) * _SECONDS[match.group(2).lower() or "s"] if match.group(1) else float("inf")
-                )
+                unit = _SECONDS[(match.group(2) or "s").lower()]
+                seconds = float(match.group(1)) * unit if match.group(1) else float("inf")
+                if command.in_background:
+                    in_background += seconds
+                else:
+                    total += seconds
+        elif program == "wait" and not command.in_background:
+            total, in_background = total + in_background, 0.0
         elif program not in ("true", ":", "echo", "date", "wait"):
             return None
     return total if total > MAX_WAIT_S else None

@@ -151,6 +151,7 @@ class _TextReader:
         found = False
         joined = ""
         start = self._folders
+        begun = len(self.commands)
         while True:
             self._skip_blanks(lines=True)
             if self.at >= len(text):
@@ -166,6 +167,8 @@ class _TextReader:
             if len(self.commands) >= MAX_READ:
                 self.at = len(text)
                 return ends[0] if ends else ""
+            if not joined:
+                begun = len(self.commands)
             self._read_pipeline()
             found = True
             self._skip_blanks()
@@ -173,6 +176,7 @@ class _TextReader:
             if joined == "&":
                 self.is_plain = False
                 self._folders = start
+                self.commands[begun:] = [(at, replace(one, in_background=True)) for at, one in self.commands[begun:]]
             elif joined != "&&":
                 self._folders = _merge(start, self._folders)
             if joined != "&&":

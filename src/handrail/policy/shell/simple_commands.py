@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 ANY_TEXT, GLOB, NO_OPTION, SPLIT = "\x01\x02\x03\x04"
@@ -72,6 +72,8 @@ class ShellCommand:
     """The words as written, quotes and all."""
     folders: tuple[str, ...] = (".",)
     """The folders that the command may run in, relative to the first one. None of them is known if it is empty."""
+    in_background: bool = field(default=False, compare=False)
+    """Whether a ``&`` follows it or the list that it is in, so that the shell goes on meanwhile."""
 
 
 _PART = re.compile(r"""\\(?P<escaped>.)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^'"\\]+)""", re.DOTALL)
