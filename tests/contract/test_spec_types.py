@@ -67,7 +67,7 @@ def test_what_looks_nearly_right_is_refused_too(wrong: dict[str, Any]) -> None:
 
 
 def test_names_of_secrets_in_the_decorator_are_a_list() -> None:
-    with pytest.raises(UsageError, match=r"write \['KEY'\]"):
+    with pytest.raises(UsageError, match=r"`secrets` must be a list of names\. Write \['KEY'\]"):
 
         @tool(secrets="KEY")
         def one() -> None:  # pyright: ignore[reportUnusedFunction]

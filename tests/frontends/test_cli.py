@@ -220,7 +220,7 @@ def test_output_that_cannot_be_written_is_told_and_is_no_defect(handrail: Progra
         with open("/dev/full", "wb") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
         assert done.returncode == 1 and done.stderr == (
-            "handrail: Could not write the output: No space left on device.\n"
+            "handrail: Could not write the output: No space left on device. Check the target of the output.\n"
         )
 
 

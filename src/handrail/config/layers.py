@@ -265,14 +265,14 @@ def flags_layer(flags: Iterable[str]) -> tuple[ConfigLayer, list[Diagnostic]]:
                 f"Option --set {text!r} is not valid. Expected KEY=VALUE, as in --set limits.lock_wait_ms=20000."
             )
         if key in known:
-            layer.add(key, value.strip(), f"Option --set {key}")
+            layer.add(key, value.strip(), f"--set {key}")
             continue
         if (of_tool := _normalize_tool_key(key)) is not None:
-            layer.add(of_tool, value.strip(), f"Option --set {of_tool}")
+            layer.add(of_tool, value.strip(), f"--set {of_tool}")
             continue
         near = nearest_names(key, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-        layer.faults.append(Diagnostic(f"Option --set {key}", "", f"unknown key; {hint}"))
+        layer.faults.append(Diagnostic(f"--set {key}", "", f"unknown key; {hint}"))
     return layer.build(), layer.faults
 
 

@@ -268,3 +268,40 @@ def format_bytes(count: int) -> str:
         if size < 1024 or unit == "TiB":
             break
     return f"{size:.1f} {unit}"
+
+
+class ProgressLine:
+    """A line on stderr that shows the progress of a long copy, on a terminal only."""
+
+    _INTERVAL_S = 0.2
+
+    def __enter__(self) -> ProgressLine:
+        self._shows = sys.stderr.isatty()
+        self._next = 0.0
+        self._shown = False
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._shown:
+            self._write("")
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show how many bytes of how many are copied."""
+        percent = 100 if not total else done * 100 // total
+        self._update(f"{what}: {percent} % of {format_bytes(total)}")
+
+    def show_count(self, what: str, count: int) -> None:
+        """Show a number of items."""
+        self._update(f"{count:,} {what}")
+
+    def _update(self, text: str) -> None:
+        if self._shows and (now := time.monotonic()) >= self._next:
+            self._next = now + self._INTERVAL_S
+            self._write(text)
+            self._shown = bool(text)
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(f"\r\x1b[K{_escape_to_one_line(text)}")
+            sys.stderr.flush()

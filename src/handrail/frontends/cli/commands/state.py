@@ -14,7 +14,14 @@ from handrail.frontends.cli.command_options import CommandOptions, workspace_opt
 from handrail.frontends.cli.commands.log import require_confirmation
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import state_keys
-from handrail.frontends.cli.terminal_output import format_bytes, print_escaped_line, print_json, print_note
+from handrail.frontends.cli.terminal_output import (
+    ProgressLine,
+    format_bytes,
+    print_escaped_line,
+    print_json,
+    print_note,
+    print_requested_text,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,7 +162,7 @@ def _back_up(setting: CommandOptions, target: Path) -> int:
 
     from handrail.record.state_backup import back_up_state
 
-    with _ProgressLine() as progress:
+    with ProgressLine() as progress:
         found = back_up_state(_locate(setting), target, time.time_ns(), progress.show)
     _show_backup(setting, found, f"backed up to {target}")
     return OUTPUT
@@ -169,7 +176,7 @@ def _restore(setting: CommandOptions, backup: Path, *, replace: bool, yes: bool)
         print_note(f"handrail state: the backup is of {found.workspace}, from {_time(found.created_ns)}.")
         question = f"Restore it for {folders.workspace}" + (", and remove its present state?" if replace else "?")
         require_confirmation(yes, question, "restored")
-    with _ProgressLine() as progress:
+    with ProgressLine() as progress:
         restore_state(folders, backup, replace=replace, show=progress.show)
     _show_backup(setting, found, f"restored for {folders.workspace}")
     return OUTPUT
@@ -185,7 +192,6 @@ def _show_backup(setting: CommandOptions, found: BackupDescription, done: str) -
 
 def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None) -> int:
     import os
-    import sys
     import time
     from contextlib import closing
     from importlib.metadata import version
@@ -200,14 +206,14 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
         first = next(lines)  # before a file is made
         if out is None:
             for line in (first, *lines):
-                sys.stdout.write(format_line(line) + "\n")
+                print_requested_text(format_line(line))
             return OUTPUT
         try:
             descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
             raise click.UsageError(f"The file {out} cannot be created: {error.strerror}. Name a new file.") from None
         count = 1
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file, _ProgressLine() as progress:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file, ProgressLine() as progress:
             file.write(format_line(first) + "\n")
             for line in lines:
                 file.write(format_line(line) + "\n")
@@ -218,50 +224,6 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
     else:
         print_escaped_line(f"exported {count:,} lines to {out}")
     return OUTPUT
-
-
-class _ProgressLine:
-    """A line on stderr that shows the progress of a long copy, on a terminal only."""
-
-    _INTERVAL_S = 0.2
-
-    def __enter__(self) -> _ProgressLine:
-        import sys
-
-        self._shows = sys.stderr.isatty()
-        self._next = 0.0
-        self._shown = False
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._shown:
-            self._write("")
-
-    def show(self, what: str, done: int, total: int) -> None:
-        """Show how many bytes of how many are copied."""
-        percent = 100 if not total else done * 100 // total
-        self._update(f"{what}: {percent} % of {format_bytes(total)}")
-
-    def show_count(self, what: str, count: int) -> None:
-        """Show a number of items."""
-        self._update(f"{count:,} {what}")
-
-    def _update(self, text: str) -> None:
-        from time import monotonic
-
-        if self._shows and (now := monotonic()) >= self._next:
-            self._next = now + self._INTERVAL_S
-            self._write(text)
-            self._shown = bool(text)
-
-    @staticmethod
-    def _write(text: str) -> None:
-        import sys
-        from contextlib import suppress
-
-        with suppress(OSError):
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
 
 
 def _list_states(setting: CommandOptions) -> None:
