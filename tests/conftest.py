@@ -46,6 +46,8 @@ def a_machine_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         patch.setenv("XDG_CONFIG_HOME", str(place / "config"))
         patch.setenv("XDG_STATE_HOME", str(place / "xdg-state"))
         patch.setenv("NO_COLOR", "1")
+        for name in ("COLUMNS", "LINES"):  # set by shells and test runners: they would break lines
+            patch.delenv(name, raising=False)
         patch.setenv(
             "PYTHONDONTWRITEBYTECODE", "1"
         )  # what a test starts leaves nothing where tests look for what is left
