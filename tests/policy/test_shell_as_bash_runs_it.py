@@ -1,5 +1,8 @@
 """Whatever bash runs of a text that is understood is among the commands that are judged. Bash runs stubs, in a sandbox."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import re

@@ -42,7 +42,7 @@ async def main():
             break
     bound(1000)
     for number in range(5):
-        log.append([record("refused", f"r{number}")])
+        log.record_soon([record("refused", f"r{number}")])
         try:
             await log.commit([record("intended", f"never{number}")])
         except LogUnavailable:

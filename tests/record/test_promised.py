@@ -34,17 +34,17 @@ from handrail.store.workspace_store import WorkspaceStore
 async def main():
     store = WorkspaceStore.open(sys.argv[1], sys.argv[2])
     log = CommitLog(store.database)
-    await log.recover()
-    await log.promise([Record("intended", "ses_1", "first", {"locks": []})])  # makes no journal yet
-    await log.promise([])
+    await log.record_interrupted_calls()
+    await log.start_journalled_commit([Record("intended", "ses_1", "first", {"locks": []})])  # makes no journal yet
+    await log.start_journalled_commit([])
     await log.flush()
     other = sqlite3.connect(store.folders.database_file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # from here on the database has nothing more
     said = {"role": "assistant", "parts": [{"text": "I begin"}]}
-    kept = store.messages.write("ses_1", [(0, said)], 1)
-    log.append([Record("proposed", "ses_1", "ses_1/2.0", {"tool": "write", "arguments": {"path": "a\\ud800"}})])
-    await log.promise([Record("intended", "ses_1", "ses_1/2.0", {"locks": ["a"]})])
-    await log.promise([Record("intended", "ses_1", "third", {"locks": []})])
+    kept = store.messages.queue_messages("ses_1", [(0, said)], 1)
+    log.record_soon([Record("proposed", "ses_1", "ses_1/2.0", {"tool": "write", "arguments": {"path": "a\\ud800"}})])
+    await log.start_journalled_commit([Record("intended", "ses_1", "ses_1/2.0", {"locks": ["a"]})])
+    await log.start_journalled_commit([Record("intended", "ses_1", "third", {"locks": []})])
     assert kept.is_durable
     print("begun", flush=True)
     await asyncio.Event().wait()

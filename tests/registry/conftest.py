@@ -76,6 +76,12 @@ class _Doors:
     def build_access_check(self) -> AccessCheck:
         return _everything
 
+    def explain_host_refusal(self, host: str) -> str | None:
+        return None
+
+    async def request_host(self, host: str) -> str | None:
+        return None
+
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
         pass
 

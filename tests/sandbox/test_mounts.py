@@ -603,10 +603,10 @@ async def main():
 
     process = await start("echo begun; read; echo done")
     assert await process.read(100) == b"begun\\n"
-    os.kill(process.inner_pid, signal.SIGSTOP)
+    os.kill(process.first_process_pid, signal.SIGSTOP)
     tmpfs(ws / "brief")
     run("umount", ws / "brief")
-    os.kill(process.inner_pid, signal.SIGCONT)
+    os.kill(process.first_process_pid, signal.SIGCONT)
     await process.write(b"x\\n")
     said = await outcome(process)
     assert said[0] == "done\\n", said  # the table had changed, and was as before when it was looked at

@@ -182,13 +182,13 @@ async def test_the_namespace_of_this_machine_is_never_listened_in() -> None:
 async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> None:
     process = await confined.start("/bin/sleep", "60")
     try:
-        assert await process.wait_until_known()  # type: ignore[attr-defined]
+        assert await process.wait_until_pid_known()  # type: ignore[attr-defined]
         with pytest.raises(ToolError, match="started by another process"):
-            await sandbox_network.open_listener_in_namespace(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
+            await sandbox_network.open_listener_in_namespace(process.first_process_pid, os.getpid())  # type: ignore[attr-defined]
     finally:
         await process.kill()
     with pytest.raises(ToolError, match="could not be set up"):
-        await sandbox_network.open_listener_in_namespace(process.inner_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
+        await sandbox_network.open_listener_in_namespace(process.first_process_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
 
 
 async def test_without_perl_the_same_is_done_in_python(confined: Ground, monkeypatch: pytest.MonkeyPatch) -> None:

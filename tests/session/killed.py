@@ -36,31 +36,31 @@ JOBS = "handrail.arbiter.jobs.background_jobs:BackgroundJobs"
 ASKING = "handrail.arbiter.approvals.approval_broker:ApprovalBroker"
 BEFORE, AFTER = "before", "after"
 OF_A_JOB: Mapping[str, tuple[str, str]] = {
-    "proposed": (BEFORE, f"{JOBS}.start_background"),
+    "proposed": (BEFORE, f"{JOBS}.start_as_job"),
     "detached": (AFTER, f"{JOBS}._store_new"),
     "answered": (BEFORE, "handrail.agent.conversation:Conversation.add_answers"),
     "intended": (BEFORE, "handrail.arbiter.tool_runner:ToolRunner.run"),
     "running": (BEFORE, ""),
     "ended": (BEFORE, f"{JOBS}._store_end"),
-    "row ended": (BEFORE, f"{JOBS}.notify_session"),
-    "notice written": (AFTER, "handrail.session.inbound.channel_broker:WorkspaceNotifications.post"),
+    "row ended": (BEFORE, f"{JOBS}.notify_of_job_end"),
+    "notice written": (AFTER, "handrail.session.inbound.channel_broker:WorkspaceNotifications.store_notification"),
     "notice given": (BEFORE, "handrail.session.inbound.channel_broker:SessionNotifications.mark_delivered"),
     "notice taken": (AFTER, "handrail.session.inbound.channel_broker:SessionNotifications.mark_delivered"),
 }
 OF_ASKING: Mapping[str, tuple[str, str]] = {
-    "asked": (AFTER, f"{ASKING}.submit_request"),
+    "asked": (AFTER, f"{ASKING}.store_request_with_records"),
     "decided": (AFTER, f"{ASKING}._write_decision"),
-    "taken up": (AFTER, f"{ASKING}.use_approvals"),
+    "taken up": (AFTER, f"{ASKING}.consume_approvals"),
     "running": (BEFORE, ""),
     "done": (BEFORE, "handrail.agent.conversation:Conversation.add_answers"),
 }
 OF_A_TASK: Mapping[str, tuple[str, str]] = {
     "created": (AFTER, "handrail.kernel.session_manager:SessionManager.open_child_session"),
     "in the model's turn": (BEFORE, ""),
-    "asked": (AFTER, f"{ASKING}.submit_request"),
+    "asked": (AFTER, f"{ASKING}.store_request_with_records"),
     "running": (BEFORE, ""),
     "told": (BEFORE, "handrail.session.local_session:LocalSession.suspend"),
-    "done": (BEFORE, "handrail.agent.subagents:_outcome_result"),
+    "done": (BEFORE, "handrail.agent.subagents:_outcome_to_result"),
 }
 STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "job": OF_A_JOB,
@@ -69,7 +69,7 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "question": {step: at for step, at in OF_ASKING.items() if step != "running"},
     "job that is waited for": {
         "told": (AFTER, "handrail.tools.job_tools:WaitTool.execute"),
-        "answer on record": (AFTER, f"{JOBS}.commit_with_notifications"),
+        "answer on record": (AFTER, f"{JOBS}.commit_and_mark_delivered"),
     },
     "task": {**OF_A_TASK, "answered": OF_A_JOB["answered"]},
     "task in the background": {

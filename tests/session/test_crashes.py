@@ -54,7 +54,7 @@ async def main():
     async with temporary_kernel(folder, tools=(write, hold, last), rules=rules) as kernel:
         session = await kernel.session("ses_each", approval_handler=person)
         steps, events = [], {}
-        session.watch(lambda event: events.setdefault(event.call_id, []).append(event.kind))
+        session.watch_events(lambda event: events.setdefault(event.call_id, []).append(event.kind))
         assert (await session.call("crash.write", {"name": "acknowledged"}, key="done")).ok
         call = lambda *a, **k: steps.append(asyncio.ensure_future(session.call(*a, **k)))
         call("crash.write", {"name": "asking"}, key="asking")

@@ -51,7 +51,7 @@ async def main():
         def watch(event):
             if event.kind == "started": begun.add(event.call_id)
             if event.kind == "awaiting-locks": waiting.add(event.call_id)
-        session.watch(watch)
+        session.watch_events(watch)
         async def start(tool, name, where=begun):
             result = await session.call(tool, {"name": name})
             assert result.ok, result

@@ -133,7 +133,7 @@ async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_a
             await talk(session, task=None)
         await talk(session, task="count")  # its model has no reply: the run fails with the task said
         agent = await talk(session, text_reply("one"), task=None)
-        assert agent.messages[-1] == AssistantMessage(agent.messages[-1].parts)  # type: ignore[union-attr]
+        assert agent.messages[-1] == AssistantMessage(agent.messages[-1].parts, "played:model")  # type: ignore[union-attr]
         with pytest.raises(UsageError, match="Pass a task"):
             await talk(session, task=None)
 

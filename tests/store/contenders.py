@@ -95,10 +95,10 @@ async def main():
     await log.commit([record("before")])
     gate = Gate()
     if sys.argv[3] == "before the transaction":
-        log.append([record("queued")])
+        log.record_soon([record("queued")])
     store.database.append(gate, None)
     for number in range(5):
-        log.append([record(f"queued {number}")])
+        log.record_soon([record(f"queued {number}")])
     waiting = [asyncio.ensure_future(log.commit([record("waited for")]))]
     if sys.argv[3] == "several tables":
         waiting.append(asyncio.ensure_future(store.session_values.put("ses_1", "tool", "key", 1)))
@@ -115,7 +115,7 @@ async def main():
     lost.wait()
     say("lost", store.lease.lost_reason)
     say("refusal", log.unavailable_reason)
-    log.append([record("afterwards")])
+    log.record_soon([record("afterwards")])
     try:
         await log.commit([record("afterwards too")])
     except LogUnavailable as error:

@@ -53,6 +53,12 @@ class Doors:
     def build_access_check(self) -> AccessCheck:
         return self.evaluate
 
+    def explain_host_refusal(self, host: str) -> str | None:
+        return None
+
+    async def request_host(self, host: str) -> str | None:
+        return None
+
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
         pass
 

@@ -381,7 +381,7 @@ class SandboxedProcess(PipedProcess):
             self._setup_error = self._explain_setup_failure(code)
         self._resolve_exit(code)
 
-    def _release(self) -> None:
+    def _release_after_exit(self) -> None:
         super()._release_after_exit()
         self._cut_lifeline()
         for descriptor in (self._inner, self._status_fd, self._channel, self._letter, self._secrets):
