@@ -88,7 +88,7 @@ class FileLog:
     def unavailable_reason(self) -> str | None:
         return self.writer.unavailable_reason
 
-    def append(self, records: Sequence[Record]) -> None:
+    def record_soon(self, records: Sequence[Record]) -> None:
         self.writer.queue_without_waiting((time.time_ns(), records))
 
     async def commit(self, records: Sequence[Record]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.snippets import ROOT, Folder, commands, page, snippets
 
 README = page("README.md")
-NEEDS_A_MODEL = "handrail run"
+NEEDS_A_MODEL = ("handrail run", "handrail chat")
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def test_json_snippets_configure_an_mcp_client(text: str) -> None:
 
 
 def test_the_commands_with_a_model_are_real(folder: Folder) -> None:
-    shown = folder.python("-m", "handrail", "run", "--help").stdout
-    assert "--model" in shown
+    for command in ("run", "chat"):
+        assert "--model" in folder.python("-m", "handrail", command, "--help").stdout
 
 
 def test_links_lead_to_files_that_are_there() -> None:
