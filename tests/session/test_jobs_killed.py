@@ -311,7 +311,9 @@ async def test_the_end_of_a_job_that_cannot_be_kept_is_kept_and_told_when_it_can
         session, jobs = await kernel.session("ses_jobs"), kernel.components.arbiter.jobs
         jobs.limits = replace(jobs.limits, retry_s=0.0)
         job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
-        owner, name = (jobs.table, "commit") if what == "end" else (kernel.inbound_events.notifications, "store_notification")
+        owner, name = (
+            (jobs.table, "commit") if what == "end" else (kernel.inbound_events.notifications, "store_notification")
+        )
         monkeypatch.setattr(owner, name, while_full(getattr(owner, name)))
         assert (await session.jobs.stop(job_id)).state == "cancelled"
         await failed.wait()

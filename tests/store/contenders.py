@@ -96,7 +96,7 @@ async def main():
     gate = Gate()
     if sys.argv[3] == "before the transaction":
         log.record_soon([record("queued")])
-    store.database.append(gate, None)
+    store.database.write_soon(gate, None)
     for number in range(5):
         log.record_soon([record(f"queued {number}")])
     waiting = [asyncio.ensure_future(log.commit([record("waited for")]))]

@@ -109,11 +109,12 @@ class EgressProxy:
             self._starting = loop.create_task(self._start_server(listener))
 
     async def _start_server(self, listener: socket.socket) -> None:
+        if self._is_closed:
+            listener.close()
+            return
         self._server = await asyncio.start_server(
             self._accept, sock=listener, limit=http_and_tls_parsers.MAX_HEAD_BYTES
         )
-        if self._is_closed:
-            self._server.close()
 
     def stop_accepting(self) -> None:
         """Accept no further connection."""
@@ -127,9 +128,12 @@ class EgressProxy:
 
     async def aclose(self) -> None:
         """Stop accepting, end every connection, and return when none is left."""
-        self.stop_accepting()
+        self._is_closed = True
         if self._starting is not None:
             await asyncio.wait((self._starting,))
+        for _ in range(3):  # a server that closes while it accepts a connection would leave that one open
+            await asyncio.sleep(0)
+        self.stop_accepting()
         while self._connections:
             for task in self._connections:
                 task.cancel()
