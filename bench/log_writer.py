@@ -97,7 +97,7 @@ class FileLog:
     def start_commit(self, records: Sequence[Record]) -> asyncio.Future[None]:
         return self.writer.start_commit((time.time_ns(), records))
 
-    def promise(self, records: Sequence[Record]) -> asyncio.Future[None]:
+    def start_journalled_commit(self, records: Sequence[Record]) -> asyncio.Future[None]:
         return self.start_commit(records)  # what it writes is all in one write and one sync already
 
     async def wait_for_backlog(self, count: int) -> None:
