@@ -20,11 +20,12 @@ from handrail.policy.shell.simple_commands import (
     NO_OPTION,
     QUOTED_ESCAPE,
     SPLIT,
+    SPLIT_OR_EXPANDED,
     ShellCommand,
     ShellRedirection,
     count_printed_words,
     is_marked,
-    is_open,
+    merge_loop_values,
     redirection_capability,
     remove_quotes,
 )
@@ -103,7 +104,6 @@ _NUMBERS = re.compile(r"\{\d+\.\.\d+\}")
 _RANGE = re.compile(r"\{.*(?:,|\.\.).*\}", re.DOTALL)
 _WILDCARDS = re.compile(r"[*?]+")
 _HEREDOC_WORD = re.compile(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
-_NOT_PLAIN_SPLIT = re.compile(r"[\s*?\[\]\\]")
 _RESERVED = frozenset(
     {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
     | {"select", "then", "until", "while", "coproc"}
@@ -303,7 +303,7 @@ class _TextReader:
         if not self._take_word("do"):
             raise UnclearText("the text contains a loop without 'do'")
         known = self._values.get(name)
-        self._values[name] = _loop_value(words) if self._is_assigned_once(name) else ANY_TEXT
+        self._values[name] = merge_loop_values(words) if self._is_assigned_once(name) else ANY_TEXT
         first = (len(self.commands), len(self.files))
         self._read_nested(("done",))
         if known is None:
@@ -645,7 +645,7 @@ class _TextReader:
             value = NO_OPTION if quoted else SPLIT
         if value is None:
             return ANY_TEXT if quoted else SPLIT
-        if not quoted and (SPLIT in value or GLOB in value or ANY_TEXT in value or _NOT_PLAIN_SPLIT.search(value)):
+        if not quoted and (SPLIT in value or GLOB in value or ANY_TEXT in value or SPLIT_OR_EXPANDED.search(value)):
             return SPLIT
         return value.replace(SPLIT, ANY_TEXT).replace(GLOB, ANY_TEXT)
 
@@ -767,18 +767,6 @@ def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:
         if found:
             return "".join((*out, GLOB))
     return "".join(out)
-
-
-def _loop_value(words: Sequence[str]) -> str:
-    """Return a text with marks that each of a loop's values fits."""
-    if len(words) == 1 and SPLIT not in words[0]:
-        return words[0]
-    if not words or any(is_open(word) or word[:1] == "-" or not word for word in words):
-        return ANY_TEXT
-    prefix = posixpath.commonprefix(list(words))
-    mark = min((prefix.find(one) for one in (ANY_TEXT, GLOB, NO_OPTION) if one in prefix), default=len(prefix))
-    plain = all(not is_marked(word) and _NOT_PLAIN_SPLIT.search(word) is None for word in words)
-    return prefix[:mark] + (NO_OPTION if plain or not prefix[:mark] else ANY_TEXT)
 
 
 def _redirection(operator: str, target: str, written: str) -> ShellRedirection:

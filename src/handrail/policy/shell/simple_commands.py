@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ ANY_TEXT, GLOB, NO_OPTION, SPLIT = "\x01\x02\x03\x04"
 No text that is understood has such a character, so a marked word equals no literal word.
 """
 _MARKS = re.compile(r"[\x01-\x04]")
+SPLIT_OR_EXPANDED = re.compile(r"[\s*?\[\]\\]")
+"""What a shell splits or expands in the value of an unquoted variable."""
 _SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SPLIT: "$…"})
 
 
@@ -38,6 +41,18 @@ def is_open(word: str) -> bool:
     if SPLIT in word or word[0] in (ANY_TEXT, GLOB):
         return True
     return word[0] == "-" and "=" not in word[: mark.start()]
+
+
+def merge_loop_values(words: Sequence[str]) -> str:
+    """Return a text with marks that each of a loop's values fits."""
+    if len(words) == 1 and SPLIT not in words[0]:
+        return words[0]
+    if not words or any(is_open(word) or word[:1] == "-" or not word for word in words):
+        return ANY_TEXT
+    prefix = posixpath.commonprefix(list(words))
+    mark = min((prefix.find(one) for one in (ANY_TEXT, GLOB, NO_OPTION) if one in prefix), default=len(prefix))
+    plain = all(not is_marked(word) and SPLIT_OR_EXPANDED.search(word) is None for word in words)
+    return prefix[:mark] + (NO_OPTION if plain or not prefix[:mark] else ANY_TEXT)
 
 
 def show_marks(text: str) -> str:
