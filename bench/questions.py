@@ -1,4 +1,4 @@
-"""What each mode asks about: the commands of `questions.txt`, decided by a real kernel. No command runs.
+"""Questions of each mode: the commands of `questions.txt`, decided by a real kernel. No command runs.
 
     python bench/questions.py                counts by mode and kind of command; exit code 1 if a target is missed
     python bench/questions.py --show auto    also lists the questions of one mode, each with its reason
@@ -141,7 +141,7 @@ def find_missed_targets(decided: dict[str, list[Decision]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", choices=MODES, help="list the questions of this mode")
-    parser.add_argument("--first", type=int, default=None, help="decide only so many commands of each kind")
+    parser.add_argument("--first", type=int, default=None, help="decide only the first N commands of each kind")
     options = parser.parse_args()
     questions = read_questions()
     if options.first is not None:

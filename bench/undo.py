@@ -1,4 +1,4 @@
-"""What undo costs: a call with kept files against the same call without, and the time to give back 1,000 files.
+"""Costs of undo: a call with kept files against the same call without, and the time to give back 1,000 files.
 
     python bench/undo.py [FILES]
 

@@ -1,4 +1,4 @@
-"""What an agent does if its provider rejects a request: it changes the history, so that no session is rejected for ever.
+"""Recovery from a rejected request: the agent changes the history, so that no session stays rejected.
 
 A request that is too long is compacted once, or a few times if the size of the context is unknown. A request that is rejected for another reason is sent once more without the
 parts that only some models accept: blocks of the provider, and pictures. The change is kept if that request is accepted.
