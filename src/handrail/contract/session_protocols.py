@@ -36,7 +36,7 @@ class ClientInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoppedWork:
-    """What a user's request to stop has stopped: the ids of sessions, calls and jobs."""
+    """The ids of the sessions, calls and jobs that a user's request has stopped."""
 
     sessions: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What an undo did or would do: the report of ``handrail undo`` and ``session.undo()``."""
+"""The report of an undo, done or planned: the result of ``handrail undo`` and ``session.undo()``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 UndoOutcome = Literal["restored", "removed", "conflict", "unavailable"]
-"""What happened to a path: it has its earlier state again, what the call made is removed, it has changed since and was left as
+"""The outcome for one path: it has its earlier state again, what the call made is removed, it has changed since and was left as
 it is, or its earlier state was not kept."""
 
 
