@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.session_protocols import StoppedWork
@@ -37,6 +38,8 @@ class IpcServer:
         self.host = host
         self.clients: set[ClientProcess] = set()
         self.is_shutting_down = False
+        self._answering: set[asyncio.Task[Any]] = set()
+        """The requests to stop work that are still to be answered."""
         self._listener: SocketListener | None = None
         self._releasing: dict[str, asyncio.Task[None]] = {}
         """By session: the task that waits for its calls after its process has disconnected."""
@@ -70,6 +73,8 @@ class IpcServer:
     async def aclose(self) -> None:
         """Close all connections. The kernel must have ended their sessions."""
         self.is_shutting_down = True
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=_CLOSE_TIMEOUT_S)
         if self._listener is not None:
             await self._listener.aclose()
         if self._ending:
@@ -104,6 +109,10 @@ class IpcServer:
             await approvals.revoke_rule(id)
 
         async def stop(target: str, by: str) -> StoppedWork:
+            # The stopped work can be the last of this process, which then closes: the answer is sent before.
+            if (answering := asyncio.current_task()) is not None:
+                self._answering.add(answering)
+                answering.add_done_callback(self._answering.discard)
             return await self.host.stop_work(target, by)
 
         handlers = {
