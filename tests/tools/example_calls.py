@@ -23,6 +23,7 @@ from tests.kernel.test_agents import put_agent
 from tests.registry.test_own_offering import put_offering
 from tests.tools.githost import GitHost
 from tests.tools.repositories import made
+from tests.web import ok
 
 from handrail.agent.agent_loop import Agent
 from handrail.contract.calls_and_results import Result
@@ -97,6 +98,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "git.stash": {"message": "Work in progress"},
     "git.clone": {"source": ".", "path": "copy"},
     "git.push": {},
+    "web_fetch": {"url": "https://example.org/ships"},
+    "http.post": {"url": "https://example.org/notes", "json": {"title": "Ships"}},
     "resource.list": {},
     "resource.read": {"uri": "note:1"},
     "resource.subscribe": {"uri": "note:1"},
@@ -173,12 +176,18 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("git.init", {}),
     ("git.clone", {"url": "https://example.org/x.git", "source": "."}),
     ("git.push", {"remote": "missing"}),
+    ("web_fetch", {"url": "ftp://example.org/"}),
+    ("http.post", {"url": "https://example.org/notes"}),
     ("resource.read", {"uri": "note:9"}),
     ("resource.subscribe", {"uri": "note:9"}),
     ("prompt.get", {"name": "great"}),
     ("prompt.complete", {"ref": {"type": "ref/prompt", "name": "great"}, "argument": {"name": "who", "value": "A"}}),
 )
 """Calls that fail in the same session."""
+ONLINE = {"git.push": "x.git", "web_fetch": "ships", "http.post": "notes"}
+"""The tools that reach the server, each with the path of its URL."""
+PAGE = """<html><head><title>Ships</title></head><body><nav><a href="/home">Home</a></nav><main><h1>Ships</h1>
+<p>A ship is larger than a boat, and crosses <a href="/seas">seas</a>.</p></main></body></html>"""
 
 RULES = (
     "allow *",
@@ -205,7 +214,8 @@ async def served(folder: Path) -> AsyncGenerator[GitHost]:
     made(folder / "source").git("init", "--quiet", "--bare", "--initial-branch=main", str(bare))
     with (bare / "config").open("a") as file:
         file.write("[http]\n\treceivepack = true\n")
-    async with GitHost(bare.parent) as host:
+    html, data = ok(PAGE.encode(), "Content-Type: text/html"), ok(b'{"id": 7}', "Content-Type: application/json")
+    async with GitHost(bare.parent, pages={"/ships": html, "/notes": data}) as host:
         yield host
 
 
@@ -215,7 +225,8 @@ async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
     repo = made(folder / "ws")
     repo.commit("first", b__txt="1\n")
     repo.git("remote", "add", "origin", host.url("x.git"))
-    put_agent(folder, "caller", f'[requires.tools."git.push".net]\nhosts = ["{host.authority}"]')
+    online = (f'[requires.tools."{one}".net]\nhosts = ["{host.authority}"]' for one in ONLINE)
+    put_agent(folder, "caller", "\n".join(online))
     put_offering(folder)
     rules = [*RULES, f"allow net.fetch {host.authority}"]
     async with temporary_kernel(folder, rules=rules, tools=[pages]) as kernel:
@@ -244,7 +255,7 @@ class Played:
 async def play(session: Session, host: GitHost) -> AsyncGenerator[Played]:
     """Run every call of `CALLS`, then every one of `FAILURES`."""
     for tool_id, arguments in CALLS.items():
-        more: dict[str, Any] = {"url": host.url("x.git")} if tool_id == "git.push" else {}
+        more: dict[str, Any] = {"url": host.url(ONLINE[tool_id])} if tool_id in ONLINE else {}
         if "job_id" in arguments:
             more = {"job_id": (await session.jobs.list())[0].id}
         elif tool_id in TERMINAL_IDS and "id" in arguments:

@@ -23,7 +23,7 @@ from handrail.tools.session_tools import (
 )
 from handrail.tools.shell_tools import TERMINAL_TOOLS, BashTool, PythonTool
 from handrail.tools.trigger_and_channel_tools import CHANNEL_TOOLS, TRIGGER_TOOLS
-from handrail.tools.web_tools import WEB_TOOLS
+from handrail.tools.web_tools import HttpPostTool, WebFetchTool
 
 BUILTINS: tuple[Tool, ...] = (
     *(
@@ -38,6 +38,7 @@ BUILTINS: tuple[Tool, ...] = (
         QuestionTool(),
         TaskTool(),
         SkillTool(),
+        WebFetchTool(),
     ),
     *(BrowseToolsTool(), LoadToolsTool(), FindToolsTool(), ToolSearchTool(), InfoTool()),
     *(
@@ -59,7 +60,7 @@ BUILTINS: tuple[Tool, ...] = (
     *TERMINAL_TOOLS,
     *STATE_TOOLS,
     *GIT_TOOLS,
-    *WEB_TOOLS,
+    HttpPostTool(),
     *RESOURCE_TOOLS,
 )
 """In the order in which a catalog shows them."""

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.services.tool_runtime import ExtractedPage, HttpResponse, Runtime
 from handrail.contract.text.host_names import parse_host, parse_url
 from handrail.contract.tool.requires import NetRequires, Requires
@@ -23,6 +24,7 @@ _MAX_SENT_BYTES = 1024 * 1024
 _TIMEOUT_MS = 60_000
 _ANY_PUBLIC_HOST = Requires(net=NetRequires(hosts=("*",)))
 """Any public host may be requested. The rules or the user decide on each host by its name."""
+_FETCH = LOCKED_SHAPES["web_fetch"]
 _ACCEPT = (
     "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, application/json;q=0.8, text/plain;q=0.8, */*;q=0.5"
 )
@@ -40,27 +42,16 @@ _CREDENTIAL_FIELDS = frozenset(("authorization", "cookie", "proxy-authorization"
 class WebFetchTool(Tool):
     spec = ToolSpec(
         id="web_fetch",
-        description="Fetch a URL and return its content as text.",
-        parameters=make_closed_object_schema(
-            {
-                "url": {
-                    "type": "string",
-                    "format": "uri",
-                    "minLength": 1,
-                    "maxLength": 4096,
-                    "description": "URL, starting with https:// or http://",
-                }
-            },
-            ("url",),
-        ),
+        description=_FETCH.description,
+        parameters=_FETCH.parameters,
         requires=_ANY_PUBLIC_HOST,
         side_effect="read",
         locks=(),
-        targets={"net.fetch": "{url}"},
+        targets=_FETCH.targets,
         idempotent=True,
         timeout_ms=_TIMEOUT_MS,
         max_output=MAX_OUTPUT,
-        category="web",
+        tier="core",
         kind="fetch",
         guidance="web_fetch returns the main text of a page, with its links. It runs no scripts of the page.",
         documentation=(
@@ -214,17 +205,19 @@ class HttpPostTool(Tool):
                     "maxLength": 4096,
                     "description": "URL of the service, starting with https:// or http://",
                 },
-                "json": {"description": "Any JSON value, sent as application/json"},
+                "json": {
+                    "description": "Any JSON value, sent as application/json. Required unless `form` or `body` is given"
+                },
                 "form": {
                     "type": "object",
                     "additionalProperties": {"type": "string"},
                     "maxProperties": 1000,
-                    "description": "Fields of a form and their values, sent as application/x-www-form-urlencoded",
+                    "description": "Fields of a form and their values, sent as application/x-www-form-urlencoded. Required unless `json` or `body` is given",
                 },
                 "body": {
                     "type": "string",
                     "maxLength": _MAX_SENT_BYTES,
-                    "description": "Text, sent as text/plain unless `headers` has another content-type. At most 1 MiB",
+                    "description": "Text of at most 1 MiB, sent as text/plain unless `headers` has another content-type. Required unless `json` or `form` is given",
                 },
                 "headers": {
                     "type": "object",
@@ -241,7 +234,7 @@ class HttpPostTool(Tool):
         targets={"net.fetch": "{url}"},
         idempotent=False,
         timeout_ms=_TIMEOUT_MS,
-        category="web",
+        category="system",
         kind="other",
         config={
             "credential_host": ConfigKey(
@@ -329,6 +322,3 @@ def _check_headers(given: dict[str, str]) -> dict[str, str]:
                 kind="denied",
             )
     return headers
-
-
-WEB_TOOLS: tuple[Tool, ...] = (WebFetchTool(), HttpPostTool())

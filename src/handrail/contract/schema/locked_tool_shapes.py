@@ -110,6 +110,27 @@ LOCKED_SHAPES: Mapping[str, LockedToolShape] = MappingProxyType(
             "search",
             {},
         ),
+        "web_fetch": LockedToolShape(
+            "Fetch a URL and return its content as text.",
+            {
+                "type": "object",
+                "properties": {
+                    "url": {
+                        "type": "string",
+                        "format": "uri",
+                        "minLength": 1,
+                        "maxLength": _LONGEST,
+                        "description": "URL, starting with https:// or http://",
+                    }
+                },
+                "required": ["url"],
+                "additionalProperties": False,
+            },
+            ({"url": "https://example.org/page?a=b"},),
+            "fetch",
+            {"net.fetch": "{url}"},
+            200 * 1024,
+        ),
     }
 )
-"""By id. If a built-in tool gets one of these ids, remove it here."""
+"""By id. The built-in tool of an id has this shape, too; without one, the id exists if the operator names a tool."""

@@ -27,11 +27,11 @@ from handrail.origins.program_lookup import (
     find_own_interpreter,
     list_open_workspaces,
 )
-from handrail.runtime.documents.extraction_program import CPU_SECONDS, MEMORY_MIB
+from handrail.runtime.documents.page_text import CPU_SECONDS, MEMORY_MIB
 from handrail.runtime.shell_service import end_process
 
 _LIBRARIES = ("resiliparse", "trafilatura")
-_MODULE = "handrail.runtime.documents.extraction_program"
+_MODULE = "handrail.runtime.documents.page_text"
 _START = f"import sys; sys.path[:0] = sys.argv[1:]; from {_MODULE} import main; main()"
 _TIMEOUT_S = 30.0
 """Wall time of one process. The limit of processor time comes first, except on a busy machine."""

@@ -4,18 +4,24 @@ Documentation and articles need different extractors. An article is surrounded b
 which trafilatura separates well, but it loses tables and code. Documentation marks its content (``<main>``,
 ``role="main"``), so that container is read as a whole with resiliparse. ``bench/extraction.py`` measures both.
 
-This module runs in a separate process (:mod:`handrail.runtime.documents.extraction_program`): a hostile page can keep each
-of these libraries busy for minutes.
+This module runs in a separate process (:func:`main`), in a sandbox without files and network where there is one: a hostile
+page can keep each of these libraries busy for minutes.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import logging
 import re
+import sys
 from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
+CPU_SECONDS = 2
+"""Processor time of one extraction, start-up included."""
+MEMORY_MIB = 1024
+"""Address space of the process."""
 _MIN_MARKED_BLOCKS = 6
 """The number of ``<pre>``, ``<table>`` and ``<dl>`` elements from which a page is read as documentation."""
 _MIN_ARTICLE = 300
@@ -78,7 +84,11 @@ class PageText(NamedTuple):
 
 def decode_page(data: bytes, charset: str | None) -> str:
     """Decode a page: by the charset of its response, else by its meta element, else by detection."""
-    from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
+    from resiliparse.parse.encoding import (  # pyright: ignore[reportMissingModuleSource]
+        bytes_to_str,
+        detect_encoding,
+        map_encoding_to_html5,
+    )
 
     for mark, name in ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
         if data.startswith(mark):
@@ -87,7 +97,7 @@ def decode_page(data: bytes, charset: str | None) -> str:
     if not found and (meta := _META_CHARSET.search(data[:4096])):
         found = meta.group(1).decode("ascii", "replace")
     mapped = map_encoding_to_html5(found, fallback_utf8=False) if found else None
-    return bytes_to_str(data, mapped or detect_encoding(data[:200_000]), errors="replace").replace("\0", "�")
+    return bytes_to_str(data, mapped or detect_encoding(data[:200_000]) or "utf-8", errors="replace").replace("\0", "�")
 
 
 def extract_page_text(page: str, url: str) -> PageText:
@@ -97,7 +107,7 @@ def extract_page_text(page: str, url: str) -> PageText:
     """
     from resiliparse.parse.html import HTMLTree
 
-    tree = HTMLTree.parse(page)
+    tree: Any = HTMLTree.parse(page)
     scripts = len(tree.document.query_selector_all("script"))
     hidden, removed = _remove_hidden_elements(tree, page)
     visible = str(tree) if removed else page
@@ -140,7 +150,7 @@ def strip_tags(page: str) -> str:
 
 
 def _plain(page: str, *, main: bool) -> str:
-    from resiliparse.extract.html2text import extract_plain_text
+    from resiliparse.extract.html2text import extract_plain_text  # pyright: ignore[reportMissingModuleSource]
 
     return extract_plain_text(
         page, main_content=main, links=False, alt_texts=False, preserve_formatting=True, noscript=True
@@ -249,3 +259,29 @@ def _list_links(element: Any, url: str) -> list[tuple[str, str]]:
 def _tidy(text: str) -> str:
     lines = (line.rstrip() for line in text.replace("\r\n", "\n").split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def main() -> None:
+    """Extract the text of the page on the standard input, after a line of JSON, and print it as one JSON object.
+
+    The system ends the process at a limit.
+    """
+    import resource  # the kernel imports this module also on systems without it
+
+    limits = {
+        resource.RLIMIT_CPU: CPU_SECONDS,
+        resource.RLIMIT_AS: MEMORY_MIB * 1024 * 1024,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+    }
+    for kind, most in limits.items():
+        _, hard = resource.getrlimit(kind)
+        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (value, value))
+    head: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    page = decode_page(sys.stdin.buffer.read(), head["charset"])
+    if head["only_strip_tags"]:
+        answer: dict[str, Any] = {"text": strip_tags(page), "part": "whole"}
+    else:
+        answer = extract_page_text(page, head["url"])._asdict()
+    sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=True).encode())
