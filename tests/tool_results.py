@@ -330,6 +330,10 @@ url: Address of the remote
 branch: Branch that was pushed
 result: `new branch`, `updated` or `already up to date`
 commits: Range of the pushed commits""",
+    "web_search": """\
+results: Results, each with `title`, `url` and `snippet`
+provider: Provider that answered
+?notes: Providers that failed before, with `fallback`""",
     "web_fetch": """\
 url: URL of the page, after all redirects
 status: Status of the response

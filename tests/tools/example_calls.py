@@ -98,6 +98,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "git.stash": {"message": "Work in progress"},
     "git.clone": {"source": ".", "path": "copy"},
     "git.push": {},
+    "web_search": {"query": "ships"},
     "web_fetch": {"url": "https://example.org/ships"},
     "http.post": {"url": "https://example.org/notes", "json": {"title": "Ships"}},
     "resource.list": {},
@@ -176,6 +177,7 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("git.init", {}),
     ("git.clone", {"url": "https://example.org/x.git", "source": "."}),
     ("git.push", {"remote": "missing"}),
+    ("web_search", {"query": ""}),
     ("web_fetch", {"url": "ftp://example.org/"}),
     ("http.post", {"url": "https://example.org/notes"}),
     ("resource.read", {"uri": "note:9"}),
@@ -184,6 +186,8 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("prompt.complete", {"ref": {"type": "ref/prompt", "name": "great"}, "argument": {"name": "who", "value": "A"}}),
 )
 """Calls that fail in the same session."""
+SEARCH = '[tools.web_search.config]\nproviders = "searxng"\n'
+"""The beginning of the settings of `web_search`."""
 ONLINE = {"git.push": "x.git", "web_fetch": "ships", "http.post": "notes"}
 """The tools that reach the server, each with the path of its URL."""
 PAGE = """<html><head><title>Ships</title></head><body><nav><a href="/home">Home</a></nav><main><h1>Ships</h1>
@@ -215,7 +219,13 @@ async def served(folder: Path) -> AsyncGenerator[GitHost]:
     with (bare / "config").open("a") as file:
         file.write("[http]\n\treceivepack = true\n")
     html, data = ok(PAGE.encode(), "Content-Type: text/html"), ok(b'{"id": 7}', "Content-Type: application/json")
-    async with GitHost(bare.parent, pages={"/ships": html, "/notes": data}) as host:
+    hits = ok(
+        b'{"results": [{"title": "Ships", "url": "https://example.org/ships", "content": "About ships"}]}',
+        "Content-Type: application/json",
+    )
+    async with GitHost(
+        bare.parent, pages={"/ships": html, "/notes": data, "/search?q=ships&format=json": hits}
+    ) as host:
         yield host
 
 
@@ -225,11 +235,12 @@ async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
     repo = made(folder / "ws")
     repo.commit("first", b__txt="1\n")
     repo.git("remote", "add", "origin", host.url("x.git"))
-    online = (f'[requires.tools."{one}".net]\nhosts = ["{host.authority}"]' for one in ONLINE)
+    online = (f'[requires.tools."{one}".net]\nhosts = ["{host.authority}"]' for one in (*ONLINE, "web_search"))
+    settings = f'{SEARCH}searxng_url = "{host.url("")}"'
     put_agent(folder, "caller", "\n".join(online))
     put_offering(folder)
     rules = [*RULES, f"allow net.fetch {host.authority}"]
-    async with temporary_kernel(folder, rules=rules, tools=[pages]) as kernel:
+    async with temporary_kernel(folder, rules=rules, tools=[pages], settings=settings) as kernel:
         session = await kernel.session(agent="caller", approval_handler=ScriptedApprovalHandler(answers=[[["SQLite"]]]))
         Agent(session, PlaybackModel(text_reply("Hello.")))
         yield session
@@ -238,7 +249,8 @@ async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
 async def decisions(folder: Path) -> dict[str, str]:
     """Return how the shipped rules of the mode ``ask`` decide the calls of `CALLS`, by tool."""
     put_offering(folder)
-    async with temporary_kernel(folder, tools=[pages]) as kernel:
+    settings = f'{SEARCH}searxng_url = "https://example.org"'
+    async with temporary_kernel(folder, tools=[pages], settings=settings) as kernel:
         calls = CALLS | {"artifact.read": {"ref": f"sha256:{'0' * 64}"}}
         return {one: (await kernel.explain_call(one, calls[one], headless=False)).action for one in CALLS}
 
