@@ -141,6 +141,7 @@ ROWS: dict[str, str] = {
     "T-05a": "The git category for real: fifteen tools run git in the sandbox, with what a repository's own configuration and hooks would run put out of force.",
     "T-07": "A file is written over only as it was last read, whole or not at all; parallel edits land or fail loudly.",
     "T-08": "grep and glob run on ripgrep: bounded, ignore-aware, harmless on hostile patterns.",
+    "T-09": "web_fetch returns the main text of a page with tables, code and links, from a process that can be ended; every hop is judged; web_search keeps one configured provider a session, within a number of calls, and tells no results from each kind of failure; http.post sends data once, without credentials of a model.",
     "T-10": "Each shipped tool has one generated row: id, aliases, parameters, result, requires, locks, side effect, where it runs, category; each is called, and gives what its row says.",
 }
 """Row id to what can be seen to hold."""

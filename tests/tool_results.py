@@ -330,6 +330,29 @@ url: Address of the remote
 branch: Branch that was pushed
 result: `new branch`, `updated` or `already up to date`
 commits: Range of the pushed commits""",
+    "web_search": """\
+results: Results, each with `title`, `url` and `snippet`
+provider: Provider that answered
+?notes: Providers that failed before, with `fallback`""",
+    "web_fetch": """\
+url: URL of the page, after all redirects
+status: Status of the response
+?content_type: Type of the content, as the server states it
+?redirects: URLs that redirected to it
+?title: Title of the page
+?text: Text of the page; not for an image
+?links: Links in the text, each with `text` and `url`, at most 100
+?image: The image, for a model that takes images
+?notes: Limits of the text""",
+    "http.post": """\
+url: URL that answered
+status: Status of the response
+?content_type: Type of the answer, as the server states it
+?redirects: URLs that redirected to it
+?location: Target of a redirect that was not followed
+?json: Answer, if it is JSON
+?text: Answer, if it is not JSON
+?notes: Limits of the answer""",
     "resource.list": "resources: Resources, in the form of MCP\nresourceTemplates: URI templates, in the form of MCP",
     "resource.read": "contents: Contents of the resource, in the form of MCP",
     "resource.subscribe": "subscribed: URI of the resource",

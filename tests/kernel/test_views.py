@@ -17,7 +17,7 @@ from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
 
 kernel_in = by_both_doors(rules=["allow *"])
-CORE = ["read", "write", "edit", "glob", "grep", "bash", "todo", "question", "skill"]
+CORE = ["read", "write", "edit", "glob", "grep", "bash", "todo", "question", "skill", "web_fetch"]
 FINDERS = ["browse_tools", "load_tools", "find_tools", "tool_search", "info"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,8 @@ class Desk:
     around: SessionSharedServices
     refuse: dict[str, str] = field(default_factory=dict[str, str])
     """Canonical path to the reason why no rule allows it."""
+    hosts: tuple[str, ...] = ()
+    """Hosts for the tools that reach the network, instead of those that they declare."""
 
     @property
     def workspace(self) -> Path:
@@ -151,7 +153,8 @@ class Desk:
 
     def runtime(self, tool: Tool) -> CallRuntime:
         variables = PathVariables(workspace=(self.around.workdir,), output=self.around.roots.readable)
-        capabilities = CapabilitySet((expand_requires(tool.spec.requires, variables, tool.spec.id),))
+        layer = expand_requires(tool.spec.requires, variables, tool.spec.id)
+        capabilities = CapabilitySet((replace(layer, hosts=self.hosts) if self.hosts and layer.hosts else layer,))
 
         def may(capability: Capability, target: str | Sequence[str]) -> str | None:
             if isinstance(target, str) and target in self.refuse:

@@ -23,6 +23,7 @@ from tests.kernel.test_agents import put_agent
 from tests.registry.test_own_offering import put_offering
 from tests.tools.githost import GitHost
 from tests.tools.repositories import made
+from tests.web import ok
 
 from handrail.agent.agent_loop import Agent
 from handrail.contract.calls_and_results import Result
@@ -97,6 +98,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "git.stash": {"message": "Work in progress"},
     "git.clone": {"source": ".", "path": "copy"},
     "git.push": {},
+    "web_search": {"query": "ships"},
+    "web_fetch": {"url": "https://example.org/ships"},
+    "http.post": {"url": "https://example.org/notes", "json": {"title": "Ships"}},
     "resource.list": {},
     "resource.read": {"uri": "note:1"},
     "resource.subscribe": {"uri": "note:1"},
@@ -173,12 +177,21 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("git.init", {}),
     ("git.clone", {"url": "https://example.org/x.git", "source": "."}),
     ("git.push", {"remote": "missing"}),
+    ("web_search", {"query": ""}),
+    ("web_fetch", {"url": "ftp://example.org/"}),
+    ("http.post", {"url": "https://example.org/notes"}),
     ("resource.read", {"uri": "note:9"}),
     ("resource.subscribe", {"uri": "note:9"}),
     ("prompt.get", {"name": "great"}),
     ("prompt.complete", {"ref": {"type": "ref/prompt", "name": "great"}, "argument": {"name": "who", "value": "A"}}),
 )
 """Calls that fail in the same session."""
+SEARCH = '[tools.web_search.config]\nproviders = "searxng"\n'
+"""The beginning of the settings of `web_search`."""
+ONLINE = {"git.push": "x.git", "web_fetch": "ships", "http.post": "notes"}
+"""The tools that reach the server, each with the path of its URL."""
+PAGE = """<html><head><title>Ships</title></head><body><nav><a href="/home">Home</a></nav><main><h1>Ships</h1>
+<p>A ship is larger than a boat, and crosses <a href="/seas">seas</a>.</p></main></body></html>"""
 
 RULES = (
     "allow *",
@@ -205,7 +218,14 @@ async def served(folder: Path) -> AsyncGenerator[GitHost]:
     made(folder / "source").git("init", "--quiet", "--bare", "--initial-branch=main", str(bare))
     with (bare / "config").open("a") as file:
         file.write("[http]\n\treceivepack = true\n")
-    async with GitHost(bare.parent) as host:
+    html, data = ok(PAGE.encode(), "Content-Type: text/html"), ok(b'{"id": 7}', "Content-Type: application/json")
+    hits = ok(
+        b'{"results": [{"title": "Ships", "url": "https://example.org/ships", "content": "About ships"}]}',
+        "Content-Type: application/json",
+    )
+    async with GitHost(
+        bare.parent, pages={"/ships": html, "/notes": data, "/search?q=ships&format=json": hits}
+    ) as host:
         yield host
 
 
@@ -215,10 +235,12 @@ async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
     repo = made(folder / "ws")
     repo.commit("first", b__txt="1\n")
     repo.git("remote", "add", "origin", host.url("x.git"))
-    put_agent(folder, "caller", f'[requires.tools."git.push".net]\nhosts = ["{host.authority}"]')
+    online = (f'[requires.tools."{one}".net]\nhosts = ["{host.authority}"]' for one in (*ONLINE, "web_search"))
+    settings = f'{SEARCH}searxng_url = "{host.url("")}"'
+    put_agent(folder, "caller", "\n".join(online))
     put_offering(folder)
     rules = [*RULES, f"allow net.fetch {host.authority}"]
-    async with temporary_kernel(folder, rules=rules, tools=[pages]) as kernel:
+    async with temporary_kernel(folder, rules=rules, tools=[pages], settings=settings) as kernel:
         session = await kernel.session(agent="caller", approval_handler=ScriptedApprovalHandler(answers=[[["SQLite"]]]))
         Agent(session, PlaybackModel(text_reply("Hello.")))
         yield session
@@ -227,7 +249,8 @@ async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
 async def decisions(folder: Path) -> dict[str, str]:
     """Return how the shipped rules of the mode ``ask`` decide the calls of `CALLS`, by tool."""
     put_offering(folder)
-    async with temporary_kernel(folder, tools=[pages]) as kernel:
+    settings = f'{SEARCH}searxng_url = "https://example.org"'
+    async with temporary_kernel(folder, tools=[pages], settings=settings) as kernel:
         calls = CALLS | {"artifact.read": {"ref": f"sha256:{'0' * 64}"}}
         return {one: (await kernel.explain_call(one, calls[one], headless=False)).action for one in CALLS}
 
@@ -244,7 +267,7 @@ class Played:
 async def play(session: Session, host: GitHost) -> AsyncGenerator[Played]:
     """Run every call of `CALLS`, then every one of `FAILURES`."""
     for tool_id, arguments in CALLS.items():
-        more: dict[str, Any] = {"url": host.url("x.git")} if tool_id == "git.push" else {}
+        more: dict[str, Any] = {"url": host.url(ONLINE[tool_id])} if tool_id in ONLINE else {}
         if "job_id" in arguments:
             more = {"job_id": (await session.jobs.list())[0].id}
         elif tool_id in TERMINAL_IDS and "id" in arguments:

@@ -15,12 +15,14 @@ class GitHost:
 
     :param password: where not empty, whoever does not send it is answered 401
     :param elsewhere: where not empty, every request is sent on to this address
+    :param pages: whole responses by path, for other tools that reach the network
     """
 
     folder: Path
     password: str = ""
     elsewhere: str = ""
     asked: list[str] = field(default_factory=list[str])
+    pages: dict[str, bytes] = field(default_factory=dict[str, bytes])
     port: int = 0
 
     async def __aenter__(self) -> Self:
@@ -53,6 +55,8 @@ class GitHost:
 
     async def _answer(self, line: str, fields: dict[str, str], body: bytes) -> bytes:
         method, target, _ = line.split(" ")
+        if target in self.pages:
+            return self.pages[target]
         if self.elsewhere:
             return f"HTTP/1.1 302 Found\r\nLocation: {self.elsewhere}{target}\r\nContent-Length: 0\r\n\r\n".encode()
         if self.password and fields.get("authorization") != self.password:

@@ -89,6 +89,8 @@ TABLE = {
         "subagent_type* prompt* description background metadata", "other", "external", (), capabilities=("agents",)
     ),
     "skill": Row("name*", "think", "read", (), capabilities=("skills",)),
+    "web_search": Row("query* max_results", "search", "read", (), capabilities=("state",)),
+    "web_fetch": Row("url*", "fetch", "read", (), targets=("net.fetch={url}",)),
     "browse_tools": Row("", "search", "read", (), capabilities=("catalog",)),
     "load_tools": Row("category tool", "search", "read", (), capabilities=("catalog",)),
     "find_tools": Row("query queries limit", "search", "read", (), capabilities=("catalog",)),
@@ -182,6 +184,7 @@ TABLE = {
         capabilities=("vcs.config",),
         targets=("net.fetch={url}",),
     ),
+    "http.post": Row("url* json form body headers", "other", "external", (), targets=("net.fetch={url}",)),
     "resource.list": Row("source", "search", "read", (), capabilities=("resources",)),
     "resource.read": Row("uri*", "read", "external", (), capabilities=("resources", *CLIENT)),
     "resource.subscribe": Row("uri*", "other", "external", (), capabilities=("resources",)),
@@ -229,7 +232,9 @@ def test_each_declaration_is_free_of_faults_and_closed(spec: ToolSpec) -> None:
     assert find_spec_faults(spec) == []
     schema = compile_schema(spec.parameters)
     assert schema.list_problems({"no_such_argument": 1})
-    assert spec.requires.net.hosts == (("*",) if spec.id in ("git.clone", "git.push") else ())
+    assert spec.requires.net.hosts == (
+        ("*",) if spec.id in ("git.clone", "git.push", "web_search", "web_fetch", "http.post") else ()
+    )
     assert spec.llm_view().keys() == {"name", "description", "parameters"}
 
 

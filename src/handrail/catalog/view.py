@@ -113,6 +113,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("Python code", ("python",)),
                 ("background jobs", ("jobs", "read_job", "wait", "stop_task")),
                 ("terminals", ("terminal.*",)),
+                ("requests to HTTP services", ("http.post",)),
                 ("steps of stateful tools", ("tool.step", "tool.close")),
                 ("resources", ("resource.*",)),
                 ("prompts", ("prompt.*",)),

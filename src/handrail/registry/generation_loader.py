@@ -409,7 +409,7 @@ class _GenerationBuilder:
         """
         for layer in self.conditions.settings:
             for tool_id, settings in layer.tools.items():
-                if settings.answered_by is not None and tool_id in LOCKED_SHAPES and tool_id not in self.rows:
+                if settings.answered_by is not None and tool_id in LOCKED_SHAPES:
                     self._add_answering_tool(tool_id, settings.answered_by, layer, unheard)
 
     def _add_answering_tool(

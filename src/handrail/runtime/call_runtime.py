@@ -26,6 +26,7 @@ from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.tool_runtime import (
     CancellationToken,
+    DocumentService,
     NetworkService,
     Runtime,
     SecretService,
@@ -332,6 +333,12 @@ class CallRuntime:
                 self.capabilities, self._services.build_access_check(), self._services.record_attempt
             )
         return self._net
+
+    @property
+    def documents(self) -> DocumentService:
+        from handrail.runtime.documents.document_service import SandboxedDocuments  # for the tools that read documents
+
+        return SandboxedDocuments(self._environment.sandbox, self._environment.build_profile())
 
     def _narrow(self, profile: SandboxProfile) -> SandboxProfile:
         """Return ``profile`` as the confinement of the call narrows it."""

@@ -23,6 +23,8 @@ from handrail.tools.session_tools import (
 )
 from handrail.tools.shell_tools import TERMINAL_TOOLS, BashTool, PythonTool
 from handrail.tools.trigger_and_channel_tools import CHANNEL_TOOLS, TRIGGER_TOOLS
+from handrail.tools.web_search import WebSearchTool
+from handrail.tools.web_tools import HttpPostTool, WebFetchTool
 
 BUILTINS: tuple[Tool, ...] = (
     *(
@@ -37,6 +39,8 @@ BUILTINS: tuple[Tool, ...] = (
         QuestionTool(),
         TaskTool(),
         SkillTool(),
+        WebSearchTool(),
+        WebFetchTool(),
     ),
     *(BrowseToolsTool(), LoadToolsTool(), FindToolsTool(), ToolSearchTool(), InfoTool()),
     *(
@@ -58,6 +62,7 @@ BUILTINS: tuple[Tool, ...] = (
     *TERMINAL_TOOLS,
     *STATE_TOOLS,
     *GIT_TOOLS,
+    HttpPostTool(),
     *RESOURCE_TOOLS,
 )
 """In the order in which a catalog shows them."""

@@ -133,4 +133,4 @@ LOCKED_SHAPES: Mapping[str, LockedToolShape] = MappingProxyType(
         ),
     }
 )
-"""By id. If a built-in tool gets one of these ids, remove it here."""
+"""By id. The built-in tool of an id has this shape, too; without one, the id exists if the operator names a tool."""

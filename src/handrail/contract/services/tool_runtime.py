@@ -119,6 +119,39 @@ class NetworkService(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ExtractedPage:
+    """The text of a web page.
+
+    :param part: ``main`` for the main content, ``whole`` for all of the page
+    :param links: text and absolute URL of the links in that part
+    :param hidden_elements: how many elements with hidden text were left out
+    :param scripts: how many scripts the page has
+    :param is_simplified: whether the page was too complex, so that only its tags were removed
+    """
+
+    text: str
+    part: str
+    title: str = ""
+    links: tuple[tuple[str, str], ...] = ()
+    hidden_elements: int = 0
+    scripts: int = 0
+    is_simplified: bool = False
+
+
+class DocumentService(Protocol):
+    """Text from documents, extracted in a process with its own limits."""
+
+    async def extract_page(self, page: bytes, *, charset: str | None = None, url: str) -> ExtractedPage:
+        """Return the main text of an HTML page.
+
+        :param charset: of its response, if it had one
+        :param url: of the page, for links
+        :raises ToolError: ``failed`` if the page exceeds the limits; ``unavailable`` without the libraries
+        """
+        ...
+
+
 class ToolStateService(Protocol):
     """The values that a tool keeps in the session, JSON-able and persistent."""
 
@@ -278,6 +311,11 @@ class Runtime(Protocol):
     @property
     def net(self) -> NetworkService:
         """HTTP and HTTPS requests."""
+        ...
+
+    @property
+    def documents(self) -> DocumentService:
+        """Text from documents."""
         ...
 
     @property

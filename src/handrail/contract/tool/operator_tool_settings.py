@@ -71,7 +71,7 @@ class ToolSettings(_ToolSettingsTable):
     answered_by: Annotated[
         str | None,
         Field(
-            description="For web_search and web_fetch only, which have no built-in tool: the id of the tool that answers."
+            description="For web_search and web_fetch only: the id of the tool that answers. Default: the built-in tool, if there is one."
         ),
     ] = None
 

@@ -108,6 +108,7 @@ _EXTRAS = {
     "anthropic": ("anthropic", "--model anthropic:NAME"),
     "gemini": ("google.genai", "--model gemini:NAME"),
     "search": ("onnxruntime", "finding tools by meaning"),
+    "web": ("trafilatura", "web_fetch of HTML pages"),
 }
 """By the name of the extra: a module of it, and the feature that needs it."""
 _KEYS = {

@@ -1,0 +1,287 @@
+"""The text of a web page: its main content, with tables and code as they are, and without hidden elements.
+
+Documentation and articles need different extractors. An article is surrounded by text that is like it (teasers, comments),
+which trafilatura separates well, but it loses tables and code. Documentation marks its content (``<main>``,
+``role="main"``), so that container is read as a whole with resiliparse. ``bench/extraction.py`` measures both.
+
+This module runs in a separate process (:func:`main`), in a sandbox without files and network where there is one: a hostile
+page can keep each of these libraries busy for minutes.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+import re
+import sys
+from typing import Any, NamedTuple
+from urllib.parse import urljoin
+
+CPU_SECONDS = 2
+"""Processor time of one extraction, start-up included."""
+MEMORY_MIB = 1024
+"""Address space of the process."""
+_MIN_MARKED_BLOCKS = 6
+"""The number of ``<pre>``, ``<table>`` and ``<dl>`` elements from which a page is read as documentation."""
+_MIN_ARTICLE = 300
+"""The characters below which an article is taken as not found."""
+_MAX_LINKS = 100
+_MAX_LINK_TEXT = 200
+_MAX_STYLE = 200_000
+_MAX_LINKED = 2_000_000
+"""The characters of a page that are searched for links."""
+_MAX_SELECTORS = 500
+
+_BLOCK = re.compile(r"<(?:pre|table|dl)\b", re.IGNORECASE)
+_META_CHARSET = re.compile(rb"""<meta[^>]{0,300}?charset\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE)
+_GENERATOR = re.compile(
+    r"sphinx|docutils|mkdocs|docusaurus|rustdoc|javadoc|doxygen|gitbook|vitepress|vuepress|asciidoctor|docbook|texinfo|"
+    r"makeinfo|pdoc|typedoc|yard|nextra|starlight|antora|jsdoc|dokka",
+    re.IGNORECASE,
+)
+_DOCUMENTATION_CLASS = re.compile(
+    r"""<(?:div|section|body|main|article)\b[^>]{0,200}\bclass=["'][^"'>]{0,200}"""
+    r"(?:sphinxsidebar|rst-content|wy-nav|rustdoc|md-main|theme-doc|devsite|markdown-body)",
+    re.IGNORECASE,
+)
+_CONTAINERS = ('[role="main"]', "main", "#main-content", "article")
+_NAVIGATION = "nav, footer, [role='navigation'], .toc, .breadcrumbs, .md-sidebar"
+_PERMALINK = re.compile(r"""<a\b[^>]{0,300}\bclass=["'](?:headerlink|anchor|hash-link)["'][^>]{0,300}>[^<]{0,20}</a>""")
+_LINK = re.compile(r"<a\b([^>]{0,3000})>(.{0,2000}?)</a\s*>", re.IGNORECASE | re.DOTALL)
+_HREF = re.compile(r"""\bhref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""", re.IGNORECASE)
+_TAG = re.compile(r"<[^>]*>")
+_STYLE = re.compile(r"""<[a-z][^<>]{0,1000}?\sstyle\s*=\s*(?:"([^"]{0,2000})"|'([^']{0,2000})')""", re.IGNORECASE)
+_HIDDEN_STYLE = re.compile(
+    r"display:none|visibility:(?:hidden|collapse)|opacity:0?(?:\.0+)?(?:;|$|!)|font-size:0(?:\.0+)?(?:px|em|rem|pt|%)?(?:;|$|!)|"
+    r"(?:left|top|right|bottom|text-indent|margin-left|margin-top):-\d{3,}|clip:rect\(0|clip-path:inset\((?:50|100)%|"
+    r"transform:scale\(0\)|(?:^|;)(?:max-)?height:[01](?:px)?;.*overflow:hidden|overflow:hidden;.*(?:max-)?height:[01](?:px)?(?:;|$)|"
+    r"(?:^|;)color:transparent"
+)
+_COLOUR = re.compile(r"(?:^|;)color:([^;!]+)")
+_BACKGROUND = re.compile(r"(?:^|;)background(?:-color)?:([^;!]+)")
+_RULE = re.compile(r"([^{}]{1,300})\{([^{}]{0,2000})\}")
+_SIMPLE_SELECTOR = re.compile(r"[a-zA-Z][\w-]*(?:[.#][\w-]+)*|(?:[.#][\w-]+)+")
+_COLOURS = {"white": "#fff", "#ffffff": "#fff", "black": "#000", "#000000": "#000", "rgb(255,255,255)": "#fff"}
+
+
+class PageText(NamedTuple):
+    """The text of a page.
+
+    :param part: ``main`` for the main content, ``whole`` for all of the page
+    :param links: text and absolute URL of the links in that part
+    :param hidden_elements: how many elements with hidden text were left out
+    :param scripts: how many scripts the page has
+    """
+
+    title: str
+    text: str
+    part: str
+    links: list[tuple[str, str]]
+    hidden_elements: int
+    scripts: int
+
+
+def decode_page(data: bytes, charset: str | None) -> str:
+    """Decode a page: by the charset of its response, else by its meta element, else by detection."""
+    from resiliparse.parse.encoding import (  # pyright: ignore[reportMissingModuleSource]
+        bytes_to_str,
+        detect_encoding,
+        map_encoding_to_html5,
+    )
+
+    for mark, name in ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
+        if data.startswith(mark):
+            return data[len(mark) :].decode(name, "replace")
+    found = charset
+    if not found and (meta := _META_CHARSET.search(data[:4096])):
+        found = meta.group(1).decode("ascii", "replace")
+    mapped = map_encoding_to_html5(found, fallback_utf8=False) if found else None
+    return bytes_to_str(data, mapped or detect_encoding(data[:200_000]) or "utf-8", errors="replace").replace("\0", "�")
+
+
+def extract_page_text(page: str, url: str) -> PageText:
+    """Return the text of a page's main content.
+
+    :param url: of the page, for links
+    """
+    from resiliparse.parse.html import HTMLTree
+
+    tree: Any = HTMLTree.parse(page)
+    scripts = len(tree.document.query_selector_all("script"))
+    hidden, removed = _remove_hidden_elements(tree, page)
+    visible = str(tree) if removed else page
+    is_documentation = _has_documentation_mark(tree, page)
+    container = _find_container(tree)
+    text, part, source = "", "main", container
+    if (is_documentation or len(_BLOCK.findall(visible)) >= _MIN_MARKED_BLOCKS) and (
+        found := _read_documentation(visible, container, is_documentation)
+    ):
+        text = found
+    if not text:
+        text = _read_article(visible)
+        if len(text) < _MIN_ARTICLE:
+            text = _plain(visible, main=True)
+    if len(text) < _MIN_ARTICLE and len(whole := _plain(visible, main=False)) > 3 * len(text):
+        text, part, source = whole, "whole", tree.body
+    title = (tree.title or "").strip()
+    return PageText(title, _tidy(text), part, _list_links(source or tree.body, url), hidden, scripts)
+
+
+def strip_tags(page: str) -> str:
+    """Return the text of all of a page by a linear scan, for a page that no parser finishes."""
+    out: list[str] = []
+    at, end = 0, len(page)
+    while at < end:
+        begin = page.find("<", at)
+        if begin < 0:
+            out.append(page[at:])
+            break
+        out.append(page[at:begin])
+        name = page[begin + 1 : begin + 8].lower()
+        skip = next((one for one in ("script", "style") if name.startswith(one)), None)
+        close = page.find(f"</{skip}", begin) if skip else page.find(">", begin)
+        if close < 0:
+            break
+        at = close + 1
+        if skip is None:
+            out.append("\n" if name[:1] in "/phldtu" else " ")
+    return _tidy(html.unescape("".join(out)))
+
+
+def _plain(page: str, *, main: bool) -> str:
+    from resiliparse.extract.html2text import extract_plain_text  # pyright: ignore[reportMissingModuleSource]
+
+    return extract_plain_text(
+        page, main_content=main, links=False, alt_texts=False, preserve_formatting=True, noscript=True
+    )
+
+
+def _read_article(page: str) -> str:
+    logging.disable(logging.CRITICAL)
+    import trafilatura
+
+    try:
+        return trafilatura.extract(page, favor_recall=True, include_comments=False, deduplicate=False) or ""
+    except (ValueError, TypeError, RecursionError, AssertionError):  # a page that it cannot parse
+        return ""
+
+
+def _read_documentation(page: str, container: Any, is_documentation: bool) -> str:
+    main = _plain(page, main=True)
+    if container is None:
+        return main
+    for one in container.query_selector_all(_NAVIGATION):
+        if one.parent is not None:
+            one.parent.remove_child(one)
+    text = _plain(_PERMALINK.sub("", container.html), main=False)
+    if len(text) < len(main) // 2 or (not is_documentation and len(text) > 2 * len(main)):
+        return main
+    return text
+
+
+def _has_documentation_mark(tree: Any, page: str) -> bool:
+    names = (one.getattr("content") or "" for one in tree.document.query_selector_all('meta[name="generator"]'))
+    return any(_GENERATOR.search(name) for name in names) or _DOCUMENTATION_CLASS.search(page) is not None
+
+
+def _find_container(tree: Any) -> Any:
+    for selector in _CONTAINERS:
+        if len(found := tree.document.query_selector_all(selector)) == 1:
+            return found[0]
+    return None
+
+
+def _remove_hidden_elements(tree: Any, page: str) -> tuple[int, int]:
+    """Remove the elements that a reader of the page does not see, as far as its own markup says so.
+
+    A collection of elements is slow to iterate, so each selector finds hidden elements only.
+
+    :return: how many of the removed elements had text, and how many were removed
+    """
+    styles = dict.fromkeys(html.unescape(one or other) for one, other in _STYLE.findall(page))
+    hiding = [one for one in styles if _hides_text(one) and not any(sign in one for sign in '"\\\n')]
+    selectors = ["[hidden]", "template", *_list_hiding_selectors(tree)]
+    selectors += [f'[style="{one}"]' for one in hiding[:_MAX_SELECTORS]]
+    with_text = removed = 0
+    for one in (one for selector in selectors for one in tree.document.query_selector_all(selector)):
+        if one.parent is None or one.tag in ("html", "body", "head"):
+            continue
+        with_text += bool((one.text or "").strip())
+        removed += 1
+        one.parent.remove_child(one)
+    return with_text, removed
+
+
+def _list_hiding_selectors(tree: Any) -> list[str]:
+    style = "\n".join(one.text or "" for one in tree.document.query_selector_all("style"))[:_MAX_STYLE]
+    plain = re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL)
+    outside = re.sub(r"@media[^{]{0,300}\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}", "", plain)
+    found: list[str] = []
+    for names, body in _RULE.findall(outside):
+        if _hides_text(body):
+            found += [one for name in names.split(",") if _SIMPLE_SELECTOR.fullmatch(one := name.strip())]
+    return found[:_MAX_SELECTORS]
+
+
+def _hides_text(style: str) -> bool:
+    plain = re.sub(r"\s+", "", style.lower())
+    if _HIDDEN_STYLE.search(plain):
+        return True
+    ink, paper = _COLOUR.search(plain), _BACKGROUND.search(plain)
+    if ink is None:
+        return False
+    colour = _COLOURS.get(ink.group(1), ink.group(1))
+    return colour == (_COLOURS.get(paper.group(1), paper.group(1)) if paper else "#fff")
+
+
+def _list_links(element: Any, url: str) -> list[tuple[str, str]]:
+    links: dict[str, str] = {}
+    source: str = "" if element is None else element.html[:_MAX_LINKED]
+    for attributes, content in _LINK.findall(source):
+        if (found := _HREF.search(attributes)) is None:
+            continue
+        target = html.unescape(next(filter(None, found.groups()), "")).strip()
+        if not target or target.startswith("#"):
+            continue
+        text = " ".join(html.unescape(_TAG.sub(" ", content)).split())[:_MAX_LINK_TEXT]
+        try:
+            absolute = urljoin(url, target).partition("#")[0]
+        except ValueError:
+            continue
+        if text and absolute.startswith(("http://", "https://")) and absolute != url and len(absolute) <= 2048:
+            links.setdefault(absolute, text)
+        if len(links) >= _MAX_LINKS:
+            break
+    return [(text, target) for target, text in links.items()]
+
+
+def _tidy(text: str) -> str:
+    lines = (line.rstrip() for line in text.replace("\r\n", "\n").split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def main() -> None:
+    """Extract the text of the page on the standard input, after a line of JSON, and print it as one JSON object.
+
+    The system ends the process at a limit.
+    """
+    import resource  # the kernel imports this module also on systems without it
+
+    limits = {
+        resource.RLIMIT_CPU: CPU_SECONDS,
+        resource.RLIMIT_AS: MEMORY_MIB * 1024 * 1024,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+    }
+    for kind, most in limits.items():
+        _, hard = resource.getrlimit(kind)
+        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (value, value))
+    head: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    page = decode_page(sys.stdin.buffer.read(), head["charset"])
+    if head["only_strip_tags"]:
+        answer: dict[str, Any] = {"text": strip_tags(page), "part": "whole"}
+    else:
+        answer = extract_page_text(page, head["url"])._asdict()
+    sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=True).encode())

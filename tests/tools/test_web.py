@@ -1,0 +1,212 @@
+"""web_fetch and http.post against servers on loopback: pages as they are, hostile pages, and answers of services."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.tools.desk import Desk, refused
+from tests.web import Answer, Site, ok, redirect
+
+from handrail.contract.calls_and_results import Blob
+
+pytestmark = pytest.mark.proves("T-09")
+
+ARTICLE = " ".join(f"Sentence {n} of the article says something new about harbours and ships." for n in range(30))
+PAGE = f"""<!doctype html><html><head><title>Ships &amp; harbours</title></head><body>
+<nav><a href="/home">Home</a> <a href="/about">About us</a></nav>
+<article><h1>Ships</h1><p>{ARTICLE}</p><p>See <a href="next?page=2#top">the next part</a>.</p></article>
+<footer>All rights reserved</footer></body></html>"""
+DOCUMENTATION = """<!doctype html><html><head><title>API</title><meta name="generator" content="Docutils 0.20"></head><body>
+<div class="sphinxsidebar"><ul><li><a href="a.html">Another chapter</a></li></ul></div>
+<div role="main"><h1>Function open</h1><p>Open a file.</p>
+<table><tr><th>mode</th><th>meaning</th></tr><tr><td>r</td><td>read only</td></tr></table>
+<pre>with open("x") as f:
+    if f:
+        print(f.read())</pre></div></body></html>"""
+HTML = "Content-Type: text/html; charset=utf-8"
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+
+
+def at(desk: Desk, site: Site) -> Desk:
+    return replace(desk, hosts=(site.authority,))
+
+
+async def fetch(desk: Desk, answer: Answer, path: str = "/") -> dict[str, object]:
+    async with Site({path: answer}) as site:
+        return await at(desk, site).call("web_fetch", url=site.url(path))
+
+
+async def test_the_main_text_of_an_article_comes_without_navigation_and_with_its_links(desk: Desk) -> None:
+    async with Site({"/a/b": ok(PAGE.encode(), HTML)}) as site:
+        found = await at(desk, site).call("web_fetch", url=site.url("/a/b"))
+        links = [{"text": "the next part", "url": site.url("/a/next?page=2")}]
+    assert (found["status"], found["title"]) == (200, "Ships & harbours")
+    assert "Sentence 29 of the article" in found["text"]
+    assert "About us" not in found["text"] and "All rights" not in found["text"]
+    assert found["links"] == links and "notes" not in found
+
+
+async def test_tables_and_code_of_documentation_come_as_they_are(desk: Desk) -> None:
+    text = (await fetch(desk, ok(DOCUMENTATION.encode(), HTML)))["text"]
+    assert isinstance(text, str) and "    if f:\n        print(f.read())" in text
+    assert "read only" in text and "Another chapter" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("display", '<p style="display: none">SECRET words</p>'),
+        ("visibility", '<p style="visibility:hidden">SECRET words</p>'),
+        ("attribute", "<p hidden>SECRET words</p>"),
+        ("opacity", '<p style="opacity:0">SECRET words</p>'),
+        ("size", '<p style="font-size: 0px">SECRET words</p>'),
+        ("off-screen", '<p style="position:absolute; left:-9999px">SECRET words</p>'),
+        ("white on white", '<p style="color:#ffffff;background:white">SECRET words</p>'),
+        ("class", "<style>.x1{display:none}</style><p class='x1'>SECRET words</p>"),
+        ("template", "<template><p>SECRET words</p></template>"),
+        ("comment", "<!-- SECRET words -->"),
+    ],
+)
+async def test_hidden_text_is_left_out_and_counted(desk: Desk, name: str, hidden: str) -> None:
+    page = PAGE.replace("<p>See", f"{hidden}<p>See")
+    found = await fetch(desk, ok(page.encode(), HTML))
+    assert "SECRET" not in str(found["text"])
+    if name not in ("comment", "template"):
+        assert found["notes"] == ["1 hidden elements with text were left out."]
+
+
+@pytest.mark.parametrize(
+    ("body", "fields", "text"),
+    [
+        (
+            b'{"a":[1,{"b":"\xc3\xa9"}]}',
+            "Content-Type: application/json",
+            '{\n  "a": [\n    1,\n    {\n      "b": "é"\n    }\n  ]\n}',
+        ),
+        (b"{not json", "Content-Type: application/json", "{not json"),
+        (b"plain\ntext", "Content-Type: text/plain", "plain\ntext"),
+        ("# Märkdown".encode("latin-1"), "Content-Type: text/markdown; charset=iso-8859-1", "# Märkdown"),
+        ("\ufeffmarked".encode(), "Content-Type: text/plain", "marked"),
+        (b"no type", "X-None: 1", "no type"),
+    ],
+)
+async def test_other_text_comes_as_it_is(desk: Desk, body: bytes, fields: str, text: str) -> None:
+    assert (await fetch(desk, ok(body, fields)))["text"] == text
+
+
+@pytest.mark.parametrize("declared", ["header", "meta", "neither"])
+async def test_a_page_is_decoded_by_its_header_its_meta_element_or_detection(desk: Desk, declared: str) -> None:
+    text = "Größenänderungen an Häfen übernehmen wir für Sie. " * 30
+    meta = '<meta charset="windows-1252">' if declared == "meta" else ""
+    page = f"<html><head><title>T</title>{meta}</head><body><article><p>{text}</p></article></body></html>"
+    kind = "text/html; charset=windows-1252" if declared == "header" else "text/html"
+    found = await fetch(desk, ok(page.encode("cp1252"), f"Content-Type: {kind}"))
+    assert "Größenänderungen an Häfen" in str(found["text"])
+
+
+async def test_an_image_is_an_image_and_other_binary_content_is_refused(desk: Desk) -> None:
+    assert (await fetch(desk, ok(PNG, "Content-Type: image/png")))["image"] == Blob(PNG, "image/png")
+    await refused(
+        fetch(desk, ok(b"PK\3\4\0\0\0", "Content-Type: application/zip")), "invalid_input", "application/zip", "bash"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "step"),
+    [
+        ("404 Not Found", "Check the URL"),
+        ("403 Forbidden", "another source"),
+        ("429 Slow", "after '30'"),
+        ("502 Bad", "later"),
+    ],
+)
+async def test_a_failed_status_is_an_error_with_a_next_step(desk: Desk, status: str, step: str) -> None:
+    error = await refused(
+        fetch(desk, ok(b"why", "Content-Type: text/plain", "Retry-After: 30", status=status)),
+        "backend",
+        status[:3],
+        step,
+    )
+    assert error.data["text"] == "why"
+
+
+async def test_a_page_of_scripts_and_a_page_that_blocks_programs_say_so(desk: Desk) -> None:
+    scripts = (
+        f"<html><head><title>App</title></head><body><div id=root></div><script>{'x=1;' * 8000}</script></body></html>"
+    )
+    assert "Scripts draw most of this page" in str((await fetch(desk, ok(scripts.encode(), HTML)))["notes"])
+    block = "<html><head><title>Just a moment...</title></head><body>Checking your browser</body></html>"
+    assert "blocks programs" in str((await fetch(desk, ok(block.encode(), HTML)))["notes"])
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            b"<html><body><p " + b" ".join(b"a%d=1" % n for n in range(200_000)) + b">end</p></body></html>",
+            id="attributes",
+        ),
+        pytest.param(
+            b"<html><body>" + b"<div>" * 20_000 + b"end" + b"</div>" * 20_000 + b"</body></html>", id="nested"
+        ),
+        pytest.param(b"<html><body>" + b"<table><tr><td>" * 5_000 + b"end</body></html>", id="tables"),
+        pytest.param(b"<html><body>end " + b"<" * 500_000, id="brackets"),
+    ],
+)
+async def test_a_page_that_keeps_a_parser_busy_costs_its_limit_and_still_gives_text(desk: Desk, page: bytes) -> None:
+    found = await fetch(desk, ok(page, HTML))
+    assert "end" in str(found["text"])
+
+
+async def test_every_redirect_is_judged_and_the_last_url_is_shown(desk: Desk) -> None:
+    async with Site({"/new": ok(b"there", "Content-Type: text/plain")}) as other, Site({}) as site:
+        site.routes["/old"] = redirect(other.url("/new"))
+        both = replace(desk, hosts=(site.authority, other.authority))
+        found = await both.call("web_fetch", url=site.url("/old"))
+        assert (found["url"], found["redirects"]) == (other.url("/new"), [site.url("/old")])
+        await refused(at(desk, site).call("web_fetch", url=site.url("/old")), "denied", other.authority)
+        await refused(desk.call("web_fetch", url=site.url("/old")), "denied")
+
+
+@pytest.mark.parametrize(
+    ("given", "sent", "content_type"),
+    [
+        ({"json": {"a": [1, None]}}, b'{"a": [1, null]}', "application/json"),
+        ({"form": {"a": "b c", "d": "é"}}, b"a=b+c&d=%C3%A9", "application/x-www-form-urlencoded"),
+        ({"body": "text"}, b"text", "text/plain; charset=utf-8"),
+        ({"body": "<a/>", "headers": {"Content-Type": "application/xml"}}, b"<a/>", "application/xml"),
+    ],
+)
+async def test_a_post_sends_its_data_once_and_returns_the_answer(
+    desk: Desk, given: dict[str, object], sent: bytes, content_type: str
+) -> None:
+    async with Site(
+        {"/x": ok(json.dumps({"id": 7}).encode(), "Content-Type: application/json", status="201 Created")}
+    ) as site:
+        found = await at(desk, site).call("http.post", url=site.url("/x"), **given)
+        (asked,) = site.asked
+    assert (found["status"], found["json"]) == (201, {"id": 7})
+    assert (asked.line, asked.body, asked.fields["content-type"]) == ("POST /x HTTP/1.1", sent, content_type)
+    assert asked.fields["idempotency-key"].startswith("call-")
+
+
+async def test_a_post_takes_no_credentials_and_one_kind_of_data(desk: Desk) -> None:
+    async with Site({"*": ok()}) as site:
+        there, url = at(desk, site), site.url("/")
+        await refused(
+            there.call("http.post", url=url, body="x", headers={"Authorization": "Bearer x"}), "denied", "handrail.toml"
+        )
+        await refused(there.call("http.post", url=url), "invalid_input", "none of them")
+        await refused(there.call("http.post", url=url, json=1, form={}), "invalid_input", "`json` and `form`")
+        assert site.asked == []
+
+
+async def test_a_redirect_that_would_send_the_data_elsewhere_is_returned(desk: Desk) -> None:
+    async with Site({"*": ok()}) as other, Site({}) as site:
+        site.routes["/x"] = redirect(other.url("/y"), "307 Temporary Redirect")
+        found = await replace(desk, hosts=(site.authority, other.authority)).call(
+            "http.post", url=site.url("/x"), body="b"
+        )
+        assert (found["status"], found["location"], other.asked) == (307, other.url("/y"), [])
