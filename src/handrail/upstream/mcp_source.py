@@ -285,6 +285,8 @@ class McpSource:
             return f"{nobody}, and it is closed, as is its kernel"
         if upstream.state == "waiting":
             return f"{nobody}: {upstream.reason}; the next attempt is in {upstream.seconds_until_retry} s. {review}"
+        if upstream.reason:
+            return f"{nobody}: {upstream.reason}; it is connecting again. Try again in a moment. {review}"
         return f"{nobody}: it is connecting for the first time. Try again in a moment. {review}"
 
     def load(self) -> SourceContents:
@@ -308,6 +310,7 @@ class McpSource:
                     f"mcp server {self.name}", "", f"{listing.left_out} listed items exceed the limits and are left out"
                 )
             )
+        faults += [Diagnostic(f"mcp server {self.name}", "", problem) for problem in listing.problems]
         self._made = made
         offering = self._make_resources(listing)
         return SourceContents(tuple(found), tuple(faults), self.name, self.definition.about, resource_provider=offering)

@@ -119,7 +119,7 @@ class ServerDefinition:
 # The file is in the state root, for all workspaces of this user. A file that is not a valid listing of this very server
 # counts as absent. All content comes from the server, so every load checks it again.
 
-LISTING_FORMAT = 1
+LISTING_FORMAT = 2
 MAX_STORED_BYTES = 64 * 1024 * 1024
 MAX_ITEMS = 5_000
 """The most tools, resources, templates or prompts of one server."""
@@ -136,6 +136,7 @@ class ServerListing:
 
     :param protocol: the protocol version of the connection
     :param left_out: the number of items that exceeded a limit
+    :param problems: why a list is missing, for people
     """
 
     tools: tuple[JsonItem, ...] = ()
@@ -146,6 +147,7 @@ class ServerListing:
     server: JsonItem = field(default_factory=dict[str, Any])
     protocol: str = ""
     left_out: int = 0
+    problems: tuple[str, ...] = ()
 
     def find_tool(self, name: str) -> JsonItem | None:
         """Return the listed tool of a name, or None."""
@@ -206,6 +208,7 @@ def read_cached_listing(state: Path, name: str, definition: str) -> ServerListin
             server=_object(found["server"]),
             protocol=str(found["protocol"]),
             left_out=int(found["left_out"]),
+            problems=tuple(map(str, found["problems"])),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -186,8 +186,11 @@ def _load_sources(setting: CommandOptions) -> tuple[Generation, StoredPins]:
     return generation, StoredPins(folders.state)
 
 
-def _connect_for_listing(setting: CommandOptions, source: str) -> None:
-    """Connect to an MCP server once, if it has never been connected, to list its tools."""
+def _connect_for_listing(setting: CommandOptions, source: str) -> bool:
+    """Connect to an MCP server once, if it has never been connected, to list its tools.
+
+    :return: whether the source is a configured MCP server
+    """
     import asyncio
 
     from handrail.kernel.agent_loading import make_placeholder_secrets
@@ -198,10 +201,12 @@ def _connect_for_listing(setting: CommandOptions, source: str) -> None:
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    for server in servers_in(config, make_placeholder_secrets(config)):
-        if server.name == source and listed(folders.state, source, server.definition_hash) is None:
+    servers = [one for one in servers_in(config, make_placeholder_secrets(config)) if one.name == source]
+    for server in servers:
+        if listed(folders.state, source, server.definition_hash) is None:
             print_note(f"handrail sources: connecting to {source} to list its tools")
             asyncio.run(store_server_listing(config, folders, source))
+    return bool(servers)
 
 
 def _pending_reviews(
@@ -213,10 +218,12 @@ def _pending_reviews(
     """
     from handrail.registry.definition_pins import find_unapproved_definitions
 
-    _connect_for_listing(setting, source)
+    is_server = _connect_for_listing(setting, source)
     generation, pins = _load_sources(setting)
     by_source = _by_source(generation)
     faults = [fault for fault in generation.quarantined if fault.third_party == source]
+    if source not in by_source and not faults and is_server:
+        raise click.UsageError(f"MCP server {source} lists no tools. Look at its state with: handrail mcp list")
     if source not in by_source and not faults:
         raise _unknown_source_error(
             source, dict.fromkeys((*by_source, *(fault.third_party for fault in generation.quarantined)))
