@@ -65,12 +65,15 @@ class ServerDefinition:
     prefix: str | None = None
     about: str = ""
     hosts: tuple[str, ...] = ()
+    tcp: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     grants: frozenset[str] = frozenset()
     side_effects: Mapping[str, SideEffect] = field(default_factory=dict[str, SideEffect])
     trust_hints: bool = False
+    url_arguments: Literal["data", "hosts"] = "data"
+    cwd: str = ""
     timeout_ms: int = 60_000
     connect_timeout_ms: int = 30_000
     missing_reason: str = ""
@@ -83,7 +86,7 @@ class ServerDefinition:
             return Requires(capabilities=capabilities)
         return Requires(
             fs=FsRequires(read=self.read, write=self.write),
-            net=NetRequires(hosts=self.hosts),
+            net=NetRequires(hosts=(*self.hosts, *self.tcp)),
             capabilities=capabilities,
         )
 
@@ -110,6 +113,7 @@ class ServerDefinition:
             sorted(self.environment),
             self.url.partition("?")[0],
             sorted(self.headers),
+            *([self.cwd] if self.cwd else []),
         ]
         return hashlib.sha256(json.dumps(what).encode("utf-8", "surrogatepass")).hexdigest()
 
