@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,10 +116,10 @@ class OddServer:
 
 @asynccontextmanager
 async def odd_server(
-    folder: Path, habit: str, more: str = "", *, approve: bool = True, further: str = ""
+    folder: Path, habit: str, more: str = "", *, approve: bool = True, rules: Sequence[str] = ()
 ) -> AsyncGenerator[tuple[LocalKernel, Session]]:
     """A kernel with one odd server ``t``, whose tools are approved, and a session that may call them."""
-    settings = OddServer("t", habit).settings_toml(folder / "upstream", more) + further
+    settings = f"rules = {json.dumps(list(rules))}\n" + OddServer("t", habit).settings_toml(folder / "upstream", more)
     async with temporary_kernel(folder, settings=settings, rules=["allow mcp:t:*"]) as kernel:
         if approve:
             await approve_tools(kernel, "t")

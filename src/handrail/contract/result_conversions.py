@@ -147,7 +147,7 @@ def result_from_mcp_content(wire: Mapping[str, Any]) -> Result:
         return _error_from_parts(parts, structured)
     if structured is None:
         return Result.output(parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts or None)
-    more = [part for part in parts if (text := _text_of(part)) is None or not _repeats_structured(text, structured)]
+    more = [part for part in parts if not (isinstance(part, str) and _repeats_structured(part, structured))]
     return Result.output({"structured": structured, "parts": more} if more else structured)
 
 

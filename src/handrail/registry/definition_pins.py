@@ -102,8 +102,8 @@ def split_lines_for_review(text: str) -> list[str]:
 
 _INSTRUCTION = re.compile(
     r"\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:previous|prior|above|other|all|any|instruction|rule)"
-    r"|\b(?:you must|you should|always|never|do not|don't|important|mandatory|before using|before calling|first call)\b"
-    r"|\b(?:system prompt|secret|password|credential|api key|private key|token|\.env|id_rsa|ssh)\b"
+    r"|\b(?:you must|you should|always|never|do not|don't|important|mandatory|before (?:using|calling)|first (?:call|send|read|run)|send|upload)\b"
+    r"|\b(?:system prompt|secrets?|passwords?|credentials?|keys|api key|private key|\.env|id_rsa|ssh)\b"
     r"|</?(?:system|important|instruction|assistant|user)\b|\b(?:do not|don't|without) (?:tell|mention|inform|ask)"
     r"|https?://|\bbase64\b|\u202e|[\U000e0000-\U000e007f\u200b-\u200f\u2060-\u2064]",
     re.IGNORECASE,

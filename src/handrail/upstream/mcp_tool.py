@@ -97,7 +97,7 @@ def build_spec(item: JsonItem, definition: ServerDefinition, requires: Requires,
         category=None,
         kind="read" if effect == "read" else "other",
         output_schema=_output_schema(item),
-        client_listing=_client_listing(item),
+        client_listing=_client_listing(item, definition.name),
     )
 
 
@@ -116,14 +116,16 @@ def _output_schema(item: JsonItem) -> Mapping[str, Any] | None:
     return cast("dict[str, Any]", schema) if isinstance(schema, dict) and schema.get("type") == "object" else None  # pyright: ignore[reportUnknownMemberType]
 
 
-def _client_listing(item: JsonItem) -> dict[str, Any]:
-    """Return what a client shows of a tool in addition: its title, icons and metadata, without names that are Handrail's."""
+def _client_listing(item: JsonItem, server: str) -> dict[str, Any]:
+    """Return what a client shows of a tool in addition: its title, icons and metadata, marked as the server's."""
     title = item.get("title") or _hints(item).get("title")
     found: dict[str, Any] = {"title": title} if isinstance(title, str) and title.strip() else {}
     if isinstance(icons := item.get("icons"), list) and icons:
         found["icons"] = icons
     if meta := strip_own_metadata(item.get("_meta")):
         found["_meta"] = meta
+    if found:
+        found["_meta"] = {**meta, "handrail/origin": f"mcp server {server}"}
     return found
 
 

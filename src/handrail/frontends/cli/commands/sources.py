@@ -305,7 +305,7 @@ def _summarise(one: DefinitionReview, spec: ToolSpec) -> list[str]:
     hosts = ", ".join(spec.requires.net.hosts)
     effect = f"{spec.side_effect}{f', reaches {hosts}' if hosts else ''}"
     first = to_one_line(one.current.description.strip().split("\n", 1)[0])
-    lines = [f"{to_one_line(one.current.id)} ({effect}): {first[:_SHOWN]}{'…' if len(first) > _SHOWN else ''}"]
+    lines = [f"{to_one_line(one.current.id)} (new, {effect}): {first[:_SHOWN]}{'…' if len(first) > _SHOWN else ''}"]
     lines.append(f"  arguments: {arguments[:_SHOWN]}{'…' if len(arguments) > _SHOWN else ''}")
     lines += [f"  looks like an instruction: {to_one_line(line)}" for line in find_instruction_like_lines(one.current)]
     return lines
