@@ -1,7 +1,6 @@
 """Raw MCP servers over stdin and stdout, each with one odd habit that public servers have.
 
-An odd server is the plain program with some Python in addition, which replaces an answer or prints more. ``SERVERS`` has one
-or more for each kind of oddity, with a call that must work all the same.
+An odd server is the plain program with some Python in addition, which replaces an answer or prints more.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from pydantic import BaseModel
 from tests.field.odd_servers import OddServer, odd_server
 
 from handrail.frontends.mcp.client_manager import McpClientManager
@@ -56,8 +57,11 @@ async def seen_by(client: Client, name: str) -> tuple[dict[str, Any], dict[str, 
 
     tool = next(one for one in (await client.list_tools()).tools if one.name == name)
     result = await client.call_tool(name, {"city": "Bern"}, progress_callback=note)
-    dumped = {"mode": "json", "by_alias": True, "exclude_none": True}
-    return tool.model_dump(**dumped), result.model_dump(**dumped), progress
+    return _to_json(tool), _to_json(result), progress
+
+
+def _to_json(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 async def test_what_a_server_says_of_tools_and_results_travels_marked_as_its_own(tmp_path: Path) -> None:

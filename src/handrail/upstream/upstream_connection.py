@@ -123,7 +123,7 @@ RELIST_INTERVAL_S = 0.25
 """The minimum time in seconds between two listings, since a server may report changes at any rate."""
 
 
-class _ProbeFailed(Exception):
+class _ProbeError(Exception):
     """The server did not survive the probe for the newest version, or did not answer it."""
 
 
@@ -335,7 +335,7 @@ class UpstreamServerConnection:
                 answered = conversation.answered_count
                 await self._serve_until_lost(conversation, changed, lost)
                 fruitful = conversation.answered_count > answered
-            except _ProbeFailed:
+            except _ProbeError:
                 self.attempts -= 1  # the second connection belongs to the same attempt
                 continue
             except Exception as error:  # any error leads to a later attempt and affects no other server
@@ -374,7 +374,7 @@ class UpstreamServerConnection:
                 if self._hint == "legacy" or unsent:
                     raise
                 self._hint = "legacy"
-                raise _ProbeFailed from error
+                raise _ProbeError from error
         self._hint = conversation.era
         try:
             await self._list(conversation)

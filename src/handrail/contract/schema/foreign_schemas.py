@@ -96,7 +96,7 @@ def mend_foreign_schema(schema: object) -> dict[str, Any]:
     given = cast("dict[str, Any]", schema)
     dialect = find_dialect(given.get("$schema"))
     modern = dialect not in ("2019-09", "draft-07", "draft-06")
-    found = _Mender(modern, dialect).mend(given, 0)
+    found = _SchemaMender(modern, dialect).mend(given, 0)
     assert isinstance(found, dict)
     if modern and dialect != "2020-12":
         found.pop("$schema", None)
@@ -108,7 +108,7 @@ def mend_foreign_schema(schema: object) -> dict[str, Any]:
     return found
 
 
-class _Mender:
+class _SchemaMender:
     """One pass through a schema.
 
     :param modern: whether the result is of dialect 2020-12

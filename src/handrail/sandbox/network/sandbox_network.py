@@ -27,8 +27,7 @@ from handrail.contract.text.host_names import Address, parse_host
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
 from handrail.sandbox.network.egress_check import EgressCheck, HostResolver
-from handrail.sandbox.network.egress_proxy import EgressProxy, ProxyLimits
-from handrail.sandbox.network.tcp_forwarder import TcpForwarder
+from handrail.sandbox.network.egress_proxy import EgressProxy, ProxyLimits, TcpForwarder
 from handrail.sandbox.start.spawn import ProcessWrapper, spawn
 from handrail.sandbox.view.cached_folder_tree import SHORTAGE_ERRORS
 
