@@ -50,14 +50,14 @@ def call(number, params):
 
 async def seen_by(client: Client, name: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     """What a client sees of the tool, of its result, and of its progress."""
-    progress: list[Any] = []
+    told: list[Any] = []
 
-    async def note(done: float, total: float | None, message: str | None) -> None:
-        progress.append((done, total, message))
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, total, message))
 
     tool = next(one for one in (await client.list_tools()).tools if one.name == name)
     result = await client.call_tool(name, {"city": "Bern"}, progress_callback=note)
-    return _to_json(tool), _to_json(result), progress
+    return _to_json(tool), _to_json(result), told
 
 
 def _to_json(model: BaseModel) -> dict[str, Any]:
