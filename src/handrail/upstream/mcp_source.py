@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import Diagnostic, ToolError
+from handrail.contract.result_conversions import decode_base64, to_json_text
 from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.registry.sources.operator_resources import MAX_URI, parse_uri_template_shape
 from handrail.upstream import server_definition as listings
 from handrail.upstream.client.upstream_session import RpcError, UpstreamConnectionLost
-from handrail.upstream.mcp_tool import McpTool, to_tool_error
+from handrail.upstream.mcp_tool import McpTool, is_same_definition, make_tool_ids, to_tool_error
 from handrail.upstream.server_definition import JsonItem, ServerDefinition, ServerListing
 from handrail.upstream.server_programs import CommandRefused, resolve_server_program
 
@@ -61,9 +60,7 @@ class McpResourceProvider:
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
         found = await self._ask("resources/read", {"uri": uri}, runtime)
-        given: Any = found.get("contents")
-        contents = cast("list[Any]", given) if isinstance(given, list) else []
-        return {"contents": [_decode_base64_part(_object(one), "blob") for one in contents]}
+        return {"contents": [_resource_content(one, uri) for one in _list_of(found.get("contents"))]}
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         own = self._own_names.get(name)
@@ -76,9 +73,7 @@ class McpResourceProvider:
         if arguments:
             params["arguments"] = dict(arguments)
         found = await self._ask("prompts/get", params, runtime)
-        given: Any = found.get("messages")
-        messages = cast("list[Any]", given) if isinstance(given, list) else []
-        answer: dict[str, Any] = {"messages": [_message(_object(one)) for one in messages]}
+        answer: dict[str, Any] = {"messages": [_message(one) for one in _list_of(found.get("messages"))]}
         if isinstance(about := found.get("description"), str):
             answer["description"] = about
         return answer
@@ -176,10 +171,34 @@ def _more(item: JsonItem) -> dict[str, Any]:
     return {key: item[key] for key in _PASSED_KEYS if key in item}
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _list_of(given: object) -> list[object]:
+    """Return the items that a server sent, also if it sent one without a list."""
+    if given is None:
+        return []
+    return cast("list[object]", given) if isinstance(given, list) else [given]
+
+
+def _resource_content(one: object, uri: str) -> dict[str, Any]:
+    """Return one content of a resource, also if the server sent only its text."""
+    fields = {**_object(one)} or {"text": one}
+    if not isinstance(fields.get("uri"), str):
+        fields["uri"] = uri
+    if isinstance(fields.get("blob"), str):
+        return _decode_base64_part(fields, "blob")
+    if not isinstance(fields.get("text"), str):
+        fields["text"] = to_json_text(fields.get("text"))
+    return fields
+
+
+def _message(given: object) -> dict[str, Any]:
+    """Return one message of a prompt, also if the server sent only its text."""
+    message = {**_object(given)} or {"content": given}
+    if message.get("role") not in ("user", "assistant"):
+        message["role"] = "user"
     content = message.get("content")
     if not isinstance(content, dict):
-        return message
+        blocks = [_text_of_block(one) for one in _list_of(content)]
+        return {**message, "content": {"type": "text", "text": "\n".join(blocks)}}
     block = cast("dict[str, Any]", content)
     if block.get("type") in ("image", "audio"):
         return {**message, "content": _decode_base64_part(block, "data")}
@@ -188,16 +207,21 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
+def _text_of_block(one: object) -> str:
+    text = _object(one).get("text")
+    return text if isinstance(text, str) else to_json_text(one)
+
+
 def _decode_base64_part(part: dict[str, Any], key: str) -> dict[str, Any]:
     """Return a part with the base64 under ``key`` decoded, so that it is stored like any binary output."""
     data = part.get(key)
     if not isinstance(data, str):
         return part
-    try:
-        body = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        return {name: value for name, value in part.items() if name != key} | {"problem": "its data is not base64"}
-    return {**part, key: Blob(body, _text(part, "mimeType") or "application/octet-stream")}
+    found = decode_base64(data)
+    if found is None:
+        return {**part, "problem": "its data is not base64"}
+    body, own = found
+    return {**part, key: Blob(body, _text(part, "mimeType") or own or "application/octet-stream")}
 
 
 def _text(item: Mapping[str, Any], key: str) -> str:
@@ -285,6 +309,8 @@ class McpSource:
             return f"{nobody}, and it is closed, as is its kernel"
         if upstream.state == "waiting":
             return f"{nobody}: {upstream.reason}; the next attempt is in {upstream.seconds_until_retry} s. {review}"
+        if upstream.reason:
+            return f"{nobody}: {upstream.reason}; it is connecting again. Try again in a moment. {review}"
         return f"{nobody}: it is connecting for the first time. Try again in a moment. {review}"
 
     def load(self) -> SourceContents:
@@ -298,8 +324,9 @@ class McpSource:
             return SourceContents((), tuple(faults), self.name, self.definition.about, unlisted=self)
         found: list[DiscoveredTool] = []
         made: dict[str, McpTool] = {}
+        ids = make_tool_ids(self.prefix, (name for item in listing.tools if (name := _text(item, "name"))))
         for item in listing.tools:
-            tool = self._make_tool(item, made, faults)
+            tool = self._make_tool(item, ids.get(_text(item, "name"), ""), made, faults)
             if tool is not None:
                 found.append(DiscoveredTool(tool, f"mcp server {self.name}"))
         if listing.left_out:
@@ -308,6 +335,7 @@ class McpSource:
                     f"mcp server {self.name}", "", f"{listing.left_out} listed items exceed the limits and are left out"
                 )
             )
+        faults += [Diagnostic(f"mcp server {self.name}", "", problem) for problem in listing.problems]
         self._made = made
         offering = self._make_resources(listing)
         return SourceContents(tuple(found), tuple(faults), self.name, self.definition.about, resource_provider=offering)
@@ -321,17 +349,19 @@ class McpSource:
             self._offered = key, McpResourceProvider(listing, self.definition, self.upstream)
         return self._offered[1]
 
-    def _make_tool(self, item: JsonItem, made: dict[str, McpTool], faults: list[Diagnostic]) -> McpTool | None:
+    def _make_tool(
+        self, item: JsonItem, tool_id: str, made: dict[str, McpTool], faults: list[Diagnostic]
+    ) -> McpTool | None:
         name = str(item.get("name"))
         if name in made:
             faults.append(Diagnostic(f"mcp server {self.name}", name, "is listed twice; only the first counts"))
             return None
         known = self._made.get(name)
-        if known is not None and (known.item is item or known.item == item):
+        if known is not None and known.spec.id == tool_id and is_same_definition(known.item, item):
             made[name] = known
             return known
         try:
-            made[name] = tool = McpTool(item, self.upstream, self.definition, self._requires)
+            made[name] = tool = McpTool(item, self.upstream, self.definition, self._requires, tool_id)
         except (ValueError, TypeError, RecursionError) as error:
             faults.append(Diagnostic(f"mcp server {self.name}", name[:100], str(error)))
             return None
