@@ -479,6 +479,8 @@ async def store_server_listing(
     """
     known = await resolve_secrets(config.settings.secrets, os.environ)
     definition = next((one for one in load_enabled_servers(config, known) if one.name == name), None)
+    if definition is not None and definition.missing_reason:
+        raise UsageError(f"MCP server {name!r} cannot be used: {definition.missing_reason}. Correct it first.")
     if definition is None or (prompt is not None and not definition.url):
         return None
     folders = prepare_folders(
