@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import pydantic
 
@@ -459,7 +460,13 @@ async def sign_in_at_server(
     :return: the number of tools of the server
     :raises UsageError: if the server does not exist or has no ``url``, or if the sign-in fails
     """
-    async with _serve_sign_in_callback(show) as prompt:
+    definition = next((one for one in load_enabled_servers(config) if one.name == name), None)
+    if definition is None:
+        raise UsageError(f"The configuration has no MCP server {name!r}. List the servers with: handrail mcp list")
+    said = definition.oauth
+    registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect)
+    kept = (registered.port or 0) if registered.hostname == said.callback_host else 0
+    async with _serve_sign_in_callback(show, said.callback_host, said.callback_port, kept) as prompt:
         tools = await store_server_listing(config, folders, name, prompt)
     if tools is None:
         raise UsageError(
@@ -513,8 +520,16 @@ def delete_server_tokens(config: MergedConfiguration, folders: StateFolders, nam
 
 
 @asynccontextmanager
-async def _serve_sign_in_callback(show: Callable[[str], None]) -> AsyncGenerator[SignInPrompt]:
-    """Serve a page on the loopback address, to which the browser returns after the sign-in."""
+async def _serve_sign_in_callback(
+    show: Callable[[str], None], host: str, port: int, kept_port: int
+) -> AsyncGenerator[SignInPrompt]:
+    """Serve a page on the loopback address, to which the browser returns after the sign-in.
+
+    :param host: the host in its address
+    :param port: the configured port; 0 for none
+    :param kept_port: the port of the last registration, for which a free one is taken if another program has it; 0 for none
+    :raises UsageError: if another program has the configured port
+    """
     loop = asyncio.get_running_loop()
     came: asyncio.Future[str] = loop.create_future()
     open_now = 0
@@ -546,8 +561,21 @@ async def _serve_sign_in_callback(show: Callable[[str], None]) -> AsyncGenerator
             if known and not came.done():
                 came.set_result(target)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
-    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        server = await asyncio.start_server(serve, "127.0.0.1", port or kept_port, limit=_MAX_HEAD)
+    except OSError as error:
+        if port:
+            raise UsageError(
+                f"Port {port} for the return of the browser cannot be used: {error.strerror or error}. End the program that "
+                "has it, or set another callback_port."
+            ) from None
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
+    bound = server.sockets[0].getsockname()[1]
+    servers = [server]
+    if host == "localhost":  # a browser may try the address of IPv6 first
+        with contextlib.suppress(OSError):
+            servers.append(await asyncio.start_server(serve, "::1", bound, limit=_MAX_HEAD))
+    origin = f"http://{host}:{bound}"
 
     async def visit(address: str) -> str:
         show(address)
@@ -557,4 +585,5 @@ async def _serve_sign_in_callback(show: Callable[[str], None]) -> AsyncGenerator
     try:
         yield SignInPrompt(f"{origin}/callback", visit)
     finally:
-        server.close()
+        for one in servers:
+            one.close()

@@ -322,6 +322,8 @@ def _build_oauth(
         said.identity_exchange,
         said.identity_client_id,
         secret(said.identity_token),
+        said.callback_host,
+        said.callback_port,
     )
 
 
