@@ -562,9 +562,9 @@ class BrowserSignIn(OAuthClientProvider):
                         raise SignInRequired(self.absence)
                     if not self._is_registered_for_redirect():
                         self.drop_registration()
-                if (check := await self._make_registration_check(outgoing, response)) is not None:
-                    if await _is_client_unknown((yield check)):
-                        self.drop_registration()
+                check = await self._make_registration_check(outgoing, response)
+                if check is not None and await _is_client_unknown((yield check)):
+                    self.drop_registration()
                 if self._is_root_metadata(outgoing, response):
                     response = await self._issued_by_origin(outgoing, response)
                 outgoing = await flow.asend(response)
