@@ -81,7 +81,7 @@ class StrictSignInServer:
     async def _authorize(self, asked: dict[str, list[str]], answering: HttpResponseWriter) -> None:
         client, redirect = asked["client_id"][0], asked["redirect_uri"][0]
         if client not in self.clients and not self.redirect_error:
-            await say(answering, *reversed(self.unknown_client))
+            await say(answering, self.unknown_client[1], self.unknown_client[0])
         elif client in self.clients and redirect not in self.clients[client]:
             await say(answering, {"error": "invalid_request", "error_description": "redirect_uri mismatch"}, 400)
         else:

@@ -203,7 +203,7 @@ async def test_after_a_sign_in_elsewhere_a_running_gateway_continues_at_once(tmp
         assert (await session.call("h_echo", {"text": "x"})).ok
         it.guard.expire_token()  # and while it is connected
         it.guard._refresh = ""  # pyright: ignore[reportPrivateUsage]
-        assert "handrail mcp login h" in (await session.call("h_echo", {"text": "x"})).error_text
+        assert "handrail mcp login h" in str((await session.call("h_echo", {"text": "x"})).error_text)
         assert await it.sign_in() == 1
         assert (await session.call("h_echo", {"text": "x"})).ok
 

@@ -27,6 +27,7 @@ from handrail.policy.rules.matchers import RuleRanking
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook
 from handrail.runtime.secret_store import SecretStore
 from handrail.store.state_folders import StateFolders
+from handrail.upstream.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.upstream.server_config_loader import is_path_inside, load_enabled_servers
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class UpstreamDeps(NamedTuple):
     ceiling: CapabilityLayer | None
     rules: RuleBook
     register_secret: Callable[[str], None] = lambda value: None
+    route: NetworkRoute = DIRECT_ROUTE
 
 
 class UpstreamRegistry:
@@ -202,7 +204,13 @@ class UpstreamRegistry:
             self._ground,
         )
         return make_http_transport(
-            definition, reach, gate, dependencies.folders.state, prompt, dependencies.register_secret
+            definition,
+            reach,
+            gate,
+            dependencies.folders.state,
+            prompt,
+            dependencies.register_secret,
+            dependencies.route,
         )
 
     def _hosts_reachable_by_kernel(self, definition: ServerDefinition) -> CapabilitySet:
