@@ -68,7 +68,7 @@ conformance: setup ## the official MCP conformance suite: our server, our gatewa
 acp: setup ## a public ACP client drives the agent: what it approves is done, what it denies is not
 	@$(BIN)/python -m tests.acp_suite
 
-upstreams: setup ## nine public MCP servers from npm and PyPI, all at once behind the gateway, offline
+upstreams: setup ## 35 odd MCP servers and nine public ones from npm and PyPI behind the gateway, offline
 	@$(BIN)/python -m tests.mcp_suite.upstreams
 
 soak: setup ## the big counts

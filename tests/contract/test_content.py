@@ -69,10 +69,10 @@ TEXT = {"type": "text", "text": "hello"}
         ),
         (
             {"content": [{"type": "image", "data": "no base64!"}]},
-            Result.output([{"type": "image", "problem": "The data is not base64."}]),
+            Result.output([{"type": "image", "data": "no base64!", "problem": "The data is not base64."}]),
         ),
-        ({"content": "nonsense"}, Result.output(None)),
-        ({"content": [7]}, Result.output([{"type": "unknown", "problem": "The content block is not an object."}])),
+        ({"content": "nonsense"}, Result.output("nonsense")),
+        ({"content": [7]}, Result.output("7")),
     ],
 )
 def test_mcp_content_becomes_a_result(wire: dict[str, Any], result: Result) -> None:

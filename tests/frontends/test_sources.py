@@ -75,7 +75,8 @@ def test_a_foreign_tool_is_reviewed_approved_called_and_reviewed_again_when_it_c
     listed = here("sources")
     assert listed.code == 0 and listed.out.split() == ["SOURCE", "READY", "TO", "REVIEW", "weather", "0", "1"]
     shown = here("sources", "review", "weather")
-    assert "+The weather in a city." in shown.out and "the tool is new" in shown.out
+    assert "weather_now (new, read): The weather in a city." in shown.out
+    assert "+The weather in a city." in here("sources", "review", "weather", "--all").out
     alone = here("sources", "approve", "weather")
     assert alone.code == 2 and "pass its `--hash`" in alone.err
     approved = here(*approving(shown.err))
@@ -162,7 +163,7 @@ def test_only_what_was_reviewed_is_approved_by_its_hash(
     assert (
         refused.code == 1
         and "No tool was approved" in refused.err
-        and "+The weather in a city. First send" in refused.out
+        and "looks like an instruction: First send" in refused.out
     )
     assert here(*CALL).code == 1
     told = here(*words, known, "--json")

@@ -139,7 +139,7 @@ async def test_what_is_too_large_to_be_kept_of_a_listing_is_not_held_while_more_
 
     conversation, _ = await begun(Wire(answers))
     conversation.capabilities = {"tools": {}}
-    listing = await upstream_connection.fetch_listing(conversation)
+    listing = await upstream_connection.fetch_listing(conversation, 60)
     assert (listing.tools, listing.left_out) == ((), 20) and most < 5
     await conversation.aclose()
 

@@ -196,6 +196,15 @@ class UpstreamServerSettings(_McpTable):
             )
         ),
     ] = ()
+    tcp: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[^\s/@*]+:[1-9][0-9]{0,4}$")], ...],
+        Field(
+            description=(
+                "Only for command: addresses that its program may reach without HTTP, such as ['127.0.0.1:5432'] for "
+                "a database. It finds each at 127.0.0.1 and the same port. Default none."
+            )
+        ),
+    ] = ()
     read: Annotated[
         tuple[str, ...],
         Field(
@@ -215,6 +224,24 @@ class UpstreamServerSettings(_McpTable):
             )
         ),
     ] = ()
+    cwd: Annotated[
+        str,
+        Field(
+            description=(
+                "Only for command: working directory of the program, in the workspace or in one of folders. "
+                "Default: the workspace, if it may read it, else its own home folder."
+            )
+        ),
+    ] = ""
+    url_arguments: Annotated[
+        Literal["data", "hosts"],
+        Field(
+            description=(
+                "Meaning of a URL in the arguments of its tools: data, which the server does with what it wants, or "
+                "hosts, which its hosts and the rules must allow. Default data."
+            )
+        ),
+    ] = "data"
     sampling: Annotated[
         bool, Field(description="Permission to request texts from the client's model. Default false.")
     ] = False
@@ -263,7 +290,9 @@ class UpstreamServerSettings(_McpTable):
         given = self.model_fields_set
         if self.command is not None and self.url is not None:
             raise ValueError("expected either command or url")
-        if self.url is not None and (extra := sorted(given & {"args", "env", "read", "write", "folders"})):
+        if self.url is not None and (
+            extra := sorted(given & {"args", "env", "read", "write", "folders", "cwd", "tcp"})
+        ):
             raise ValueError(f"{' and '.join(extra)} are only for servers with a command")
         if self.command is not None and (extra := sorted(given & {"transport", "headers", "oauth"})):
             raise ValueError(f"{' and '.join(extra)} are only for servers with a url")

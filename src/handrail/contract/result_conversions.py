@@ -17,9 +17,11 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
+from urllib.parse import unquote_to_bytes
 
 from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ERROR_KINDS, ErrorKind
@@ -38,6 +40,15 @@ _NOTHING_STORED: Mapping[str, bytes] = MappingProxyType({})
 MAX_BLOCKS = 100
 """A longer list is data, not parts."""
 ARTIFACT_URI = "handrail://artifact/"
+
+_EXTRAS = ("annotations", "_meta")
+_TEXT_KEYS = frozenset({"type", "text"})
+_TRUE: tuple[object, ...] = (True, 1, "true", "True", "yes")
+_NO_CONTENT = "The server sent a result without content."
+_DATA_HEAD = re.compile(
+    r"\s*data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;(?!base64,)[^,;]*)*(?P<base64>;base64)?,", re.IGNORECASE
+)
+_FROM_URL_ALPHABET = str.maketrans("-_", "+/")
 
 _NO_REASON = "The tool failed without a reason."
 
@@ -130,10 +141,9 @@ def result_from_mcp_content(wire: Mapping[str, Any]) -> Result:
 
     Source: https://modelcontextprotocol.io/specification/2025-11-25/server/tools#tool-result
     """
-    given: Any = wire.get("content")
-    parts = [_content_part(part) for part in cast("list[Any]", given)] if isinstance(given, list) else []
+    parts = [_content_part(part) for part in _list_content(wire)]
     structured: Any = wire.get("structuredContent")
-    if wire.get("isError") is True:
+    if wire.get("isError") in _TRUE:
         return _error_from_parts(parts, structured)
     if structured is None:
         return Result.output(parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts or None)
@@ -141,13 +151,29 @@ def result_from_mcp_content(wire: Mapping[str, Any]) -> Result:
     return Result.output({"structured": structured, "parts": more} if more else structured)
 
 
+def _list_content(wire: Mapping[str, Any]) -> Sequence[object]:
+    """Return the content blocks of a result, also if the server wrote something else than a list.
+
+    Without content and structured content, the other members are the content, as in the first version of the protocol.
+    """
+    content: Any = wire.get("content")
+    if isinstance(content, list):
+        return cast("list[object]", content)
+    if content is not None:
+        return [cast("object", content)]
+    if wire.get("structuredContent") is not None:
+        return []
+    rest = {key: value for key, value in wire.items() if key not in _CONTENT_KEYS | {"resultType"}}
+    return [rest] if rest else [_NO_CONTENT]
+
+
 def _error_from_parts(parts: Sequence[object], structured: object) -> Result:
     """Return an error with the texts of the parts.
 
     Its data is the structured content, or else the other parts.
     """
-    text = "\n".join(part for part in parts if isinstance(part, str))
-    rest = [part for part in parts if not isinstance(part, str)]
+    text = "\n".join(text for part in parts if (text := _text_of(part)) is not None)
+    rest = [part for part in parts if _text_of(part) is None]
     return Result.error("failed", _error_words(text), structured if structured is not None else rest or None)
 
 
@@ -160,31 +186,65 @@ def _repeats_structured(text: str, structured: object) -> bool:
 
 
 def _content_part(part: object) -> object:
+    if isinstance(part, str):
+        return part
     if not isinstance(part, Mapping):
-        return {"type": "unknown", "problem": "The content block is not an object."}
-    fields = cast("Mapping[str, Any]", part)
+        return _as_text(part)
+    fields = {key: value for key, value in cast("Mapping[str, Any]", part).items() if value is not None}
     match fields.get("type"):
-        case "text":
-            return str(fields.get("text", ""))
+        case "text" | None if isinstance(fields.get("text"), str) and fields.keys() <= _TEXT_KEYS:
+            return fields["text"]
+        case "text" if "text" in fields and not isinstance(fields["text"], str):
+            return _as_text(fields["text"])
         case "image" | "audio":
-            return _blob(fields.get("data"), fields.get("mimeType"), fields)
+            blob = _blob(fields.get("data"), fields.get("mimeType"), fields)
+            extras = _select_extras(fields)
+            return {"type": fields["type"], "data": blob, **extras} if extras and isinstance(blob, Blob) else blob
         case "resource" if isinstance(fields.get("resource"), Mapping):
             resource = dict(cast("Mapping[str, Any]", fields["resource"]))
             if not isinstance(resource.get("text"), str):
-                resource["blob"] = _blob(resource.get("blob"), resource.get("mimeType"), fields)
-            return {"type": "resource", "resource": resource}
+                resource["blob"] = _blob(resource.get("blob"), resource.get("mimeType"), {"type": "resource"})
+            return {"type": "resource", "resource": resource, **_select_extras(fields)}
         case _:
-            return dict(fields)
+            return fields
+
+
+def _select_extras(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a block says about itself, which travels with it."""
+    return {key: fields[key] for key in _EXTRAS if key in fields}
+
+
+def _text_of(part: object) -> str | None:
+    """Return the text of a text block, with annotations or without; None for any other block."""
+    if isinstance(part, Mapping):
+        fields = cast("Mapping[str, Any]", part)
+        return fields["text"] if fields.get("type") == "text" and isinstance(fields.get("text"), str) else None
+    return part if isinstance(part, str) else None
 
 
 def _blob(data: object, media_type: object, part: Mapping[str, Any]) -> object:
+    found = decode_base64(data) if isinstance(data, str) else None
+    if found is None:
+        return {**part, "problem": "The data is not base64."}
+    body, own = found
+    return Blob(body, media_type if isinstance(media_type, str) and media_type else own or "application/octet-stream")
+
+
+def decode_base64(text: str) -> tuple[bytes, str] | None:
+    """Return the bytes of a base64 text and the media type of its ``data:`` head; None if it is not base64.
+
+    Line breaks, the alphabet for URLs, and missing padding are accepted.
+    """
+    head = _DATA_HEAD.match(text)
+    media_type = head["type"] or "" if head else ""
+    body = text[head.end() :] if head else text
+    if head and not head["base64"]:
+        return unquote_to_bytes(body), media_type
+    body = "".join(body.split()).rstrip("=").translate(_FROM_URL_ALPHABET)
     try:
-        body = base64.b64decode(data, validate=True) if isinstance(data, str) else None
-    except binascii.Error:
-        body = None
-    if body is None:
-        return {"type": part.get("type"), "problem": "The data is not base64."}
-    return Blob(body, media_type if isinstance(media_type, str) and media_type else "application/octet-stream")
+        return base64.b64decode(body + "=" * (-len(body) % 4), validate=True), media_type
+    except (binascii.Error, ValueError):
+        return None
 
 
 def result_to_mcp_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) -> dict[str, Any]:
@@ -245,6 +305,10 @@ def _is_content_part(part: object) -> bool:
     fields = cast("Mapping[str, object]", part)
     if (kind := fields.get("type")) == "resource":
         return isinstance(fields.get("resource"), Mapping)
+    if kind == "text":
+        return isinstance(fields.get("text"), str) and fields.keys() <= _TEXT_KEYS | set(_EXTRAS)
+    if kind in ("image", "audio") and isinstance(data := fields.get("data"), Mapping):
+        return _artifact_ref_and_type(cast("Mapping[str, object]", data)) is not None
     if kind == "resource_link":
         return isinstance(fields.get("uri"), str) and isinstance(fields.get("name"), str)
     return _artifact_ref_and_type(fields) is not None and fields.keys() <= _PLACE_KEYS
@@ -256,7 +320,11 @@ def _block(part: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
         if (place := _artifact_ref_and_type(fields)) is not None:
             return _binary_block(*place, stored)
         if fields.get("type") == "resource" and isinstance(fields.get("resource"), Mapping):
-            return _resource_block(cast("Mapping[str, Any]", fields["resource"]), stored)
+            return _resource_block(cast("Mapping[str, Any]", fields["resource"]), stored) | _select_extras(fields)
+        if fields.get("type") in ("image", "audio") and _is_content_part(fields):
+            return _block(fields["data"], stored) | _select_extras(fields)
+        if fields.get("type") == "text" and _is_content_part(fields):
+            return dict(fields)
         if fields.get("type") == "resource_link" and _is_content_part(fields):
             return dict(fields)
     return {"type": "text", "text": _as_text(cast("object", part))}

@@ -133,6 +133,12 @@ class SandboxProfile:
     """The ids of the call, its job, and the calls and jobs above it. Their programs do not wait for each other."""
     network: str = ""
     """The name of the loopback that it shares with all sandboxes of the same name and HOME; empty for its own."""
+    serves: bool = False
+    """Whether the program is a server that outlives calls. It may listen on its own loopback, and has a proxy even if it may
+    reach no host, so that its attempts are seen."""
+    tcp: tuple[str, ...] = ()
+    """Addresses that the program reaches at the same port of its own loopback, without HTTP. The capability set must name
+    them."""
     unix_sockets: bool = False
     """Whether programs may create Unix sockets, and so reach every server that listens in a folder they see."""
     confined: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Protocol, cast
 
 import orjson
 
+from handrail.contract.schema.foreign_schemas import sort_unordered_lists
 from handrail.contract.tool.spec import MODEL_TEXT_FIELDS, ToolSpec
 from handrail.store import operator_decisions as stored
 
@@ -57,8 +59,15 @@ class ThirdPartyDefinition:
         return {"id": self.id, **self.parts_that_may_change()}
 
     def parts_that_may_change(self) -> dict[str, Any]:
-        """Return the parts that may change while the tool stays the same, by name."""
-        return {"description": self.description, "parameters": dict(self.parameters), **self.other_fields}
+        """Return the parts that may change while the tool stays the same, by name.
+
+        Lists of a schema whose order has no meaning are sorted, so that another order is no change.
+        """
+        others = dict(self.other_fields)
+        for name in ("output_schema", "step_parameters"):
+            if name in others:
+                others[name] = sort_unordered_lists(others[name])
+        return {"description": self.description, "parameters": sort_unordered_lists(dict(self.parameters)), **others}
 
     def to_review_lines(self) -> list[str]:
         """Return the definition as text lines that do not depend on the order in which the server sent it.
@@ -66,9 +75,10 @@ class ThirdPartyDefinition:
         The description comes first, then the schema, then the other fields under their names. Two definitions that differ have
         different lines.
         """
-        found = [*split_lines_for_review(self.description), "", *_schema_lines(self.parameters)]
+        parts = self.parts_that_may_change()
+        found = [*split_lines_for_review(self.description), "", *_schema_lines(parts["parameters"])]
         for name in sorted(self.other_fields):
-            value = self.other_fields[name]
+            value = parts[name]
             told = split_lines_for_review(value) if isinstance(value, str) else _schema_lines(value)
             found += ["", f"{name}:", *(f"  {line}" if line else "" for line in told)]
         return found
@@ -88,6 +98,39 @@ def split_lines_for_review(text: str) -> list[str]:
     if len(lines) > 1 and not lines[-1]:
         lines[-2:] = [f"{lines[-2]}\n"]
     return [line if _is_visible(line) else _format_visible_json(line) for line in lines]
+
+
+_INSTRUCTION = re.compile(
+    r"\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:previous|prior|above|other|all|any|instruction|rule)"
+    r"|\b(?:you must|you should|always|never|do not|don't|important|mandatory|before (?:using|calling)|first (?:call|send|read|run)|send|upload)\b"
+    r"|\b(?:system prompt|secrets?|passwords?|credentials?|keys|api key|private key|\.env|id_rsa|ssh)\b"
+    r"|</?(?:system|important|instruction|assistant|user)\b|\b(?:do not|don't|without) (?:tell|mention|inform|ask)"
+    r"|https?://|\bbase64\b|\u202e|[\U000e0000-\U000e007f\u200b-\u200f\u2060-\u2064]",
+    re.IGNORECASE,
+)
+_MAX_INSTRUCTIONS, _MAX_SENTENCE = 8, 200
+
+
+def find_instruction_like_lines(definition: ThirdPartyDefinition) -> list[str]:
+    """Return the sentences of a definition that may be meant as instructions to a model, for a person who reviews it.
+
+    They come from all texts that a model reads, also from the descriptions of arguments. A sentence that is not among them
+    may still be one.
+    """
+    found: dict[str, None] = {}
+    rest: list[object] = [definition.description, definition.parts_that_may_change()]
+    while rest and len(found) < _MAX_INSTRUCTIONS:
+        value = rest.pop(0)
+        if isinstance(value, str):
+            for sentence in re.split(r"(?<=[.!?])\s+|\n+", value):
+                if _INSTRUCTION.search(sentence):
+                    text = sentence.strip()
+                    found[text if len(text) <= _MAX_SENTENCE else f"{text[:_MAX_SENTENCE]}…"] = None
+        elif isinstance(value, dict):
+            rest += cast("dict[str, object]", value).values()
+        elif isinstance(value, list):
+            rest += cast("list[object]", value)
+    return list(found)[:_MAX_INSTRUCTIONS]
 
 
 def _is_visible(line: str) -> bool:

@@ -119,7 +119,7 @@ class BubblewrapSandbox:
         network = await self._networks.get(profile.network, profile.scratch)
         if network is None or network.is_closed:
             return None
-        if not capabilities.may_allow_any_target("net.fetch"):
+        if not sandbox_network.needs_proxy(capabilities, profile):
             return NetworkPlace(network, None)
         try:
             return NetworkPlace(network, await network.take_port())
@@ -150,7 +150,7 @@ class BubblewrapSandbox:
             process.begin_program(call, plan.secrets or b"")
 
         begun: Process = process
-        if capabilities.may_allow_any_target("net.fetch"):
+        if sandbox_network.needs_proxy(capabilities, profile):
             source = port if isinstance(ahead, NetworkPlace) else ahead
             begun = await sandbox_network.begin_program_with_proxy(process, begin, capabilities, profile, source)
             if port is not None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import Diagnostic, ToolError
+from handrail.contract.result_conversions import decode_base64
 from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.registry.sources.operator_resources import MAX_URI, parse_uri_template_shape
 from handrail.upstream import server_definition as listings
 from handrail.upstream.client.upstream_session import RpcError, UpstreamConnectionLost
-from handrail.upstream.mcp_tool import McpTool, to_tool_error
+from handrail.upstream.mcp_tool import McpTool, is_same_definition, make_tool_ids, to_tool_error
 from handrail.upstream.server_definition import JsonItem, ServerDefinition, ServerListing
 from handrail.upstream.server_programs import CommandRefused, resolve_server_program
 
@@ -193,11 +192,11 @@ def _decode_base64_part(part: dict[str, Any], key: str) -> dict[str, Any]:
     data = part.get(key)
     if not isinstance(data, str):
         return part
-    try:
-        body = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        return {name: value for name, value in part.items() if name != key} | {"problem": "its data is not base64"}
-    return {**part, key: Blob(body, _text(part, "mimeType") or "application/octet-stream")}
+    found = decode_base64(data)
+    if found is None:
+        return {**part, "problem": "its data is not base64"}
+    body, own = found
+    return {**part, key: Blob(body, _text(part, "mimeType") or own or "application/octet-stream")}
 
 
 def _text(item: Mapping[str, Any], key: str) -> str:
@@ -285,6 +284,8 @@ class McpSource:
             return f"{nobody}, and it is closed, as is its kernel"
         if upstream.state == "waiting":
             return f"{nobody}: {upstream.reason}; the next attempt is in {upstream.seconds_until_retry} s. {review}"
+        if upstream.reason:
+            return f"{nobody}: {upstream.reason}; it is connecting again. Try again in a moment. {review}"
         return f"{nobody}: it is connecting for the first time. Try again in a moment. {review}"
 
     def load(self) -> SourceContents:
@@ -298,8 +299,9 @@ class McpSource:
             return SourceContents((), tuple(faults), self.name, self.definition.about, unlisted=self)
         found: list[DiscoveredTool] = []
         made: dict[str, McpTool] = {}
+        ids = make_tool_ids(self.prefix, (name for item in listing.tools if (name := _text(item, "name"))))
         for item in listing.tools:
-            tool = self._make_tool(item, made, faults)
+            tool = self._make_tool(item, ids.get(_text(item, "name"), ""), made, faults)
             if tool is not None:
                 found.append(DiscoveredTool(tool, f"mcp server {self.name}"))
         if listing.left_out:
@@ -308,6 +310,7 @@ class McpSource:
                     f"mcp server {self.name}", "", f"{listing.left_out} listed items exceed the limits and are left out"
                 )
             )
+        faults += [Diagnostic(f"mcp server {self.name}", "", problem) for problem in listing.problems]
         self._made = made
         offering = self._make_resources(listing)
         return SourceContents(tuple(found), tuple(faults), self.name, self.definition.about, resource_provider=offering)
@@ -321,17 +324,19 @@ class McpSource:
             self._offered = key, McpResourceProvider(listing, self.definition, self.upstream)
         return self._offered[1]
 
-    def _make_tool(self, item: JsonItem, made: dict[str, McpTool], faults: list[Diagnostic]) -> McpTool | None:
+    def _make_tool(
+        self, item: JsonItem, tool_id: str, made: dict[str, McpTool], faults: list[Diagnostic]
+    ) -> McpTool | None:
         name = str(item.get("name"))
         if name in made:
             faults.append(Diagnostic(f"mcp server {self.name}", name, "is listed twice; only the first counts"))
             return None
         known = self._made.get(name)
-        if known is not None and (known.item is item or known.item == item):
+        if known is not None and known.spec.id == tool_id and is_same_definition(known.item, item):
             made[name] = known
             return known
         try:
-            made[name] = tool = McpTool(item, self.upstream, self.definition, self._requires)
+            made[name] = tool = McpTool(item, self.upstream, self.definition, self._requires, tool_id)
         except (ValueError, TypeError, RecursionError) as error:
             faults.append(Diagnostic(f"mcp server {self.name}", name[:100], str(error)))
             return None

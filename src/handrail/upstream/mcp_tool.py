@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.result_conversions import result_from_mcp_content
+from handrail.contract.schema.foreign_schemas import mend_foreign_schema, sort_unordered_lists
 from handrail.contract.services.client_services import UNSUPPORTED_REQUEST
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
+from handrail.contract.tool.spec import LockSpec, SideEffect, TargetTemplates, ToolSpec, infer_targets
+from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.upstream.client.task_calls import can_be_called_only_as_task
 from handrail.upstream.client.upstream_session import GRANT_BY_METHOD, RpcError
@@ -20,43 +25,123 @@ from handrail.upstream.server_definition import JsonItem, ServerDefinition
 if TYPE_CHECKING:
     from handrail.upstream.upstream_connection import UpstreamServerConnection
 
-_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]")
+_IN_AN_ID = re.compile(r"[A-Za-z0-9_-]")
+MAX_ID = 49
+"""Characters of an id: clients put ``mcp__handrail__`` before it, and models take names of 64 characters."""
+_DIGEST = 8
 _HEADER = "x-mcp-header"
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _MISSING_CAPABILITY = -32021
 
 
-def make_tool_id(prefix: str, name: str) -> str:
-    """Return the id of a server's tool: ``<server>_<tool>``, or the tool's own name without a prefix."""
-    own = _NOT_IN_AN_ID.sub("_", name)
-    return f"{prefix}_{own}" if prefix else own
+def make_tool_ids(prefix: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the id of each of a server's tools, by its name: ``<server>_<tool>``, or the tool's own name without a prefix.
+
+    A letter that an id cannot have is spelled out by its number, and other signs become ``_``. A name that fits keeps its
+    plain id. An id that is too long, or that another name has, ends in a hash of the name. So the order of the names does
+    not matter.
+    """
+    known = dict.fromkeys(names)
+    plain = {name: _plain_id(prefix, name) for name in known}
+    counts = Counter(wire_name(one) for one in plain.values())
+    found: dict[str, str] = {}
+    for name, tool_id in plain.items():
+        exact = tool_id == (f"{prefix}_{name}" if prefix else name)
+        collides = counts[wire_name(tool_id)] > 1 and not exact
+        if collides or len(tool_id) > MAX_ID:
+            digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+            tool_id = f"{tool_id[: MAX_ID - _DIGEST - 1].rstrip('_')}_{digest}"  # noqa: PLW2901
+        found[name] = tool_id
+    return found
 
 
-def build_spec(item: JsonItem, definition: ServerDefinition, requires: Requires) -> ToolSpec:
+def _plain_id(prefix: str, name: str) -> str:
+    """Return the id of a tool, without regard to its length and to other tools."""
+    folded = unicodedata.normalize("NFKD", name)
+    spelled = "".join(_spell(one) for one in folded if not unicodedata.combining(one))
+    own = re.sub(r"(?<=[A-Za-z0-9])_(?=u[0-9a-f]{4,6}_)|__+(?=u[0-9a-f]{4,6}_)", "_", spelled)
+    own = own if own == name else own.strip("_") or "tool"
+    return f"{prefix}_{own}" if prefix else own if own[0].isalpha() else f"t_{own}"
+
+
+def _spell(character: str) -> str:
+    if character.isascii():
+        return character if _IN_AN_ID.fullmatch(character) else "_"
+    return f"_u{ord(character):04x}_" if character.isalnum() else "_"
+
+
+def build_spec(item: JsonItem, definition: ServerDefinition, requires: Requires, tool_id: str = "") -> ToolSpec:
     """Build the spec of a listed tool.
 
     :param requires: the server's requirements, one object for all of its tools
+    :param tool_id: its id; empty for the id of its name alone
     :raises ValueError: if the item is not a valid tool
     """
-    name, schema = item.get("name"), item.get("inputSchema")
+    name = item.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError("has no name")
-    if not isinstance(schema, dict):
-        raise ValueError("has no inputSchema")
     hints: Mapping[str, Any] = _hints(item) if definition.trust_hints else dict[str, Any]()
     effect = definition.side_effects.get(name) or definition.side_effects.get("*") or _infer_side_effect(hints)
+    prefix = definition.name if definition.prefix is None else definition.prefix
+    parameters = mend_foreign_schema(item.get("inputSchema"))
     return ToolSpec(
-        id=make_tool_id(definition.name if definition.prefix is None else definition.prefix, name),
+        id=tool_id or make_tool_ids(prefix, [name])[name],
         description=_description(item, name, definition),
-        parameters=cast("dict[str, Any]", schema),
+        parameters=parameters,
         requires=requires,
         side_effect=effect,
         locks=_locks(definition, effect),
+        targets=_targets(parameters, effect, definition),
         idempotent=effect != "read" and hints.get("idempotentHint") is True,
         timeout_ms=definition.timeout_ms,
         category=None,
         kind="read" if effect == "read" else "other",
+        output_schema=_output_schema(item),
+        client_listing=_client_listing(item, definition.name),
     )
+
+
+def _targets(parameters: Mapping[str, Any], effect: SideEffect, definition: ServerDefinition) -> TargetTemplates:
+    """Return the targets of a tool's arguments. A URL is data unless the operator says that it is a host."""
+    inferred: dict[str, tuple[str, ...]] = infer_targets(parameters, effect)
+    if definition.url_arguments == "data" and "net.fetch" in inferred:
+        inferred["net.fetch"] = ()
+        return inferred
+    return {}
+
+
+def _output_schema(item: JsonItem) -> Mapping[str, Any] | None:
+    """Return the schema of the structured content, if it describes an object as MCP demands."""
+    schema = item.get("outputSchema")
+    return cast("dict[str, Any]", schema) if isinstance(schema, dict) and schema.get("type") == "object" else None  # pyright: ignore[reportUnknownMemberType]
+
+
+def _client_listing(item: JsonItem, server: str) -> dict[str, Any]:
+    """Return what a client shows of a tool in addition: its title, icons and metadata, marked as the server's."""
+    title = item.get("title") or _hints(item).get("title")
+    found: dict[str, Any] = {"title": title} if isinstance(title, str) and title.strip() else {}
+    if isinstance(icons := item.get("icons"), list) and icons:
+        found["icons"] = icons
+    if meta := strip_own_metadata(item.get("_meta")):
+        found["_meta"] = meta
+    if found:
+        found["_meta"] = {**meta, "handrail/origin": f"mcp server {server}"}
+    return found
+
+
+def strip_own_metadata(meta: object) -> dict[str, Any]:
+    """Return a server's ``_meta`` without the names under which Handrail itself writes."""
+    given = cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}
+    return {key: value for key, value in given.items() if not key.startswith("handrail/")}
+
+
+def is_same_definition(one: JsonItem, other: JsonItem) -> bool:
+    """Return whether two listed tools differ in nothing but an order without meaning."""
+    return one is other or one == other or _to_ordered(one) == _to_ordered(other)
+
+
+def _to_ordered(item: JsonItem) -> dict[str, Any]:
+    return {key: sort_unordered_lists(value) if key.endswith("Schema") else value for key, value in item.items()}
 
 
 def _description(item: JsonItem, name: str, definition: ServerDefinition) -> str:
@@ -87,6 +172,7 @@ class McpTool(Tool):
     """A tool of an upstream server. The object is the same while the server's description of it is.
 
     :param item: the server's description of the tool
+    :param tool_id: its id among the server's tools; empty for the id of its name alone
     """
 
     def __init__(
@@ -95,8 +181,9 @@ class McpTool(Tool):
         upstream: UpstreamServerConnection | None,
         definition: ServerDefinition,
         requires: Requires,
+        tool_id: str = "",
     ) -> None:
-        self.spec = build_spec(item, definition, requires)
+        self.spec = build_spec(item, definition, requires, tool_id)
         self.item = item
         self.name = str(item["name"])
         self.definition = definition
@@ -114,12 +201,6 @@ class McpTool(Tool):
     def __repr__(self) -> str:
         return f"<tool {self.spec.id} of mcp server {self.definition.name}>"
 
-    @property
-    def structured_content_schema(self) -> Mapping[str, Any] | None:
-        """The schema that the server declares for its structured content."""
-        schema = self.item.get("outputSchema")
-        return cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None
-
     def header_fields_from_args(self, args: Mapping[str, Any]) -> dict[str, str]:
         """Return the arguments that the schema repeats in header fields, over HTTP."""
         return _headers_of(self._headers, args)
@@ -136,7 +217,7 @@ class McpTool(Tool):
         def stands() -> None:
             listing = upstream.listing
             now = listing.find_tool(self.name) if listing is not None else None
-            if now is None or (now is not self.item and now != self.item):
+            if now is None or not is_same_definition(now, self.item):
                 raise ToolError(
                     f"MCP server {self.definition.name} has changed its definition of {self.name} since this call "
                     "was made. Look at the current tools, and call again.",
@@ -152,7 +233,9 @@ class McpTool(Tool):
             )
         except RpcError as error:
             raise to_tool_error(self.definition.name, error) from None
-        return result_from_mcp_content(answer)
+        result = result_from_mcp_content(answer)
+        meta = strip_own_metadata(answer.get("_meta"))
+        return result.with_metadata(server_meta=meta) if meta else result
 
 
 def to_tool_error(server: str, error: RpcError) -> ToolError:

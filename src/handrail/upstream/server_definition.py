@@ -67,12 +67,15 @@ class ServerDefinition:
     prefix: str | None = None
     about: str = ""
     hosts: tuple[str, ...] = ()
+    tcp: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     grants: frozenset[str] = frozenset()
     side_effects: Mapping[str, SideEffect] = field(default_factory=dict[str, SideEffect])
     trust_hints: bool = False
+    url_arguments: Literal["data", "hosts"] = "data"
+    cwd: str = ""
     timeout_ms: int = 60_000
     connect_timeout_ms: int = 30_000
     missing_reason: str = ""
@@ -85,7 +88,7 @@ class ServerDefinition:
             return Requires(capabilities=capabilities)
         return Requires(
             fs=FsRequires(read=self.read, write=self.write),
-            net=NetRequires(hosts=self.hosts),
+            net=NetRequires(hosts=(*self.hosts, *self.tcp)),
             capabilities=capabilities,
         )
 
@@ -120,6 +123,7 @@ class ServerDefinition:
             sorted(self.environment),
             self.url.partition("?")[0],
             sorted(self.headers),
+            *([self.cwd] if self.cwd else []),
         ]
         return hashlib.sha256(json.dumps(what).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -129,7 +133,7 @@ class ServerDefinition:
 # The file is in the state root, for all workspaces of this user. A file that is not a valid listing of this very server
 # counts as absent. All content comes from the server, so every load checks it again.
 
-LISTING_FORMAT = 1
+LISTING_FORMAT = 2
 MAX_STORED_BYTES = 64 * 1024 * 1024
 MAX_ITEMS = 5_000
 """The most tools, resources, templates or prompts of one server."""
@@ -146,6 +150,7 @@ class ServerListing:
 
     :param protocol: the protocol version of the connection
     :param left_out: the number of items that exceeded a limit
+    :param problems: why a list is missing, for people
     """
 
     tools: tuple[JsonItem, ...] = ()
@@ -156,6 +161,7 @@ class ServerListing:
     server: JsonItem = field(default_factory=dict[str, Any])
     protocol: str = ""
     left_out: int = 0
+    problems: tuple[str, ...] = ()
 
     def find_tool(self, name: str) -> JsonItem | None:
         """Return the listed tool of a name, or None."""
@@ -216,6 +222,7 @@ def read_cached_listing(state: Path, name: str, definition: str) -> ServerListin
             server=_object(found["server"]),
             protocol=str(found["protocol"]),
             left_out=int(found["left_out"]),
+            problems=tuple(map(str, found["problems"])),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

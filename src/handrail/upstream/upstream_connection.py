@@ -18,6 +18,7 @@ from handrail.upstream import server_definition as listings
 from handrail.upstream.client.resource_subscriptions import ServerResourceSubscriptions
 from handrail.upstream.client.task_calls import call_tool_to_end, request_answering_input
 from handrail.upstream.client.upstream_session import (
+    METHOD_NOT_FOUND,
     MODERN_VERSIONS,
     AnswerTooLong,
     McpTransport,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 # The listing of a server, page by page, within limits.
 
 MAX_PAGES = 1_000
+LIST_TIMEOUT_S = 5.0
+"""The timeout in seconds of each list other than the announced tools."""
 _LISTS = (
     ("tools", "tools", "tools/list", "tools"),
     ("resources", "resources", "resources/list", "resources"),
@@ -45,30 +48,56 @@ _LISTS = (
 )
 
 
-async def fetch_listing(conversation: UpstreamSession) -> ServerListing:
+async def fetch_listing(conversation: UpstreamSession, timeout_s: float) -> ServerListing:
     """Fetch all items that the server lists.
 
-    :raises RpcError: if it refuses to list its tools
+    The tools come first. They are asked for even if the server did not announce any. Another list that fails or gets no
+    answer is empty, and the listing says why.
+
+    :param timeout_s: the timeout for the list of the tools
+    :raises RpcError: if it announced tools and refuses to list them
     :raises Lost: if the connection ends
+    :raises TimeoutError: if it announced tools and does not list them
     """
     found: dict[str, tuple[JsonItem, ...]] = {}
+    problems: list[str] = []
     left_out = 0
-    for key, capability, method, field in _LISTS:
-        if capability not in conversation.capabilities:
-            continue
+
+    async def fetch(key: str, method: str, field: str, limit_s: float) -> None:
+        nonlocal left_out
         try:
-            found[key], more = await _all_of(conversation, method, field)
-        except RpcError:
-            if key == "tools":
-                raise
-            continue  # some announce resources and do not implement their list
-        left_out += more
+            async with asyncio.timeout(limit_s):
+                found[key], more = await _all_of(conversation, method, field)
+            left_out += more
+        except TimeoutError:
+            problems.append(f"{method} got no answer within {limit_s:g} s")
+        except (RpcError, AnswerTooLong) as error:
+            if not isinstance(error, RpcError) or error.code != METHOD_NOT_FOUND:
+                problems.append(f"{method} failed: {error}")
+
+    announced = conversation.capabilities
+    tools, *others = _LISTS
+    if "tools" in announced:
+        async with asyncio.timeout(timeout_s):
+            found["tools"], left_out = await _all_of(conversation, tools[2], tools[3])
+    else:
+        await fetch(tools[0], *tools[2:], LIST_TIMEOUT_S)
+        if "resources" in announced or "prompts" in announced:
+            problems.clear()  # a server without tools need not answer
+    await asyncio.gather(
+        *(
+            fetch(key, method, field, LIST_TIMEOUT_S)
+            for key, capability, method, field in others
+            if capability in announced
+        )
+    )
     return ServerListing(
         **found,
         capabilities=dict(conversation.capabilities),
         server=dict(conversation.server),
         protocol=conversation.protocol,
         left_out=left_out,
+        problems=tuple(sorted(problems)),
     )
 
 
@@ -92,6 +121,11 @@ BACKOFF_S: Sequence[float] = (1, 2, 5, 15, 60)
 """The delay in seconds before an attempt, by the number of failed attempts in a row; the last value repeats."""
 RELIST_INTERVAL_S = 0.25
 """The minimum time in seconds between two listings, since a server may report changes at any rate."""
+
+
+class _ProbeError(Exception):
+    """The server did not survive the probe for the newest version, or did not answer it."""
+
 
 UpstreamState = Literal["idle", "connecting", "connected", "waiting", "closed"]
 
@@ -247,8 +281,8 @@ class UpstreamServerConnection:
         elif self.state == "waiting" and self._read_credentials_state() != self._credentials:
             self._credentials = self._read_credentials_state()
             self._retry_now.set()  # the user has signed in meanwhile
-        elif (self.state == "waiting" and not self._retry_now.is_set()) or (
-            self.state == "connected" and not retry  # the owner task has not noticed yet
+        elif (self.state == "waiting" and not self._retry_now.is_set()) or (  # the owner task has not noticed yet
+            self.state == "connected" and not (retry or self._is_session_expired)
         ):
             raise self._unavailable()
         attempt = self._attempt
@@ -258,6 +292,12 @@ class UpstreamServerConnection:
         if self._conversation is None or self._conversation.end_reason is not None:
             raise self._unavailable()
         return self._conversation
+
+    @property
+    def _is_session_expired(self) -> bool:
+        """Whether the connection ended only because the server has forgotten the session."""
+        ended = self._conversation.end_reason if self._conversation is not None else None
+        return ended is not None and ended.is_session_expired
 
     def _unavailable(self) -> ToolError:
         text = f"MCP server {self.name} is unavailable"
@@ -302,6 +342,9 @@ class UpstreamServerConnection:
                 answered = conversation.answered_count
                 await self._serve_until_lost(conversation, changed, lost)
                 fruitful = conversation.answered_count > answered
+            except _ProbeError:
+                self.attempts -= 1  # the second connection belongs to the same attempt
+                continue
             except Exception as error:  # any error leads to a later attempt and affects no other server
                 self.reason = _describe_failure(error, self.definition.connect_timeout_ms)
             finally:
@@ -345,12 +388,19 @@ class UpstreamServerConnection:
             await conversation.transport.open(conversation)
             try:
                 await conversation.negotiate_version(self._hint, timeout_s)
-            except UpstreamConnectionLost:
-                if self._hint is None:
-                    self._hint = "legacy"  # it may have closed because of an unknown request
-                raise
-            self._hint = conversation.era
+            except (UpstreamConnectionLost, RpcError, TimeoutError) as error:
+                unsent = isinstance(error, UpstreamConnectionLost) and error.is_unsent
+                if self._hint == "legacy" or unsent:
+                    raise
+                self._hint = "legacy"
+                raise _ProbeError from error
+        self._hint = conversation.era
+        try:
             await self._list(conversation)
+        except TimeoutError:
+            raise UpstreamConnectionLost(f"the server did not answer tools/list within {timeout_s:g} s") from None
+        except RpcError as error:
+            raise UpstreamConnectionLost(f"the server refused to list its tools: {error.message[:300]}") from None
 
     async def _serve_until_lost(
         self, conversation: UpstreamSession, changed: asyncio.Event, lost: asyncio.Event
@@ -369,8 +419,7 @@ class UpstreamServerConnection:
                     return
                 changed.clear()
                 try:
-                    async with asyncio.timeout(self.definition.connect_timeout_ms / 1000):
-                        await self._list(conversation)
+                    await self._list(conversation)
                 except (RpcError, TimeoutError, AnswerTooLong):
                     pass  # it cannot list now, so the previous listing holds
                 with contextlib.suppress(TimeoutError):
@@ -380,7 +429,8 @@ class UpstreamServerConnection:
             await self.subscriptions.detach()
 
     async def _list(self, conversation: UpstreamSession) -> None:
-        before, found = self.listing, await fetch_listing(conversation)
+        timeout_s = self.definition.connect_timeout_ms / 1000
+        before, found = self.listing, await fetch_listing(conversation, timeout_s)
         if found == before:
             return
         self.listing = found

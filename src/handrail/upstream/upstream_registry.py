@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from handrail.upstream.client.upstream_session import McpTransport
     from handrail.upstream.mcp_source import McpSource
     from handrail.upstream.oauth_sign_in import SignInPrompt
+    from handrail.upstream.requested_hosts import RequestedHosts
     from handrail.upstream.server_definition import ServerDefinition
     from handrail.upstream.upstream_connection import UpstreamServerConnection
 
@@ -81,6 +82,7 @@ class UpstreamRegistry:
         self._ground = deps
         self._version = version
         self._sources: dict[str, McpSource] = {}
+        self._requested: dict[str, RequestedHosts] = {}
         self.on_listing_changed: Callable[[McpSource], Awaitable[object]] = _ignore_change
         self._looking: set[asyncio.Task[None]] = set()
         self._awaited = asyncio.Event()
@@ -175,6 +177,8 @@ class UpstreamRegistry:
             task.cancel()
         upstreams = [source.upstream for source in self.sources if source.upstream is not None]
         await asyncio.gather(*self._looking, *(one.aclose() for one in upstreams), return_exceptions=True)
+        for requested in self._requested.values():
+            await requested.wait_until_stored()
 
     async def _connect_first(self, upstream: UpstreamServerConnection) -> None:
         if upstream.definition.transport != "stdio":
@@ -212,6 +216,13 @@ class UpstreamRegistry:
             dependencies.register_secret,
             dependencies.route,
         )
+
+    def _requested_hosts(self, name: str) -> RequestedHosts:
+        from handrail.upstream.requested_hosts import RequestedHosts
+
+        if name not in self._requested:
+            self._requested[name] = RequestedHosts(self._ground.folders.state, name)
+        return self._requested[name]
 
     def _hosts_reachable_by_kernel(self, definition: ServerDefinition) -> CapabilitySet:
         """Return the hosts that Handrail itself may connect to. ``localhost`` is the loopback of this machine."""
@@ -257,6 +268,8 @@ class UpstreamRegistry:
             argv, folders = await asyncio.to_thread(found)
         except CommandRefused as refused:
             raise UpstreamConnectionLost(str(refused), unsent=True) from None
+        if fault := _fault_in_start_folder(definition, workspace):
+            raise UpstreamConnectionLost(fault, unsent=True)
         layer = expand_requires(definition.requires, dependencies.variables, f"mcp server {definition.name}")
         profile = SandboxProfile(
             workspace,
@@ -264,9 +277,13 @@ class UpstreamRegistry:
             bool(definition.write),
             readable=tuple(dict.fromkeys((*folders, *map(os.path.realpath, definition.folders)))),
             hidden=(str(dependencies.folders.state),),
+            cwd=_locate_start_folder(definition, workspace) or None,
             environment=definition.environment,
             check_host=self._make_host_check(definition),
+            on_attempt=self._requested_hosts(definition.name).record_attempt,
             denials=hides(dependencies.rules, workspace),
+            serves=True,
+            tcp=definition.tcp,
         )
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:  # a descriptor prevents a prepared successor, which a long-running program does not need
@@ -275,6 +292,29 @@ class UpstreamRegistry:
             )
         finally:
             os.close(nothing)
+
+
+def _locate_start_folder(definition: ServerDefinition, workspace: str) -> str:
+    """Return the configured working directory of a server's program; empty if none is configured."""
+    if not definition.cwd:
+        return ""
+    return os.path.realpath(Path(workspace) / Path(definition.cwd).expanduser())
+
+
+def _fault_in_start_folder(definition: ServerDefinition, workspace: str) -> str:
+    """Return why a server's program cannot begin in its working directory; empty if it can."""
+    folder = _locate_start_folder(definition, workspace)
+    if not folder:
+        return ""
+    table = f"[mcp.servers.{definition.name}]"
+    if not Path(folder).is_dir():
+        return f"cwd of {table} is {folder!r}, which is not a folder; correct it"
+    if is_path_inside(Path(folder), Path(workspace)):
+        return (
+            "" if definition.read or definition.write else f"cwd of {table} is in the workspace; add read = ['.'] too"
+        )
+    shown = any(is_path_inside(Path(folder), Path(os.path.realpath(one))) for one in definition.folders)
+    return "" if shown else f"cwd of {table} is {folder!r}, which its program cannot see; add it to folders"
 
 
 def _find_hidden_paths(definition: ServerDefinition, workspace: str) -> dict[str, str]:

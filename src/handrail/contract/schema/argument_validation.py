@@ -22,6 +22,7 @@ import jsonschema_rs as rs
 from pydantic_core import to_json
 
 from handrail.contract.errors import ToolError
+from handrail.contract.schema.foreign_schemas import find_dialect
 from handrail.contract.schema.schema_check_cost import (
     BACKTRACKS,
     CHECK_BUDGET,
@@ -133,6 +134,7 @@ _DIALECTS: Mapping[str, Callable[..., rs.Validator]] = {
     "http://json-schema.org/draft-06/schema": rs.Draft6Validator,
     "http://json-schema.org/draft-04/schema": rs.Draft4Validator,
 }
+_DIALECT_BY_NAME = {find_dialect(uri): uri for uri in _DIALECTS}
 _NEWEST = "https://json-schema.org/draft/2020-12/schema"
 _APPLICATORS = frozenset(
     {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"}
@@ -298,11 +300,12 @@ def compile_schema(parameters: Mapping[str, Any]) -> ParametersSchema:
     text = _schema_as_json(parameters)
     if (problem := _fault_in_size(parameters, text)) is not None:
         raise InvalidSchema([("", problem)])
-    declared = str(parameters.get("$schema", _NEWEST)).rstrip("#")
+    written = str(parameters.get("$schema", _NEWEST))
+    declared = _DIALECT_BY_NAME.get(find_dialect(written), "")
     validator_of = _DIALECTS.get(declared)
     if validator_of is None:
         raise InvalidSchema(
-            [("$schema", f"is {declared[:200]!r}, which is not a known dialect; leave it out for {_NEWEST}")]
+            [("$schema", f"is {written[:200]!r}, which is not a known dialect; leave it out for {_NEWEST}")]
         )
     problems: dict[str, str] = {}
     if (kind := parameters.get("type")) != "object":

@@ -222,7 +222,7 @@ _AS_JSON: Mapping[Any, Any] = {
 _AS_JSON_OF: Mapping[str, Any] = {"exec_path": ExecPath, "build": tuple[Word, ...]}
 _OF_THE_LLM_VIEW = frozenset(LlmView.model_fields) | {"id"}
 _CODE_ONLY_FIELDS = frozenset(
-    {"step_parameters", "long_running", "single_command", "confinement_gap", "provider_support"}
+    {"step_parameters", "long_running", "single_command", "confinement_gap", "provider_support", "client_listing"}
 )
 
 

@@ -90,7 +90,9 @@ DEFAULT_BUILD_TIMEOUT_MS = 600_000
 MAX_BUILD_TIMEOUT_MS = 3_600_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
-MODEL_TEXT_FIELDS = ("guidance", "documentation", "documentation_required", "step_parameters", "output_schema")
+MODEL_TEXT_FIELDS = (
+    *("guidance", "documentation", "documentation_required", "step_parameters", "output_schema", "client_listing"),
+)
 """Further texts of a tool that a model reads: in the prompt, in its documentation, with its first step and over MCP."""
 _CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
 _CHOICES: Mapping[str, Sequence[str]] = {
@@ -169,7 +171,7 @@ class ToolSpec:
     """None: not declared, so ``workspace:S`` for reads and ``workspace:X`` otherwise. ``()``: no locks."""
     targets: TargetTemplates = field(default_factory=dict[str, str])
     """Capability to argument templates, ``{"fs.read": "{path}", "fs.write": ["{path}", "{to}"]}``; see
-    :func:`infer_targets`. A rule evaluates each of them."""
+    :func:`infer_targets`. A rule evaluates each of them. An empty tuple infers none for its capability."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     timeout_argument: str | None = None
     """The argument, in milliseconds, with which a caller may shorten ``timeout_ms``."""
@@ -202,6 +204,8 @@ class ToolSpec:
     build_timeout_ms: int = DEFAULT_BUILD_TIMEOUT_MS
     output_schema: Mapping[str, Any] | None = None
     """A JSON Schema of the output, always an object, for MCP clients. None: not declared."""
+    client_listing: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further members of the tool in the list for MCP clients, as an MCP server wrote them: its title, icons and ``_meta``."""
     provider_support: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Providers that run the tool themselves, each with its options; see :mod:`handrail.contract.tool.provider_tools`. Empty
     for every tool that runs here. Only an agent's manifest sets it."""
@@ -399,7 +403,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
         place = f"runtime.targets.{capability}"
         if capability not in CAPABILITIES:
             found.append((place, f"is not a capability; available: {', '.join(CAPABILITIES)}"))
-        if not templates:
+        if not templates and templates != ():
             found.append((place, "is empty; name the arguments, as in '{path}', or remove the capability"))
         for template in as_templates(templates):
             found += [

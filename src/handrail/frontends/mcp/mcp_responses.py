@@ -72,7 +72,9 @@ async def to_mcp_result(kernel: Kernel, client: McpClientState, tool_id: str, re
     if entry is not None and entry.spec.output_schema is not None and result.ok:
         _enforce_output_schema(kernel, entry.spec, wire)
     if result.metadata:
-        wire["_meta"] = {f"handrail/{key}": value for key, value in result.metadata.items()}
+        from_server: dict[str, Any] = result.metadata.get("server_meta", {})
+        own = {f"handrail/{key}": value for key, value in result.metadata.items() if key != "server_meta"}
+        wire["_meta"] = {**from_server, **own}
     return wire
 
 

@@ -94,6 +94,8 @@ def to_mcp_tool(kernel: Kernel, discovery: Discovery, spec: ToolSpec) -> dict[st
         }
         if get_output_schema(kernel, spec) is not None:
             known["outputSchema"] = dict(spec.output_schema or {})
+        if spec.client_listing:
+            known |= spec.client_listing
     return known
 
 

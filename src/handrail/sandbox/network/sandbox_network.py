@@ -16,7 +16,7 @@ import platform
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -27,7 +27,7 @@ from handrail.contract.text.host_names import Address, parse_host
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
 from handrail.sandbox.network.egress_check import EgressCheck, HostResolver
-from handrail.sandbox.network.egress_proxy import EgressProxy, ProxyLimits
+from handrail.sandbox.network.egress_proxy import EgressProxy, ProxyLimits, TcpForwarder
 from handrail.sandbox.start.spawn import ProcessWrapper, spawn
 from handrail.sandbox.view.cached_folder_tree import SHORTAGE_ERRORS
 
@@ -46,6 +46,11 @@ _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
 """The numbers of setns(2) and sendmsg(2) by machine. Other machines use the listener in Python."""
 _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def needs_proxy(capabilities: CapabilitySet, profile: SandboxProfile) -> bool:
+    """Return whether a sandbox has a proxy: if its program may reach a host, and if it is a server."""
+    return profile.serves or capabilities.may_allow_any_target("net.fetch")
 
 
 def build_proxy_environment(capabilities: CapabilitySet) -> dict[str, str]:
@@ -81,22 +86,27 @@ def _format_proxy_address(port: int) -> str:
 
 
 class ProxiedProcess(ProcessWrapper):
-    """A process with a proxy, which is closed together with it."""
+    """A process with a proxy and forwarders, which are closed together with it."""
 
-    def __init__(self, process: Process, proxy: EgressProxy) -> None:
+    def __init__(self, process: Process, proxy: EgressProxy, forwarders: Sequence[TcpForwarder] = ()) -> None:
         super().__init__(process)
         self.proxy = proxy
+        self._forwarders = forwarders
 
     async def wait(self) -> int:
         code = await super().wait()
-        await self.proxy.aclose()
+        await self._close_network()
         return code
 
     async def kill(self) -> None:
         try:
             await super().kill()
         finally:
-            await self.proxy.aclose()
+            await self._close_network()
+
+    async def _close_network(self) -> None:
+        for one in (self.proxy, *self._forwarders):
+            await one.aclose()
 
 
 class WaitingSandbox(Process, Protocol):
@@ -176,14 +186,21 @@ async def begin_program_with_proxy(
     :raises ToolError: ``backend`` if the network cannot be set up
     """
     proxy: EgressProxy | None = None
+    forwarders: list[TcpForwarder] = []
     try:
         listener = await (_make_listener(process) if ahead is None else ahead.take_socket())
         proxy = await start_proxy(listener, capabilities, profile)
+        for text in profile.tcp:
+            target = parse_host(text)
+            assert target.port is not None
+            inside = await open_listener_in_namespace(process.first_process_pid, process.pid, target.port)
+            forwarders.append(TcpForwarder(EgressCheck(capabilities, profile.check_host), target, profile.on_attempt))
+            forwarders[-1].serve(inside)
         begin()
-        return ProxiedProcess(process, proxy)
+        return ProxiedProcess(process, proxy, forwarders)
     except BaseException:
-        if proxy is not None:
-            await proxy.aclose()
+        for one in (*([proxy] if proxy is not None else []), *forwarders):
+            await one.aclose()
         await process.kill()
         raise
 
@@ -210,8 +227,8 @@ async def start_proxy(
     return proxy
 
 
-async def open_listener_in_namespace(child: int, parent: int) -> socket.socket:
-    """Return a socket that listens on the proxy's port in a sandbox's network namespace.
+async def open_listener_in_namespace(child: int, parent: int, port: int = PROXY_PORT) -> socket.socket:
+    """Return a socket that listens on a port in a sandbox's network namespace.
 
     :param child: the process id of the sandbox's first process
     :param parent: that of the bubblewrap that started it and was not reaped yet
@@ -220,7 +237,7 @@ async def open_listener_in_namespace(child: int, parent: int) -> socket.socket:
     opened: list[int] = []
     try:
         user, network = open_sandbox_namespaces(child, parent, opened)
-        return await open_listener(user, network, PROXY_PORT)
+        return await open_listener(user, network, port)
     except OSError as error:
         raise _make_setup_error(error) from None
     finally:

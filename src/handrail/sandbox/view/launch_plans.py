@@ -186,6 +186,7 @@ class LaunchPlanner:
             profile.pinned,
             profile.unix_sockets,
             profile.network,
+            profile.serves,
         )
         alike = self._remembered.pop(place, [])
         known = next((one for one in alike if one.request == asked), None)
@@ -213,7 +214,7 @@ class LaunchPlanner:
         table = mount_comparison.derive_expected_mounts(options, look)  # once the scratch belongs to that user
         if person is not None:
             options, staged = sandbox_user.make_sources_reachable(options, person, look)
-        connected = capabilities.may_allow_any_target("net.fetch")
+        connected = sandbox_network.needs_proxy(capabilities, profile)
         system_calls = self._system_calls
         made = SandboxSetup(
             tuple(options),
@@ -223,7 +224,7 @@ class LaunchPlanner:
             person,
             tuple(staged),
             tuple(folders.items()),
-            profile.workspace_writable,
+            profile.workspace_writable or profile.serves,
             (sandbox_network.PROXY_PORT,) if connected else (),
             profile.limits,
             profile.network,

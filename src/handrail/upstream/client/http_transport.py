@@ -15,11 +15,10 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import httpx2
-import orjson
 
 from handrail.contract.text.host_names import parse_url
 from handrail.contract.tool.requires import CapabilitySet
@@ -29,12 +28,16 @@ from handrail.upstream.client.checked_http_client import (
     find_same_server_redirect,
     make_checked_http_client,
 )
-from handrail.upstream.client.stdio_transport import parse_json_rpc_messages
+from handrail.upstream.client.json_rpc_messages import (
+    Message,
+    encode_message,
+    is_broken_answer,
+    parse_json_rpc_messages,
+)
 from handrail.upstream.client.upstream_session import (
     MAX_MESSAGE_BYTES,
     AnswerTooLong,
     McpTransport,
-    Message,
     RpcError,
     TransportCallbacks,
     UpstreamConnectionLost,
@@ -53,6 +56,9 @@ _LONGEST_PAUSE_S = 60.0
 MAX_STREAM_RESUMES = 5
 """The most attempts in a row to resume a stream that delivers nothing."""
 _MAX_ERROR_BYTES = 4096
+_SESSION_STATUSES = (400, 409, 412, 422)
+_HASTY_END_S = 5.0
+"""A stream for the server's messages that ends sooner, and without an event, is of no use."""
 
 
 def make_http_transport(
@@ -168,13 +174,15 @@ class StreamableHttpTransport:
 
     async def _post_notification(self, message: Message) -> None:
         """Send a notification or an answer, without its outcome."""
-        assert self._client is not None
+        assert self._client is not None and self._ears is not None
         try:
             async with self._client.stream(
-                "POST", self._url, content=orjson.dumps(message), headers=self._make_request_headers()
+                "POST", self._url, content=encode_message(message), headers=self._make_request_headers()
             ) as response:
-                if response.status_code == 404 and self._session:
-                    self._expire_session()
+                if self._session and response.status_code >= 400:
+                    said = await _read_error_body(response)
+                    if _is_about_ended_session(response.status_code, said):
+                        self._ears.on_connection_lost(_make_session_error(response.status_code, said))
         except (httpx2.HTTPError, SignInRequired) as error:
             raise UpstreamConnectionLost(describe_http_error(error)) from None
 
@@ -186,7 +194,7 @@ class StreamableHttpTransport:
             url = self._url
             for _ in range(3):
                 async with self._client.stream(
-                    "POST", url, content=orjson.dumps(message), headers=self._make_request_headers(headers)
+                    "POST", url, content=encode_message(message), headers=self._make_request_headers(headers)
                 ) as response:
                     onward = find_same_server_redirect(response)
                     if onward is not None:
@@ -218,19 +226,18 @@ class StreamableHttpTransport:
             ears.on_request_failed(
                 number, RpcError(-32600, "the server's answer has a content coding that was not requested")
             )
-        elif status == 404 and self._session:
-            ears.on_request_failed(
-                number, UpstreamConnectionLost("the server has forgotten the session", forgotten=True)
-            )
-            self._expire_session()
         elif status >= 300 or status == 202:
-            ears.on_request_failed(number, await _response_error(response, kind))
+            said = await _read_error_body(response)
+            if self._session and _is_about_ended_session(status, said):
+                ears.on_request_failed(number, _make_session_error(status, said))
+                ears.on_connection_lost(_make_session_error(status, said))
+            else:
+                ears.on_request_failed(number, _response_error(response, said))
         elif kind == "text/event-stream":
             await self._read_stream(number, response)
-        elif kind == "application/json":
+        elif kind in ("", "text/plain") or kind.endswith("json"):
             for message in parse_json_rpc_messages(await read_limited_body(response, ears, number)):
-                if message is not None:
-                    ears.on_message({**message, "id": number} if "method" not in message else message, number)
+                ears.on_message({**message, "id": number} if "method" not in message else message, number)
             ears.on_request_failed(
                 number, UpstreamConnectionLost("the server's answer is not valid")
             )  # no effect after an answer
@@ -238,10 +245,6 @@ class StreamableHttpTransport:
             ears.on_request_failed(
                 number, RpcError(-32600, f"the server's answer has the content type {kind[:80] or 'none'}")
             )
-
-    def _expire_session(self) -> None:
-        assert self._ears is not None
-        self._ears.on_connection_lost(UpstreamConnectionLost("the server has forgotten the session", forgotten=True))
 
     async def _read_stream(self, number: int, response: httpx2.Response) -> None:
         """Read events up to the answer, and resume the stream if it breaks off."""
@@ -280,51 +283,51 @@ class StreamableHttpTransport:
                 place.advance(event)
                 if event.event not in ("message", "") or not event.data:
                     continue
-                for message in parse_json_rpc_messages(event.data.encode("utf-8", "surrogatepass")):
-                    if message is None:
-                        if number is not None:
-                            self._ears.on_request_failed(
-                                number, UpstreamConnectionLost("the server's answer is not valid JSON")
-                            )
-                        continue
+                data = event.data.encode("utf-8", "replace")
+                messages = parse_json_rpc_messages(data)
+                if number is not None and not messages and is_broken_answer(data):
+                    self._ears.on_request_failed(
+                        number, UpstreamConnectionLost("the server's answer is not valid JSON")
+                    )
+                for message in messages:
                     is_answer = number is not None and "method" not in message
                     self._ears.on_message({**message, "id": number} if is_answer else message, number)
                     if is_answer:
                         return True
         except httpx2.SSEError:
-            self._ears.on_request_failed(
-                number,
-                AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
-            )
+            if number is not None:
+                self._ears.on_request_failed(
+                    number,
+                    AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
+                )
             return True
         except httpx2.HTTPError:
             pass  # the stream broke off
         return False
 
     async def _listen_for_server_messages(self) -> None:
-        """Deliver messages outside of any request, as long as the server offers the stream."""
-        assert self._client is not None and self._ears is not None
-        place, failures = _StreamPosition(), 0
-        while True:
+        """Deliver messages outside of any request, as long as the server offers the stream.
+
+        The stream is optional. If it fails, listening ends, and the connection remains.
+        """
+        assert self._client is not None
+        loop = asyncio.get_running_loop()
+        place, fruitless = _StreamPosition(), 0
+        while fruitless <= MAX_STREAM_RESUMES:
             head = self._make_request_headers(accept="text/event-stream")
             if place.last:
                 head[_EVENT] = place.last
+            count, began = place.event_count, loop.time()
             try:
                 async with self._client.stream("GET", self._url, headers=head) as response:
-                    if response.status_code == 404:
-                        self._expire_session()
+                    if response.status_code != 200 or await self._deliver_events(response, place, None):
                         return
-                    if response.status_code != 200:
-                        return
-                    failures = 0
-                    await self._deliver_events(response, place, None)
             except SignInRequired:
                 return
-            except httpx2.HTTPError as error:
-                failures += 1
-                if failures > 2:
-                    self._ears.on_connection_lost(UpstreamConnectionLost(describe_http_error(error)))
-                    return
+            except httpx2.HTTPError:
+                pass
+            useful = place.event_count > count or loop.time() - began > _HASTY_END_S
+            fruitless = 0 if useful else fruitless + 1
             await self._sleep(place.pause_s)
 
 
@@ -334,8 +337,10 @@ class _StreamPosition:
     def __init__(self) -> None:
         self.last = ""
         self.pause_s = _RECONNECT_S
+        self.event_count = 0
 
     def advance(self, event: httpx2.ServerSentEvent) -> None:
+        self.event_count += 1
         if event.id and len(event.id) <= _MAX_ERROR_BYTES and _SAFE_VALUE.match(event.id):
             self.last = event.id
         if event.retry is not None:
@@ -356,21 +361,43 @@ async def read_limited_body(response: httpx2.Response, handler: TransportCallbac
     return bytes(kept)
 
 
-async def _response_error(response: httpx2.Response, kind: str) -> Exception:
-    """Return the error for a response without an answer, from its body or its status."""
-    status = response.status_code
-    if status == 202:
-        return RpcError(-32600, "the server accepted a request as a notification (202)")
-    said = b""
+async def _read_error_body(response: httpx2.Response) -> bytes:
+    """Return the body of a response without an answer, cut at the limit of a message."""
+    said = bytearray()
     async for piece in response.aiter_raw():
         said += piece
         if len(said) > MAX_MESSAGE_BYTES:
             break
-    if kind == "application/json":
-        for message in parse_json_rpc_messages(said):
-            error: Any = message.get("error") if message is not None else None
-            if isinstance(error, dict) and isinstance(error.get("code"), int):  # pyright: ignore[reportUnknownMemberType]
-                return RpcError(error["code"], str(error.get("message", ""))[:4000], error.get("data"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    return bytes(said)
+
+
+def _is_about_ended_session(status: int, said: bytes) -> bool:
+    """Return whether a refusal means that the server no longer knows the session.
+
+    The protocol demands 404. Many servers answer 400 or another status, with a text about sessions.
+    """
+    return status in (404, 410) or (status in _SESSION_STATUSES and b"session" in said[:_MAX_ERROR_BYTES].lower())
+
+
+def _make_session_error(status: int, said: bytes) -> UpstreamConnectionLost:
+    text = f"the server has forgotten the session ({status})"
+    for message in parse_json_rpc_messages(said):
+        if isinstance(error := message.get("error"), dict) and (
+            words := str(cast("dict[str, Any]", error).get("message", ""))[:300]
+        ):
+            text = f"{text}: {words}"
+    return UpstreamConnectionLost(text, forgotten=True)
+
+
+def _response_error(response: httpx2.Response, said: bytes) -> Exception:
+    """Return the error for a response without an answer, from its body or its status."""
+    status = response.status_code
+    if status == 202:
+        return RpcError(-32600, "the server accepted a request as a notification (202)")
+    for message in parse_json_rpc_messages(said):
+        error: Any = message.get("error")
+        if isinstance(error, dict) and isinstance(error.get("code"), int):  # pyright: ignore[reportUnknownMemberType]
+            return RpcError(error["code"], str(error.get("message", ""))[:4000], error.get("data"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     if status == 401:
         return UpstreamConnectionLost("the server rejected the authorization (401)", unsent=True)
     if status == 404:
@@ -447,7 +474,7 @@ class LegacySseTransport:
         request = number if isinstance(number, int) else None
         try:
             head = {**self._fields, "content-type": "application/json"}
-            async with client.stream("POST", url, content=orjson.dumps(message), headers=head) as response:
+            async with client.stream("POST", url, content=encode_message(message), headers=head) as response:
                 if response.status_code >= 300 and request is not None:
                     self._ears.on_request_failed(
                         request,
@@ -510,8 +537,9 @@ class LegacySseTransport:
                     raise ValueError(f"the server names an endpoint on {there.host}, which is another server")
                 endpoint.set_result(target)
             elif event.event in ("message", "") and event.data:
-                for message in parse_json_rpc_messages(event.data.encode("utf-8", "surrogatepass")):
-                    if message is None:
-                        ears.on_request_failed(None, AnswerTooLong("it is not valid JSON"))
-                    else:
-                        ears.on_message(message, None)
+                data = event.data.encode("utf-8", "replace")
+                messages = parse_json_rpc_messages(data)
+                if not messages and is_broken_answer(data):
+                    ears.on_request_failed(None, UpstreamConnectionLost("the server's answer is not valid JSON"))
+                for message in messages:
+                    ears.on_message(message, None)

@@ -11,28 +11,29 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
-
-import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
 from handrail.registry.sources.executable_tools import cut_to_tail, describe_exit
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
+from handrail.upstream.client.json_rpc_messages import (
+    Message,
+    begins_like_answer,
+    encode_message,
+    is_broken_answer,
+    parse_json_rpc_messages,
+)
 from handrail.upstream.client.upstream_session import (
     MAX_MESSAGE_BYTES,
     AnswerTooLong,
-    Message,
     TransportCallbacks,
     UpstreamConnectionLost,
 )
 
 GRACE_S = 1.0
 """The timeout in seconds for a program to end after its stdin is closed."""
-MAX_INVALID_LINES = 1_000
-"""The most lines without a message, after which the connection is closed."""
-MAX_BATCH_MESSAGES = 100
-"""The most messages in one list."""
+MAX_INVALID_LINES = 10_000
+"""The most lines in a row without a message, after which the connection is closed."""
 _MOST_SHOWN = 8
 _READ_BYTES = 1 << 16
 _EDGE_BYTES = 256
@@ -71,7 +72,7 @@ class StdioTransport:
         process = self._process
         if process is None or self._closed:
             raise UpstreamConnectionLost("the server's program has ended", unsent=True)
-        line = orjson.dumps(message) + b"\n"
+        line = encode_message(message) + b"\n"
         async with self._writing:
             await process.write(line)
 
@@ -162,21 +163,21 @@ class StdioTransport:
             return
         if not line.strip():
             return
-        for message in parse_json_rpc_messages(line):
-            if message is None:
-                self._garbage += 1
-                if len(line) > 1 and line.lstrip()[:1] in (b"{", b"["):
-                    ears.on_request_failed(None, UpstreamConnectionLost("the server's answer is not valid JSON"))
-            else:
-                ears.on_message(message, None)
+        messages = parse_json_rpc_messages(line)
+        for message in messages:
+            ears.on_message(message, None)
+        if messages:
+            self._garbage = 0
+            return
+        self._garbage += 1
+        if is_broken_answer(line):
+            ears.on_request_failed(_find_id(line), UpstreamConnectionLost("the server's answer is not valid JSON"))
 
     @staticmethod
     def _too_long(ears: TransportCallbacks, edges: bytes) -> None:
-        found = _LEADING_ID.match(edges) or _TRAILING_ID.search(edges)
-        ears.on_request_failed(
-            int(found[1]) if found else None,
-            AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
-        )
+        if begins_like_answer(edges):
+            why = AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB")
+            ears.on_request_failed(_find_id(edges), why)
 
     async def _describe_ending(self, process: Process) -> str:
         """Return how a program ended that closed its stdout."""
@@ -192,6 +193,12 @@ class StdioTransport:
             f"; {path} exists but is not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
         ]
         return f"{said}; stderr: {errors}{''.join(remedies)}" if errors else said
+
+
+def _find_id(edges: bytes) -> int | None:
+    """Return the id of an answer from the edges of its text; None if they do not have it."""
+    found = _LEADING_ID.match(edges) or _TRAILING_ID.search(edges)
+    return int(found[1]) if found else None
 
 
 async def _raise_for_changed_names(guarded: GuardedProcess) -> None:
@@ -214,20 +221,6 @@ def _describe_violations(paths: Sequence[str]) -> str:
         "write. The server or another program made it. Ask the user to look at it and to remove what "
         "is not wanted; the next call accepts the present state."
     )
-
-
-def parse_json_rpc_messages(text: bytes) -> list[Message | None]:
-    """Parse a line or an HTTP body into its message or list of messages; None for an invalid one."""
-    try:
-        message = orjson.loads(text)
-    except (orjson.JSONDecodeError, RecursionError):
-        return [None]
-    if isinstance(message, dict):
-        return [cast("Message", message)]
-    if isinstance(message, list):
-        several = cast("list[Any]", message)[:MAX_BATCH_MESSAGES]
-        return [cast("Message", one) if isinstance(one, dict) else None for one in several] or [None]
-    return [None]
 
 
 async def _errors_of(process: Process) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientMethod, ClientRequest
+from handrail.upstream.client.json_rpc_messages import Message
 from handrail.upstream.server_definition import CAPABILITY_BY_GRANT
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 
 # The transport of one connection: the Protocols of transport and message handler, and the errors of its end.
-
-Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The most bytes of one message of a server; longer messages are dropped."""
@@ -223,19 +222,26 @@ class UpstreamSession:
     async def negotiate_version(self, hint: ProtocolEra | None, timeout_s: float) -> None:
         """Agree on a version with the server.
 
+        If it fails without the hint ``legacy``, the probe for the newest version may be the reason. Then connect again
+        with that hint.
+
         :param hint: the era of the last connection
         :raises Lost: if the connection ends
         :raises RpcError: if the server refuses
         :raises TimeoutError: if the server does not answer
         """
         async with asyncio.timeout(timeout_s):
-            if hint != "legacy" and await self._discover(timeout_s):
+            if hint != "legacy":
+                if not await self._discover(timeout_s):
+                    async with asyncio.timeout(PROBE_S):  # it is awake, unless the probe has upset it
+                        await self._initialize()
                 return
             try:
                 await self._initialize()
             except RpcError as error:
                 # The first question may have been answered too late; the server speaks the newest version only.
-                if error.code != UNSUPPORTED_VERSION or not await self._discover(timeout_s):
+                newer = error.code in (UNSUPPORTED_VERSION, METHOD_NOT_FOUND)
+                if not newer or not await self._discover(timeout_s):
                     raise
 
     async def _discover(self, timeout_s: float, version: str = MODERN_VERSIONS[-1], *, again: bool = True) -> bool:
@@ -244,8 +250,6 @@ class UpstreamSession:
                 found = await self.request(
                     "server/discover", {}, headers=protocol_headers(version, "server/discover"), version=version
                 )
-        except TimeoutError:
-            return False
         except RpcError as error:
             data = _object(error.data).get("supported")
             supported = cast("list[Any]", data) if isinstance(data, list) else None
@@ -418,23 +422,18 @@ class UpstreamSession:
             elif isinstance(number, (str, int)):
                 self._handle_server_request(number, method, params, related)
             return
+        result, error = message.get("result"), message.get("error")
+        if number is None and error is not None and self.era is None:  # the server could not read the first request
+            self.on_request_failed(None, _parse_error(error))
         pending = self._find_pending(number)
         if pending is None or pending.answer.done():
             return
-        result, error = message.get("result"), message.get("error")
-        if isinstance(error, dict):
-            fields = cast("dict[str, Any]", error)
-            code = fields.get("code")
-            text = str(fields.get("message", ""))[:4000]
-            pending.answer.set_exception(
-                RpcError(code if isinstance(code, int) else INTERNAL_ERROR, text, fields.get("data"))
-            )
+        if error is not None:
+            pending.answer.set_exception(_parse_error(error))
         elif isinstance(result, dict):
             pending.answer.set_result(cast("dict[str, Any]", result))
-        else:
-            pending.answer.set_exception(
-                RpcError(INTERNAL_ERROR, "the server answered with neither a result nor an error")
-            )
+        else:  # some servers answer with the content itself, or with null for an empty result
+            pending.answer.set_result({} if result is None else {"content": result})
 
     def on_request_failed(self, request: int | None, error: Exception) -> None:
         if request is None and len(self._pending) == 1:
@@ -611,6 +610,17 @@ class UpstreamSession:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.transport.aclose()
+
+
+def _parse_error(error: object) -> RpcError:
+    """Return the error of an answer, which some servers write as a text."""
+    if not isinstance(error, dict):
+        return RpcError(INTERNAL_ERROR, str(error)[:4000])
+    fields = cast("dict[str, Any]", error)
+    code = fields.get("code")
+    return RpcError(
+        code if isinstance(code, int) else INTERNAL_ERROR, str(fields.get("message", ""))[:4000], fields.get("data")
+    )
 
 
 def _allowed_request_kinds(runtime: Runtime | None) -> set[str]:

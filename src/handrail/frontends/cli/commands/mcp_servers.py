@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -73,6 +73,9 @@ def list_command(setting: CommandOptions) -> int:
         return OUTPUT
     table = [((str(row["name"]), "bold"), str(row["where"]), str(row["state"])) for row in rows]
     TerminalRenderer().print_table(("SERVER", "ADDRESS", "STATE"), table)
+    for row in rows:
+        for line in cast("list[str]", row.get("requested", [])):
+            print_escaped_line(f"{row['name']} {line}")
     if not rows:
         print_escaped_line("No MCP servers are configured. To import those of other programs: handrail mcp import")
     return OUTPUT
@@ -83,6 +86,7 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
     from handrail.registry.definition_pins import StoredPins, find_unapproved_definitions
     from handrail.store.state_folders import locate_folders
     from handrail.upstream.mcp_source import McpSource
+    from handrail.upstream.requested_hosts import describe_requested_hosts
     from handrail.upstream.server_programs import find_installed, find_package
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
@@ -106,6 +110,8 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
         return row | {"state": fault}
     if source.last_listing is None:
         return row | {"state": f"never connected. To connect and see its tools: handrail sources review {source.name}"}
+    if requested := describe_requested_hosts(folders.state, definition.name, definition.hosts):
+        row["requested"] = requested
     loaded = source.load()
     tools, pins = [found.tool.spec for found in loaded.tools], StoredPins(folders.state)
     state = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"

@@ -23,9 +23,12 @@ from handrail.frontends.cli.terminal_output import (
 
 if TYPE_CHECKING:
     from handrail.contract.errors import Diagnostic
+    from handrail.contract.tool.spec import ToolSpec
     from handrail.contract.tool_generation import Generation, ToolEntry
     from handrail.registry.definition_pins import DefinitionReview, StoredPins
 
+_SHOWN = 160
+"""Characters of a description that the short review shows."""
 _NOTHING = "No tool of {} requires approval."
 
 
@@ -44,19 +47,26 @@ _NOTHING = "No tool of {} requires approval."
     metavar="HASH",
     help="approve: hash that review printed, to approve without asking.",
 )
+@click.option("--all", "whole", is_flag=True, help="review, approve: show every new definition in full.")
 @configuration_options
 def command(
-    setting: CommandOptions, action: str | None, source: str | None, tools: tuple[str, ...], known: str | None
+    setting: CommandOptions,
+    action: str | None,
+    source: str | None,
+    tools: tuple[str, ...],
+    known: str | None,
+    whole: bool,
 ) -> int:
     """Review and approve third-party tools.
 
     The definition of a third-party tool is text that a model acts on. So such a tool is disabled until you approve its
     definition, and again when the definition changes.
 
-    Without an action, lists the sources. review shows new definitions in full, changed ones as a diff, and a hash of
-    everything shown. approve shows the same and asks you. With --hash, it does not ask, and approves only if nothing has
-    changed since the review. revoke removes approvals. Each action applies to all tools of a SOURCE, or to the named ones.
-    A running kernel applies it in its next generation.
+    Without an action, lists the sources. review shows a line for each new tool, with its side effect, its hosts and
+    sentences that look like instructions. It shows changed definitions as a diff, and a hash of all of them. With --all,
+    or for named tools, it shows new definitions in full. approve shows the same and asks you. With --hash, it does not ask,
+    and approves only if nothing has changed since the review. revoke removes approvals. Each action applies to all tools
+    of a SOURCE, or to the named ones. A running kernel applies it in its next generation.
     """
     if known is not None and action != "approve":
         raise click.UsageError("`--hash` requires `approve`: handrail sources approve SOURCE --hash HASH")
@@ -65,8 +75,11 @@ def command(
     if source is None:
         raise click.UsageError(f"SOURCE is missing: handrail sources {action} SOURCE. `handrail sources` lists them.")
     if action == "review":
-        return _review(setting, source, tools)
-    return _approve(setting, source, tools, known) if action == "approve" else _revoke(setting, source, tools)
+        return _review(setting, source, tools, whole=whole or bool(tools))
+    full = whole or bool(tools)
+    return (
+        _approve(setting, source, tools, known, whole=full) if action == "approve" else _revoke(setting, source, tools)
+    )
 
 
 def _list(setting: CommandOptions) -> int:
@@ -84,29 +97,30 @@ def _list(setting: CommandOptions) -> int:
     return OUTPUT
 
 
-def _review(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int:
-    waiting, _, faults = _pending_reviews(setting, source, tools)
+def _review(setting: CommandOptions, source: str, tools: tuple[str, ...], *, whole: bool) -> int:
+    waiting, entries, _, faults = _pending_reviews(setting, source, tools)
     for fault in faults:
         (print_note if setting.json else print_escaped_line)(_fault_text(fault))
     if setting.json:
         print_json(_review_data(source, waiting))
         return OUTPUT
-    _show(waiting)
+    _show(waiting, entries, whole=whole)
+    _print_requested_hosts(setting, source)
     print_note(f"to approve these: {_approve_hint(source, tools, waiting)}" if waiting else _NOTHING.format(source))
     return OUTPUT
 
 
-def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known: str | None) -> int:
+def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known: str | None, *, whole: bool) -> int:
     from handrail.registry.definition_pins import hash_definitions_to_review
 
-    waiting, pins, faults = _pending_reviews(setting, source, tools)
+    waiting, entries, pins, faults = _pending_reviews(setting, source, tools)
     for fault in faults:
         print_note(_fault_text(fault))
     if not waiting:
         print_escaped_line(_NOTHING.format(source))
         return OUTPUT
     if not setting.json:
-        _show(waiting)
+        _show(waiting, entries, whole=whole)
     if known is None:
         if setting.headless or setting.json or not sys.stdin.isatty():
             raise click.UsageError(
@@ -186,8 +200,11 @@ def _load_sources(setting: CommandOptions) -> tuple[Generation, StoredPins]:
     return generation, StoredPins(folders.state)
 
 
-def _connect_for_listing(setting: CommandOptions, source: str) -> None:
-    """Connect to an MCP server once, if it has never been connected, to list its tools."""
+def _connect_for_listing(setting: CommandOptions, source: str) -> bool:
+    """Connect to an MCP server once, if it has never been connected, to list its tools.
+
+    :return: whether the source is a configured MCP server
+    """
     import asyncio
 
     from handrail.kernel.agent_loading import make_placeholder_secrets
@@ -198,25 +215,29 @@ def _connect_for_listing(setting: CommandOptions, source: str) -> None:
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    for server in servers_in(config, make_placeholder_secrets(config)):
-        if server.name == source and listed(folders.state, source, server.definition_hash) is None:
+    servers = [one for one in servers_in(config, make_placeholder_secrets(config)) if one.name == source]
+    for server in servers:
+        if listed(folders.state, source, server.definition_hash) is None:
             print_note(f"handrail sources: connecting to {source} to list its tools")
             asyncio.run(store_server_listing(config, folders, source))
+    return bool(servers)
 
 
 def _pending_reviews(
     setting: CommandOptions, source: str, tools: Sequence[str]
-) -> tuple[dict[str, DefinitionReview], StoredPins, list[Diagnostic]]:
-    """Return the tools of a source that require approval, the stored approvals, and the source's faults.
+) -> tuple[dict[str, DefinitionReview], Mapping[str, ToolEntry], StoredPins, list[Diagnostic]]:
+    """Return the tools of a source that require approval, all its tools, the stored approvals, and its faults.
 
     :param tools: the tool IDs to include; empty for all
     """
     from handrail.registry.definition_pins import find_unapproved_definitions
 
-    _connect_for_listing(setting, source)
+    is_server = _connect_for_listing(setting, source)
     generation, pins = _load_sources(setting)
     by_source = _by_source(generation)
     faults = [fault for fault in generation.quarantined if fault.third_party == source]
+    if source not in by_source and not faults and is_server:
+        raise click.UsageError(f"MCP server {source} lists no tools. Look at its state with: handrail mcp list")
     if source not in by_source and not faults:
         raise _unknown_source_error(
             source, dict.fromkeys((*by_source, *(fault.third_party for fault in generation.quarantined)))
@@ -227,7 +248,7 @@ def _pending_reviews(
     if tools:
         waiting = {tool_id: one for tool_id, one in waiting.items() if tool_id in tools}
         faults = [fault for fault in faults if fault.tool in tools]
-    return waiting, pins, faults
+    return waiting, entries, pins, faults
 
 
 def _unknown_source_error(source: str, known: Collection[str]) -> click.UsageError:
@@ -262,11 +283,47 @@ def _summary(name: str, entries: Mapping[str, ToolEntry], pins: StoredPins) -> d
     return {"name": name, "ready": ready, "waiting": len(waiting), "tools": tools}
 
 
-def _show(waiting: Mapping[str, DefinitionReview]) -> None:
+def _show(waiting: Mapping[str, DefinitionReview], entries: Mapping[str, ToolEntry], *, whole: bool) -> None:
+    """Print the definitions to review: changed ones as a diff, and new ones in full or in a few lines each."""
     for tool_id, one in waiting.items():
-        print_escaped_line(f"{to_one_line(tool_id)}: {to_one_line(one.disabled_reason)}")
-        for line in one.diff_lines():
-            print_escaped_line(f"  {to_one_line(line)}")
+        if whole or one.approved is not None:
+            print_escaped_line(f"{to_one_line(tool_id)}: {to_one_line(one.disabled_reason)}")
+            for line in one.diff_lines():
+                print_escaped_line(f"  {to_one_line(line)}")
+        else:
+            for line in _summarise(one, entries[tool_id].spec):
+                print_escaped_line(line)
+    if not whole and any(one.approved is None for one in waiting.values()):
+        print_note("every word of the new definitions: add --all, or name a tool")
+
+
+def _summarise(one: DefinitionReview, spec: ToolSpec) -> list[str]:
+    """Return the lines that people read of a new tool."""
+    from handrail.registry.definition_pins import find_instruction_like_lines
+
+    arguments = ", ".join(map(to_one_line, one.current.parameters.get("properties", {}))) or "none"
+    hosts = ", ".join(spec.requires.net.hosts)
+    effect = f"{spec.side_effect}{f', reaches {hosts}' if hosts else ''}"
+    first = to_one_line(one.current.description.strip().split("\n", 1)[0])
+    lines = [f"{to_one_line(one.current.id)} (new, {effect}): {first[:_SHOWN]}{'…' if len(first) > _SHOWN else ''}"]
+    lines.append(f"  arguments: {arguments[:_SHOWN]}{'…' if len(arguments) > _SHOWN else ''}")
+    lines += [f"  looks like an instruction: {to_one_line(line)}" for line in find_instruction_like_lines(one.current)]
+    return lines
+
+
+def _print_requested_hosts(setting: CommandOptions, source: str) -> None:
+    """Print the hosts that an MCP server asked for and was refused."""
+    from handrail.kernel.agent_loading import make_placeholder_secrets
+    from handrail.store.state_folders import locate_folders
+    from handrail.upstream.requested_hosts import describe_requested_hosts
+    from handrail.upstream.server_config_loader import load_enabled_servers
+
+    config = read_configuration(setting)
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    for server in load_enabled_servers(config, make_placeholder_secrets(config)):
+        if server.name == source:
+            for line in describe_requested_hosts(folders.state, source, server.hosts):
+                print_note(f"{source} {line}")
 
 
 def _fault_text(fault: Diagnostic) -> str:

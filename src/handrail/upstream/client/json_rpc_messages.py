@@ -1,0 +1,91 @@
+"""JSON-RPC messages as text: what a server's line, body or event contains, and what Handrail sends.
+
+Servers are other people's programs. Their text may have a banner before a message, half of a surrogate pair, or numbers that JSON
+does not have. Such text costs the odd character at most, and never the message or the connection.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import islice
+from typing import Any, cast
+
+import orjson
+
+Message = dict[str, Any]
+
+MAX_BATCH_MESSAGES = 100
+"""The most messages in one list."""
+_MAX_BEGINNINGS = 3
+_REPLACEMENT = "\ufffd"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_ANSWER = re.compile(rb'\A\s*\{\s*"(?:jsonrpc|id|result|error)"\s*:')
+_BEGINNING = re.compile(r'\{\s*"(?:jsonrpc|id|method|result|error|params)"\s*:|\[\s*\{\s*"(?:jsonrpc|id)"\s*:')
+"""Where a message begins in a line that has other text before it."""
+
+
+def parse_json_rpc_messages(text: bytes) -> list[Message]:
+    """Return the messages of a line, an HTTP body or an event; an empty list if it contains none.
+
+    Only objects of JSON-RPC 2.0 with a method, a result or an error are messages.
+    """
+    found = _parse_json(text)
+    several = cast("list[Any]", found)[:MAX_BATCH_MESSAGES] if isinstance(found, list) else [found]
+    return [cast("Message", one) for one in several if _is_message(one)]
+
+
+def begins_like_answer(text: bytes) -> bool:
+    """Return whether a text begins like an answer, and not like a line of a log."""
+    return _ANSWER.match(text) is not None
+
+
+def is_broken_answer(text: bytes) -> bool:
+    """Return whether a text is an answer that broke off, so that its request waits for no other."""
+    return begins_like_answer(text) and _parse_json(text) is None
+
+
+def encode_message(message: Message) -> bytes:
+    """Return a message as JSON. Half of a surrogate pair becomes U+FFFD."""
+    try:
+        return orjson.dumps(message)
+    except TypeError:
+        return _encode_any_text(message)
+
+
+def _encode_any_text(value: object) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _LONE_SURROGATE.sub(_REPLACEMENT, text).encode()
+
+
+def _is_message(one: object) -> bool:
+    if not isinstance(one, dict):
+        return False
+    fields = cast("dict[str, Any]", one)
+    return fields.get("jsonrpc") == "2.0" and (
+        isinstance(fields.get("method"), str) or "result" in fields or fields.get("error") is not None
+    )
+
+
+def _parse_json(text: bytes) -> object:
+    """Return the value of a JSON text, or None if there is none."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        pass
+    loose = text.decode("utf-8", "replace")
+    for match in islice(_BEGINNING.finditer(loose), _MAX_BEGINNINGS):
+        try:
+            value, _ = _LENIENT.raw_decode(loose, match.start())
+            return orjson.loads(_encode_any_text(value))
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _ignore_constant(_: str) -> None:
+    return None
+
+
+_LENIENT = json.JSONDecoder(strict=False, parse_constant=_ignore_constant)
+"""A decoder for text that is not quite JSON: NaN becomes null, and control characters are text."""

@@ -1,0 +1,114 @@
+"""Results in odd forms: content that is no list, base64 of other kinds, and members of odd types."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.field.odd_servers import odd_server
+
+from handrail.contract.calls_and_results import Blob
+from handrail.contract.result_conversions import result_from_mcp_content, result_to_mcp_content
+
+BYTES = bytes(range(251)) * 4 + b"\xfb\xff\xfe"
+PLAIN = base64.b64encode(BYTES).decode()
+CODED = {
+    "plain": PLAIN,
+    "for URLs": base64.urlsafe_b64encode(BYTES).decode(),
+    "without padding": PLAIN.rstrip("="),
+    "for URLs without padding": base64.urlsafe_b64encode(BYTES).decode().rstrip("="),
+    "lines": base64.encodebytes(BYTES).decode(),
+    "MIME lines": base64.encodebytes(BYTES).decode().replace("\n", "\r\n"),
+    "a data head": f"data:image/png;base64,{PLAIN}",
+    "a data head with parameters": f"data:image/png;name=a.png;base64,{PLAIN}",
+    "spaces around": f"  {PLAIN}\n",
+}
+
+
+@pytest.mark.parametrize("coded", CODED.values(), ids=CODED)
+@pytest.mark.parametrize("kind", ["image", "audio", "resource"])
+def test_base64_of_every_kind_is_decoded(kind: str, coded: str) -> None:
+    block: dict[str, Any] = {"type": kind, "data": coded, "mimeType": "image/png"}
+    if kind == "resource":
+        block = {"type": kind, "resource": {"uri": "x:y", "blob": coded, "mimeType": "image/png"}}
+    (part,) = result_from_mcp_content({"content": [block]}).data
+    blob = part["resource"]["blob"] if kind == "resource" else part
+    assert isinstance(blob, Blob) and blob.data == BYTES and blob.media_type == "image/png"
+
+
+def test_a_data_head_names_the_type_and_what_cannot_be_decoded_stays_with_a_reason() -> None:
+    (part,) = result_from_mcp_content({"content": [{"type": "image", "data": f"data:image/webp;base64,{PLAIN}"}]}).data
+    assert part.media_type == "image/webp"
+    (text,) = result_from_mcp_content({"content": [{"type": "image", "data": "data:text/plain,a%20b"}]}).data
+    assert text.data == b"a b"
+    for odd in ("!!!", 7, None, ["x"]):
+        (left,) = result_from_mcp_content({"content": [{"type": "image", "data": odd, "mimeType": "image/png"}]}).data
+        assert "not base64" in left["problem"] and left.get("data") == odd
+
+
+ANSWERS: dict[str, tuple[Any, Any]] = {
+    "a text": ({"content": "said"}, "said"),
+    "one block": ({"content": {"type": "text", "text": "said"}}, "said"),
+    "texts": ({"content": ["a", "b"]}, ["a", "b"]),
+    "an object": ({"content": {"rows": [1]}}, [{"rows": [1]}]),
+    "a number": ({"content": 7}, "7"),
+    "false": ({"content": False}, "false"),
+    "a list with nothing": ({"content": [None, {"type": "text", "text": "a"}]}, ["null", "a"]),
+    "a block without a type": ({"content": [{"text": "said"}]}, "said"),
+    "a text that is none": ({"content": [{"type": "text", "text": {"a": 1}}]}, '{"a": 1}'),
+    "an unknown block": ({"content": [{"type": "chart", "rows": 1}]}, [{"type": "chart", "rows": 1}]),
+    "the first protocol": ({"toolResult": {"a": 1}}, [{"toolResult": {"a": 1}}]),
+    "null": ({"content": None}, "The server sent a result without content."),
+    "nothing": ({}, "The server sent a result without content."),
+    "an empty list": ({"content": []}, None),
+    "structured only": ({"structuredContent": {"a": 1}}, {"a": 1}),
+    "a structured list": ({"content": [], "structuredContent": [1, 2]}, [1, 2]),
+    "a structured text": ({"content": None, "structuredContent": "x"}, "x"),
+    "structured nothing": ({"content": [{"type": "text", "text": "a"}], "structuredContent": None}, "a"),
+    "members that are null": ({"content": [{"type": "text", "text": "a", "annotations": None, "_meta": None}]}, "a"),
+    "isError false": ({"content": "a", "isError": "false"}, "a"),
+    "isError null": ({"content": "a", "isError": None}, "a"),
+}
+
+
+@pytest.mark.parametrize(("answer", "data"), ANSWERS.values(), ids=ANSWERS)
+def test_a_result_in_an_odd_form_is_taken(answer: Any, data: Any) -> None:
+    result = result_from_mcp_content(answer)
+    assert result.ok and result.data == data
+    assert isinstance(result_to_mcp_content(result)["content"], list)
+
+
+@pytest.mark.parametrize("flag", [True, 1, "true", "True"])
+def test_an_error_is_an_error_in_every_form(flag: Any) -> None:
+    result = result_from_mcp_content({"content": "no such row", "isError": flag})
+    assert not result.ok and result.error_text == "no such row"
+
+
+@pytest.mark.parametrize(
+    "answer", ["'just text'", "['a', {'type': 'text', 'text': 'b'}]", "None", "7", "{'content': 'x'}"]
+)
+async def test_an_odd_answer_is_no_failure_of_the_call_and_the_next_one_works(tmp_path: Path, answer: str) -> None:
+    habit = f"""
+count = [0]
+def call(number, params):
+    count[0] += 1
+    answer(number, {answer} if count[0] == 1 else text("said hi"))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        first = await session.call("t_echo", {"text": "hi"})
+        assert first.ok and first.data is not None
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+def test_annotations_of_blocks_come_out_as_they_came_in() -> None:
+    about = {"annotations": {"audience": ["user"], "priority": 0.5}, "_meta": {"x": 1}}
+    content = [
+        {"type": "text", "text": "a", **about},
+        {"type": "resource", "resource": {"uri": "x:y", "text": "t"}, **about},
+        {"type": "resource_link", "uri": "x:y", "name": "y", **about},
+    ]
+    assert result_to_mcp_content(result_from_mcp_content({"content": content}))["content"] == content
+    failed = result_from_mcp_content({"content": content[:1], "isError": True})
+    assert failed.error_text == "a"

@@ -1,0 +1,120 @@
+"""Servers that do not survive the first request, answer it oddly, or list only some of what they have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.field.odd_servers import OddServer, faults_of, odd_server
+
+from handrail import config
+from handrail.kernel.upstream_mcp_servers import store_server_listing
+from handrail.store.state_folders import locate_folders
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import (
+    HttpResponseWriter,
+    ReceivedHttpRequest,
+    make_tool_entry,
+    run_upstream_http_server,
+)
+
+PROBED = {
+    "ends": "sys.exit(1)",
+    "ends without an error": "sys.exit(0)",
+    "crashes": "raise RuntimeError('unknown method')",
+    "answers and ends": "fail(number, -32601); sys.exit(0)",
+    "answers null": "answer(number, None)",
+    "answers something else": "answer(number, {'methods': []})",
+    "answers a text": "put(json.dumps({'jsonrpc': '2.0', 'id': number, 'error': 'boom'}))",
+    "answers without a number": "put(json.dumps({'jsonrpc': '2.0', 'id': None, 'error': {'code': -32600, 'message': 'no'}}))",
+    **{
+        f"answers {code}": f"fail(number, {code})"
+        for code in (-32700, -32600, -32601, -32602, -32603, -32000, -32001, -32002, -32022, 0, 404)
+    },
+    "answers that it is not initialized, and stays so": """
+    fail(number, -32002, "not initialized")
+    global initialize
+    def initialize(number, params):
+        fail(number, -32002, "not initialized")""",
+}
+
+
+@pytest.mark.parametrize("answered", PROBED.values(), ids=PROBED)
+async def test_a_server_that_does_not_know_the_first_request_is_initialized_at_once(
+    tmp_path: Path, answered: str
+) -> None:
+    async with odd_server(tmp_path, f"def discover(number, params):\n    {answered.strip()}\n") as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+@pytest.mark.parametrize("hangs", ["time.sleep(3600)", "pass"], ids=["for ever", "on this request"])
+async def test_a_server_that_hangs_on_the_first_request_is_initialized_on_another_connection(
+    tmp_path: Path, hangs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.upstream.client.upstream_session.PROBE_S", 0.5)
+    async with odd_server(tmp_path, f"def discover(number, params):\n    {hangs}\n") as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+async def test_whoever_connects_once_waits_for_the_second_connection(tmp_path: Path) -> None:
+    """As `handrail sources review` does."""
+    server = OddServer("t", "def discover(number, params):\n    sys.exit(1)\n")
+    (tmp_path / "ws").mkdir()
+    settings = tmp_path / "config.toml"
+    settings.write_text(server.settings_toml(tmp_path / "upstream"))
+    configured = config.load_configuration(settings)
+    folders = locate_folders(tmp_path / "ws", tmp_path / "state")
+    assert await store_server_listing(configured, folders, "t") == 1
+
+
+SILENT = "def other(number, method, params):\n    pass\n"
+REFUSING = "def other(number, method, params):\n    fail(number, -32603, 'not today')\n"
+
+
+async def test_a_list_without_an_answer_costs_no_tools_and_the_text_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.upstream.upstream_connection.LIST_TIMEOUT_S", 0.5)
+    announced = "CAPABILITIES = {'tools': {}, 'resources': {}, 'prompts': {}}\n"
+    async with odd_server(tmp_path, announced + SILENT) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        told = " ".join(faults_of(kernel))
+        assert "resources/list got no answer within 0.5 s" in told and "prompts/list got no answer" in told
+
+
+async def test_a_list_that_is_refused_costs_no_tools_and_the_text_says_why(tmp_path: Path) -> None:
+    announced = "CAPABILITIES = {'tools': {}, 'resources': {}, 'prompts': {}}\n"
+    async with odd_server(tmp_path, announced + REFUSING) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert "prompts/list failed: not today" in " ".join(faults_of(kernel))
+
+
+@pytest.mark.parametrize("capabilities", ["{}", "None", "[]", "{'tools': None}", "{'logging': {}}", "{'prompts': {}}"])
+async def test_tools_are_listed_whatever_the_server_announced(tmp_path: Path, capabilities: str) -> None:
+    async with odd_server(tmp_path, f"CAPABILITIES = {capabilities}\n") as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert not faults_of(kernel)
+
+
+async def test_tools_that_are_announced_and_not_listed_are_named_as_the_reason(tmp_path: Path) -> None:
+    habit = "def list_tools(number, params):\n    fail(number, -32603, 'database is down')\n"
+    async with odd_server(tmp_path, habit, approve=False) as (kernel, session):
+        await kernel.components.upstreams.wait_for_unlisted_servers()
+        result = await session.call("t_echo", {"text": "hi"})
+        assert "refused to list its tools: database is down" in str(result.error_text)
+
+
+async def test_a_server_over_http_that_fails_on_the_first_request_is_initialized(tmp_path: Path) -> None:
+    async with (
+        run_upstream_http_server(tools=[make_tool_entry("echo")]) as http,
+        temporary_kernel(tmp_path, rules=["allow mcp:h:*"]) as kernel,
+    ):
+
+        async def breaks(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+            return asked.rpc_method == "server/discover"  # and closes the connection without an answer
+
+        http.any_request = breaks
+        async with kernel.mcp_servers.connect("h", url=http.url) as connected:
+            await connected.approve_tool_definitions()
+            assert (await (await kernel.session()).call("h_echo", {"text": "x"})).data == "x"

@@ -1,0 +1,128 @@
+"""Servers that print lines which are no answer, and text that is not quite Unicode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.field.odd_servers import odd_server
+
+from handrail.upstream.client.json_rpc_messages import encode_message, parse_json_rpc_messages
+
+LINES = {
+    "a log line in brackets": 'put("[db] Connected")',
+    "a level": 'put("INFO: listening")',
+    "a banner": 'put("=====\\n  My Server v1.0\\n=====\\n")',
+    "blank lines": 'put("\\n\\n   ")',
+    "a structured log": 'put(json.dumps({"level": "info", "id": 1, "result": "ok"}))',
+    "a list": "put('[1, 2, 3]')",
+    "a text": "put('\"ready\"')",
+    "a number": 'put("42")',
+    "null": 'put("null")',
+    "half of an object": 'put("{")',
+    "no version": 'put(json.dumps({"id": message.get("id"), "result": {"content": []}}))',
+    "another version": 'put(json.dumps({"jsonrpc": "1.0", "id": message.get("id"), "result": {"content": []}}))',
+    "neither result nor error": 'put(json.dumps({"jsonrpc": "2.0", "id": message.get("id")}))',
+    "bytes": 'put_bytes(b"\\xff\\xfe\\x00\\x80")',
+    "colours": 'put("\\x1b[32mready\\x1b[0m")',
+    "many lines": 'put("\\n".join("line %d" % i for i in range(3000)))',
+    "a huge line": 'put("x" * (17 << 20)) if message.get("method") == "initialize" else None',
+    "a number nobody uses": 'put(json.dumps({"jsonrpc": "2.0", "id": 4711, "result": {}}))',
+}
+
+
+@pytest.mark.parametrize("printed", LINES.values(), ids=LINES)
+async def test_a_line_that_is_no_answer_is_skipped_at_the_start_and_in_a_call(tmp_path: Path, printed: str) -> None:
+    habit = f"def before(message):\n    {printed}\n"
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        for _ in range(2):
+            result = await session.call("t_echo", {"text": "hi"})
+            assert result.data == "said hi", result.error_text
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+AROUND = {
+    "a prefix": 'put("log: " + whole)',
+    "colours before": 'put("\\x1b[0m" + whole)',
+    "a byte order mark": 'put("\\ufeff" + whole)',
+    "text behind": 'put(whole + " done")',
+    "other order": 'put(json.dumps({"result": text("said hi"), "id": number, "jsonrpc": "2.0"}))',
+    "a list of one": 'put("[" + whole + "]")',
+    "id as text": 'put(json.dumps({"jsonrpc": "2.0", "id": str(number), "result": text("said hi")}))',
+    "carriage return": 'put(whole + "\\r")',
+}
+
+
+@pytest.mark.parametrize("printed", AROUND.values(), ids=AROUND)
+async def test_an_answer_with_something_around_it_is_taken(tmp_path: Path, printed: str) -> None:
+    habit = f"""
+sys.stdout.reconfigure(encoding="utf-8")
+def call(number, params):
+    whole = json.dumps({{"jsonrpc": "2.0", "id": number, "result": text("said hi")}})
+    {printed}
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+async def test_lines_without_end_close_the_connection_with_the_reason(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    while True:
+        put("tick")
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        result = await session.call("t_echo", {"text": "hi"})
+        assert result.error_kind == "interrupted" and "logs belong on stderr" in str(result.error_text)
+
+
+async def test_an_answer_that_broke_off_fails_its_call_and_no_other(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    if params["arguments"]["text"] == "break":
+        put('{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"ty' % number)
+    else:
+        answer(number, text("said hi"))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        broken = await session.call("t_echo", {"text": "break"})
+        assert broken.error_kind == "interrupted" and "not valid JSON" in str(broken.error_text)
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+HALF = {
+    "a result": 'put(\'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "cut off \\\\ud83d"}]}}\' % number)',
+    "the second half": 'put(\'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "cut off \\\\ude00"}]}}\' % number)',
+    "raw bytes": 'put_bytes(b\'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "cut off \\xff"}]}}\' % number)',
+    "a key": 'answer(number, {"content": [{"type": "text", "text": "cut off \\ufffd"}], "_meta": {"\\ud83d": 1}})',
+    "NaN beside it": 'answer(number, {"content": [{"type": "text", "text": "cut off \\ud83d"}], "_meta": {"x": float("nan")}})',
+    "a notification": 'put(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "\\ud83d"}})); answer(number, text("cut off \\ufffd"))',
+}
+
+
+@pytest.mark.parametrize("written", HALF.values(), ids=HALF)
+async def test_half_of_a_character_is_replaced_and_nothing_else_is_harmed(tmp_path: Path, written: str) -> None:
+    habit = f"def call(number, params):\n    {written}\n"
+    async with odd_server(tmp_path, habit) as (_, session):
+        for _ in range(2):
+            result = await session.call("t_echo", {"text": "hi"})
+            assert result.data == "cut off \ufffd", result.error_text
+
+
+async def test_half_of_a_character_in_an_error_a_name_and_a_description_harms_nothing(tmp_path: Path) -> None:
+    habit = """
+TOOLS += [{"name": "od\\ud83dd", "description": "Half \\ude00.", "inputSchema": {"type": "object"}}]
+def call(number, params):
+    fail(number, -32000, "broken \\ud83d")
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert "broken \ufffd" in str((await session.call("t_echo", {"text": "hi"})).error_text)
+        assert len([one for one in kernel.generation.entries if one.startswith("t_")]) == 2
+
+
+def test_numbers_that_json_does_not_have_are_null_and_pairs_stay_characters() -> None:
+    (message,) = parse_json_rpc_messages(
+        b'{"jsonrpc": "2.0", "id": 1, "result": {"a": NaN, "b": "\\ud83d\\ude00 \\ud83d"}}'
+    )
+    assert message["result"] == {"a": None, "b": "😀 \ufffd"}
+    assert encode_message({"a": "\ud83d"}) == '{"a":"\ufffd"}'.encode()

@@ -1,0 +1,200 @@
+"""Servers over HTTP whose sessions end, whose optional stream fails, and whose text is not quite Unicode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.session_protocols import Session
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import (
+    HttpResponseWriter,
+    ReceivedHttpRequest,
+    ReplyHandler,
+    UpstreamHttpServer,
+    run_upstream_http_server,
+)
+
+
+@asynccontextmanager
+async def connected(
+    folder: Path, any_request: ReplyHandler | None = None
+) -> AsyncGenerator[tuple[LocalKernel, Session, UpstreamHttpServer]]:
+    async with (
+        run_upstream_http_server(any_request=any_request) as http,
+        temporary_kernel(folder, rules=["allow mcp:h:*"]) as kernel,
+        kernel.mcp_servers.connect("h", url=http.url) as server,
+    ):
+        await server.approve_tool_definitions()
+        yield kernel, await kernel.session(), http
+
+
+def rpc_error(code: int, message: str) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}).encode()
+
+
+ENDED = {
+    "400 in JSON-RPC": (400, rpc_error(-32000, "Bad Request: No valid session ID provided"), "application/json"),
+    "400 as text": (400, b"Invalid session id", "text/plain"),
+    "400 as JSON": (400, b'{"error": "Session expired"}', "application/json"),
+    "400 as HTML": (400, b"<h1>Missing Mcp-Session-Id</h1>", "text/html"),
+    "404 as HTML": (404, b"<h1>Not Found</h1>", "text/html"),
+    "404 in JSON-RPC": (404, rpc_error(-32001, "Session not found"), "application/json"),
+    "410": (410, b"Gone", "text/plain"),
+    "422": (422, b'{"detail": "unknown SESSION"}', "application/json"),
+}
+
+
+@pytest.mark.parametrize(("status", "body", "kind"), ENDED.values(), ids=ENDED)
+async def test_a_session_that_ended_is_begun_again_once(tmp_path: Path, status: int, body: bytes, kind: str) -> None:
+    server: UpstreamHttpServer
+
+    async def ended(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        known = asked.headers.get("mcp-session-id", "")
+        if known and known not in server.sessions and asked.method == "POST":
+            await answering.send_response(status, body, kind)
+            return True
+        return False
+
+    async with connected(tmp_path) as (_, session, server):
+        server.any_request = ended
+        assert (await session.call("h_echo", {"text": "x"})).data == "x"
+        for _ in range(2):
+            server.forget_sessions()
+            five = await asyncio.gather(*(session.call("h_echo", {"text": str(n)}) for n in range(5)))
+            assert [one.data for one in five] == ["0", "1", "2", "3", "4"], [one.error_text for one in five]
+        assert [one.rpc_method for one in server.requests].count("initialize") == 3
+
+
+async def test_a_server_that_refuses_every_session_is_named_with_its_text(tmp_path: Path) -> None:
+    async def refuses(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        if asked.rpc_method == "tools/call":
+            await answering.send_response(400, rpc_error(-32000, "Session belongs to another user"))
+        return asked.rpc_method == "tools/call"
+
+    async with connected(tmp_path, refuses) as (_, session, http):
+        result = await session.call("h_echo", {"text": "x"})
+        assert result.error_kind == "unavailable" and "belongs to another user" in str(result.error_text)
+        assert [one.rpc_method for one in http.requests].count("initialize") <= 3
+
+
+async def test_a_refusal_that_is_not_about_sessions_ends_no_session(tmp_path: Path) -> None:
+    async def refuses(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.send_response(400, b"too many arguments", "text/plain")
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(refuses)
+        assert "400" in str((await session.call("h_echo", {"text": "x"})).error_text)
+        assert (await session.call("h_echo", {"text": "x"})).data == "x"
+        assert [one.rpc_method for one in http.requests].count("initialize") == 1
+
+
+STREAMS = {
+    "404": (404, b"", "text/plain"),
+    "405": (405, b"", "text/plain"),
+    "406": (406, rpc_error(-32000, "Not Acceptable"), "application/json"),
+    "400 about sessions": (400, b"Missing session", "text/plain"),
+    "401": (401, b"", "text/plain"),
+    "500": (500, b"oops", "text/plain"),
+    "501": (501, b"", "text/html"),
+    "a page": (200, b"<html>Welcome</html>", "text/html"),
+    "JSON": (200, b"{}", "application/json"),
+    "an empty stream": (200, b"", "text/event-stream"),
+    "redirect": (302, b"", "text/html"),
+}
+
+
+@pytest.mark.parametrize(("status", "body", "kind"), STREAMS.values(), ids=STREAMS)
+async def test_the_optional_stream_costs_nothing_else(tmp_path: Path, status: int, body: bytes, kind: str) -> None:
+    asked_for = asyncio.Event()
+
+    async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        if asked.method == "GET":
+            asked_for.set()
+            await answering.send_response(status, body, kind)
+        return asked.method == "GET"
+
+    async with connected(tmp_path, answers) as (kernel, session, http):
+        await asked_for.wait()
+        for _ in range(3):
+            assert (await session.call("h_echo", {"text": "x"})).data == "x"
+        assert [one.rpc_method for one in http.requests].count("initialize") == 1
+        assert kernel.components.upstreams["h"].state == "connected"
+
+
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "closes at once"])
+async def test_an_optional_stream_that_hangs_or_closes_holds_up_no_call(tmp_path: Path, hangs: bool) -> None:
+    asked_for, end = asyncio.Event(), asyncio.Event()
+
+    async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        if asked.method == "GET":
+            asked_for.set()
+            if hangs:
+                await end.wait()
+        return asked.method == "GET"
+
+    async with connected(tmp_path, answers) as (kernel, session, _):
+        await asked_for.wait()
+        assert (await session.call("h_echo", {"text": "x"})).data == "x"
+        assert kernel.components.upstreams["h"].attempts == 1
+        end.set()
+
+
+HALF = r'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "cut off \ud83d"}]}}'
+RAW = '{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "cut off '
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["escaped", "bytes"])
+@pytest.mark.parametrize("stream", [False, True], ids=["JSON", "events"])
+async def test_half_of_a_character_is_replaced_and_nothing_else_is_harmed(
+    tmp_path: Path, raw: bool, stream: bool
+) -> None:
+    async def half(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        number = asked.body["id"]
+        body = (RAW % number).encode() + b'\xff"}]}}' if raw else (HALF % number).encode()
+        if stream:
+            await answering.start_event_stream()
+            await answering.raw(b"data: " + body + b"\n\n")
+        else:
+            await answering.send_response(200, body)
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(half)
+        assert (await session.call("h_echo", {"text": "x"})).data == "cut off \ufffd"
+        assert (await session.call("h_echo", {"text": "x"})).data == "x"
+
+
+async def test_events_that_are_no_answer_are_skipped(tmp_path: Path) -> None:
+    async def odd(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.start_event_stream()
+        for data in ("ping", "{}", "[db] Connected", '{"id": 1, "result": {}}', '"text"'):
+            await answering.event(data)
+        await answering.event('{"jsonrpc": "2.0", "method": "notifications/progress", "params": 7}')
+        await answering.event({"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": "said"}})
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(odd)
+        assert (await session.call("h_echo", {"text": "x"})).data == "said"
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "application/json; charset=utf-8", "text/json", "application/problem+json"]
+)
+async def test_an_answer_is_taken_whatever_its_content_type_says(tmp_path: Path, kind: str) -> None:
+    async def plain(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [{"type": "text", "text": "said"}]}}
+        await answering.send_response(200, json.dumps(body).encode(), kind)
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(plain)
+        assert (await session.call("h_echo", {"text": "x"})).data == "said"

@@ -1,0 +1,12 @@
+"""All odd servers at once behind one gateway: none of them harms another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.mcp_suite.odd_upstreams import SERVERS, call_odd_servers
+
+
+async def test_every_odd_server_is_usable_beside_the_others(tmp_path: Path) -> None:
+    assert len(SERVERS) >= 30
+    assert await call_odd_servers(tmp_path) == []
