@@ -26,7 +26,7 @@ from handrail.config.foreign_server_files import (
     read_env_file,
     read_foreign_server_file,
 )
-from handrail.config.mcp_settings import SERVER_NAME_PATTERN, UpstreamServerSettings
+from handrail.config.mcp_settings import SERVER_NAME_PATTERN
 from handrail.config.secret_detection import is_secret_name, is_secret_value
 from handrail.contract.errors import UsageError
 
@@ -185,11 +185,11 @@ class _ServerImporter:
     def _fill_folder(self, found: ImportedMcpServer, server: ForeignServer) -> None:
         if not server.cwd:
             return
-        if "cwd" not in UpstreamServerSettings.model_fields:
-            found.ignored_keys.append(f"cwd: a server starts in its sandbox, not in {server.cwd}")
-            return
         try:
             found.table["cwd"] = self._write_now(found, "cwd", server.cwd)
+            found.ignored_keys.append(
+                "cwd: its program sees this folder if you add it to folders, or read = ['.'] for the workspace"
+            )
         except ValueError as error:
             found.ignored_keys.append(f"cwd: {error}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import unicodedata
@@ -20,6 +21,7 @@ from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.upstream.client.task_calls import can_be_called_only_as_task
 from handrail.upstream.client.upstream_session import GRANT_BY_METHOD, RpcError
+from handrail.upstream.scratch_files import describe_new_files, list_scratch_files
 from handrail.upstream.server_definition import JsonItem, ServerDefinition
 
 if TYPE_CHECKING:
@@ -61,7 +63,14 @@ def _plain_id(prefix: str, name: str) -> str:
     spelled = "".join(_spell(one) for one in folded if not unicodedata.combining(one))
     own = re.sub(r"(?<=[A-Za-z0-9])_(?=u[0-9a-f]{4,6}_)|__+(?=u[0-9a-f]{4,6}_)", "_", spelled)
     own = own if own == name else own.strip("_") or "tool"
-    return f"{prefix}_{own}" if prefix else own if own[0].isalpha() else f"t_{own}"
+    return f"{prefix}_{remove_own_prefix(prefix, own)}" if prefix else own if own[0].isalpha() else f"t_{own}"
+
+
+def remove_own_prefix(prefix: str, name: str) -> str:
+    """Return a name without the server's prefix, if the server itself writes it before its names."""
+    own, rest = name[: len(prefix)], name[len(prefix) :]
+    is_same = own.casefold().replace("-", "_") == prefix.casefold().replace("-", "_")
+    return rest[1:] if is_same and rest[:1] in ("_", "-") and rest[1:2].isalnum() else name
 
 
 def _spell(character: str) -> str:
@@ -226,6 +235,10 @@ class McpTool(Tool):
 
         headers = self.header_fields_from_args(args) if self._headers else None
         fields = {"name": self.name, "arguments": args}
+        before: dict[str, tuple[int, int]] = {}
+        if self.definition.transport == "stdio":
+            await upstream.ensure_connected()
+            before = await asyncio.to_thread(list_scratch_files, upstream.scratch_folder)
         try:
             as_task = can_be_called_only_as_task(self.item)
             answer = await upstream.call(
@@ -235,7 +248,12 @@ class McpTool(Tool):
             raise to_tool_error(self.definition.name, error) from None
         result = result_from_mcp_content(answer)
         meta = strip_own_metadata(answer.get("_meta"))
-        return result.with_metadata(server_meta=meta) if meta else result
+        result = result.with_metadata(server_meta=meta) if meta else result
+        if folder := upstream.scratch_folder:
+            after = await asyncio.to_thread(list_scratch_files, folder)
+            note = describe_new_files(self.definition.name, folder, before, after)
+            result = result.with_metadata(scratch_note=note) if note else result
+        return result
 
 
 def to_tool_error(server: str, error: RpcError) -> ToolError:

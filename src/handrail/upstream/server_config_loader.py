@@ -188,6 +188,7 @@ def _to_settings(
     else:
         env = {**read_env_file(server.env_file), **server.env} if server.env_file else server.env
         given = {"command": text(server.command), "args": [text(one) for one in server.args], "env": fields(env)}
+        given["cwd"] = text(server.cwd)
     given |= {key: value for key in ("timeout_ms", "connect_timeout_ms") if (value := getattr(server, key)) is not None}
     if problems := find_server_faults(server.name, given := {key: one for key, one in given.items() if one}):
         raise ValueError("; ".join(f"{place}: {problem}" if place else problem for place, problem in problems.items()))

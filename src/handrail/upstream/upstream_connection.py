@@ -167,6 +167,8 @@ class UpstreamServerConnection:
         self._owner: asyncio.Task[None] | None = None
         self._attempt: asyncio.Future[None] | None = None
         self._next_at = 0.0
+        self.scratch_folder = ""
+        """The folder of its program's own files; empty before its start."""
         self._retry_now = asyncio.Event()
         self._credentials = 0
         """The state of the stored credentials at the last attempt."""

@@ -271,9 +271,11 @@ class UpstreamRegistry:
         if fault := _fault_in_start_folder(definition, workspace):
             raise UpstreamConnectionLost(fault, unsent=True)
         layer = expand_requires(definition.requires, dependencies.variables, f"mcp server {definition.name}")
+        home = dependencies.folders.prepare_tool_home(f"mcp-{definition.name}")
+        self[definition.name].scratch_folder = home
         profile = SandboxProfile(
             workspace,
-            dependencies.folders.prepare_tool_home(f"mcp-{definition.name}"),
+            home,
             bool(definition.write),
             readable=tuple(dict.fromkeys((*folders, *map(os.path.realpath, definition.folders)))),
             hidden=(str(dependencies.folders.state),),
