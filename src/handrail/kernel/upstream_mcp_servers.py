@@ -463,7 +463,7 @@ async def sign_in_at_server(
     """
     definition = next((one for one in load_enabled_servers(config) if one.name == name), None)
     if definition is None:
-        raise UsageError(f"The configuration has no MCP server {name!r}. List the servers with: handrail mcp list")
+        raise UsageError(f"The configuration has no MCP server {name!r}. Run `handrail mcp list` to see the servers.")
     said = definition.oauth
     registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect)
     kept = (registered.port or 0) if registered.hostname == said.callback_host else 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import ToolError
@@ -21,7 +23,6 @@ from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.upstream.client.task_calls import can_be_called_only_as_task
 from handrail.upstream.client.upstream_session import GRANT_BY_METHOD, RpcError
-from handrail.upstream.scratch_files import describe_new_files, list_scratch_files
 from handrail.upstream.server_definition import JsonItem, ServerDefinition
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ class McpTool(Tool):
         before: dict[str, tuple[int, int]] = {}
         if self.definition.transport == "stdio":
             await upstream.ensure_connected()
-            before = await asyncio.to_thread(list_scratch_files, upstream.scratch_folder)
+            before = await asyncio.to_thread(_list_scratch_files, upstream.scratch_folder)
         try:
             as_task = can_be_called_only_as_task(self.item)
             answer = await upstream.call(
@@ -250,8 +251,8 @@ class McpTool(Tool):
         meta = strip_own_metadata(answer.get("_meta"))
         result = result.with_metadata(server_meta=meta) if meta else result
         if folder := upstream.scratch_folder:
-            after = await asyncio.to_thread(list_scratch_files, folder)
-            note = describe_new_files(self.definition.name, folder, before, after)
+            after = await asyncio.to_thread(_list_scratch_files, folder)
+            note = _describe_new_files(self.definition.name, folder, before, after)
             result = result.with_metadata(scratch_note=note) if note else result
         return result
 
@@ -329,3 +330,44 @@ def _headers_of(places: Mapping[tuple[str, ...], str], args: Mapping[str, Any]) 
         elif isinstance(node, (str, int)):
             found[f"mcp-param-{token}"] = str(node)
     return found
+
+
+# The files that a server's program leaves in its own folder, which neither the user nor another tool sees.
+
+_MAX_FILES = 2_000
+_MAX_NAMED = 10
+_CACHE_FOLDERS = frozenset({"node_modules", "__pycache__", "site-packages", "Library", "AppData", "logs", "tmp"})
+
+
+def _list_scratch_files(folder: str) -> dict[str, tuple[int, int]]:
+    """Return the size and the time of each file that is not hidden and not in a cache, by its path in ``folder``."""
+    found: dict[str, tuple[int, int]] = {}
+    for at, inner, files in os.walk(folder):
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and name not in _CACHE_FOLDERS)
+        for name in sorted(files):
+            if name.startswith(".") or name.endswith((".log", ".lock", ".tmp", ".pid")):
+                continue
+            try:
+                status = (Path(at) / name).lstat()
+            except OSError:
+                continue
+            found[os.path.relpath(f"{at}/{name}", folder)] = (status.st_size, status.st_mtime_ns)
+            if len(found) >= _MAX_FILES:
+                return found
+    return found
+
+
+def _describe_new_files(
+    server: str, folder: str, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]
+) -> str:
+    """Return a text about the files that a call has written into the server's own folder; empty without any."""
+    written = [name for name, status in after.items() if before.get(name) != status]
+    if not written:
+        return ""
+    named = ", ".join(written[:_MAX_NAMED]) + (
+        f" and {len(written) - _MAX_NAMED} more" if len(written) > _MAX_NAMED else ""
+    )
+    return (
+        f"The server wrote {named} into its own folder {folder}, not into the workspace. To let it write there, the user sets "
+        f"write and cwd of [mcp.servers.{server}]."
+    )

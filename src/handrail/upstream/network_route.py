@@ -132,8 +132,8 @@ def check_authorities(ca_file: str) -> None:
     try:
         with open(ca_file, "rb") as file:  # noqa: PTH123 - only opened
             if b"-----BEGIN" not in file.read(16 * 1024 * 1024):
-                raise UsageError(f"ca_file of [mcp] has no certificate: {ca_file}. Give a file in PEM format.")
+                raise UsageError(f"The `ca_file` of [mcp] has no certificate: {ca_file}. Give a file in PEM format.")
     except OSError as error:
         raise UsageError(
-            f"ca_file of [mcp] cannot be read: {ca_file}: {error.strerror or error}. Give a file in PEM format."
+            f"The `ca_file` of [mcp] cannot be read: {ca_file}: {error.strerror or error}. Give a file in PEM format."
         ) from None

@@ -221,7 +221,9 @@ def load_trusted_authorities(ca_file: str = "") -> ssl.SSLContext:
         try:
             context.load_verify_locations(path)
         except (ssl.SSLError, OSError) as error:
-            raise UsageError(f"ca_file of [mcp] is not valid: {path}: {error}. Give a file in PEM format.") from None
+            raise UsageError(
+                f"The `ca_file` of [mcp] is not valid: {path}: {error}. Give a file in PEM format."
+            ) from None
     return context
 
 
