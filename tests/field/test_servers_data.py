@@ -112,3 +112,52 @@ def test_annotations_of_blocks_come_out_as_they_came_in() -> None:
     assert result_to_mcp_content(result_from_mcp_content({"content": content}))["content"] == content
     failed = result_from_mcp_content({"content": content[:1], "isError": True})
     assert failed.error_text == "a"
+
+
+OFFERS = """
+CAPABILITIES = {"tools": {}, "resources": {}, "prompts": {}}
+def other(number, method, params):
+    lists = {"resources/list": {"resources": [{"uri": "x:one"}]}, "prompts/list": {"prompts": [{"name": "greet"}]}}
+    if method in lists:
+        answer(number, lists[method])
+    elif method == "resources/read":
+        answer(number, READ)
+    elif method == "prompts/get":
+        answer(number, PROMPT)
+    elif number is not None:
+        fail(number, -32601)
+"""
+READS: dict[str, tuple[str, Any]] = {
+    "a text": ("'said'", "said"),
+    "an object": ("{'uri': 'x:one', 'text': 'said'}", "said"),
+    "without a uri": ("[{'text': 'said'}]", "said"),
+    "a text that is none": ("[{'uri': 'x:one', 'text': {'a': 1}}]", '{"a": 1}'),
+}
+
+
+@pytest.mark.parametrize(("contents", "text"), READS.values(), ids=READS)
+async def test_a_resource_in_an_odd_form_is_read(tmp_path: Path, contents: str, text: str) -> None:
+    habit = f"{OFFERS}\nREAD = {{'contents': {contents}}}\n"
+    async with odd_server(tmp_path, habit) as (kernel, _):
+        (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
+        runtime: Any = None
+        assert await offering.read("x:one", runtime) == {"contents": [{"uri": "x:one", "text": text}]}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        "'said'",
+        "['said']",
+        "{'role': 'user', 'content': 'said'}",
+        "[{'content': ['said']}]",
+        "[{'role': 'system', 'content': [{'type': 'text', 'text': 'said'}]}]",
+    ],
+)
+async def test_a_prompt_in_an_odd_form_is_taken(tmp_path: Path, messages: str) -> None:
+    habit = f"{OFFERS}\nPROMPT = {{'messages': {messages}}}\n"
+    async with odd_server(tmp_path, habit) as (kernel, _):
+        (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
+        runtime: Any = None
+        got = await offering.get_prompt("t_greet", {}, runtime)
+        assert got == {"messages": [{"role": "user", "content": {"type": "text", "text": "said"}}]}

@@ -118,3 +118,23 @@ async def test_a_server_over_http_that_fails_on_the_first_request_is_initialized
         async with kernel.mcp_servers.connect("h", url=http.url) as connected:
             await connected.approve_tool_definitions()
             assert (await (await kernel.session()).call("h_echo", {"text": "x"})).data == "x"
+
+
+async def test_a_page_that_fails_costs_only_what_it_has(tmp_path: Path) -> None:
+    habit = """
+def list_tools(number, params):
+    if params.get("cursor"):
+        fail(number, -32603, "no more")
+    else:
+        answer(number, {"tools": TOOLS, "nextCursor": "2"})
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert "tools/list failed after 1 items: no more" in " ".join(faults_of(kernel))
+
+
+@pytest.mark.parametrize("tools", ["None", "{}", "'none'"])
+async def test_a_list_that_is_none_is_named(tmp_path: Path, tools: str) -> None:
+    habit = f"def list_tools(number, params):\n    answer(number, {{'tools': {tools}}})\n"
+    async with odd_server(tmp_path, habit) as (kernel, _):
+        assert "tools/list was answered without a list of tools" in " ".join(faults_of(kernel))

@@ -103,3 +103,11 @@ async def test_a_result_that_breaks_its_own_schema_keeps_its_content(tmp_path: P
             await house.aclose()
     said = str(answered.content)
     assert "warm" in said and "does not match its output schema" in said
+
+
+async def test_a_title_that_people_cannot_read_costs_only_itself(tmp_path: Path) -> None:
+    habit = 'TOOLS[0] |= {"title": "Echo\\u200b", "outputSchema": {"type": "string"}, "_meta": 7, "icons": "x", "annotations": []}\n'
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        spec = kernel.generation.entries["t_echo"].spec
+        assert not spec.client_listing and spec.output_schema is None

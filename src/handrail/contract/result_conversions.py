@@ -129,7 +129,7 @@ def to_card(result: Result) -> dict[str, Any]:
     content: object = result.data
     if isinstance(content, Mapping) and isinstance(cast("Mapping[str, Any]", content).get("text"), str):
         return dict(cast("Mapping[str, Any]", content))
-    return {"text": _as_text(cast("object", content))}
+    return {"text": to_json_text(cast("object", content))}
 
 
 def result_from_mcp_content(wire: Mapping[str, Any]) -> Result:
@@ -189,13 +189,13 @@ def _content_part(part: object) -> object:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
-        return _as_text(part)
+        return to_json_text(part)
     fields = {key: value for key, value in cast("Mapping[str, Any]", part).items() if value is not None}
     match fields.get("type"):
         case "text" | None if isinstance(fields.get("text"), str) and fields.keys() <= _TEXT_KEYS:
             return fields["text"]
         case "text" if "text" in fields and not isinstance(fields["text"], str):
-            return _as_text(fields["text"])
+            return to_json_text(fields["text"])
         case "image" | "audio":
             blob = _blob(fields.get("data"), fields.get("mimeType"), fields)
             extras = _select_extras(fields)
@@ -278,7 +278,7 @@ def _content(data: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
         parts = cast("list[object]", data)
         if 0 < len(parts) <= MAX_BLOCKS and all(_is_content_part(part) for part in parts):
             return {"content": [_block(part, stored) for part in parts]}
-    return {"content": [{"type": "text", "text": _as_text(cast("object", data))}]}
+    return {"content": [{"type": "text", "text": to_json_text(cast("object", data))}]}
 
 
 def _content_of_members(members: Mapping[str, object], stored: Mapping[str, bytes]) -> dict[str, Any]:
@@ -287,13 +287,13 @@ def _content_of_members(members: Mapping[str, object], stored: Mapping[str, byte
     if set(members) == {"structured", "parts"} and isinstance(members["parts"], list):
         blocks = [_block(part, stored) for part in cast("list[object]", members["parts"])]
         if not any(block["type"] == "text" for block in blocks):
-            blocks.insert(0, {"type": "text", "text": _as_text(members["structured"])})
+            blocks.insert(0, {"type": "text", "text": to_json_text(members["structured"])})
         structured = members["structured"]
         return {"content": blocks} | ({"structuredContent": structured} if isinstance(structured, dict) else {})
     pictures = [
         _block({"artifact": ref, "media_type": kind}, stored) for ref, kind in list_artifact_media_types(members)
     ]
-    return {"content": [{"type": "text", "text": _as_text(members)}, *pictures], "structuredContent": members}
+    return {"content": [{"type": "text", "text": to_json_text(members)}, *pictures], "structuredContent": members}
 
 
 def _is_content_part(part: object) -> bool:
@@ -327,7 +327,7 @@ def _block(part: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
             return dict(fields)
         if fields.get("type") == "resource_link" and _is_content_part(fields):
             return dict(fields)
-    return {"type": "text", "text": _as_text(cast("object", part))}
+    return {"type": "text", "text": to_json_text(cast("object", part))}
 
 
 def _resource_block(resource: Mapping[str, Any], stored: Mapping[str, bytes]) -> dict[str, Any]:
@@ -339,7 +339,7 @@ def _resource_block(resource: Mapping[str, Any], stored: Mapping[str, bytes]) ->
     if place is None:
         if isinstance(resource.get("text"), str) and isinstance(resource.get("uri"), str):
             return {"type": "resource", "resource": dict(resource)}
-        return {"type": "text", "text": _as_text(resource)}
+        return {"type": "text", "text": to_json_text(resource)}
     uri = resource.get("uri")
     if (body := stored.get(place[0])) is None:
         return _binary_block(*place, stored)
@@ -403,7 +403,7 @@ def to_status(result: Result) -> dict[str, Any]:
         return {"status": "error", "summary": result.error_text or "", "artifact_ref": reference}
     return {
         "status": "success",
-        "summary": summary if isinstance(summary, str) else _as_text(cast("object", content)),
+        "summary": summary if isinstance(summary, str) else to_json_text(cast("object", content)),
         "artifact_ref": reference,
     }
 
@@ -440,7 +440,7 @@ def to_parts(result: Result) -> dict[str, Any]:
     if any(isinstance(item, Blob) for item in items):
         output: str | list[dict[str, Any]] = [_as_part(item) for item in items]
     else:
-        output = "" if data is None else _as_text(cast("object", data))
+        output = "" if data is None else to_json_text(cast("object", data))
     return {
         "output": output,
         "exit_code": exit_code,
@@ -469,10 +469,11 @@ def _as_part(item: object) -> dict[str, Any]:
     if isinstance(item, Blob):
         body = base64.b64encode(item.data).decode()
         return {"type": "image_url", "image_url": {"url": f"data:{item.media_type};base64,{body}"}}
-    return {"type": "text", "text": _as_text(item)}
+    return {"type": "text", "text": to_json_text(item)}
 
 
-def _as_text(data: object) -> str:
+def to_json_text(data: object) -> str:
+    """Return a text as it is, and any other value as JSON."""
     return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, default=repr)
 
 

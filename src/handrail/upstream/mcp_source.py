@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import Diagnostic, ToolError
-from handrail.contract.result_conversions import decode_base64
+from handrail.contract.result_conversions import decode_base64, to_json_text
 from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.registry.sources.operator_resources import MAX_URI, parse_uri_template_shape
@@ -60,9 +60,7 @@ class McpResourceProvider:
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
         found = await self._ask("resources/read", {"uri": uri}, runtime)
-        given: Any = found.get("contents")
-        contents = cast("list[Any]", given) if isinstance(given, list) else []
-        return {"contents": [_decode_base64_part(_object(one), "blob") for one in contents]}
+        return {"contents": [_resource_content(one, uri) for one in _list_of(found.get("contents"))]}
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         own = self._own_names.get(name)
@@ -75,9 +73,7 @@ class McpResourceProvider:
         if arguments:
             params["arguments"] = dict(arguments)
         found = await self._ask("prompts/get", params, runtime)
-        given: Any = found.get("messages")
-        messages = cast("list[Any]", given) if isinstance(given, list) else []
-        answer: dict[str, Any] = {"messages": [_message(_object(one)) for one in messages]}
+        answer: dict[str, Any] = {"messages": [_message(one) for one in _list_of(found.get("messages"))]}
         if isinstance(about := found.get("description"), str):
             answer["description"] = about
         return answer
@@ -175,16 +171,45 @@ def _more(item: JsonItem) -> dict[str, Any]:
     return {key: item[key] for key in _PASSED_KEYS if key in item}
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _list_of(given: object) -> list[object]:
+    """Return the items that a server sent, also if it sent one without a list."""
+    if given is None:
+        return []
+    return cast("list[object]", given) if isinstance(given, list) else [given]
+
+
+def _resource_content(one: object, uri: str) -> dict[str, Any]:
+    """Return one content of a resource, also if the server sent only its text."""
+    fields = {**_object(one)} or {"text": one}
+    if not isinstance(fields.get("uri"), str):
+        fields["uri"] = uri
+    if isinstance(fields.get("blob"), str):
+        return _decode_base64_part(fields, "blob")
+    if not isinstance(fields.get("text"), str):
+        fields["text"] = to_json_text(fields.get("text"))
+    return fields
+
+
+def _message(given: object) -> dict[str, Any]:
+    """Return one message of a prompt, also if the server sent only its text."""
+    message = {**_object(given)} or {"content": given}
+    if message.get("role") not in ("user", "assistant"):
+        message["role"] = "user"
     content = message.get("content")
     if not isinstance(content, dict):
-        return message
+        blocks = [_text_of_block(one) for one in _list_of(content)]
+        return {**message, "content": {"type": "text", "text": "\n".join(blocks)}}
     block = cast("dict[str, Any]", content)
     if block.get("type") in ("image", "audio"):
         return {**message, "content": _decode_base64_part(block, "data")}
     if block.get("type") == "resource" and isinstance(block.get("resource"), dict):
         return {**message, "content": {**block, "resource": _decode_base64_part(block["resource"], "blob")}}
     return message
+
+
+def _text_of_block(one: object) -> str:
+    text = _object(one).get("text")
+    return text if isinstance(text, str) else to_json_text(one)
 
 
 def _decode_base64_part(part: dict[str, Any], key: str) -> dict[str, Any]:

@@ -18,7 +18,14 @@ from handrail.contract.schema.foreign_schemas import mend_foreign_schema, sort_u
 from handrail.contract.services.client_services import UNSUPPORTED_REQUEST
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import LockSpec, SideEffect, TargetTemplates, ToolSpec, infer_targets
+from handrail.contract.tool.spec import (
+    LockSpec,
+    SideEffect,
+    TargetTemplates,
+    ToolSpec,
+    find_invisible_character,
+    infer_targets,
+)
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.upstream.client.task_calls import can_be_called_only_as_task
@@ -123,7 +130,8 @@ def _targets(parameters: Mapping[str, Any], effect: SideEffect, definition: Serv
 def _output_schema(item: JsonItem) -> Mapping[str, Any] | None:
     """Return the schema of the structured content, if it describes an object as MCP demands."""
     schema = item.get("outputSchema")
-    return cast("dict[str, Any]", schema) if isinstance(schema, dict) and schema.get("type") == "object" else None  # pyright: ignore[reportUnknownMemberType]
+    fields = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+    return fields if fields.get("type") == "object" and not find_invisible_character(fields) else None
 
 
 def _client_listing(item: JsonItem, server: str) -> dict[str, Any]:
@@ -132,8 +140,11 @@ def _client_listing(item: JsonItem, server: str) -> dict[str, Any]:
     found: dict[str, Any] = {"title": title} if isinstance(title, str) and title.strip() else {}
     if isinstance(icons := item.get("icons"), list) and icons:
         found["icons"] = icons
-    if meta := strip_own_metadata(item.get("_meta")):
+    meta = strip_own_metadata(item.get("_meta"))
+    if meta:
         found["_meta"] = meta
+    found = {key: value for key, value in found.items() if not find_invisible_character(value)}
+    meta = found.get("_meta", {})
     if found:
         found["_meta"] = {**meta, "handrail/origin": f"mcp server {server}"}
     return found

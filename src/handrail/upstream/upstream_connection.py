@@ -67,7 +67,7 @@ async def fetch_listing(conversation: UpstreamSession, timeout_s: float) -> Serv
         nonlocal left_out
         try:
             async with asyncio.timeout(limit_s):
-                found[key], more = await _all_of(conversation, method, field)
+                found[key], more = await _all_of(conversation, method, field, problems)
             left_out += more
         except TimeoutError:
             problems.append(f"{method} got no answer within {limit_s:g} s")
@@ -79,7 +79,7 @@ async def fetch_listing(conversation: UpstreamSession, timeout_s: float) -> Serv
     tools, *others = _LISTS
     if "tools" in announced:
         async with asyncio.timeout(timeout_s):
-            found["tools"], left_out = await _all_of(conversation, tools[2], tools[3])
+            found["tools"], left_out = await _all_of(conversation, tools[2], tools[3], problems)
     else:
         await fetch(tools[0], *tools[2:], LIST_TIMEOUT_S)
         if "resources" in announced or "prompts" in announced:
@@ -101,13 +101,27 @@ async def fetch_listing(conversation: UpstreamSession, timeout_s: float) -> Serv
     )
 
 
-async def _all_of(conversation: UpstreamSession, method: str, field: str) -> tuple[tuple[JsonItem, ...], int]:
+async def _all_of(
+    conversation: UpstreamSession, method: str, field: str, problems: list[str]
+) -> tuple[tuple[JsonItem, ...], int]:
+    """Return the items of a list and the number of those left out, and add what is wrong with it to ``problems``.
+
+    :raises RpcError: if the server refuses the first page
+    """
     kept = BoundedItems()
     seen: set[str] = set()
     params: dict[str, Any] = {}
     for _ in range(MAX_PAGES):
-        page = await conversation.request(method, params)
+        try:
+            page = await conversation.request(method, params)
+        except RpcError as error:
+            if not params:
+                raise
+            problems.append(f"{method} failed after {len(kept.items)} items: {error}")
+            break
         given = page.get(field)
+        if not isinstance(given, list):
+            problems.append(f"{method} was answered without a list of {field}")
         kept.add_items(cast("list[Any]", given) if isinstance(given, list) else ())
         cursor = page.get("nextCursor")
         if not isinstance(cursor, str) or cursor in seen or len(kept.items) + kept.left_out > MAX_ITEMS:

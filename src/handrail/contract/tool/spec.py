@@ -371,7 +371,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     values = {"llm.description": spec.description, "llm.parameters": spec.parameters}
     values |= {f"runtime.{name}": getattr(spec, name) for name in MODEL_TEXT_FIELDS}
     for place, value in values.items():
-        if value and (problem := _find_invisible_character(value)):
+        if value and (problem := find_invisible_character(value)):
             found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.find_faults()]
     for place, choices in _CHOICES.items():  # Python does not enforce a Literal
@@ -472,7 +472,7 @@ def _is_plain_ascii(value: object) -> bool:
     return b"\\" not in text or _CONTROL_IN_JSON.search(text) is None
 
 
-def _find_invisible_character(value: object) -> str | None:
+def find_invisible_character(value: object) -> str | None:
     """Return the problem with the first character that people would not see, or see differently.
 
     Such a text could say something to the model that no user has approved.
