@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.authoring.mcp_server_import import ImportedMcpServer, format_server_tables, import_mcp_servers
+from handrail.config.foreign_server_files import expand_variables
+from handrail.config.mcp_settings import ExpandedText
 from handrail.config.operator_settings import Settings
 from handrail.contract.errors import UsageError
 
@@ -123,6 +125,9 @@ def values_of(servers: list[ImportedMcpServer], environment: dict[str, str]) -> 
         for key, said in {**server.env, **server.headers}.items():
             if isinstance(said, str):
                 found[name][key] = said
+                continue
+            if isinstance(said, ExpandedText):
+                found[name][key] = expand_variables(said.expand, environment)
                 continue
             where = settings.secrets[said.secret]
             found[name][key] = said.prefix + (
@@ -237,8 +242,8 @@ def test_header_fields_that_differ_in_case_are_refused(tmp_path: Path) -> None:
         ({"command": "x", "args": ["--token=abc"]}, "looks like a secret"),
         ({"command": "x", "args": ["ghp_abcdefghijklmnop"]}, "looks like a secret"),
         ({"command": "docker", "args": ["run", "-e", "API_KEY=abc", "i"]}, "looks like a secret"),
-        ({"command": "npx", "args": ["mcp-remote", "https://x", "--header", "Authorization: Bearer abc"]}, "a secret"),
-        ({"command": "npx", "args": ["mcp-remote", "https://x", "--header", "X-Api-Key:abc"]}, "a secret"),
+        ({"command": "npx", "args": ["bridge", "https://x", "--header", "Authorization: Bearer abc"]}, "a secret"),
+        ({"command": "npx", "args": ["bridge", "https://x", "--header", "X-Api-Key:abc"]}, "a secret"),
         ({"command": "x", "args": ["redis://:abc@h/0"]}, "looks like a secret"),
         ({"command": "x", "args": ["Server=h;User=u;Password=abc"]}, "looks like a secret"),
         ({"command": "npx", "args": ["mcp-remote", "https://x.example/mcp?api_key=abc"]}, "looks like a secret"),

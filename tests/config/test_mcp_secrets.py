@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.config.places import Layers
 
-from handrail.upstream.server_config_loader import (
+from handrail.config.secret_detection import (
     find_argument_secrets,
     find_secrets_by_name,
     find_url_secrets,
-    load_enabled_servers,
 )
+from handrail.upstream.server_config_loader import load_enabled_servers
 
 BASIC = base64.b64encode(b"ann:open-sesame").decode()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
-from handrail.contract.errors import LoadError
-from handrail.upstream.server_config_loader import load_enabled_servers
+from handrail.upstream.server_config_loader import find_unlisted_faults, load_enabled_servers
 from handrail.upstream.server_programs import would_fetch_package
 
 FILE = {
@@ -39,17 +38,27 @@ def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gi
     assert "sesame" not in repr(files)
 
 
-def test_everything_wrong_with_servers_is_told_at_once(layers: Layers) -> None:
+def test_a_faulty_server_costs_itself_and_says_everything_that_is_wrong_with_it(layers: Layers) -> None:
     (layers.config.parent / "mcp.json").write_text(
-        '{"mcpServers": {"bad name": {}, "none": {}, "var": {"command": "${NO}"}}}'
+        '{"mcpServers": {"bad name": {"command": "x"}, "none": {}, "var": {"command": "${NO}"}, "good": {"command": "g"}}}'
     )
     tables = '[mcp.servers.a]\n[mcp.servers.b]\ncommand = "x"\nprefix = ""\nhosts = ["ho st"]\nread = ["../up"]\n'
-    layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n' + tables + '[mcp.servers.c]\ncommand = "y"\nprefix = ""\n')
-    with pytest.raises(LoadError) as caught:
-        load_enabled_servers(layers.load(), environment={})
-    text = str(caught.value)
-    for part in ("bad name", "neither command nor url", "variable NO", "servers.a", "ho st", "contains '..'", "prefix"):
-        assert part in text, (part, text)
+    tables += '[mcp.servers.two]\ncommand = "x"\nurl = "https://x.example"\n[mcp.servers.key]\ncommand = "x"\ncolour = "red"\n'
+    layers.config.write_text('[mcp]\nfiles = ["mcp.json", "gone.json"]\n' + tables + '[mcp.servers.c]\ncommand = "y"\n')
+    config = layers.load()
+    reasons = {one.name: one.missing_reason for one in load_enabled_servers(config, environment={})}
+    assert [name for name, reason in reasons.items() if not reason] == ["good", "c"]
+    for name, parts in {
+        "none": ["neither command nor url"],
+        "var": ["variable NO"],
+        "a": ["neither command nor url"],
+        "b": ["ho st", "contains '..'"],
+        "two": ["expected either command or url"],
+        "key": ["colour"],
+    }.items():
+        assert all(part in reasons[name] for part in parts), (name, reasons[name])
+    general = "\n".join(map(str, find_unlisted_faults(config)))
+    assert "bad name" in general and "gone.json" in general
 
 
 @pytest.mark.parametrize(
@@ -65,11 +74,10 @@ def test_no_two_servers_can_give_two_tools_one_id(
     if not is_refused:
         assert {one.name for one in load_enabled_servers(layers.load())} == set(names)
         return
-    with pytest.raises(LoadError) as caught:
-        load_enabled_servers(layers.load())
-    [fault] = caught.value.diagnostics
-    assert str(fault).startswith("[mcp.servers.git_hub]: prefix: 'git_hub' begins with 'git_', as the tools of git do")
-    assert "give one of the two servers another prefix" in str(fault)
+    reasons = {one.name: one.missing_reason for one in load_enabled_servers(layers.load())}
+    assert reasons["git"] == ""
+    assert reasons["git_hub"].startswith("prefix: 'git_hub' begins with 'git_', as the tools of git do")
+    assert "give one of the two servers another prefix" in reasons["git_hub"]
     layers.config.write_text(layers.config.read_text() + "enabled = false\n")
     assert [one.name for one in load_enabled_servers(layers.load())] == [names[0]]
 

@@ -44,8 +44,9 @@ def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
     assert "mcp" not in tomllib.loads(own.read_text())
     capfd.readouterr()
 
-    assert run_command_line(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
+    assert run_command_line(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 1, "one was left out"
     shown = capfd.readouterr()
+    assert "2 of 3 servers imported, 1 left out" in shown.err
     assert TOKEN not in shown.out + shown.err + own.read_text()
     assert "leaky: not imported" in shown.out and "autoApprove: rules grant permissions in Handrail" in shown.out
     written = tomllib.loads(own.read_text())
@@ -90,7 +91,7 @@ def test_no_import_gives_a_server_the_secret_of_another(
     assert imported({"git": {"TOKEN": "of git"}, "a": {"KEY": "of a", "B_KEY": "of a too"}}) == 0
     assert (
         imported({"a-b": {"KEY": "of a-b"}, "a_c": {"KEY": "of a_c"}, "Git": {"TOKEN": "of Git"}, "c": {"KEY": "of c"}})
-        == 0
+        == 1
     )
     shown = capfd.readouterr().out
     assert "Git: not imported: its name is already in use" in shown and "a_c: not imported" in shown

@@ -272,7 +272,7 @@ async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> 
             http.replies.extend([away, sign_in])
             assert "redirects to another server" in str((await session.call("h_echo", {"text": "x"})).error_text)
             refused = await session.call("h_echo", {"text": "x"})
-            assert not refused.ok and "not an allowed host" in str(refused.error_text)
+            assert not refused.ok and "handrail mcp login h" in str(refused.error_text)
         assert not elsewhere.requests
 
 

@@ -1,9 +1,7 @@
-"""The import of MCP servers from files of other programs, as tables of ``handrail.toml``.
+"""The import of MCP servers from files of other programs, as tables of ``handrail.toml``, and the way back.
 
-It reads the files of Claude Desktop and Claude Code, Cursor, VS Code, Windsurf, Gemini and every other program that writes an
-object with a server under each name. Values that look like secrets never reach the configuration: each goes into a separate
-file of mode 0600, and the configuration names it. Permissions in a file (``autoApprove`` and similar) are reported and left
-out, since only rules grant permissions.
+Values that look like secrets never reach the configuration: each goes into a separate file of mode 0600, and the configuration
+names it. Permissions in a file (``autoApprove`` and similar) are reported and left out, since only rules grant permissions.
 """
 
 from __future__ import annotations
@@ -11,56 +9,36 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from handrail.config.foreign_server_files import (
+    INPUT,
+    VARIABLE,
+    ForeignServer,
+    InputDeclaration,
+    expand_variables,
+    read_env_file,
+    read_foreign_server_file,
+)
 from handrail.config.mcp_settings import SERVER_NAME_PATTERN
+from handrail.config.secret_detection import is_secret_name, is_secret_value
 from handrail.contract.errors import UsageError
 
-MAX_BYTES = 16 * 1024 * 1024
 MAX_NAME_CHARS = 100
-SECRET_NAME = re.compile(r"token|key|secret|passw|pwd|auth|credential|cookie|dsn|connection_?string", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"^(sk-|ghp_|gho_|github_pat_|glpat-|xox[abprs]-|AKIA|ya29\.|eyJ)[\w.-]{8,}|^[A-Za-z][\w+.-]*://[^/\s:@]*:[^/\s@]+@"
-    r"|(?i:(?:^|[?&;\s])[\w.-]*(?:token|secret|key|passwo?r?d|pwd)\s*=\s*[^\s&;]"
-    r"|^(?:(?:proxy-)?authorization|cookie|[\w-]*(?:token|secret|key))\s*:\s*\S)"
+_SCHEME = re.compile(r"^(Bearer|Basic|Token)\s+(.+)$", re.DOTALL)
+_CHOICE = re.compile(
+    r"(?i:true|false|yes|no|on|off|none|null|auto|required|optional|oauth2?|basic|bearer|sso|browser|interactive|enabled"
+    r"|disabled)|\d{1,3}"
 )
-"""Tokens by their first characters, and a password or key in a URL, a connection string, an assignment or a header field."""
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-[^}]*)?\}")
-_INPUT = re.compile(r"\$\{input:([\w.-]+)\}")
-_PLACE = re.compile(r"\$\{(workspaceFolder|userHome|pathSeparator|/)\}")
-_SCHEME = re.compile(r"^(Bearer|Basic|Token)\s+(.+)$")
-_TRANSPORTS = {
-    "http": "http",
-    "streamable-http": "http",
-    "streamableHttp": "http",
-    "streamable_http": "http",
-    "sse": "sse",
-}
-_PERMISSION_KEYS = ("autoApprove", "alwaysAllow", "trust", "includeTools", "excludeTools", "tools", "disabledTools")
-_KNOWN_KEYS = frozenset(
-    {
-        "command",
-        "args",
-        "env",
-        "environment",
-        "url",
-        "serverUrl",
-        "httpUrl",
-        "headers",
-        "type",
-        "transport",
-        "disabled",
-        "enabled",
-        "timeout",
-        *_PERMISSION_KEYS,
-    }
-)
+_PATH = re.compile(r"(?:~|\.{0,2})(?:/[\w.@ -]+)+/?")
+_RANDOM = re.compile(r"(?=[^/]*[a-z])(?=[^/]*[A-Z])(?=[^/]*\d)[^/.]{16,}")
+_MAX_ENV_FILE = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -70,16 +48,20 @@ class ImportedMcpServer:
     :ivar table: its ``[mcp.servers.NAME]``
     :ivar secrets: the secret values, by the names that the table has for them
     :ivar variables: the environment variables with its other secrets, by the names that the table has for them
+    :ivar required: further environment variables that the user has to set
     :ivar ignored_keys: the parts that are left out or changed, each with the reason
     :ivar problem: the reason why it cannot be imported; empty if it can
+    :ivar is_handrail: whether it is Handrail's own server, which is never imported
     """
 
     name: str
     table: dict[str, Any] = field(default_factory=dict[str, Any])
     secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     variables: dict[str, str] = field(default_factory=dict[str, str])
+    required: list[str] = field(default_factory=list[str])
     ignored_keys: list[str] = field(default_factory=list[str])
     problem: str = ""
+    is_handrail: bool = False
 
 
 class SecretNameAllocator:
@@ -93,7 +75,10 @@ class SecretNameAllocator:
 
     def allocate_name(self, *parts: str) -> str:
         """Return a new name made of ``parts``, unique without regard to case."""
-        base = re.sub(r"[^A-Za-z0-9_]", "_", "_".join(parts)).upper()[:MAX_NAME_CHARS]
+        written = [re.sub(r"[^A-Za-z0-9_]", "_", part).upper() for part in parts]
+        if len(written) > 1 and written[-1].startswith(f"{written[-2]}_"):  # GITHUB_TOKEN of the server github
+            del written[-2]
+        base = "_".join(written)[:MAX_NAME_CHARS]
         name = next(name for name in _numbered(base) if name.casefold() not in self._taken)
         self._taken.add(name.casefold())
         return name
@@ -113,185 +98,294 @@ def do_server_names_collide(name: str, other: str) -> bool:
     return one == two or name.startswith(f"{other}_") or other.startswith(f"{name}_")
 
 
-def list_foreign_server_files(workspace: Path) -> list[tuple[str, Path]]:
-    """Return the files in which other programs keep their servers, whether they exist or not."""
-    home = Path.home()
-    own = {"darwin": home / "Library/Application Support", "win32": Path(os.environ.get("APPDATA", home))}
-    config = own.get(sys.platform, Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config"))
-    return [
-        ("Claude Desktop", config / "Claude/claude_desktop_config.json"),
-        ("Claude Code", home / ".claude.json"),
-        ("Claude Code, this project", workspace / ".mcp.json"),
-        ("Cursor", home / ".cursor/mcp.json"),
-        ("Cursor, this project", workspace / ".cursor/mcp.json"),
-        ("VS Code", config / "Code/User/mcp.json"),
-        ("VS Code, this project", workspace / ".vscode/mcp.json"),
-        ("Windsurf", home / ".codeium/windsurf/mcp_config.json"),
-        ("Gemini", home / ".gemini/settings.json"),
-    ]
-
-
-def import_mcp_servers(path: Path, workspace: Path, taken: Iterable[str] = ()) -> list[ImportedMcpServer]:
+def import_mcp_servers(
+    path: Path, workspace: Path, taken: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> list[ImportedMcpServer]:
     """Import the servers of one file.
 
     :param taken: names of secrets that are in use
     :param workspace: the value of ``${workspaceFolder}``, and the project whose part of Claude Code's file counts
+    :param environment: the variables for texts that are written with their present values; None for those of this process
     :raises UsageError: if the file cannot be read or has no servers
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror or error}. Check the path and its permissions."
-        ) from None
-    if len(content) > MAX_BYTES:
-        raise UsageError(
-            f"{path} is too large. The limit is {MAX_BYTES // 2**20} MiB. Give a configuration file of MCP servers."
-        )
-    try:
-        whole: Any = json.loads(
-            _without_comments(content.decode("utf-8-sig")), object_pairs_hook=_reject_duplicate_keys
-        )
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid JSON: {error}. Correct the file, or give another one.") from None
-    tables = list(_find_server_tables(whole, workspace))
-    if not tables:
-        raise UsageError(f'{path} has no "mcpServers" (or "servers") object. Give the file that has the servers.')
-    names = SecretNameAllocator(taken)
-    return [_import_server(str(name), said, workspace, names) for table in tables for name, said in table.items()]
-
-
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object, and reject duplicate keys, since programs differ in which value they use.
-
-    :raises ValueError: for a duplicate key
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice[:80]!r} occurs twice in one object; remove one of the two")
-    return found
-
-
-def _find_server_tables(whole: object, workspace: Path) -> Iterable[Mapping[str, Any]]:
-    if not isinstance(whole, dict):
-        return
-    fields = cast("dict[str, Any]", whole)
-    projects: Any = fields.get("projects")
-    inner: Any = cast("dict[str, Any]", projects).get(str(workspace)) if isinstance(projects, dict) else None
-    more: Any = fields.get("mcp")
-    places = (fields.get("mcpServers"), fields.get("servers"), inner, more)
-    for place in places:
-        table: Any = place
-        if (place is inner or place is more) and isinstance(place, dict):
-            table = cast("dict[str, Any]", place).get("mcpServers", cast("dict[str, Any]", place).get("servers"))
-        if isinstance(table, dict) and table:
-            yield cast("dict[str, Any]", table)
-
-
-def _import_server(name: str, said: object, workspace: Path, names: SecretNameAllocator) -> ImportedMcpServer:
-    found = ImportedMcpServer(_to_name(name))
-    if not found.name or re.fullmatch(SERVER_NAME_PATTERN, found.name) is None:
-        found.name, found.problem = name, "its name has no letters that a server name can have; rename it in the file"
-        return found
-    if found.name != name:
-        found.ignored_keys.append(f"the name {name!r}: a server name has letters, digits, '-' and '_'")
-    if not isinstance(said, dict):
-        found.problem = "it is not an object"
-        return found
-    given = cast("dict[str, Any]", said)
-    try:
-        _fill_server_table(found, given, workspace, names)
+        read = read_foreign_server_file(path, workspace)
     except ValueError as error:
-        found.problem = str(error)
-    return found
+        raise UsageError(f"{path} {error}.") from None
+    known = os.environ if environment is None else environment
+    importer = _ServerImporter(workspace, SecretNameAllocator(taken), read.inputs, known)
+    return [importer.import_server(server) for server in read.servers]
 
 
-def _fill_server_table(
-    found: ImportedMcpServer, given: Mapping[str, Any], workspace: Path, names: SecretNameAllocator
-) -> None:
-    """Fill in the table of a server.
+class _ServerImporter:
+    """An importer of the servers of one file."""
 
-    :raises ValueError: with the reason why it cannot be imported
-    """
-    url: Any = given.get("url", given.get("serverUrl", given.get("httpUrl")))
-    command, args = _command_and_args(given)
-    if isinstance(url, str):
-        _fill_url_server(found, url, given, workspace, names)
-    elif isinstance(command, str) and command:
-        _fill_command_server(found, command, args, workspace)
-        if env := _import_values(found, given.get("env", given.get("environment")), workspace, names):
-            found.table["env"] = env
-    else:
-        raise ValueError("it has neither command nor url")
-    if given.get("disabled") is True or given.get("enabled") is False:
-        found.table["enabled"] = False
-    timeout: Any = given.get("timeout")
-    if isinstance(timeout, int) and not isinstance(timeout, bool) and timeout > 0:
-        found.table["timeout_ms"] = min(timeout if timeout >= 1_000 else timeout * 1_000, 86_400_000)
-    for key in given:
-        if key in _PERMISSION_KEYS:
-            found.ignored_keys.append(f"{key}: rules grant permissions in Handrail")
-        elif key not in _KNOWN_KEYS:
-            found.ignored_keys.append(f"{key}: Handrail has no such setting")
+    def __init__(
+        self,
+        workspace: Path,
+        names: SecretNameAllocator,
+        inputs: Mapping[str, InputDeclaration],
+        environment: Mapping[str, str],
+    ) -> None:
+        self._workspace = workspace
+        self._names = names
+        self._inputs = inputs
+        self._environment = environment
+        self._secret_inputs: set[str] = set()
+
+    def import_server(self, server: ForeignServer) -> ImportedMcpServer:
+        """Return one server as a table, or with the reason why it cannot be one."""
+        found = ImportedMcpServer(_to_name(server.name), ignored_keys=list(server.left_out), problem=server.problem)
+        if re.fullmatch(SERVER_NAME_PATTERN, found.name) is None:
+            found.name = server.name
+            found.problem = "its name has no letters that a server name can have; rename it in the file"
+            return found
+        if is_handrail(server):
+            found.is_handrail = True
+            return found
+        if found.name != server.name:
+            found.ignored_keys.append(f"the name {server.name!r}: a server name has letters, digits, '-' and '_'")
+        if not found.problem:
+            try:
+                self._fill_table(found, _unwrap_remote_bridge(server, found))
+            except ValueError as error:
+                found.problem = str(error)
+        return found
+
+    def _fill_table(self, found: ImportedMcpServer, server: ForeignServer) -> None:
+        """Fill in the table of a server.
+
+        :raises ValueError: with the reason why it cannot be imported
+        """
+        table = found.table
+        if server.url:
+            table["url"] = self._write_now(found, "url", server.url)
+            _refuse_secret_address(table["url"])
+            if server.transport == "sse":
+                table["transport"] = "sse"
+            if headers := self._write_values(found, server.headers):
+                table["headers"] = headers
+            if server.oauth:
+                table["oauth"] = dict(server.oauth)
+        else:
+            table["command"] = self._write_now(found, "command", server.command)
+            args = [self._write_now(found, "args", one) for one in server.args]
+            _refuse_secret_arguments(args)
+            if args:
+                table["args"] = args
+            if env := self._write_values(found, self._all_variables(found, server)):
+                table["env"] = env
+            self._fill_folder(found, server)
+        if not server.enabled:
+            table["enabled"] = False
+        for key in ("timeout_ms", "connect_timeout_ms"):
+            if (value := getattr(server, key)) is not None:
+                table[key] = min(value, 3_600_000) if key == "connect_timeout_ms" else value
+
+    def _fill_folder(self, found: ImportedMcpServer, server: ForeignServer) -> None:
+        if not server.cwd:
+            return
+        try:
+            found.table["cwd"] = self._write_now(found, "cwd", server.cwd)
+            found.ignored_keys.append(
+                "cwd: its program sees this folder if you add it to folders, or read = ['.'] for the workspace"
+            )
+        except ValueError as error:
+            found.ignored_keys.append(f"cwd: {error}")
+
+    def _all_variables(self, found: ImportedMcpServer, server: ForeignServer) -> dict[str, str]:
+        """Return the variables of a server, with those of its ``envFile``, which are weaker."""
+        if not server.env_file:
+            return server.env
+        try:
+            file = self._workspace / Path(server.env_file).expanduser()
+            if file.stat().st_size > _MAX_ENV_FILE:
+                raise ValueError(f"{file} is too large; the limit is {_MAX_ENV_FILE // 2**20} MiB")
+            given = read_env_file(str(file))
+        except OSError as error:
+            found.ignored_keys.append(f"envFile: {server.env_file} cannot be read: {error.strerror}")
+            return server.env
+        except ValueError as error:
+            found.ignored_keys.append(f"envFile: {error}")
+            return server.env
+        found.ignored_keys.append(f"envFile: its {len(given)} variables are written as they are now")
+        return {**given, **server.env}
+
+    def _fill_inputs(self, found: ImportedMcpServer, key: str, text: str) -> str:
+        """Return a text with each ``${input:ID}`` replaced: by its default, or by a variable that the user sets."""
+
+        def value(match: re.Match[str]) -> str:
+            said = self._inputs.get(match[1], InputDeclaration())
+            secret = said.is_password or is_secret_name(key) or is_secret_name(match[1])
+            if said.default and not secret:
+                return said.default
+            name = self._names.allocate_name("mcp", found.name, key)
+            if secret:
+                self._secret_inputs.add(name)
+            found.required.append(name)
+            return f"${{{name}}}"
+
+        return INPUT.sub(value, text)
+
+    def _write_now(self, found: ImportedMcpServer, what: str, text: str) -> str:
+        """Return a text with the present values of its variables, since it is stored in plain text.
+
+        :raises ValueError: for a variable that is not set, or that may be a secret
+        """
+        if (asked := INPUT.search(text)) is not None:
+            said = self._inputs.get(asked[1])
+            if said is None or not said.default or said.is_password:
+                raise ValueError(
+                    f"its {what} has {asked[0]}, which is possible only in env and headers; write the value itself, "
+                    "or pass it by env"
+                )
+            text = INPUT.sub(lambda match: self._inputs.get(match[1], said).default, text)
+
+        def check(name: str, value: str) -> None:
+            if is_secret_value(value) or (is_secret_name(name) and not _is_plain(value)):
+                raise ValueError(
+                    f"its {what} has ${{{name}}}, which looks like a secret, and is stored in plain text; pass it by a "
+                    "variable in env or by a header"
+                )
+
+        try:
+            filled = expand_variables(text, self._environment, check)
+        except ValueError as error:
+            message = str(error)
+            raise ValueError(
+                message if message.startswith("its") else f"its {what} {message}; set it, or write the value"
+            ) from None
+        if filled != text:
+            found.ignored_keys.append(f"{what} {text}: written as {filled}")
+        return filled
+
+    def _write_values(self, found: ImportedMcpServer, given: Mapping[str, str]) -> dict[str, Any]:
+        """Return variables or header fields, each as a text, a reference to a secret, or a text with variables."""
+        written: dict[str, Any] = {}
+        for key, value in given.items():
+            try:
+                written[key] = self._write_value(found, key, value)
+            except ValueError as error:
+                found.ignored_keys.append(f"{key}: {error}")
+        return written
+
+    def _write_value(self, found: ImportedMcpServer, key: str, value: str) -> Any:
+        """Return the form of one value in the table.
+
+        :raises ValueError: if it has none
+        """
+        text = self._fill_inputs(found, key, value)
+        scheme = _SCHEME.match(text)
+        prefix, bare = (f"{scheme[1]} ", scheme[2]) if scheme else ("", text)
+        reference = {"prefix": prefix} if prefix else {}
+        whole = VARIABLE.fullmatch(bare)
+        if whole is not None and whole[2] is None and self._is_secret_variable(key, prefix, whole[1]):
+            name = whole[1] if whole[1] in found.required else self._names.allocate_name(found.name, key)
+            found.variables[name] = whole[1]
+            return {"secret": name, **reference}
+        literal = VARIABLE.sub("", bare)
+        if literal != bare:
+            if is_secret_value(literal):
+                raise ValueError(f"it has a secret and a variable; write one of them in the file instead of {key}")
+            written = self._without_secret_defaults(found, text)
+            found.required += [match[1] for match in VARIABLE.finditer(written) if match[2] is None]
+            return {"expand": written}
+        named = is_secret_name(key) and bare and not _is_plain(bare)
+        if bare and (prefix or named or is_secret_value(bare)):
+            name = self._names.allocate_name(found.name, key)
+            found.secrets[name] = bare
+            return {"secret": name, **reference}
+        return text
+
+    def _is_secret_variable(self, key: str, prefix: str, variable: str) -> bool:
+        """Return whether the name or the present value of a variable says that it is a secret."""
+        value = self._environment.get(variable, "")
+        if prefix or variable in self._secret_inputs or is_secret_value(value):
+            return True
+        return (is_secret_name(key) or is_secret_name(variable)) and not (value and _is_plain(value))
+
+    @staticmethod
+    def _without_secret_defaults(found: ImportedMcpServer, text: str) -> str:
+        """Return a text without the defaults that look like secrets."""
+
+        def value(match: re.Match[str]) -> str:
+            name, default = match.groups()
+            named = is_secret_name(name) and default and not _is_plain(default)
+            if not named and not is_secret_value(default or ""):
+                return match[0]
+            found.ignored_keys.append(f"the default of {name}: it looks like a secret; set the variable {name}")
+            return f"${{{name}}}"
+
+        return VARIABLE.sub(value, text)
 
 
-def _fill_url_server(
-    found: ImportedMcpServer, url: str, given: Mapping[str, Any], workspace: Path, names: SecretNameAllocator
-) -> None:
-    """Fill in the table of a server with a URL.
-
-    :raises ValueError: with the reason why it cannot be imported
-    """
-    kind = str(given.get("type", given.get("transport", "sse" if url.rstrip("/").endswith("/sse") else "http")))
-    if kind not in _TRANSPORTS:
-        raise ValueError(f"its type is {kind!r}; expected 'http' or 'sse' for a server with a url")
-    found.table["url"] = address = _expand_folder_placeholders(found, "url", url, workspace)
-    _refuse_secret_address(address)
-    if _TRANSPORTS[kind] == "sse":
-        found.table["transport"] = "sse"
-    if headers := _import_values(found, _reject_ambiguous_headers(given.get("headers")), workspace, names):
-        found.table["headers"] = headers
+def _is_plain(value: str) -> bool:
+    """Return whether a value is no secret under any name: a choice, a small number or a path."""
+    if _CHOICE.fullmatch(value):
+        return True
+    is_long = value.strip("/").count("/") > 0 or PurePath(value).suffix != ""
+    return is_long and _PATH.fullmatch(value) is not None and _RANDOM.search(value) is None
 
 
-def _command_and_args(given: Mapping[str, Any]) -> tuple[Any, Any]:
-    command: Any = given.get("command")
-    args: Any = given.get("args", [])
-    if isinstance(command, list) and command:
-        return cast("list[Any]", command)[0], [*cast("list[Any]", command)[1:], *cast("list[Any]", args)]
-    return given.get("command"), args
+def is_handrail(server: ForeignServer) -> bool:
+    """Return whether a server is Handrail's own, which must not be behind itself."""
+    if server.url:
+        try:
+            host = urlsplit(server.url).hostname or ""
+        except ValueError:
+            return False
+        return server.name.casefold() == "handrail" and host in ("localhost", "127.0.0.1", "::1")
+    words = [server.command, *server.args]
+    for one in server.args:  # the text of a shell
+        if " " in one and "handrail" in one:
+            try:
+                words += shlex.split(one)
+            except ValueError:
+                words += one.split()
+    names = [
+        re.split(r"[\[@=<>~]", PurePath(one.replace("\\", "/")).name.lower().removesuffix(".exe"))[0] for one in words
+    ]
+    if names[0] == "handrail":
+        return True
+    runner = names[0] in ("uvx", "uv", "pipx", "python", "python3", "py") or re.fullmatch(r"python3?\.\d+", names[0])
+    for at, name in enumerate(names[1:], 1):
+        if name == "handrail" and (names[at + 1 : at + 2] in (["mcp"], ["acp"]) or (runner and words[at - 1] == "-m")):
+            return True
+    return False
 
 
-def _fill_command_server(found: ImportedMcpServer, command: str, args: object, workspace: Path) -> None:
-    """Fill in the table of a server with a command.
-
-    :raises ValueError: with the reason why it cannot be imported
-    """
-    if not isinstance(args, list) or not all(isinstance(one, str) for one in cast("list[Any]", args)):
-        raise ValueError("its args are not a list of strings")
-    found.table["command"] = _expand_folder_placeholders(found, "command", command, workspace)
-    written = [_expand_folder_placeholders(found, "args", one, workspace) for one in cast("list[str]", args)]
-    _refuse_secret_arguments(written)
-    if written:
-        found.table["args"] = written
-
-
-def _expand_folder_placeholders(found: ImportedMcpServer, what: str, text: str, workspace: Path) -> str:
-    """Return a text with its placeholders for folders replaced.
-
-    :raises ValueError: for a variable, since its value would be stored in plain text
-    """
-    places = {"workspaceFolder": str(workspace), "userHome": str(Path.home()), "pathSeparator": os.sep, "/": os.sep}
-    filled = _PLACE.sub(lambda match: places[match[1]], text)
-    if (match := _VARIABLE.search(filled) or _INPUT.search(filled)) is not None:
-        raise ValueError(
-            f"its {what} has {match[0]}, which is possible only in env and headers; write the value "
-            "itself, or pass it by env"
-        )
-    if filled != text:
-        found.ignored_keys.append(f"{text}: written as {filled}")
-    return filled
+def _unwrap_remote_bridge(server: ForeignServer, found: ImportedMcpServer) -> ForeignServer:
+    """Return the remote server that ``mcp-remote`` bridges to, since Handrail reaches it itself; else the same server."""
+    words = [server.command, *server.args]
+    at = next((at for at, one in enumerate(words) if re.fullmatch(r"(?:.*/)?mcp-remote(?:@[\w.-]+)?", one)), None)
+    if at is None or at + 1 >= len(words) or not words[at + 1].startswith(("http://", "https://")):
+        return server
+    headers: dict[str, str] = {}
+    transport = "sse" if words[at + 1].rstrip("/").endswith("/sse") else "http"
+    rest = words[at + 2 :]
+    while rest:
+        option = rest.pop(0)
+        if option == "--header" and rest:
+            name, colon, value = rest.pop(0).partition(":")
+            if not colon:
+                return server
+            # The bridge replaces variables, which its own table of variables has.
+            headers[name.strip()] = VARIABLE.sub(lambda one: server.env.get(one[1], one[0]), value.strip())
+        elif option == "--transport" and rest:
+            transport = "sse" if rest.pop(0).startswith("sse") else "http"
+        elif option == "--allow-http" or option.isdigit():
+            continue
+        else:
+            return server
+    found.ignored_keys.append("mcp-remote: Handrail reaches the url itself")
+    return ForeignServer(
+        server.name,
+        url=words[at + 1],
+        transport=transport,
+        headers=headers,
+        enabled=server.enabled,
+        timeout_ms=server.timeout_ms,
+    )
 
 
 def _refuse_secret_arguments(args: list[str]) -> None:
@@ -302,8 +396,8 @@ def _refuse_secret_arguments(args: list[str]) -> None:
     for index, one in enumerate(args):
         name, equals, value = one.partition("=")
         given = value if equals else args[index + 1] if one.startswith("-") and index + 1 < len(args) else ""
-        named = one.startswith("-") and SECRET_NAME.search(name) and given and not given.startswith("-")
-        if named or _SECRET_VALUE.search(one) or _SECRET_VALUE.search(value):
+        named = one.startswith("-") and is_secret_name(name) and given and not given.startswith("-")
+        if (named and not _is_plain(given)) or is_secret_value(one) or is_secret_value(value):
             raise ValueError(
                 f"its argument {name if one.startswith('-') else index + 1} looks like a secret, and every "
                 "process of this machine can read arguments; pass it by a variable in env"
@@ -320,83 +414,15 @@ def _refuse_secret_address(url: str) -> None:
     except ValueError as error:
         raise ValueError(f"its url is not valid: {error}") from None
     given = parse_qsl(f"{parts.query}&{parts.fragment}", keep_blank_values=True)
-    named = any(value and (SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) for name, value in given)
-    if named or "@" in parts.netloc or any(_SECRET_VALUE.search(unquote(part)) for part in parts.path.split("/")):
+    named = any(value and (is_secret_name(name) or is_secret_value(value)) for name, value in given)
+    if named or "@" in parts.netloc or any(is_secret_value(unquote(part)) for part in parts.path.split("/")):
         raise ValueError(
             "its url has a part that looks like a secret, and a url is stored in plain text; pass it by a header"
         )
 
 
-def _reject_ambiguous_headers(given: object) -> object:
-    """Reject header fields whose names differ only in case, since either could be sent.
-
-    :raises ValueError: for such fields
-    """
-    fields = cast("dict[str, Any]", given) if isinstance(given, dict) else dict[str, Any]()
-    seen: set[str] = set()
-    for key in fields:
-        if key.lower() in seen:
-            raise ValueError(f"its headers have {key!r} twice, in different cases; remove one of the two")
-        seen.add(key.lower())
-    return cast("object", given)
-
-
-def _import_values(
-    found: ImportedMcpServer, given: object, workspace: Path, names: SecretNameAllocator
-) -> dict[str, Any]:
-    """Return variables or header fields, each as a text or a reference to a secret.
-
-    :raises ValueError: if it is not an object
-    """
-    if given is None:
-        return {}
-    if not isinstance(given, dict):
-        raise ValueError("its env or headers are not an object")
-    written: dict[str, Any] = {}
-    for key, value in cast("dict[str, Any]", given).items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        scheme = _SCHEME.match(text)
-        prefix, bare = (f"{scheme[1]} ", scheme[2]) if scheme else ("", text)
-        name = _find_secret_name(found, key, bare, names, is_secret=bool(prefix))
-        if name is None:
-            written[key] = _expand_folder_placeholders(found, key, text, workspace)
-        else:
-            written[key] = {"secret": name, **({"prefix": prefix} if prefix else {})}
-    return written
-
-
-def _find_secret_name(
-    found: ImportedMcpServer, key: str, value: str, names: SecretNameAllocator, *, is_secret: bool
-) -> str | None:
-    """Return the name of the secret that a value is or refers to, or None."""
-    whole = _VARIABLE.fullmatch(value) or _INPUT.fullmatch(value)
-    if whole is not None:
-        asked = value.startswith("${input:")  # the user will have to set this variable
-        name = names.allocate_name(*(("mcp",) if asked else ()), found.name, key)
-        found.variables[name] = name if asked else whole[1]
-        return name
-    if is_secret or (value and SECRET_NAME.search(key)) or _SECRET_VALUE.search(value):
-        name = names.allocate_name(found.name, key)
-        found.secrets[name] = value
-        return name
-    return None
-
-
 def _to_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:40].lstrip("0123456789-_")
-
-
-def _without_comments(text: str) -> str:
-    """Return JSON without comments and trailing commas, as editors accept them."""
-    kept: list[str] = []
-    at = 0
-    token = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
-    for match in token.finditer(text):
-        kept.append(text[at : match.start()])
-        if match[0].startswith('"'):
-            kept.append(match[0])
-        at = match.end()
-    return "".join(kept) + text[at:]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_").lstrip("0123456789-_")[:40].rstrip("-_")
 
 
 def format_server_tables(servers: Iterable[ImportedMcpServer], secret_files: Mapping[str, Path]) -> str:

@@ -6,10 +6,11 @@ import copy
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, cast
 
+from handrail.config.mcp_settings import find_server_faults
 from handrail.config.operator_settings import (
     LIST_KEYS,
     Settings,
@@ -104,6 +105,33 @@ class ConfigLayer:
                 return None
             node = cast("Mapping[str, Any]", node)[part]
         return (node,)
+
+
+def separate_unsound_servers(layer: ConfigLayer) -> tuple[ConfigLayer, dict[str, tuple[Diagnostic, ...]]]:
+    """Return the layer without the MCP servers that are not valid, and the faults of each by its name.
+
+    A faulty server is unavailable with its reason. It never stops another command.
+    """
+    mcp: Any = layer.table.get("mcp")
+    tables: Any = cast("Mapping[str, Any]", mcp).get("servers") if isinstance(mcp, Mapping) else None
+    if layer.kind == "workspace" or not isinstance(tables, Mapping):
+        return layer, {}
+    sound: dict[str, Any] = {}
+    unsound: dict[str, tuple[Diagnostic, ...]] = {}
+    for name, server in cast("Mapping[str, Any]", tables).items():
+        faults = find_server_faults(name, server)
+        if faults:
+            place = format_json_path(("mcp", "servers", name))
+            unsound[name] = tuple(
+                Diagnostic(layer.locate(f"{place}.{where}" if where else place), where, text)
+                for where, text in faults.items()
+            )
+        else:
+            sound[name] = server
+    if not unsound:
+        return layer, {}
+    table = {**layer.table, "mcp": {**cast("Mapping[str, Any]", mcp), "servers": sound}}
+    return replace(layer, table=table), unsound
 
 
 def merge_layers(layers: Sequence[ConfigLayer]) -> tuple[Settings, tuple[LayerValue, ...]]:

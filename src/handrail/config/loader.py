@@ -5,11 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from handrail.config.layers import ConfigLayer, LayerKind, LayerValue, environment_layer, flags_layer, merge_layers
+from handrail.config.layers import (
+    ConfigLayer,
+    LayerKind,
+    LayerValue,
+    environment_layer,
+    flags_layer,
+    merge_layers,
+    separate_unsound_servers,
+)
 from handrail.config.operator_settings import FILE_NAME, OPERATOR_ONLY, Settings, split_setting_key
 from handrail.config.toml_file import parse_config_file, read_config_file
 from handrail.contract.errors import Diagnostic, LoadError
@@ -151,6 +159,7 @@ class MergedConfiguration:
     :param file: the configuration file, or None if there is none
     :param values: the values of all layers, also those without effect
     :param workspace: the workspace file; None if there is none or it was not requested
+    :param unsound_servers: the faults of the MCP servers that are not valid, by name; ``settings`` does not have them
     """
 
     settings: Settings
@@ -158,6 +167,7 @@ class MergedConfiguration:
     file: Path | None
     values: tuple[LayerValue, ...] = ()
     workspace: WorkspaceFile | None = None
+    unsound_servers: Mapping[str, tuple[Diagnostic, ...]] = field(default_factory=dict[str, tuple[Diagnostic, ...]])
 
     def tool_folders(self, agent: str) -> tuple[tuple[str, Path], ...]:
         """Return ``(name, folder)`` of the global and the agent's tool folder, in loading order."""
@@ -275,12 +285,15 @@ def load_configuration(
     ):
         layers.append(layer)
         faults += problems
-    for layer in layers:
-        faults += layer.find_faults()
+    unsound: dict[str, tuple[Diagnostic, ...]] = {}
+    for place, layer in enumerate(layers):
+        layers[place], found = separate_unsound_servers(layer)
+        unsound |= found
+        faults += layers[place].find_faults()
     if faults:
         raise LoadError(faults)
     settings, values = merge_layers(layers)
-    return MergedConfiguration(settings, path.parent, path if content is not None else None, values, own)
+    return MergedConfiguration(settings, path.parent, path if content is not None else None, values, own, unsound)
 
 
 def check_outside_workspace(settings: MergedConfiguration, workspace: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 _HOUR_MS = 3_600_000
 SERVER_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,39}$"
@@ -19,6 +23,23 @@ class PrefixedSecretReference(_McpTable):
 
     secret: Annotated[str, Field(description="Name of the secret in the table of secrets.")]
     prefix: Annotated[str, Field(description="Text before the value, such as 'Bearer '. Default empty.")] = ""
+
+
+class ExpandedText(_McpTable):
+    """A text with variables, ``{ expand = "${LOG_LEVEL:-info}" }``."""
+
+    expand: Annotated[
+        str,
+        Field(
+            description=(
+                "Text in which ${VARIABLE} and ${VARIABLE:-default} are replaced by Handrail's environment variables."
+            )
+        ),
+    ]
+
+
+ServerText = str | PrefixedSecretReference | ExpandedText
+"""The value of a variable or a header field of a server."""
 
 
 class McpOauthSettings(_McpTable):
@@ -58,6 +79,25 @@ class McpOauthSettings(_McpTable):
             description="URL of the client's own metadata, which is used as its ID. Default none.",
         ),
     ] = ""
+    callback_host: Annotated[
+        Literal["127.0.0.1", "localhost"],
+        Field(
+            description=(
+                "Host of the address on this machine to which the browser returns: 127.0.0.1 or localhost. Default "
+                "127.0.0.1."
+            )
+        ),
+    ] = "127.0.0.1"
+    callback_port: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=65_535,
+            description=(
+                "Port of that address, from 1 to 65535. Default 0: the port of the last registration, or a free one."
+            ),
+        ),
+    ] = 0
     issuer: Annotated[
         str, Field(description="The only authorization server to trust. Default: the one that the server names.")
     ] = ""
@@ -102,11 +142,11 @@ class UpstreamServerSettings(_McpTable):
     ] = None
     args: Annotated[tuple[str, ...], Field(description="Arguments of the program. Default none.")] = ()
     env: Annotated[
-        dict[str, str | PrefixedSecretReference],
+        dict[str, ServerText],
         Field(
             description=(
-                'Additional environment variables, each a text or { secret = "NAME" }, which only this '
-                "server gets. Default none."
+                'Additional environment variables, which only this server gets: each a text, { secret = "NAME" } or '
+                '{ expand = "${VARIABLE:-default}" }. Default none.'
             )
         ),
     ] = {}
@@ -122,7 +162,7 @@ class UpstreamServerSettings(_McpTable):
         Field(description="Only for url: transport, http (streamable HTTP) or sse (older servers). Default http."),
     ] = "http"
     headers: Annotated[
-        dict[str, str | PrefixedSecretReference],
+        dict[str, ServerText],
         Field(
             description=(
                 "Only for url: additional header fields, such as Authorization = "
@@ -257,6 +297,36 @@ class UpstreamServerSettings(_McpTable):
         if self.command is not None and (extra := sorted(given & {"transport", "headers", "oauth"})):
             raise ValueError(f"{' and '.join(extra)} are only for servers with a url")
         return self
+
+
+def find_server_faults(name: str, server: object) -> dict[str, str]:
+    """Return the problems of one server, by their places in its table, without its values, which may be secret."""
+    if re.fullmatch(SERVER_NAME_PATTERN, name) is None:
+        return {
+            "": f"the name {name[:60]!r} is not valid; expected letters, digits, '-' and '_', a letter first, at most 40 characters"
+        }
+    if not isinstance(server, dict):
+        return {"": "is not a table"}
+    try:
+        UpstreamServerSettings.model_validate_json(json.dumps(server), strict=True)
+    except ValidationError as error:
+        return dict(_describe_fault(dict(one)) for one in error.errors())
+    return {}
+
+
+def _describe_fault(fault: dict[str, Any]) -> tuple[str, str]:
+    """Return the place and the text of a fault."""
+    location = [str(part) for part in fault["loc"]]
+    if len(location) > 1 and location[0] in ("env", "headers"):
+        text = 'expected a text, { secret = "NAME" } or { expand = "${VARIABLE}" }'
+        return ".".join(location[:2]), text
+    place = ".".join(location)
+    if place == "url" and fault["type"] == "string_pattern_mismatch":
+        return place, "expected an http or https address, without a user and without white space"
+    if fault["type"] == "extra_forbidden":
+        near = nearest_names(location[-1], UpstreamServerSettings.model_fields, 1)
+        return place, "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
+    return place, str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
 
 
 class McpTokenIntrospection(_McpTable):

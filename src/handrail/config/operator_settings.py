@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handrail.catalog.view import CatalogOptions
 from handrail.config.mcp_settings import SERVER_NAME_PATTERN as SERVER_NAME
-from handrail.config.mcp_settings import McpServeSettings, UpstreamServerSettings
+from handrail.config.mcp_settings import McpServeSettings, PrefixedSecretReference, UpstreamServerSettings
 from handrail.contract.permission_modes import DEFAULT_MODE, Mode
 from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.rule_forms import RuleInput
@@ -525,6 +525,33 @@ class McpSettings(_SettingsTable):
         dict[Annotated[str, Field(pattern=SERVER_NAME)], UpstreamServerSettings],
         Field(description="Upstream servers, by name: [mcp.servers.NAME] with command or url, and permissions."),
     ] = {}
+    proxy: Annotated[
+        str | PrefixedSecretReference,
+        Field(
+            description=(
+                "HTTP proxy through which Handrail reaches servers with a url and their sign-in: http://HOST:PORT, a secret "
+                "with such an address, or 'environment' for the variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Default none."
+            )
+        ),
+    ] = ""
+    no_proxy: Annotated[
+        tuple[str, ...],
+        Field(
+            description=(
+                "Hosts that are reached without the proxy, as in NO_PROXY: a name with its subdomains, an address, a network, "
+                "or '*'. This machine never needs the proxy. Default none."
+            )
+        ),
+    ] = ()
+    ca_file: Annotated[
+        str,
+        Field(
+            description=(
+                "File with further certificate authorities in PEM format, for servers with a url. Default: those of the "
+                "system."
+            )
+        ),
+    ] = ""
     serve: Annotated[
         McpServeSettings,
         Field(

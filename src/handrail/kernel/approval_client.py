@@ -302,12 +302,13 @@ async def load_and_redact_secrets(
 ) -> tuple[SecretRedactor, SecretStore]:
     """Load all secrets, and redact them from now on.
 
-    No tool receives a configured value that cannot be redacted.
+    No tool receives a configured value that cannot be redacted, except an ordinary short word, which is never redacted.
 
     :param given: secrets that a program passed
     :raises UsageError: if a value in ``given`` cannot be redacted
     """
     from handrail.arbiter.output.secret_redaction import create_redactor
+    from handrail.config.secret_detection import is_ordinary_value
     from handrail.config.secret_references import resolve_secrets
     from handrail.kernel.agent_loading import map_settings_to_secrets
 
@@ -315,19 +316,25 @@ async def load_and_redact_secrets(
         map_settings_to_secrets(config)
     )
     redactor = create_redactor(given)
+    values = configured.select(configured.names)
+    values = {name: value for name, value in values.items() if not is_ordinary_value(value)}
     try:
-        redactor.add_secrets(configured.select(configured.names))
+        redactor.add_secrets(values)
     except ValueError:
-        for name in sorted(configured.names):
+        for name in sorted(values):
             try:
-                redactor.add_secrets(configured.select((name,)))
+                redactor.add_secrets({name: values[name]})
             except ValueError as error:
                 configured = configured.with_missing_secret(name, f"its value cannot be redacted: {error}")
     return redactor, configured
 
 
 def redact_config_value(redactor: SecretRedactor, value: str) -> None:
-    """Redact a value from a third-party configuration, if possible."""
+    """Redact a value from a third-party configuration, if possible and unless it is an ordinary word."""
+    from handrail.config.secret_detection import is_ordinary_value
+
+    if is_ordinary_value(value):
+        return
     with suppress(ValueError):
         redactor.add_secrets({f"mcp-{hashlib.sha256(value.encode()).hexdigest()[:8]}": value})
 

@@ -58,6 +58,7 @@ from handrail.store.json_fallback_encoding import encode_any_json
 from handrail.store.state_folders import StateFolders
 from handrail.store.undo_store import UndoStore
 from handrail.store.workspace_store import WorkspaceStore
+from handrail.upstream.network_route import make_network_route
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
 
@@ -280,6 +281,7 @@ async def assemble_components(
             ceiling,
             await asyncio.to_thread(_make_rules_without_call, config),
             learned,
+            make_network_route(settings.mcp, known, learned),
         ),
         load_enabled_servers(config, known, learned),
         version=version("handrail"),

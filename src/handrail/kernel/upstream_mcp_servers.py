@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import pydantic
 
@@ -34,6 +35,7 @@ from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.store.state_folders import StateFolders, prepare_folders
+from handrail.upstream.network_route import make_network_route
 from handrail.upstream.oauth_sign_in import OauthTokenStore, SignInPrompt
 from handrail.upstream.server_config_loader import build_definition, load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
@@ -459,7 +461,13 @@ async def sign_in_at_server(
     :return: the number of tools of the server
     :raises UsageError: if the server does not exist or has no ``url``, or if the sign-in fails
     """
-    async with _serve_sign_in_callback(show) as prompt:
+    definition = next((one for one in load_enabled_servers(config) if one.name == name), None)
+    if definition is None:
+        raise UsageError(f"The configuration has no MCP server {name!r}. Run `handrail mcp list` to see the servers.")
+    said = definition.oauth
+    registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect)
+    kept = (registered.port or 0) if registered.hostname == said.callback_host else 0
+    async with _serve_sign_in_callback(show, said.callback_host, said.callback_port, kept) as prompt:
         tools = await store_server_listing(config, folders, name, prompt)
     if tools is None:
         raise UsageError(
@@ -479,6 +487,8 @@ async def store_server_listing(
     """
     known = await resolve_secrets(config.settings.secrets, os.environ)
     definition = next((one for one in load_enabled_servers(config, known) if one.name == name), None)
+    if definition is not None and definition.missing_reason:
+        raise UsageError(f"MCP server {name!r} cannot be used: {definition.missing_reason}. Correct it first.")
     if definition is None or (prompt is not None and not definition.url):
         return None
     folders = prepare_folders(
@@ -487,7 +497,14 @@ async def store_server_listing(
     variables = PathVariables(workspace=(str(folders.workspace),))
     ceiling = ceiling_layer(config.settings.ceiling, variables)
     upstreams = UpstreamRegistry(
-        UpstreamDeps(folders, GuardedSandbox(make_limited_sandbox(config)), variables, ceiling, RuleBook())
+        UpstreamDeps(
+            folders,
+            GuardedSandbox(make_limited_sandbox(config)),
+            variables,
+            ceiling,
+            RuleBook(),
+            route=make_network_route(config.settings.mcp, known),
+        )
     )
     upstreams.add(definition, prompt)
     try:
@@ -511,8 +528,16 @@ def delete_server_tokens(config: MergedConfiguration, folders: StateFolders, nam
 
 
 @asynccontextmanager
-async def _serve_sign_in_callback(show: Callable[[str], None]) -> AsyncGenerator[SignInPrompt]:
-    """Serve a page on the loopback address, to which the browser returns after the sign-in."""
+async def _serve_sign_in_callback(
+    show: Callable[[str], None], host: str, port: int, kept_port: int
+) -> AsyncGenerator[SignInPrompt]:
+    """Serve a page on the loopback address, to which the browser returns after the sign-in.
+
+    :param host: the host in its address
+    :param port: the configured port; 0 for none
+    :param kept_port: the port of the last registration, for which a free one is taken if another program has it; 0 for none
+    :raises UsageError: if another program has the configured port
+    """
     loop = asyncio.get_running_loop()
     came: asyncio.Future[str] = loop.create_future()
     open_now = 0
@@ -544,8 +569,21 @@ async def _serve_sign_in_callback(show: Callable[[str], None]) -> AsyncGenerator
             if known and not came.done():
                 came.set_result(target)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
-    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        server = await asyncio.start_server(serve, "127.0.0.1", port or kept_port, limit=_MAX_HEAD)
+    except OSError as error:
+        if port:
+            raise UsageError(
+                f"Port {port} for the return of the browser cannot be used: {error.strerror or error}. End the program that "
+                "has it, or set another callback_port."
+            ) from None
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
+    bound = server.sockets[0].getsockname()[1]
+    servers = [server]
+    if host == "localhost":  # a browser may try the address of IPv6 first
+        with contextlib.suppress(OSError):
+            servers.append(await asyncio.start_server(serve, "::1", bound, limit=_MAX_HEAD))
+    origin = f"http://{host}:{bound}"
 
     async def visit(address: str) -> str:
         show(address)
@@ -555,4 +593,5 @@ async def _serve_sign_in_callback(show: Callable[[str], None]) -> AsyncGenerator
     try:
         yield SignInPrompt(f"{origin}/callback", visit)
     finally:
-        server.close()
+        for one in servers:
+            one.close()

@@ -183,7 +183,7 @@ class HolderFile:
             raise unwritable_state_error(folders.workspace_state_folder, error) from None
         file = HolderFile(made, descriptor, token)
         try:
-            if not _try_lock(descriptor):
+            if not try_lock_descriptor(descriptor):
                 raise _unfit_error(made, "another process has locked it")
             file.write_heartbeat(now_ns)
             fields = {name: value for name, value in asdict(holder).items() if name != "state"}
@@ -324,7 +324,7 @@ if sys.platform == "win32":  # pragma: no cover - exercised on Windows only
 
     _LOCKED_BYTE = 2**30  # past the note, which others must be able to read
 
-    def _try_lock(descriptor: int) -> bool:
+    def try_lock_descriptor(descriptor: int) -> bool:
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -333,14 +333,15 @@ if sys.platform == "win32":  # pragma: no cover - exercised on Windows only
         return True
 
     def _is_locked(descriptor: int) -> bool:
-        locked = not _try_lock(descriptor)
+        locked = not try_lock_descriptor(descriptor)
         os.lseek(descriptor, 0, os.SEEK_SET)
         return locked
 
 else:
     import fcntl
 
-    def _try_lock(descriptor: int) -> bool:
+    def try_lock_descriptor(descriptor: int) -> bool:
+        """Lock an open file against other processes until it is closed, and return whether this was possible."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

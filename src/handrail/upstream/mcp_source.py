@@ -14,7 +14,7 @@ from handrail.contract.tool_generation import DiscoveredTool, SourceContents, So
 from handrail.registry.sources.operator_resources import MAX_URI, parse_uri_template_shape
 from handrail.upstream import server_definition as listings
 from handrail.upstream.client.upstream_session import RpcError, UpstreamConnectionLost
-from handrail.upstream.mcp_tool import McpTool, is_same_definition, make_tool_ids, to_tool_error
+from handrail.upstream.mcp_tool import McpTool, is_same_definition, make_tool_ids, remove_own_prefix, to_tool_error
 from handrail.upstream.server_definition import JsonItem, ServerDefinition, ServerListing
 from handrail.upstream.server_programs import CommandRefused, resolve_server_program
 
@@ -158,7 +158,7 @@ def _prompt(item: JsonItem, prefix: str) -> tuple[PromptSpec, str] | None:
         for one in map(_object, cast("list[Any]", given) if isinstance(given, list) else [])
         if _text(one, "name")
     ]
-    name = f"{prefix}_{own}" if prefix else own
+    name = f"{prefix}_{remove_own_prefix(prefix, own)}" if prefix else own
     spec = PromptSpec(name, _text(item, "description"), _text(item, "title"), tuple(arguments), _more(item))
     return spec, own
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import ToolError
@@ -71,7 +74,14 @@ def _plain_id(prefix: str, name: str) -> str:
     spelled = "".join(_spell(one) for one in folded if not unicodedata.combining(one))
     own = re.sub(r"(?<=[A-Za-z0-9])_(?=u[0-9a-f]{4,6}_)|__+(?=u[0-9a-f]{4,6}_)", "_", spelled)
     own = own if own == name else own.strip("_") or "tool"
-    return f"{prefix}_{own}" if prefix else own if own[0].isalpha() else f"t_{own}"
+    return f"{prefix}_{remove_own_prefix(prefix, own)}" if prefix else own if own[0].isalpha() else f"t_{own}"
+
+
+def remove_own_prefix(prefix: str, name: str) -> str:
+    """Return a name without the server's prefix, if the server itself writes it before its names."""
+    own, rest = name[: len(prefix)], name[len(prefix) :]
+    is_same = own.casefold().replace("-", "_") == prefix.casefold().replace("-", "_")
+    return rest[1:] if is_same and rest[:1] in ("_", "-") and rest[1:2].isalnum() else name
 
 
 def _spell(character: str) -> str:
@@ -240,6 +250,10 @@ class McpTool(Tool):
 
         headers = self.header_fields_from_args(args) if self._headers else None
         fields = {"name": self.name, "arguments": args}
+        before: dict[str, tuple[int, int]] = {}
+        if self.definition.transport == "stdio":
+            await upstream.ensure_connected()
+            before = await asyncio.to_thread(_list_scratch_files, upstream.scratch_folder)
         try:
             as_task = can_be_called_only_as_task(self.item)
             answer = await upstream.call(
@@ -249,8 +263,13 @@ class McpTool(Tool):
             raise to_tool_error(self.definition.name, error) from None
         result = result_from_mcp_content(answer)
         meta = strip_own_metadata(answer.get("_meta"))
-        fits = meta and len(encode_message(meta)) <= MAX_META_BYTES
-        return result.with_metadata(server_meta=meta) if fits else result
+        if meta and len(encode_message(meta)) <= MAX_META_BYTES:
+            result = result.with_metadata(server_meta=meta)
+        if folder := upstream.scratch_folder:
+            after = await asyncio.to_thread(_list_scratch_files, folder)
+            note = _describe_new_files(self.definition.name, folder, before, after)
+            result = result.with_metadata(scratch_note=note) if note else result
+        return result
 
 
 def to_tool_error(server: str, error: RpcError) -> ToolError:
@@ -326,3 +345,44 @@ def _headers_of(places: Mapping[tuple[str, ...], str], args: Mapping[str, Any]) 
         elif isinstance(node, (str, int)):
             found[f"mcp-param-{token}"] = str(node)
     return found
+
+
+# The files that a server's program leaves in its own folder, which neither the user nor another tool sees.
+
+_MAX_FILES = 2_000
+_MAX_NAMED = 10
+_CACHE_FOLDERS = frozenset({"node_modules", "__pycache__", "site-packages", "Library", "AppData", "logs", "tmp"})
+
+
+def _list_scratch_files(folder: str) -> dict[str, tuple[int, int]]:
+    """Return the size and the time of each file that is not hidden and not in a cache, by its path in ``folder``."""
+    found: dict[str, tuple[int, int]] = {}
+    for at, inner, files in os.walk(folder):
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and name not in _CACHE_FOLDERS)
+        for name in sorted(files):
+            if name.startswith(".") or name.endswith((".log", ".lock", ".tmp", ".pid")):
+                continue
+            try:
+                status = (Path(at) / name).lstat()
+            except OSError:
+                continue
+            found[os.path.relpath(f"{at}/{name}", folder)] = (status.st_size, status.st_mtime_ns)
+            if len(found) >= _MAX_FILES:
+                return found
+    return found
+
+
+def _describe_new_files(
+    server: str, folder: str, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]
+) -> str:
+    """Return a text about the files that a call has written into the server's own folder; empty without any."""
+    written = [name for name, status in after.items() if before.get(name) != status]
+    if not written:
+        return ""
+    named = ", ".join(written[:_MAX_NAMED]) + (
+        f" and {len(written) - _MAX_NAMED} more" if len(written) > _MAX_NAMED else ""
+    )
+    return (
+        f"The server wrote {named} into its own folder {folder}, not into the workspace. To let it write there, the user sets "
+        f"write and cwd of [mcp.servers.{server}]."
+    )

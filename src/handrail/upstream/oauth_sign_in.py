@@ -1,19 +1,21 @@
 """OAuth sign-in at an upstream server, by the SDK's client, with its tokens in the state root, mode 0600.
 
-Each request gets a token without waiting. On a 401 the token is refreshed once, else the user signs in if possible, and then
-the request is tried once more. No token is ever logged or shown.
+Each request gets a token without waiting. On a 401 the stored tokens are read again, since another process may have refreshed
+them or the user may have signed in there. If they are the same, the token is refreshed once, under a lock across processes, else
+the user signs in if possible. Then the request is tried once more. No token is ever logged or shown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
+import os
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx2
 import orjson
@@ -23,6 +25,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 
 from handrail.contract.errors import StartError
 from handrail.store import operator_decisions
+from handrail.store.lease import try_lock_descriptor
 from handrail.upstream.server_definition import OauthSignInOptions, ServerDefinition
 
 if TYPE_CHECKING:
@@ -31,13 +34,21 @@ if TYPE_CHECKING:
 
 
 _MAX_BYTES = 1024 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
 _SECRET = ("access_token", "refresh_token", "id_token", "client_secret", "registration_access_token")
+LOCK_WAIT_S = 30.0
+_LOCK_POLL_S = 0.05
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _LEAST_SECRET = 8
 """The minimum length in characters of a value to redact; a server could name a shorter one to hide ordinary text."""
 
 
 class SignInRequired(Exception):
     """The server requires a sign-in that is not possible now; the text has the next step."""
+
+
+class UnknownClientError(Exception):
+    """The authorization server has dropped the registration of this client."""
 
 
 class SignInPrompt:
@@ -64,9 +75,10 @@ class OauthTokenStore:
         self, definition: ServerDefinition, state: Path, register_secret: Callable[[str], None] = lambda value: None
     ) -> None:
         self._learn = register_secret
-        key = hashlib.sha256(f"{definition.name}\0{definition.url.partition('?')[0]}".encode()).hexdigest()[:24]
-        self._path = state / "mcp" / "tokens" / f"{key}.json"
+        self._path = definition.token_file(state)
         self._held: dict[str, Any] | None = None
+        self._is_stored = True
+        """Whether the file has what this process holds."""
 
     @property
     def access_token(self) -> str:
@@ -74,6 +86,10 @@ class OauthTokenStore:
         token: Any = self._all().get("tokens")
         found = cast("dict[str, Any]", token).get("access_token") if isinstance(token, dict) else None
         return found if isinstance(found, str) else ""
+
+    def has_token_other_than(self, token: str) -> bool:
+        """Return whether there is an access token that is not this one."""
+        return self.access_token not in ("", token)
 
     def delete(self) -> bool:
         """Delete the tokens, and return whether any existed."""
@@ -84,6 +100,46 @@ class OauthTokenStore:
             return False
         return True
 
+    def reload(self) -> None:
+        """Read the file again at the next access."""
+        if self._is_stored:
+            self._held = None
+
+    @contextlib.asynccontextmanager
+    async def lock_across_processes(self) -> AsyncGenerator[None]:
+        """Keep other processes from using the refresh token, which many servers accept only once.
+
+        :raises SignInRequired: if another process keeps the lock too long
+        """
+        descriptor = -1
+        with contextlib.suppress(OSError):  # without a folder to write in, no other process stores tokens either
+            folder = self._path.parent.parent / "locks"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(folder / f"{self._path.stem}.lock", _LOCK_FLAGS, 0o600)
+        try:
+            if descriptor >= 0:
+                until = asyncio.get_running_loop().time() + LOCK_WAIT_S
+                while not try_lock_descriptor(descriptor):
+                    if asyncio.get_running_loop().time() > until:
+                        raise SignInRequired("another process is refreshing the token and does not finish; try again")
+                    await asyncio.sleep(_LOCK_POLL_S)
+            yield
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    @property
+    def registered_redirect(self) -> str:
+        """The address of the last registration to which the browser returns; empty without one."""
+        client: Any = self._all().get("client")
+        uris: Any = cast("dict[str, Any]", client).get("redirect_uris") if isinstance(client, dict) else None
+        return str(cast("list[Any]", uris)[0]) if isinstance(uris, list) and uris else ""
+
+    def forget_client(self) -> None:
+        """Delete the registration, and the tokens that only this client can use."""
+        self._held = {}
+        self._store()
+
     async def get_tokens(self) -> OAuthToken | None:
         from mcp.shared.auth import OAuthToken
 
@@ -91,10 +147,11 @@ class OauthTokenStore:
         return None if found is None else OAuthToken.model_validate(found)
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._held = {key: value for key, value in self._all().items() if key != "giver"}
         said = tokens.model_dump(mode="json", exclude_none=True)
         self._register_secrets(said)
-        self._write("tokens", said)
+        self.reload()
+        self._held = {key: value for key, value in self._all().items() if key != "giver"} | {"tokens": said}
+        self._store()
 
     @property
     def token_issuer(self) -> dict[str, Any] | None:
@@ -143,10 +200,17 @@ class OauthTokenStore:
         return self._held
 
     def _write(self, key: str, value: dict[str, Any]) -> None:
+        self.reload()
         self._held = {**self._all(), key: value}
-        with contextlib.suppress(OSError, StartError):  # kept in memory for the life of this process
+        self._store()
+
+    def _store(self) -> None:
+        """Write the file. If this is not possible, the tokens are held for the life of this process."""
+        try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             operator_decisions.write_private_file(self._path, json.dumps(self._held).encode())
+        except (OSError, StartError):
+            self._is_stored = False
 
 
 class UpstreamSignIn(httpx2.Auth):
@@ -172,19 +236,26 @@ class UpstreamSignIn(httpx2.Auth):
         tried = 0
         while _requires_more_scopes(response) and tried < 2:
             tried += 1
-            async with self._turn:
-                if self._tokens.access_token == sent or not self._tokens.access_token:
+            async with self._turn, contextlib.AsyncExitStack() as refreshing:
+                await refreshing.enter_async_context(self._tokens.lock_across_processes())
+                self._tokens.reload()
+                if not self._tokens.has_token_other_than(sent):
                     await response.aread()
-                    flow = self._run_sdk_flow_after_401(request, refreshing=tried == 1 and response.status_code == 401)
+                    is_refresh = tried == 1 and response.status_code == 401
+                    flow = self._run_sdk_flow_after_401(request, response, refreshing=is_refresh)
                     try:
                         to_send, told = await anext(flow), False
-                        while to_send is not request or not (told or self._tokens.access_token != sent):
+                        while to_send is not request or not (told or self._tokens.has_token_other_than(sent)):
                             if to_send is request:
                                 answer, told = response, True  # the present response answers it
                             else:
                                 answer = yield to_send
                                 await answer.aread()
                             to_send = await flow.asend(answer)
+                            await refreshing.aclose()  # a refresh is the first step; no other process waits for a user
+                            self._tokens.reload()
+                            if not told and self._tokens.has_token_other_than(sent):
+                                break  # the refresh was refused, and another process has a newer token
                     except StopAsyncIteration:
                         return
                     finally:
@@ -194,9 +265,14 @@ class UpstreamSignIn(httpx2.Auth):
             response = yield request
 
     async def _run_sdk_flow_after_401(
-        self, request: httpx2.Request, *, refreshing: bool
+        self, request: httpx2.Request, response: httpx2.Response, *, refreshing: bool
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Run the SDK's flow from the point where the server has answered 401."""
+        """Run the SDK's flow from the point where the server has answered 401.
+
+        If the authorization server does not know the client any more, it is registered again once.
+
+        :param response: the answer of the server
+        """
         provider = self._provider
         if provider is None:
             provider = self._provider = await asyncio.to_thread(self._make_provider)
@@ -205,10 +281,21 @@ class UpstreamSignIn(httpx2.Auth):
                 await self._pin_refresh_to_issuer(provider)
         before = self._tokens.access_token
         flow = provider.async_auth_flow(request)
+        is_second = False
         try:
             answer: httpx2.Response | None = None
             while True:
-                to_send = await (anext(flow) if answer is None else flow.asend(answer))
+                try:
+                    to_send = await (anext(flow) if answer is None else flow.asend(answer))
+                except UnknownClientError:
+                    if is_second or self._definition.oauth.client_id or not isinstance(provider, BrowserSignIn):
+                        raise
+                    is_second = True
+                    provider.drop_registration()
+                    await flow.aclose()
+                    flow = provider.async_auth_flow(request)
+                    await anext(flow)  # the request, which has been answered
+                    to_send = await flow.asend(response)
                 answer = yield to_send
         except StopAsyncIteration:
             return
@@ -301,10 +388,7 @@ class UpstreamSignIn(httpx2.Auth):
 
         async def visit(address: str) -> None:
             if self._prompt is None:
-                raise SignInRequired(
-                    "the server requires a sign-in, and no user is present; sign in once with: handrail mcp "
-                    f"login {self._definition.name}"
-                )
+                raise SignInRequired(_explain_absent_user(self._definition.name))
             back[:] = [_parse_redirect(await self._prompt.open_browser(address))]
 
         async def returned() -> AuthorizationCodeResult:
@@ -323,16 +407,38 @@ class UpstreamSignIn(httpx2.Auth):
         at = said.client_metadata_url or None
         provider = BrowserSignIn(self._definition.url, metadata, self._tokens, visit, returned, client_metadata_url=at)
         provider.known_client, provider.trusted_issuer = known, said.issuer
+        provider.forget_client = self._tokens.forget_client
+        provider.absence = "" if self._prompt is not None else _explain_absent_user(self._definition.name)
         return provider
+
+
+def _explain_absent_user(name: str) -> str:
+    return f"the server requires a sign-in, and no user is present; sign in once with: handrail mcp login {name}"
 
 
 def _parse_redirect(address: str) -> AuthorizationCodeResult:
     from mcp.client.auth import AuthorizationCodeResult
 
     fields = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
+    if fields.get("error") in _UNKNOWN_CLIENT_ERRORS:
+        raise UnknownClientError(f"the authorization server does not know this client: {fields['error']}")
     if "error" in fields:
         raise SignInRequired(f"the sign-in was rejected: {fields.get('error_description', fields['error'])[:300]}")
     return AuthorizationCodeResult.model_validate({key: fields.get(key) for key in ("code", "state", "iss")})
+
+
+_UNKNOWN_CLIENT_ERRORS = ("invalid_client", "unauthorized_client")
+_UNKNOWN_CLIENT_TEXT = re.compile(
+    rb"invalid_client|unauthorized_client|(?i:client(?:[ _-]?id)?\W.{0,80}(?:not found|not registered|unknown|does not exist)"
+    rb"|(?:unknown|unregistered) client)"
+)
+
+
+async def _is_client_unknown(response: httpx2.Response) -> bool:
+    """Return whether an authorization server refuses this client because it does not know it."""
+    if response.status_code not in (400, 401, 403, 404):
+        return False
+    return _UNKNOWN_CLIENT_TEXT.search((await response.aread())[:_MAX_ERROR_BYTES]) is not None
 
 
 def _set_bearer_token(request: httpx2.Request, token: str) -> None:
@@ -366,16 +472,75 @@ class BrowserSignIn(OAuthClientProvider):
     its issuer. An issuer of the same origin is accepted; one of any other origin is refused.
 
     :ivar known_client: the client's id, if the operator has set one
+    :ivar forget_client: deletes the stored registration
+    :ivar absence: the text for the operator if no user can sign in now; empty if one can
     :ivar trusted_issuer: the only authorization server to which the user and the client's secret may be sent; empty for the one that
         the server names
     """
 
     known_client: OAuthClientInformationFull | None = None
     trusted_issuer: str = ""
+    forget_client: Callable[[], None] = staticmethod(lambda: None)
+    absence: str = ""
 
     async def _initialize(self) -> None:
         await super()._initialize()
         self.context.client_info = self.known_client or self.context.client_info
+
+    async def _handle_refresh_response(self, response: httpx2.Response) -> bool:
+        if await super()._handle_refresh_response(response):
+            return True
+        if await _is_client_unknown(response):
+            self.drop_registration()
+        return False
+
+    async def _handle_token_response(self, response: httpx2.Response) -> None:
+        if self.known_client is None and await _is_client_unknown(response):
+            self.drop_registration()
+            raise UnknownClientError(
+                "the authorization server does not know this client, although it was just registered"
+            )
+        await super()._handle_token_response(response)
+
+    def drop_registration(self) -> None:
+        """Forget a registration that this client made itself, so that it registers again."""
+        if self.known_client is None and self.context.client_info is not None:
+            self.context.client_info = None
+            self.forget_client()
+
+    def _is_registered_for_redirect(self) -> bool:
+        """Return whether the registration has the address to which the browser will return."""
+        client = self.context.client_info
+        wanted = [str(uri) for uri in self.context.client_metadata.redirect_uris or ()]
+        return client is None or not client.redirect_uris or wanted[0] in map(str, client.redirect_uris)
+
+    async def _make_registration_check(self, asked: httpx2.Request, response: httpx2.Response) -> httpx2.Request | None:
+        """Return a request that shows whether the authorization server still knows this client.
+
+        A browser would only show an error page there. None unless ``response`` has the server's metadata, with the address in the
+        same place as the token endpoint, which is within reach.
+        """
+        client = self.context.client_info
+        if self.known_client is not None or client is None or response.status_code != 200:
+            return None
+        if not any(name in asked.url.path for name in (_WELL_KNOWN, "/.well-known/openid-configuration")):
+            return None
+        try:
+            metadata: Any = orjson.loads(await response.aread())
+            address, token_endpoint = str(metadata["authorization_endpoint"]), str(metadata["token_endpoint"])
+        except (orjson.JSONDecodeError, TypeError, KeyError):
+            return None
+        if _origin(address) != _origin(token_endpoint):
+            return None
+        fields = {
+            "response_type": "code",
+            "client_id": client.client_id,
+            "redirect_uri": str((self.context.client_metadata.redirect_uris or [""])[0]),
+            "state": "registration-check",
+            "code_challenge": "47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU",
+            "code_challenge_method": "S256",
+        }
+        return httpx2.Request("GET", f"{address}{'&' if '?' in address else '?'}{urlencode(fields)}")
 
     async def _perform_authorization(self) -> httpx2.Request:
         metadata = self.context.oauth_metadata
@@ -392,6 +557,14 @@ class BrowserSignIn(OAuthClientProvider):
             outgoing = await anext(flow)
             while True:
                 response = yield outgoing
+                if outgoing is request and response.status_code == 401:  # the refresh was not possible, or was refused
+                    if self.absence:
+                        raise SignInRequired(self.absence)
+                    if not self._is_registered_for_redirect():
+                        self.drop_registration()
+                check = await self._make_registration_check(outgoing, response)
+                if check is not None and await _is_client_unknown((yield check)):
+                    self.drop_registration()
                 if self._is_root_metadata(outgoing, response):
                     response = await self._issued_by_origin(outgoing, response)
                 outgoing = await flow.asend(response)

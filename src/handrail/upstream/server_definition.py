@@ -40,6 +40,8 @@ class OauthSignInOptions:
     identity_exchange: str = ""
     identity_client_id: str = ""
     identity_token: str = field(default="", repr=False)
+    callback_host: str = "127.0.0.1"
+    callback_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,14 @@ class ServerDefinition:
     def url_or_command(self) -> str:
         """The URL or the command, without secrets."""
         return self.url.partition("?")[0] if self.url else " ".join((self.command, *self.args))
+
+    def token_file(self, state: Path) -> Path:
+        """Return the file with the tokens of the sign-in at this server.
+
+        :param state: the root folder of all state
+        """
+        key = hashlib.sha256(f"{self.name}\0{self.url.partition('?')[0]}".encode()).hexdigest()[:24]
+        return state / "mcp" / "tokens" / f"{key}.json"
 
     @property
     def definition_hash(self) -> str:

@@ -271,18 +271,24 @@ def _parse_pypi_words(words: Sequence[str], source: str) -> ServerPackage:
     options, program, args = _split_options(words, valued)
     if not program:
         raise UsageError("The command names no package. Add NAME or NAME==VERSION.")
-    spec = options.get("from", [program])[-1]
-    program_name, _, version = program.partition("@")
-    if "from" not in options:
-        spec = program_name if version in ("", "latest") else f"{program_name}=={version}"
+    spec = _to_requirement(options.get("from", [program])[-1])
+    program_name = re.split(r"[@\[=<>~!]", program)[0]
     match = _PYPI.fullmatch(spec)
     if match is None:
         raise UsageError(f"{spec!r} is not a package of PyPI. Expected NAME or NAME==VERSION.")
-    beside = tuple(one for given in options.get("with", []) for one in given.split(","))
+    beside = tuple(_to_requirement(one.strip()) for given in options.get("with", []) for one in given.split(","))
     for one in beside:
         if _PYPI.fullmatch(one) is None:
             raise UsageError(f"{one!r} is not a package of PyPI. Expected NAME or NAME==VERSION.")
     return ServerPackage("pypi", match["name"], spec, program_name, tuple(args), beside)
+
+
+def _to_requirement(spec: str) -> str:
+    """Return a requirement of pip for one of uvx, which also has ``NAME@latest`` and ``NAME@VERSION``."""
+    name, at, version = spec.partition("@")
+    if not at or "/" in version or ":" in version:
+        return spec
+    return name.strip() if version.strip() in ("", "latest") else f"{name.strip()}=={version.strip()}"
 
 
 def _split_options(words: Sequence[str], valued: Mapping[str, str]) -> tuple[dict[str, list[str]], str, list[str]]:

@@ -181,6 +181,11 @@ class UpstreamServerConnection:
         self._owner: asyncio.Task[None] | None = None
         self._attempt: asyncio.Future[None] | None = None
         self._next_at = 0.0
+        self.scratch_folder = ""
+        """The folder of its program's own files; empty before its start."""
+        self._retry_now = asyncio.Event()
+        self._credentials = 0
+        """The state of the stored credentials at the last attempt."""
         self._hint: ProtocolEra | None = None
         if self.listing is not None and self.listing.protocol:
             self._hint = "modern" if self.listing.protocol in MODERN_VERSIONS else "legacy"
@@ -289,7 +294,10 @@ class UpstreamServerConnection:
             self._attempt = asyncio.get_running_loop().create_future()
             self.state = "connecting"
             self._owner = asyncio.create_task(self._run_connection(), name=f"mcp {self.name}: owner")
-        elif self.state == "waiting" or (  # the owner task has not noticed yet
+        elif self.state == "waiting" and self._read_credentials_state() != self._credentials:
+            self._credentials = self._read_credentials_state()
+            self._retry_now.set()  # the user has signed in meanwhile
+        elif (self.state == "waiting" and not self._retry_now.is_set()) or (  # the owner task has not noticed yet
             self.state == "connected" and not (retry or self._is_session_expired)
         ):
             raise self._unavailable()
@@ -342,6 +350,7 @@ class UpstreamServerConnection:
                 if self._attempt is None or self._attempt.done():
                     self._attempt = asyncio.get_running_loop().create_future()
                 self.attempts += 1
+                self._credentials = self._read_credentials_state()
                 conversation = UpstreamSession(self._channel(), self.name, self.definition.grants, self._version, hooks)
                 await self._open_connection(conversation)
                 self._conversation, self.state, self.reason = conversation, "connected", ""
@@ -368,8 +377,20 @@ class UpstreamServerConnection:
 
     async def _pause(self, delay_s: float) -> None:
         self.state, self._next_at = "waiting", asyncio.get_running_loop().time() + delay_s
+        self._retry_now.clear()
         self._end_attempt()
-        await asyncio.sleep(delay_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._retry_now.wait()
+
+    def _read_credentials_state(self) -> int:
+        """Return a number that changes when a user signs in at this server, in any process."""
+        if self.definition.transport == "stdio":
+            return 0
+        try:
+            return self.definition.token_file(self._root).stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def _end_attempt(self) -> None:
         """End the attempt, successful or not, and wake its waiters."""

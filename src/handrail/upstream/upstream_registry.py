@@ -27,6 +27,7 @@ from handrail.policy.rules.matchers import RuleRanking
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook
 from handrail.runtime.secret_store import SecretStore
 from handrail.store.state_folders import StateFolders
+from handrail.upstream.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.upstream.server_config_loader import is_path_inside, load_enabled_servers
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class UpstreamDeps(NamedTuple):
     ceiling: CapabilityLayer | None
     rules: RuleBook
     register_secret: Callable[[str], None] = lambda value: None
+    route: NetworkRoute = DIRECT_ROUTE
 
 
 class UpstreamRegistry:
@@ -206,7 +208,13 @@ class UpstreamRegistry:
             self._ground,
         )
         return make_http_transport(
-            definition, reach, gate, dependencies.folders.state, prompt, dependencies.register_secret
+            definition,
+            reach,
+            gate,
+            dependencies.folders.state,
+            prompt,
+            dependencies.register_secret,
+            dependencies.route,
         )
 
     def _requested_hosts(self, name: str) -> RequestedHosts:
@@ -263,9 +271,11 @@ class UpstreamRegistry:
         if fault := _fault_in_start_folder(definition, workspace):
             raise UpstreamConnectionLost(fault, unsent=True)
         layer = expand_requires(definition.requires, dependencies.variables, f"mcp server {definition.name}")
+        home = dependencies.folders.prepare_tool_home(f"mcp-{definition.name}")
+        self[definition.name].scratch_folder = home
         profile = SandboxProfile(
             workspace,
-            dependencies.folders.prepare_tool_home(f"mcp-{definition.name}"),
+            home,
             bool(definition.write),
             readable=tuple(dict.fromkeys((*folders, *map(os.path.realpath, definition.folders)))),
             hidden=(str(dependencies.folders.state),),

@@ -64,6 +64,8 @@ async def to_mcp_result(kernel: Kernel, client: McpClientState, tool_id: str, re
     wire = result_to_mcp_content(shown, stored)
     if result.metadata.get("truncated"):
         wire["content"].append({"type": "text", "text": _truncation_note(result, uri)})
+    if isinstance(note := result.metadata.get("scratch_note"), str):
+        wire["content"].append({"type": "text", "text": f"[{note}]"})
     if uri is not None:
         wire["content"].append(
             {"type": "resource_link", "uri": uri, "name": uri.rpartition("/")[2], "mimeType": "text/plain"}

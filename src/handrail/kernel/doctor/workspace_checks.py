@@ -56,7 +56,9 @@ def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorChec
     for server in servers:
         known = "not connected yet" if server.tools is None else f"{server.tools} tools"
         spoken = f", {server.protocol}" if server.protocol else ""
-        about = f"{server.transport} {server.where}: {server.state}{spoken}, {known}"
+        about = (
+            f"{server.transport} {server.where}: {server.state}{spoken}, {known}" if server.where else "cannot be used"
+        )
         name = f"mcp server {server.name}"
         if server.reason:
             remedy = f"see [mcp.servers.{server.name}]"
@@ -68,11 +70,20 @@ def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorChec
             yield DoctorCheck(name, "ok", about)
 
 
+def _check_unlisted_servers(config: MergedConfiguration) -> Iterator[DoctorCheck]:
+    """Check the files of other programs, and the names of servers."""
+    from handrail.upstream.server_config_loader import find_unlisted_faults
+
+    for fault in find_unlisted_faults(config):
+        yield DoctorCheck("mcp servers", "problem", str(fault), "correct it, or remove it from [mcp] of handrail.toml")
+
+
 def check_configured_servers(config: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the servers of a configuration, without connecting to them."""
     from handrail.kernel.agent_loading import make_placeholder_secrets
     from handrail.upstream.server_config_loader import load_enabled_servers
 
+    yield from _check_unlisted_servers(config)
     found = load_enabled_servers(config, make_placeholder_secrets(config))
     if not found:
         return
@@ -143,6 +154,7 @@ def check_open_kernel(kernel: Kernel) -> list[DoctorCheck]:
     folders = StateFolders(Path(kernel.workdir), own.parent.parent, own.name)
     checks = [*check_storage(folders), *check_lease_holder(folders), *_check_files(kernel.config)]
     checks += _check_tools(kernel.generation.entries.values())
+    checks += _check_unlisted_servers(kernel.config)
     checks += check_mcp_servers(kernel.mcp_servers.server_statuses)
     checks += check_token_costs(kernel.generation, kernel.config, kernel.default_agent)
     checks += _check_tool_settings(kernel.config, kernel.generation.entries.values())

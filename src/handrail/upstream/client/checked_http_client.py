@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpcore2
 import httpx2
 
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.text.host_names import parse_host
 from handrail.sandbox.network.egress_check import EgressCheck
+from handrail.upstream.network_route import DIRECT_ROUTE, NetworkRoute, check_authorities
 from handrail.upstream.oauth_sign_in import SignInRequired
 
 CONNECT_S = 30.0
 IDLE_S = 4.0
 """How long in seconds an idle connection is kept; servers commonly keep theirs for five seconds."""
 MOST_CONNECTIONS = 512
+_POOL_LIMITS: dict[str, Any] = {
+    "max_connections": MOST_CONNECTIONS,
+    "max_keepalive_connections": 16,
+    "keepalive_expiry": IDLE_S,
+}
 
 
 class _TcpStream(httpcore2.AsyncNetworkStream):
@@ -116,32 +125,121 @@ class _EgressBackend(httpcore2.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+class _ProxyBackend(httpcore2.AsyncNetworkBackend):
+    """Connections to a proxy, which its operator has named and which needs no further permission."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            async with asyncio.timeout(timeout):
+                return _TcpStream(*await asyncio.open_connection(host, port))
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout(f"the proxy {host}:{port} does not answer") from error
+        except OSError as error:
+            raise httpcore2.ConnectError(f"the proxy {host}:{port}: {error.strerror or error}") from error
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
 class _EgressTransport(httpx2.AsyncHTTPTransport):
-    def __init__(self, egress: EgressCheck, trust: ssl.SSLContext) -> None:
+    """A transport that checks each host, and reaches it directly or through the configured proxy."""
+
+    def __init__(self, egress: EgressCheck, trust: ssl.SSLContext, route: NetworkRoute) -> None:
         super().__init__(verify=trust, trust_env=False)
+        self._egress = egress
+        self._route = route
+        self._trust = trust
+        self._proxied: dict[str, httpx2.AsyncHTTPTransport] = {}
         self._pool = httpcore2.AsyncConnectionPool(  # httpx has no option for a backend
-            ssl_context=trust,
-            max_connections=MOST_CONNECTIONS,
-            max_keepalive_connections=16,
-            keepalive_expiry=IDLE_S,
-            network_backend=_EgressBackend(egress),
+            ssl_context=trust, network_backend=_EgressBackend(egress), **_POOL_LIMITS
         )
 
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        url = request.url
+        port = url.port or (443 if url.scheme == "https" else 80)
+        proxy = self._route.find_proxy(url.scheme, url.host, port)
+        if not proxy:
+            return await super().handle_async_request(request)
+        await self._check_host(url.host, port)
+        return await self._transport_through(proxy).handle_async_request(request)
 
-@lru_cache(maxsize=1)
-def _system_trust() -> ssl.SSLContext:
-    return ssl.create_default_context()
+    async def _check_host(self, host: str, port: int) -> None:
+        """Check a host that a proxy will reach. The proxy resolves its name, so only a literal address can be checked.
+
+        :raises ConnectError: if the host may not be reached
+        """
+        try:
+            parsed = parse_host(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            if parsed.address is not None:
+                await self._egress.authorize_and_resolve_host(parsed)
+            elif (refused := self._egress.explain_refusal(parsed)) is not None:
+                raise httpx2.ConnectError(refused)
+        except (ToolError, ValueError) as error:
+            raise httpx2.ConnectError(str(error)) from error
+
+    def _transport_through(self, proxy: str) -> httpx2.AsyncHTTPTransport:
+        found = self._proxied.get(proxy)
+        if found is None:
+            parts = urlsplit(proxy)
+            auth = None
+            if parts.username is not None:
+                auth = (unquote(parts.username), unquote(parts.password or ""))
+            found = self._proxied[proxy] = httpx2.AsyncHTTPTransport(verify=self._trust, trust_env=False)
+            found._pool = httpcore2.AsyncHTTPProxy(  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+                parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
+                proxy_auth=auth,
+                ssl_context=self._trust,
+                proxy_ssl_context=self._trust if parts.scheme == "https" else None,
+                network_backend=_ProxyBackend(),
+                **_POOL_LIMITS,
+            )
+        return found
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        for transport in self._proxied.values():
+            await transport.aclose()
+
+
+@lru_cache(maxsize=4)
+def load_trusted_authorities(ca_file: str = "") -> ssl.SSLContext:
+    """Return the trusted authorities: those of the system, and those of a file.
+
+    :raises UsageError: if the file cannot be used
+    """
+    context = ssl.create_default_context()
+    if ca_file:
+        path = str(Path(ca_file).expanduser())
+        check_authorities(path)
+        try:
+            context.load_verify_locations(path)
+        except (ssl.SSLError, OSError) as error:
+            raise UsageError(
+                f"The `ca_file` of [mcp] is not valid: {path}: {error}. Give a file in PEM format."
+            ) from None
+    return context
 
 
 def make_checked_http_client(
-    egress: EgressCheck, auth: httpx2.Auth | None = None, trust: ssl.SSLContext | None = None
+    egress: EgressCheck, auth: httpx2.Auth | None = None, route: NetworkRoute = DIRECT_ROUTE
 ) -> httpx2.AsyncClient:
     """Return an HTTP client for one server.
 
-    It follows no redirects, uses no proxy from the environment, keeps no cookies of other sites, and has no timeout for answers.
+    It follows no redirects, uses no proxy but the configured one, keeps no cookies of other sites, and has no timeout for answers.
+
+    :raises UsageError: if the route cannot be used as configured
     """
+    if route.problem:
+        raise UsageError(f"{route.problem}.")
     return httpx2.AsyncClient(
-        transport=_EgressTransport(egress, trust or _system_trust()),
+        transport=_EgressTransport(egress, load_trusted_authorities(route.ca_file), route),
         auth=auth,
         timeout=httpx2.Timeout(None, connect=CONNECT_S),
         trust_env=False,
@@ -161,8 +259,19 @@ def find_same_server_redirect(response: httpx2.Response) -> str | None:
 
 def describe_http_error(error: Exception) -> str:
     """Return the text for an error of a connection."""
+    if isinstance(error, httpx2.ProxyError):
+        return f"the proxy refused the connection: {str(error)[:300]}"
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return f"the server cannot be reached: {str(error)[:300] or 'no answer'}"
+        return f"the server cannot be reached: {str(error)[:300] or 'no answer'}{_hint_for(str(error))}"
     if isinstance(error, SignInRequired):
         return str(error)
     return f"the connection broke: {str(error)[:300] or type(error).__name__}"
+
+
+def _hint_for(text: str) -> str:
+    """Return what an operator can do about a connection that failed."""
+    if "certificate cannot be trusted" in text:
+        return ". If your network has its own certificate authority, set ca_file under [mcp]"
+    if "could not be resolved" in text and any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy")):
+        return '. HTTPS_PROXY is set; to use it, set proxy = "environment" under [mcp]'
+    return ""

@@ -23,8 +23,11 @@ import httpx2
 from handrail.contract.text.host_names import parse_url
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck, HostGate
-from handrail.upstream.client import checked_http_client
-from handrail.upstream.client.checked_http_client import describe_http_error, find_same_server_redirect
+from handrail.upstream.client.checked_http_client import (
+    describe_http_error,
+    find_same_server_redirect,
+    make_checked_http_client,
+)
 from handrail.upstream.client.json_rpc_messages import (
     Message,
     encode_message,
@@ -39,6 +42,7 @@ from handrail.upstream.client.upstream_session import (
     TransportCallbacks,
     UpstreamConnectionLost,
 )
+from handrail.upstream.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.upstream.oauth_sign_in import SignInPrompt, SignInRequired, UpstreamSignIn
 from handrail.upstream.server_definition import ServerDefinition
 
@@ -64,6 +68,7 @@ def make_http_transport(
     state: Path,
     prompt: SignInPrompt | None = None,
     register_secret: Callable[[str], None] = lambda value: None,
+    route: NetworkRoute = DIRECT_ROUTE,
 ) -> McpTransport:
     """Return a transport for one connection to a server with a URL.
 
@@ -72,14 +77,15 @@ def make_http_transport(
     :param state: the root folder of all state, which has the tokens
     :param prompt: how a user signs in; None if no user is present
     :param register_secret: called with every token of the sign-in
+    :param route: the way to the server
     """
     egress = EgressCheck(capabilities, gate)
     auth = None
     if not any(name.lower() == "authorization" for name in definition.headers):
         auth = UpstreamSignIn(definition, state, prompt, register_secret)
     if definition.transport == "sse":
-        return LegacySseTransport(definition, lambda: checked_http_client.make_checked_http_client(egress, auth))
-    return StreamableHttpTransport(definition, lambda: checked_http_client.make_checked_http_client(egress, auth))
+        return LegacySseTransport(definition, lambda: make_checked_http_client(egress, auth, route))
+    return StreamableHttpTransport(definition, lambda: make_checked_http_client(egress, auth, route))
 
 
 class StreamableHttpTransport:

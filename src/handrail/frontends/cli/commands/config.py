@@ -113,6 +113,11 @@ def _show(config: MergedConfiguration) -> None:
         view.print_heading("without effect")
         rows = [(*row, value.inactive_reason) for row, value in zip(_rows(out_of_force), out_of_force, strict=True)]
         view.print_table(("KEY", "VALUE", "ORIGIN", "REASON"), rows)
+    if config.unsound_servers:
+        view.write_line()
+        view.print_heading("MCP servers that cannot be used")
+        for name, faults in config.unsound_servers.items():
+            view.print_text(to_one_line(f"{name}: {'; '.join(map(str, faults))}"), further="  ")
     view.write_line()
     view.print_text(("configuration: ", "dim"), str(config.file or f"none (searched in {config.folder})"), further="  ")
     if config.workspace is not None:
@@ -131,5 +136,6 @@ def _config_data(config: MergedConfiguration) -> dict[str, object]:
         "values": [value.to_dict() for value in config.values],
         "file": None if config.file is None else str(config.file),
         "folder": str(config.folder),
+        "unsound_servers": {name: [str(one) for one in faults] for name, faults in config.unsound_servers.items()},
         "workspace": None if own is None else {"file": str(own.path), "sha256": own.sha256, "trusted": own.trusted},
     }

@@ -18,7 +18,8 @@ from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, DurationRange, call_options, configuration_options
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.commands.mcp_servers import import_command, install_command, list_command
+from handrail.frontends.cli.commands.mcp_import import export_command, import_command
+from handrail.frontends.cli.commands.mcp_servers import install_command, list_command
 from handrail.frontends.cli.shell_completion import complete_files
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note
 from handrail.origins.import_guard import can_import_module
@@ -239,5 +240,5 @@ async def _serve_http(
     return OUTPUT
 
 
-for _further in (import_command, install_command, list_command, login_command):
+for _further in (import_command, export_command, install_command, list_command, login_command):
     command.add_command(_further)

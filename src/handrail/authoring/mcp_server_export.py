@@ -1,0 +1,224 @@
+"""The export of Handrail's own MCP server, or of its upstream servers, in the form of another MCP client's configuration.
+
+Secrets are never written: each becomes a variable, an input or a placeholder, as the client can read it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from handrail.config.foreign_server_files import VARIABLE
+from handrail.config.mcp_settings import ExpandedText, PrefixedSecretReference, ServerText, UpstreamServerSettings
+from handrail.config.operator_settings import SecretReference
+from handrail.config.secret_detection import (
+    find_argument_secrets,
+    find_url_secrets,
+    is_ordinary_value,
+    is_secret_name,
+    is_secret_value,
+)
+
+CLIENT_FILES: Mapping[str, str] = {
+    "claude-code": ".mcp.json of the project",
+    "claude-desktop": "claude_desktop_config.json",
+    "cline": "cline_mcp_settings.json",
+    "codex": "~/.codex/config.toml",
+    "copilot": "~/.copilot/mcp-config.json",
+    "cursor": "~/.cursor/mcp.json",
+    "gemini": "~/.gemini/settings.json",
+    "opencode": "~/.config/opencode/opencode.json",
+    "qwen": "~/.qwen/settings.json",
+    "vscode": ".vscode/mcp.json of the project",
+    "windsurf": "~/.codeium/windsurf/mcp_config.json",
+    "zed": "~/.config/zed/settings.json",
+}
+"""By client, the file into which the export belongs."""
+_VARIABLE_FORMS: Mapping[str, str] = {
+    "claude-code": "${NAME}",
+    "copilot": "${NAME}",
+    "cursor": "${env:NAME}",
+    "gemini": "${NAME}",
+    "opencode": "{env:NAME}",
+    "qwen": "${NAME}",
+    "vscode": "${input:NAME}",
+    "windsurf": "${env:NAME}",
+}
+"""By client, the form of a variable in its file. The other clients have none."""
+_URL_KEYS: Mapping[str, str] = {"gemini": "httpUrl", "qwen": "httpUrl", "windsurf": "serverUrl"}
+_TABLES: Mapping[str, str] = {"vscode": "servers", "opencode": "mcp", "zed": "context_servers"}
+GATEWAY = "handrail"
+"""The name of Handrail's own entry."""
+
+
+@dataclass(slots=True)
+class ClientExport:
+    """The configuration of one client.
+
+    :ivar text: the text for the client's file
+    :ivar placeholders: the values that the user has to provide, by the names of their placeholders
+    :ivar left_out: the reason for each server that the client cannot use, by its name
+    """
+
+    text: str = ""
+    placeholders: dict[str, str] = field(default_factory=dict[str, str])
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def export_servers(
+    client: str, servers: Mapping[str, UpstreamServerSettings], secrets: Mapping[str, SecretReference]
+) -> ClientExport:
+    """Return servers as a client's configuration.
+
+    :param client: a key of ``CLIENT_FILES``
+    :param secrets: the places of secrets, whose variables keep their names
+    """
+    writer = _ClientWriter(client, secrets)
+    entries = {name: writer.write_server(name, server) for name, server in servers.items()}
+    written = {name: entry for name, entry in entries.items() if entry is not None}
+    return writer.finish(written)
+
+
+class _ClientWriter:
+    """A writer of servers in the form of one client."""
+
+    def __init__(self, client: str, secrets: Mapping[str, SecretReference]) -> None:
+        self._client = client
+        self._secrets = secrets
+        self._export = ClientExport()
+
+    def write_server(self, name: str, server: UpstreamServerSettings) -> dict[str, Any] | None:
+        """Return the entry of one server; None if the client cannot use it, or it has a secret in an argument or a url."""
+        if (*find_argument_secrets(server.args), *find_url_secrets(server.url or "")) or any(
+            map(is_secret_value, server.args)
+        ):
+            self._export.left_out[name] = "its arguments or its url have a secret; keep it in env or headers"
+            return None
+        if server.url is not None:
+            if self._client == "claude-desktop":
+                self._export.left_out[name] = "Claude Desktop reads no servers with a url from its file"
+                return None
+            entry = self._write_remote(server)
+        else:
+            entry = self._write_local(server)
+        if not server.enabled:
+            entry |= {"enabled": False} if self._client in ("codex", "opencode", "zed") else {"disabled": True}
+        return entry
+
+    def _write_local(self, server: UpstreamServerSettings) -> dict[str, Any]:
+        assert server.command is not None
+        values = {key: self._write_value(key, value) for key, value in server.env.items()}
+        if self._client == "opencode":
+            entry: dict[str, Any] = {"type": "local", "command": [server.command, *server.args]}
+            return entry | ({"environment": values} if values else {}) | {"enabled": True}
+        entry = {"type": "stdio"} if self._client in ("claude-code", "vscode") else {}
+        entry |= {"type": "local", "tools": ["*"]} if self._client == "copilot" else {}
+        entry |= {"command": server.command, "args": [*server.args]}
+        if self._client == "codex":  # Codex replaces no variables, but passes those that are named
+            named = {key for key, value in server.env.items() if not isinstance(value, str)}
+            same = sorted(key for key in named if self._variable_name(key, server.env[key]) == key)
+            values = {key: value for key, value in values.items() if key not in same}
+            entry |= {"env_vars": same} if same else {}
+        return entry | ({"env": values} if values else {})
+
+    def _write_remote(self, server: UpstreamServerSettings) -> dict[str, Any]:
+        is_sse = server.transport == "sse"
+        if self._client == "codex":
+            return self._write_codex_remote(server)
+        headers = {key: self._write_value(key, value) for key, value in server.headers.items()}
+        kind = {"opencode": "remote", "cline": "sse" if is_sse else "streamableHttp"}.get(
+            self._client, "sse" if is_sse else "http"
+        )
+        url_key = "url" if is_sse else _URL_KEYS.get(self._client, "url")
+        if self._client == "windsurf":
+            url_key = "serverUrl"
+        entry: dict[str, Any] = (
+            {"type": kind} if self._client not in ("gemini", "qwen", "windsurf", "zed", "cursor") else {}
+        )
+        entry |= {"tools": ["*"]} if self._client == "copilot" else {}
+        entry |= {url_key: server.url} | ({"headers": headers} if headers else {})
+        return entry | ({"enabled": True} if self._client == "opencode" else {})
+
+    def _write_codex_remote(self, server: UpstreamServerSettings) -> dict[str, Any]:
+        entry: dict[str, Any] = {"url": server.url}
+        plain: dict[str, str] = {}
+        named: dict[str, str] = {}
+        for key, value in server.headers.items():
+            variable = self._variable_name(key, value)
+            if isinstance(value, str):
+                plain[key] = self._write_value(key, value)
+            elif key.lower() == "authorization" and getattr(value, "prefix", "") == "Bearer ":
+                entry["bearer_token_env_var"] = variable
+                self._export.placeholders[variable] = f"the environment variable {variable}"
+            elif not getattr(value, "prefix", "") and variable:
+                named[key] = variable
+                self._export.placeholders[variable] = f"the environment variable {variable}"
+            else:
+                plain[key] = self._write_value(key, value)
+        entry |= {"http_headers": plain} if plain else {}
+        return entry | ({"env_http_headers": named} if named else {})
+
+    def _variable_name(self, key: str, value: ServerText) -> str:
+        """Return the variable that has a value; empty if there is none."""
+        if isinstance(value, PrefixedSecretReference):
+            place = self._secrets.get(value.secret)
+            return place.env if place is not None and place.env is not None else value.secret
+        if isinstance(value, ExpandedText) and (whole := VARIABLE.fullmatch(value.expand)) is not None:
+            return whole[1]
+        return ""
+
+    def _write_value(self, key: str, value: ServerText) -> str:
+        """Return the text of a value, with a placeholder for what is secret or a variable."""
+        if isinstance(value, str):
+            is_secret = is_secret_value(value) or (is_secret_name(key) and not is_ordinary_value(value))
+            return self._write_placeholder(key.upper(), "") if is_secret else value
+        if isinstance(value, PrefixedSecretReference):
+            return value.prefix + self._write_placeholder(self._variable_name(key, value), "")
+        return VARIABLE.sub(lambda match: self._write_placeholder(match[1], match[2]), value.expand)
+
+    def _write_placeholder(self, name: str, default: str | None) -> str:
+        name = re.sub(r"\W", "_", name)
+        form = _VARIABLE_FORMS.get(self._client)
+        if form is None:
+            if default:
+                return default
+            self._export.placeholders[name] = f"replace <{name}> with the value"
+            return f"<{name}>"
+        if default and self._client == "claude-code":
+            return f"${{{name}:-{default}}}"
+        variable = f"the environment variable {name}"
+        self._export.placeholders[name] = "VS Code asks for it" if self._client == "vscode" else variable
+        return form.replace("NAME", name)
+
+    def finish(self, entries: Mapping[str, dict[str, Any]]) -> ClientExport:
+        """Return the export with the text of all entries."""
+        if self._client == "codex":
+            self._export.text = "\n\n".join(_format_codex_table(name, entry) for name, entry in entries.items()) + "\n"
+            return self._export
+        whole: dict[str, Any] = {_TABLES.get(self._client, "mcpServers"): dict(entries)}
+        if self._client == "vscode" and self._export.placeholders:
+            whole["inputs"] = [
+                {"type": "promptString", "id": name, "description": name, "password": True}
+                for name in self._export.placeholders
+            ]
+        self._export.text = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+        return self._export
+
+
+def _format_codex_table(name: str, entry: Mapping[str, Any]) -> str:
+    """Return one ``[mcp_servers.NAME]`` of Codex."""
+    lines = [f"[mcp_servers.{name}]"]
+    lines += [f"{key} = {_format_toml(value)}" for key, value in entry.items()]
+    return "\n".join(lines)
+
+
+def _format_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        given = cast("dict[str, Any]", value)
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_format_toml(one)}" for key, one in given.items()) + " }"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,517 @@
+"""The configuration files of other MCP clients, read as servers in one common form.
+
+The files are JSON with comments, or TOML for Codex. Each server is read alone: an unexpected value costs at most its server, and
+an unexpected key only itself. Variables become ``${NAME}`` or ``${NAME:-default}``, however the client writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+MAX_BYTES = 16 * 1024 * 1024
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+"""A variable in a text, with an optional default."""
+INPUT = re.compile(r"\$\{input:([\w.-]+)\}")
+"""A value that VS Code asks the user for."""
+_OTHER_VARIABLE = re.compile(
+    r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)((?::-[^}]*)?)\}|(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"
+)
+"""A variable as VS Code, Cursor and Windsurf write it, and as opencode does."""
+_BARE_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+"""A variable as Gemini CLI writes it, also without braces."""
+_FOLDER = re.compile(
+    r"\$\{(workspaceFolder(?::[^}]*)?|workspaceFolderBasename|workspaceRoot|userHome|pathSeparator|/)\}"
+)
+_UNKNOWN = re.compile(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
+"""A placeholder that Handrail cannot fill in."""
+_ENV_LINE = re.compile(
+    r"""^[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.]*)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\r\n]*))""",
+    re.MULTILINE,
+)
+_PERMISSION_KEYS = frozenset(
+    [
+        "autoApprove",
+        "alwaysAllow",
+        "alwaysAllowTools",
+        "trust",
+        "includeTools",
+        "excludeTools",
+        "tools",
+        "disabledTools",
+        "enabledTools",
+        "enabled_tools",
+        "disabled_tools",
+        "autoApproveTools",
+        "default_tools_approval_mode",
+    ]
+)
+_MEANINGLESS_KEYS = frozenset(
+    [
+        "type",
+        "transport",
+        "description",
+        "about",
+        "name",
+        "source",
+        "required",
+        "startupTimeout",
+        "metadata",
+        "icon",
+        "settings",
+        "gallery",
+        "version",
+    ]
+)
+_TRANSPORTS = {
+    **dict.fromkeys(("stdio", "local", "command", "process", "program", "custom"), "stdio"),
+    **dict.fromkeys(("http", "https", "streamablehttp", "httpstream", "httpstreamable"), "http"),
+    "remote": "remote",
+    "sse": "sse",
+}
+_TABLE_KEYS = ("mcpServers", "servers", "mcp_servers", "context_servers", "amp.mcpServers", "mcp.servers")
+
+
+@dataclass(slots=True)
+class ForeignServer:
+    """A server from a file of another program.
+
+    :ivar oauth: the client's id, scopes and port of a sign-in, by the names of ``[mcp.servers.NAME.oauth]``
+    :ivar left_out: the parts that are not used, each with the reason
+    :ivar problem: the reason why it cannot be used; empty if it can
+    """
+
+    name: str
+    command: str = ""
+    args: list[str] = field(default_factory=list[str], repr=False)
+    env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    cwd: str = ""
+    env_file: str = ""
+    url: str = field(default="", repr=False)
+    transport: str = "http"
+    headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    oauth: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    enabled: bool = True
+    timeout_ms: int | None = None
+    connect_timeout_ms: int | None = None
+    left_out: list[str] = field(default_factory=list[str])
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InputDeclaration:
+    """A value that VS Code asks the user for, as ``${input:ID}``."""
+
+    is_password: bool = False
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignServerFile:
+    """The servers of one file.
+
+    :param inputs: the inputs that it declares, by id
+    """
+
+    servers: tuple[ForeignServer, ...]
+    inputs: Mapping[str, InputDeclaration] = field(default_factory=dict[str, InputDeclaration])
+
+
+def list_foreign_server_files(workspace: Path) -> list[tuple[str, Path]]:
+    """Return the files in which other programs keep their servers, whether they exist or not."""
+    home = Path.home()
+    own = {"darwin": home / "Library/Application Support", "win32": Path(os.environ.get("APPDATA", home))}
+    xdg = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    config = own.get(sys.platform, xdg)
+    codex = Path(os.environ.get("CODEX_HOME") or home / ".codex")
+    editors = config / "Code/User"
+    opencode = [base / name for base in (xdg / "opencode", workspace) for name in ("opencode.json", "opencode.jsonc")]
+    return [
+        ("Claude Desktop", config / "Claude/claude_desktop_config.json"),
+        ("Claude Code", home / ".claude.json"),
+        ("Claude Code, this project", workspace / ".mcp.json"),
+        ("Cursor", home / ".cursor/mcp.json"),
+        ("Cursor, this project", workspace / ".cursor/mcp.json"),
+        ("VS Code", editors / "mcp.json"),
+        ("VS Code, older settings", editors / "settings.json"),
+        ("VS Code, this project", workspace / ".vscode/mcp.json"),
+        ("Codex", codex / "config.toml"),
+        ("Codex, this project", workspace / ".codex/config.toml"),
+        *(("opencode" + ", this project" * (path.parent == workspace), path) for path in opencode),
+        ("Zed", (home / ".config" if sys.platform == "darwin" else xdg) / "zed/settings.json"),
+        ("Zed, this project", workspace / ".zed/settings.json"),
+        ("Gemini CLI", home / ".gemini/settings.json"),
+        ("Gemini CLI, this project", workspace / ".gemini/settings.json"),
+        ("Qwen Code", home / ".qwen/settings.json"),
+        ("Qwen Code, this project", workspace / ".qwen/settings.json"),
+        ("Windsurf", home / ".codeium/windsurf/mcp_config.json"),
+        ("Cline", editors / "globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"),
+        ("Copilot CLI", home / ".copilot/mcp-config.json"),
+    ]
+
+
+def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServerFile:
+    """Read the servers of one file.
+
+    :param workspace: the value of ``${workspaceFolder}``, and the project whose part of Claude Code's file counts; None for none
+    :raises ValueError: if the file cannot be read or has no servers; the text continues a sentence about the file
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or error}. Check the path and its permissions") from None
+    if len(content) > MAX_BYTES:
+        raise ValueError(
+            f"is too large. The limit is {MAX_BYTES // 2**20} MiB. Give a configuration file of MCP servers"
+        )
+    whole = _parse(path, content)
+    tables = list(_find_server_tables(whole, workspace))
+    if not tables:
+        raise ValueError(
+            'has no "mcpServers" (or "servers", "mcp", "context_servers", [mcp_servers]) object. Give the file that has '
+            "the servers"
+        )
+    named = [(str(name), said) for table in tables for name, said in table.items()]
+    bare = bool({".gemini", ".qwen"} & {*path.parts}) or any("httpUrl" in _object(said) for _, said in named)
+    servers = [_normalize_server(name, said, workspace, bare=bare) for name, said in named]
+    return ForeignServerFile(tuple(servers), _read_inputs(whole))
+
+
+def _parse(path: Path, content: bytes) -> Any:
+    """Return the content of a file.
+
+    :raises ValueError: if it is neither JSON nor TOML, as its name says
+    """
+    try:
+        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        if path.suffix.lower() == ".toml":
+            return tomllib.loads(text)
+        return json.loads(remove_json_comments(text), object_pairs_hook=_reject_duplicate_keys)
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if path.suffix.lower() == ".toml" else "JSON"
+        raise ValueError(f"is not valid {kind}: {error}. Correct the file, or give another one") from None
+
+
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, and reject duplicate keys, since programs differ in which value they use.
+
+    :raises ValueError: for a duplicate key
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:80]!r} occurs twice in one object; remove one of the two")
+    return found
+
+
+def remove_json_comments(text: str) -> str:
+    """Return JSON without comments and trailing commas, as editors accept them."""
+    token = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n\r]*|/\*.*?\*/', re.DOTALL)
+    bare = token.sub(lambda match: match[0] if match[0].startswith('"') else " ", text)
+    comma = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[}\]])', re.DOTALL)
+    return comma.sub(lambda match: match[0] if match[0].startswith('"') else "", bare)
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mapping[str, Any]]:
+    """Yield the tables of servers: at the top, under ``mcp`` or ``settings``, and for this project."""
+    top = _object(whole)
+    places: list[Mapping[str, Any]] = [top]
+    for key in ("mcp", "settings", "dev.containers", "amp"):
+        places += [_object(top.get(key)), _object(_object(top.get(key)).get("mcp"))]
+    places += [
+        _object(said)
+        for folder, said in _object(top.get("projects")).items()
+        if workspace is not None and Path(folder) in (workspace, workspace.resolve())
+    ]
+    for place in places:
+        for key in _TABLE_KEYS:
+            if table := _object(place.get(key)):
+                yield table
+    named = _object(top.get("mcp")).items()
+    opencode = {name: said for name, said in named if {"command", "url"} & _object(said).keys()}
+    if opencode:
+        yield opencode
+
+
+def _read_inputs(whole: object) -> dict[str, InputDeclaration]:
+    top = _object(whole)
+    given: Any = top.get("inputs") or _object(top.get("mcp")).get("inputs")
+    found: dict[str, InputDeclaration] = {}
+    for one in cast("list[object]", given) if isinstance(given, list) else []:
+        said = _object(one)
+        if isinstance(name := said.get("id"), str):
+            default = said.get("default")
+            found[name] = InputDeclaration(said.get("password") is True, default if isinstance(default, str) else "")
+    return found
+
+
+def _normalize_server(name: str, said: object, workspace: Path | None, *, bare: bool) -> ForeignServer:
+    """Return a server in the common form.
+
+    :param bare: whether ``$NAME`` is a variable
+    """
+    found = ForeignServer(name)
+    if not isinstance(said, dict):
+        found.problem = "it is not an object"
+        return found
+    given = {key: value for key, value in cast("dict[str, Any]", said).items() if value is not None}
+    for key in ("transport", "command"):  # an object in the place of a text: its members belong to the server
+        if inner := _object(given.get(key)):
+            del given[key]
+            given = {("command" if inner_key == "path" else inner_key): one for inner_key, one in inner.items()} | given
+    try:
+        _fill_server(found, given, _ForeignTextReader(found, workspace, bare=bare))
+    except ValueError as error:
+        found.problem = str(error)
+    return found
+
+
+def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTextReader) -> None:
+    """Fill in a server.
+
+    :raises ValueError: with the reason why it cannot be used
+    """
+    used: set[str] = set()
+
+    def take(*keys: str) -> Any:
+        used.update(keys)
+        return next((given[key] for key in keys if given.get(key) is not None), None)
+
+    url_key = next((key for key in ("httpUrl", "serverUrl", "url", "uri", "endpoint") if given.get(key)), "url")
+    url, command = take(url_key), take("command", "cmd")
+    take("httpUrl", "serverUrl", "url")
+    words = cast("list[Any]", command) if isinstance(command, list) else [command]
+    command, args = (words[0], words[1:]) if words else (None, [])
+    written_type = take("type", "transport")
+    kind = _TRANSPORTS.get(re.sub(r"[^a-z]", "", str(written_type).lower())) if written_type is not None else None
+    has_command, has_url = isinstance(command, str) and command.strip(), isinstance(url, str) and url.strip()
+    if not has_command and not has_url and given.get("source") == "extension":
+        raise ValueError("it is an extension, which only its own program can start")
+    if not has_command and not has_url:
+        raise ValueError("it has neither command nor url; add one of them in the file")
+    if has_url and (not has_command or (kind in ("http", "sse", "remote"))):
+        if written_type is not None and kind in (None, "stdio") and not has_command:
+            if kind is None:
+                raise ValueError(f"its type is {written_type!r}; expected 'http' or 'sse' for a server with a url")
+            found.left_out.append(f"type: {written_type!r} does not fit a server with a url; taken as 'http'")
+        found.url = texts.read("url", url)
+        found.transport = (
+            kind if kind in ("http", "sse") else "sse" if found.url.rstrip("/").endswith("/sse") else "http"
+        )
+        found.headers = texts.read_fields("headers", take("headers", "http_headers"))
+        for field_name, variable in texts.read_fields("env_http_headers", take("env_http_headers")).items():
+            found.headers[field_name] = f"${{{variable}}}"
+        if isinstance(variable := take("bearer_token_env_var"), str) and variable:
+            found.headers.setdefault("Authorization", f"Bearer ${{{variable}}}")
+        found.oauth = _read_oauth(_object(take("oauth")), take("scopes"))
+        others = {"command", "cmd", "args", "env", "environment", "cwd", "envFile"} & given.keys()
+        found.left_out += [f"{key}: the server has a url" for key in sorted(others) if given[key]]
+        used.update(others)
+    else:
+        found.command = texts.read("command", command)
+        found.args = texts.read_list("args", args) + texts.read_list("args", take("args", "arguments"))
+        found.env = texts.read_fields("env", take("env", "environment"))
+        for variable in texts.read_list("env_vars", take("env_vars")):
+            found.env.setdefault(variable, f"${{{variable}}}")
+        found.cwd = texts.read_optional("cwd", take("cwd", "workingDirectory", "working_directory"))
+        found.env_file = texts.read_optional("envFile", take("envFile", "env_file"))
+        if has_url:
+            found.left_out.append("url: the server has a command")
+        if given.get("headers"):
+            found.left_out.append("headers: the server has a command")
+        used.add("headers")
+    found.enabled = take("disabled") is not True and take("enabled") is not False
+    found.timeout_ms = _read_timeout(take("timeout", "timeout_ms"), take("tool_timeout_sec"))
+    found.connect_timeout_ms = _read_timeout(None, take("startup_timeout_sec", "initTimeout"))
+    if found.connect_timeout_ms is None:
+        found.connect_timeout_ms = _read_timeout(take("startup_timeout_ms"), None)
+    for key in given:
+        if key in _PERMISSION_KEYS:
+            found.left_out.append(f"{key}: rules grant permissions in Handrail")
+        elif key not in used and key not in _MEANINGLESS_KEYS:
+            found.left_out.append(f"{key}: Handrail has no such setting")
+
+
+def _read_oauth(given: Mapping[str, Any], scopes: object) -> dict[str, Any]:
+    """Return the settings of a sign-in that do not contain a secret."""
+    found: dict[str, Any] = {}
+    if isinstance(client := given.get("clientId", given.get("client_id")), str) and client:
+        found["client_id"] = client
+    port: object = given.get("callbackPort", given.get("callback_port"))
+    if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65_536:
+        found["callback_port"] = port
+    scope: object = scopes or given.get("scopes") or given.get("scope")
+    words = scope.split() if isinstance(scope, str) else cast("list[object]", scope) if isinstance(scope, list) else []
+    if texts := [one for one in words if isinstance(one, str)]:
+        found["scopes"] = texts
+    return found
+
+
+def _read_timeout(given: object, seconds: object) -> int | None:
+    """Return a timeout in milliseconds; small numbers without a unit are seconds."""
+    for value, factor in ((given, 0), (seconds, 1000)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            continue
+        return int(min(value * (factor or (1 if value >= 1_000 else 1_000)), 86_400_000)) or None
+    return None
+
+
+class _ForeignTextReader:
+    """A reader of the texts of one server, which fills in folders and writes variables in one form."""
+
+    def __init__(self, server: ForeignServer, workspace: Path | None, *, bare: bool) -> None:
+        self._server = server
+        self._bare = bare
+        self._folders = {"userHome": str(Path.home()), "pathSeparator": os.sep, "/": os.sep}
+        if workspace is not None:
+            names = {"workspaceFolder": str(workspace), "workspaceRoot": str(workspace)}
+            self._folders |= {**names, "workspaceFolderBasename": workspace.name}
+
+    def read(self, what: str, value: object) -> str:
+        """Return a text.
+
+        :raises ValueError: if it cannot be one
+        """
+        if isinstance(value, bool):
+            value = str(value).lower()
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"its {what} is not a text; correct it in the file")
+        text = str(value).strip() if what in ("url", "command") else str(value)
+        filled = _FOLDER.sub(lambda match: self._folders.get(match[1].partition(":")[0], match[0]), text)
+        filled = _OTHER_VARIABLE.sub(lambda match: f"${{{match[1] or match[3]}{match[2] or ''}}}", filled)
+        if self._bare:
+            filled = _BARE_VARIABLE.sub(r"${\1}", filled)
+        if (match := _UNKNOWN.search(filled)) is not None:
+            raise ValueError(
+                f"its {what} has {match[0]}, whose value only the other program knows; write the value itself"
+            )
+        if "\0" in filled or _is_half_of_a_pair(filled):
+            raise ValueError(f"its {what} has a character that no program can get; correct it in the file")
+        return filled
+
+    def read_optional(self, what: str, value: object) -> str:
+        """Return a text, or an empty one, and note that the value is left out, if it cannot be a text."""
+        if value is None:
+            return ""
+        try:
+            return self.read(what, value)
+        except ValueError as error:
+            self._server.left_out.append(f"{what}: {str(error).replace(f'its {what}', 'it', 1)}")
+            return ""
+
+    def read_list(self, what: str, value: object) -> list[str]:
+        """Return the texts of a list; a single text counts as a list of one.
+
+        :raises ValueError: if it is not a list of texts
+        """
+        if isinstance(value, str):
+            raise ValueError(f'its {what} are not a list of strings; write ["…", "…"] in the file')
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise ValueError(f"its {what} are not a list of strings; correct them in the file")
+        found: list[str] = []
+        for one in cast("list[object]", value):
+            if one is None:
+                self._server.left_out.append(f"{what}: null, which is no argument")
+            else:
+                found.append(self.read(what, _object(one).get("name", one) if what == "env_vars" else one))
+        return found
+
+    def read_fields(self, what: str, value: object) -> dict[str, str]:
+        """Return variables or header fields; one that cannot be used is left out with the reason.
+
+        :raises ValueError: if they are not an object, or ambiguous
+        """
+        if isinstance(value, list):  # pairs, as some programs write them
+            pairs = [_object(one) for one in cast("list[object]", value)]
+            value = {str(one.get("name", one.get("key"))): one.get("value") for one in pairs}
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ValueError(f"its {what} are not an object; correct them in the file")
+        fields = cast("dict[str, Any]", value)
+        if what == "headers":
+            _reject_ambiguous_headers(fields)
+        found: dict[str, str] = {}
+        for key, one in fields.items():
+            if one is None:
+                self._server.left_out.append(f"{key}: null, which is no value")
+            elif not key or any(char in key for char in "=\0\r\n"):
+                self._server.left_out.append(f"{key!r}: it is not a valid name")
+            else:
+                text = self.read_optional(key, one)
+                if text or one == "":
+                    found[key] = text
+        return found
+
+
+def _is_half_of_a_pair(text: str) -> bool:
+    """Return whether a text has half of a surrogate pair, which JSON can name and UTF-8 cannot."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _reject_ambiguous_headers(fields: Iterable[str]) -> None:
+    """Reject header fields whose names differ only in case, since either could be sent.
+
+    :raises ValueError: for such fields
+    """
+    seen: set[str] = set()
+    for key in fields:
+        if key.lower() in seen:
+            raise ValueError(f"its headers have {key!r} twice, in different cases; remove one of the two")
+        seen.add(key.lower())
+
+
+def read_env_file(file: str) -> dict[str, str]:
+    """Return the variables of an ``envFile``, with lines such as ``NAME=value``.
+
+    :raises ValueError: if the file cannot be read
+    """
+    try:
+        text = Path(file).expanduser().read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"its envFile {file} cannot be read: {reason}; check its path") from None
+    found: dict[str, str] = {}
+    for match in _ENV_LINE.finditer(text):
+        name, double, single, plain = match.groups()
+        if double is not None:
+            found[name] = re.sub(r"\\(.)", lambda one: {"n": "\n", "t": "\t"}.get(one[1], one[1]), double)
+        else:
+            found[name] = single if single is not None else re.sub(r"\s+#.*", "", plain or "").strip()
+    return found
+
+
+def expand_variables(
+    text: str, environment: Mapping[str, str], on_value: Callable[[str, str], None] = lambda name, value: None
+) -> str:
+    """Return a text with its variables replaced.
+
+    :param environment: the variables
+    :param on_value: called with the name and value of each variable
+    :raises ValueError: for a variable that is not set and has no default
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        if environment.get(name) or (name in environment and default is None):
+            on_value(name, environment[name])
+            return environment[name]
+        if default is None:
+            raise ValueError(f"names the variable {name}, which is not set")
+        return default
+
+    return VARIABLE.sub(value, text)

@@ -1,0 +1,70 @@
+"""Reports about servers after their import: doubled prefixes, and files that land where no user looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.field.odd_servers import odd_server
+
+from handrail.upstream.mcp_tool import make_tool_ids
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name", "tool_id"),
+    [
+        ("github", "github_create_issue", "github_create_issue"),
+        ("github", "create_issue", "github_create_issue"),
+        ("github", "github-create-issue", "github_create-issue"),
+        ("github", "GitHub_create", "github_create"),
+        ("github", "github.create", "github_create"),
+        ("git-hub", "git_hub_create", "git-hub_create"),
+        ("github", "github", "github_github"),
+        ("github", "github_", "github_github_"),
+        ("github", "githubber_x", "github_githubber_x"),
+        ("slack", "slack_slack_list", "slack_slack_list"),
+        ("", "github_create", "github_create"),
+    ],
+)
+def test_a_prefix_is_not_doubled(prefix: str, name: str, tool_id: str) -> None:
+    assert make_tool_ids(prefix, [name]) == {name: tool_id}
+
+
+def test_tools_with_and_without_the_prefix_stay_apart() -> None:
+    found = make_tool_ids("github", ["github_create", "create", "list"])
+    assert found["create"] == "github_create" and len({*found.values()}) == 3
+
+
+WRITES = """
+def result(name, args):
+    os.makedirs("deep/.hidden", exist_ok=True)
+    for path in (args["text"], "deep/.hidden/cache", ".state"):
+        with open(path, "a") as file:
+            file.write("x")
+    return text("created " + args["text"])
+"""
+
+
+@pytest.mark.parametrize("path", ["report.docx", "deep/report.docx"])
+async def test_a_file_that_lands_in_the_servers_own_folder_says_so(tmp_path: Path, path: str) -> None:
+    async with odd_server(tmp_path, WRITES) as (_, session):
+        for _ in range(2):  # a file that is written again is named again
+            result = await session.call("t_echo", {"text": path})
+            note = result.metadata["scratch_note"]
+            assert (
+                f"The server wrote {path} into its own folder /" in note and "write and cwd of [mcp.servers.t]" in note
+            )
+            assert "cache" not in note and ".state" not in note
+
+
+async def test_a_file_in_the_workspace_needs_no_word(tmp_path: Path) -> None:
+    more = 'read = ["."]\nwrite = ["**"]\ncwd = "."'
+    async with odd_server(tmp_path, WRITES, more) as (_, session):
+        result = await session.call("t_echo", {"text": "report.docx"})
+        assert result.ok and "scratch_note" not in result.metadata, result
+        assert (tmp_path / "ws" / "report.docx").read_text() == "x"
+
+
+async def test_a_call_that_writes_nothing_says_nothing(tmp_path: Path) -> None:
+    async with odd_server(tmp_path, "") as (_, session):
+        assert "scratch_note" not in (await session.call("t_echo", {"text": "x"})).metadata
