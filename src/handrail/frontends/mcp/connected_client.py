@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest, ApprovalService
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result, make_call_id
@@ -278,5 +277,5 @@ def _with_origin(ask: ClientRequest) -> ClientRequest:
 
 def _hash_call(tool_id: str, proposed: ProposedCall) -> str:
     """Return a hash of tool and arguments, which is equal for equal calls."""
-    whole = orjson.dumps([tool_id, proposed.arguments], option=orjson.OPT_SORT_KEYS, default=str)
-    return hashlib.sha256(whole).hexdigest()
+    whole = json.dumps([tool_id, proposed.arguments], sort_keys=True, default=str)  # orjson has no large integers
+    return hashlib.sha256(whole.encode()).hexdigest()

@@ -87,6 +87,11 @@ def map_kernel_errors(method: str, answer: Handler) -> Handler:
         except sqlite3.Error as error:
             kind = "unavailable"
             text = f"The log could not be read: {error}. Ask the user to run `handrail doctor`."
+        except MCPError:
+            raise
+        except Exception as error:  # the SDK would send its bare text, and write a traceback to stderr
+            kind, text = "backend", f"Internal error of Handrail: {type(error).__name__}: {error}. Please report it."
+            logger.warning("%s: %s", method, text)
         if method != "tools/call":
             raise MCPError(INTERNAL_ERROR, text, {"handrail/error_kind": kind})
         result = Result.error(kind, text)
@@ -213,6 +218,7 @@ class _McpServer(Server[dict[str, Any]]):
 
 def build_mcp_server(clients: McpClientManager) -> Server[dict[str, Any]]:
     """Build the MCP server for all clients of ``clients``."""
+    logging.getLogger("mcp").addHandler(logging.NullHandler())  # otherwise any odd message could fill the terminal
     handlers = McpRequestHandlers(clients)
     server = _McpServer(
         "handrail",
