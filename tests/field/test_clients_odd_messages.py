@@ -111,11 +111,17 @@ async def talk(command: Sequence[str], *lines: bytes | str, batch: bool = False)
     awaited = {"last", "list"} if batch else {"last"}
     while awaited:
         answers.append(json.loads(await process.stdout.readline()))
-        awaited -= {one.get("id") for one in (answers[-1] if isinstance(answers[-1], list) else answers[-1:])}
+        awaited -= {one.get("id") for one in messages_in(answers[-1])}
     process.stdin.close()
     answers += [json.loads(line) for line in (await process.stdout.read()).splitlines()]
     assert await process.wait() == 0
     return answers, await process.stderr.read()
+
+
+def messages_in(answer: Any) -> list[dict[str, Any]]:
+    """The messages of an answer, which may be a batch."""
+    several: list[dict[str, Any]] = answer if isinstance(answer, list) else [answer]
+    return several
 
 
 def summary(answer: dict[str, Any]) -> tuple[object, int]:
@@ -148,7 +154,7 @@ async def test_an_editor_gets_an_answer_to_each_request(handrail: Program) -> No
 
 async def test_a_batch_is_served_by_the_version_that_has_batches(handrail: Program) -> None:
     answers, err = await talk(handrail.command("mcp"), hello("2025-03-26"), BATCH, batch=True)
-    (batch,) = [one for one in answers if isinstance(one, list)]
+    (batch,) = [messages_in(one) for one in answers if isinstance(one, list)]
     assert sorted(map(summary, batch), key=repr) == sorted([("in", 0), ("list", 0), (None, REQUEST)], key=repr)
     assert err == b""
 
@@ -180,8 +186,7 @@ async def over_http(folder: Path) -> AsyncGenerator[tuple[httpx2.AsyncClient, st
 def events(answer: httpx2.Response) -> list[dict[str, Any]]:
     """The messages in an answer, whether it is a stream or not."""
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-        given = answer.json() if answer.content else []
-        return given if isinstance(given, list) else [given]
+        return messages_in(answer.json()) if answer.content else []
     found = (line.removeprefix("data:").strip() for line in answer.text.splitlines() if line.startswith("data:"))
     return [json.loads(data) for data in found if data]
 

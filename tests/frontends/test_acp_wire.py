@@ -19,8 +19,8 @@ from tests.frontends.conftest import Program
 from handrail.agent.run_budget import Budget
 from handrail.frontends.acp.acp_agent import serve_acp_client
 from handrail.frontends.acp.acp_transport import JsonLinesTransport, ValidatingTransport
-from handrail.frontends.mcp.client_messages import to_json_line
 from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
+from handrail.frontends.mcp.client_messages import to_json_line
 
 pytestmark = pytest.mark.proves("F-05")
 

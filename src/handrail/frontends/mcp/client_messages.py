@@ -163,7 +163,7 @@ def _is_servable(message: JsonObject) -> bool:
     if "method" not in message:
         return is_message_id(message.get("id"))
     form = isinstance(message["method"], str) and message.get("jsonrpc", "2.0") == "2.0"
-    return form and isinstance(message.get("params") or {}, dict)
+    return form and (message.get("params") is None or isinstance(message["params"], dict))
 
 
 def _request_id(value: object) -> str | int | None:

@@ -231,11 +231,12 @@ class PipeWriter:
     async def write(self, text: str) -> None:
         if self._bound is not None and _LIST_CHANGED.search(text) is not None:
             return
+        line = text.encode(errors="backslashreplace")
         if self._batches.is_waiting and (message := _parse_message(text)) is not None:
             answers = self._batches.take(message)
-            if answers is not None:
-                return self._writer.write(to_json_line(answers)) if answers else None
-        self._writer.write(text.encode(errors="backslashreplace"))
+            line = line if answers is None else to_json_line(answers) if answers else b""
+        if line:
+            self._writer.write(line)
 
     async def flush(self) -> None:
         """Wait until the reader has taken the text.
