@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -120,8 +120,7 @@ async def talk(command: Sequence[str], *lines: bytes | str, batch: bool = False)
 
 def messages_in(answer: Any) -> list[dict[str, Any]]:
     """The messages of an answer, which may be a batch."""
-    several: list[dict[str, Any]] = answer if isinstance(answer, list) else [answer]
-    return several
+    return cast("list[dict[str, Any]]", answer) if isinstance(answer, list) else [answer]
 
 
 def summary(answer: dict[str, Any]) -> tuple[object, int]:

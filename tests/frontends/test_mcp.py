@@ -81,13 +81,13 @@ async def test_a_tool_is_listed_with_its_llm_view_and_hints_and_nothing_else(han
     assert write is not None and (write.read_only_hint, write.destructive_hint) == (False, True)
     assert bash is not None and bash.read_only_hint is False
     sent = tools["read"].model_dump(by_alias=True, exclude_none=True)
-    assert set(sent) == {"name", "description", "inputSchema", "annotations"}
+    assert set(sent) == {"name", "title", "description", "inputSchema", "outputSchema", "annotations", "_meta"}
     assert "path" in sent["inputSchema"]["properties"]
 
 
 @pytest.mark.proves("P-10")
 async def test_what_no_rule_allows_is_denied_as_an_error_result(handrail: Program) -> None:
-    async with connected(handrail) as client:
+    async with connected(handrail, "--headless") as client:
         result = await client.call_tool("write", {"path": "new.txt", "content": "x"})
         assert result.is_error and envelope(result)["metadata"]["error_kind"] == "denied"
         result = await client.call_tool(

@@ -433,7 +433,7 @@ class StartupResponder:
             return None
         discovery, kernel = self._serving.discovery, self._kernel
         tools = [to_mcp_tool(kernel, discovery, spec) for spec in list_client_tools(kernel, discovery, None)]
-        if newer and discovery == "core" and kernel.generation.resolve_tool_name(CALL_TOOL) is None:
+        if discovery == "core" and kernel.generation.resolve_tool_name(CALL_TOOL) is None:
             tools.append(dict(CALL_TOOL_ENTRY))
         page = get_page_at_index("tools", tools, 0)
         return self._complete_result(page, make_server_info(kernel, discovery)["serverInfo"]) if newer else page
