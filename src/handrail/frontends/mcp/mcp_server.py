@@ -29,7 +29,6 @@ from handrail.arbiter.output.audience_views import neutralise_for_model
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
 from handrail.contract.result_conversions import result_to_mcp_content
-from handrail.contract.services.client_services import UNSUPPORTED_REQUEST
 from handrail.frontends.mcp.client_call import LOG_LEVELS, McpClientCall, OpenClientRequest, to_sdk_request_model
 from handrail.frontends.mcp.client_manager import McpClientManager
 from handrail.frontends.mcp.client_resources import SKILL_TOOL as SKILL
@@ -46,7 +45,7 @@ from handrail.frontends.mcp.mcp_responses import (
     to_mcp_result,
     unwrap_tool_call,
 )
-from handrail.frontends.mcp.task_extension import McpTaskManager
+from handrail.frontends.mcp.task_extension import McpTaskManager, list_unsupported_requests
 from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL,
     CALL_TOOL_ENTRY,
@@ -608,11 +607,9 @@ def _input_responses(context: Context) -> Mapping[str, Any]:
 
 def _missing_capabilities(call: McpClientCall, answer: CallAnswer) -> dict[str, Any]:
     """Return the capabilities that this failed call needs and the client did not declare."""
-    text = answer.model.error_text or ""
     found: dict[str, Any] = {}
-    for method, needed in call.missing_capabilities.items():
-        if not answer.model.ok and f"{UNSUPPORTED_REQUEST} {method}" in text:
-            found |= needed
+    for method in list_unsupported_requests(answer.model):
+        found |= call.missing_capabilities.get(method, {})
     return found
 
 
