@@ -9,22 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import mcp.types as types
 import pytest
 from jsonschema import Draft202012Validator
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 from tests.field.test_clients_odd_messages import hello
 from tests.frontends.conftest import Program
-from tests.frontends.mcp_clients import ERAS, TOOLS, Era, Person, about, filled, launch, ran, said, serving
+from tests.frontends.mcp_clients import ERAS, TOOLS, Era, Person, about, filled, ran, said, serving
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.frontends.mcp.approval_forms import DECISION
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, run_http_server
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
-from handrail.testing.scripted_kernel import temporary_kernel
 
 FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"}
 DECLINE = types.ElicitResult(action="decline")
@@ -220,34 +215,6 @@ async def test_a_program_parks_a_call_and_a_person_finishes_it(handrail: Program
     assert (handrail.workspace / "new.txt").read_text() == "x"
     process.stdin.close()
     assert await process.wait() == 0 and await process.stderr.read() == b""
-
-
-# ── over HTTP ────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("tokens", [False, True])
-@ERAS
-async def test_an_approval_of_one_client_lets_no_other_run(tmp_path: Path, era: Era, tokens: bool) -> None:
-    """Also if both have the same token and send the same call."""
-    ran.clear()
-    token = "sesame-0123456789abcdef"
-    settings = HttpFrontendSettings("127.0.0.1", 0, tokens={token: "all"} if tokens else {})
-    headers = {"Authorization": f"Bearer {token}"} if tokens else {}
-    first, second = Person([filled(decision="session"), filled(decision="once")]), Person([DECLINE])
-    async with (
-        temporary_kernel(tmp_path, tools=[launch], rules=["ask launch"]) as kernel,
-        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
-        httpx2.AsyncClient(headers=headers) as one_http,
-        httpx2.AsyncClient(headers=headers) as other_http,
-        Client(streamable_http_client(url, http_client=one_http), mode=era, elicitation_callback=first.elicit) as one,
-        Client(
-            streamable_http_client(url, http_client=other_http), mode=era, elicitation_callback=second.elicit
-        ) as other,
-    ):
-        await one.call_tool("launch", {"what": "kite"})
-        before = list(ran)
-        refused = await other.call_tool("launch", {"what": "kite"})
-        assert refused.is_error and len(second.seen) == 1 and ran == before
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────
