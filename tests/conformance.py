@@ -244,6 +244,7 @@ def pages() -> dict[Path, str]:
     found = {
         TABLE: render(ROWS, proofs()),
         tool_reference.TABLE: tool_reference.render(),
+        tool_reference.OUTPUT_SCHEMAS: tool_reference.render_output_schemas(),
         cli_reference.PAGE: cli_reference.render(),
         setting_reference.PAGE: setting_reference.render(),
         **kind_reference.pages(),

@@ -50,6 +50,17 @@ _EFFECTS = {
     "external": "can change anything that its permissions allow",
 }
 _LOCKS = {"S": "shared", "X": "exclusive"}
+_JSON_TYPES: Mapping[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+_ANY_TYPE = frozenset({"value", "step", "result", "message", "next", "closed"})
+"""Keys of results that hold what another tool or file contains."""
+OUTPUT_SCHEMAS = Path(__file__).parent.parent / "src" / "handrail" / "tools" / "output_schemas.json"
 _MOST = 160
 """Characters of a text in an example before it is shortened."""
 
@@ -84,6 +95,27 @@ def render() -> str:
     for category, ids in by_category.items():
         parts.append(f"| {category} | {', '.join(f'[`{one}`](#{anchor(one)})' for one in ids)} |")
     return "\n".join([*parts, "", *sections().values()])
+
+
+def render_output_schemas() -> str:
+    """Return the output schemas that MCP clients get, as JSON.
+
+    No key is required, because an error and a truncated result have other keys. Where a key has values of several types, or
+    its example shows none, it has no type.
+    """
+    schemas: dict[str, Any] = {}
+    for tool_id in shipped().entries:
+        data: Mapping[str, Any] = examples()[tool_id]["data"]
+        properties: dict[str, Any] = {}
+        for key, meaning in meanings(tool_id).items():
+            value: object = data.get(key)
+            kind = next((name for of, name in _JSON_TYPES.items() if isinstance(value, of)), None)
+            typed: dict[str, Any] = {} if kind is None or key in _ANY_TYPE else {"type": kind}
+            if typed and "null" in meaning:
+                typed = {"type": [kind, "null"]}
+            properties[key] = {**typed, "description": meaning}
+        schemas[tool_id] = {"type": "object", "properties": properties, "additionalProperties": True}
+    return json.dumps(schemas, ensure_ascii=False, indent=1) + "\n"
 
 
 def anchor(tool_id: str) -> str:

@@ -6,10 +6,17 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import httpx2
+import mcp.types as types
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from tests.frontends.mcp_clients import ERAS, Era, Person, filled, launch, ran
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, run_http_server
+from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
@@ -104,3 +111,33 @@ async def test_once_is_for_one_call_and_for_the_session_is_for_exactly_the_shown
         for more in ("mkdir -p b", "mkdir -p '*' b", "mkdir -p '*' && make", "mkdir -p '*' > f", "mkdir"):
             assert (await session.call("bash", {"command": more})).error_kind == "denied", more
         assert (await other.call("bash", command)).error_kind == "denied"
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@ERAS
+async def test_an_approval_of_one_client_lets_no_other_run(tmp_path: Path, era: Era, tokens: bool) -> None:
+    """Source: one session for all clients of an HTTP server. Here both may have the same token and send the same call."""
+    ran.clear()
+    token = "sesame-0123456789abcdef"
+    settings = HttpFrontendSettings("127.0.0.1", 0, tokens={token: "all"} if tokens else {})
+    headers = {"Authorization": f"Bearer {token}"} if tokens else {}
+    first, second = (
+        Person([filled(decision="session"), filled(decision="once")]),
+        Person([types.ElicitResult(action="decline")]),
+    )
+    async with (
+        temporary_kernel(tmp_path, tools=[launch], rules=["ask launch"]) as kernel,
+        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+        httpx2.AsyncClient(headers=headers) as one_http,
+        httpx2.AsyncClient(headers=headers) as other_http,
+        Client(streamable_http_client(url, http_client=one_http), mode=era, elicitation_callback=first.elicit) as one,
+        Client(
+            streamable_http_client(url, http_client=other_http), mode=era, elicitation_callback=second.elicit
+        ) as other,
+    ):
+        await one.call_tool("launch", {"what": "kite"})
+        before = list(ran)
+        refused = await other.call_tool("launch", {"what": "kite"})
+        assert refused.is_error and len(second.seen) == 1 and ran == before
+        (row,) = kernel.approvals.list_pending()
+        assert row.request.is_shared == (era == "auto"), "an answer for such a session is not offered anywhere"

@@ -18,8 +18,9 @@ from tests.frontends.conftest import Program
 
 from handrail.agent.run_budget import Budget
 from handrail.frontends.acp.acp_agent import serve_acp_client
-from handrail.frontends.acp.acp_transport import JsonLinesTransport, ValidatingTransport, to_json_line
+from handrail.frontends.acp.acp_transport import JsonLinesTransport, ValidatingTransport
 from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
+from handrail.frontends.mcp.client_messages import to_json_line
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -141,9 +142,7 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_no_traceback(handrail
         nonlocal requests
         requests += 1
         assert process.stdin is not None
-        process.stdin.write(
-            to_json_line({"jsonrpc": "2.0", "id": requests, "method": method, "params": params}).encode()
-        )
+        process.stdin.write(to_json_line({"jsonrpc": "2.0", "id": requests, "method": method, "params": params}))
         await process.stdin.drain()
 
     async def told(wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

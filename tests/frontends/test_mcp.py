@@ -81,13 +81,13 @@ async def test_a_tool_is_listed_with_its_llm_view_and_hints_and_nothing_else(han
     assert write is not None and (write.read_only_hint, write.destructive_hint) == (False, True)
     assert bash is not None and bash.read_only_hint is False
     sent = tools["read"].model_dump(by_alias=True, exclude_none=True)
-    assert set(sent) == {"name", "description", "inputSchema", "annotations"}
+    assert set(sent) == {"name", "title", "description", "inputSchema", "outputSchema", "annotations", "_meta"}
     assert "path" in sent["inputSchema"]["properties"]
 
 
 @pytest.mark.proves("P-10")
 async def test_what_no_rule_allows_is_denied_as_an_error_result(handrail: Program) -> None:
-    async with connected(handrail) as client:
+    async with connected(handrail, "--headless") as client:
         result = await client.call_tool("write", {"path": "new.txt", "content": "x"})
         assert result.is_error and envelope(result)["metadata"]["error_kind"] == "denied"
         result = await client.call_tool(
@@ -190,9 +190,10 @@ async def test_a_client_that_reads_no_more_is_no_defect_and_ends_the_server(hand
 async def test_a_message_of_more_values_than_any_call_may_have_is_refused_and_the_next_one_heard() -> None:
     reader, said = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES), list[bytes]()
     many = "[]," * MAX_MESSAGE_VALUES
-    reader.feed_data(f'{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": [{many}1]}}\n{{}}\n'.encode())
+    ping = '{"jsonrpc": "2.0", "id": 8, "method": "ping"}\n'
+    reader.feed_data(f'{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": [{many}1]}}\n{ping}'.encode())
     reader.feed_eof()
-    assert [line async for line in LimitedLineReader(reader, said.append)] == ["{}\n"]
+    assert [line async for line in LimitedLineReader(reader, said.append)] == [ping]
     (refused,) = map(json.loads, said)
     assert refused["id"] == 7 and "contain more than 40,000 values" in refused["error"]["message"]
 
@@ -209,8 +210,9 @@ async def test_a_pipe_that_nobody_reads_is_waited_for_only_while_its_client_spea
     try:
         await output.write("x" * 1_000_000)
         waiting = asyncio.ensure_future(output.flush())
-        os.write(saying, b"{}\n")
-        assert await anext(lines) == "{}\n" and not waiting.done()
+        ping = '{"jsonrpc": "2.0", "id": 8, "method": "ping"}\n'
+        os.write(saying, ping.encode())
+        assert await anext(lines) == ping and not waiting.done()
         os.close(saying)
         with pytest.raises(StopAsyncIteration):
             await anext(lines)

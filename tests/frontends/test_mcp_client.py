@@ -51,7 +51,7 @@ async def test_an_approval_is_a_form_that_shows_the_call_whole(tmp_path: Path, e
         assert isinstance(shown, types.ElicitRequestFormParams)
         assert "launch" in shown.message and "kite" in shown.message and "\u202e" not in shown.message
         refused = await one.call_tool("launch", {"what": "b"})
-        assert refused.is_error and about(refused, "error_kind") == "denied" and "declined" in said(refused)
+        assert refused.is_error and about(refused, "awaiting_approval") and "declined" in said(refused)
         for _ in range(2):  # the second time by the rule that was stored for the session
             assert said(await one.call_tool("launch", {"what": "c"})) == "launched c"
     assert len(person.seen) == 3
@@ -74,8 +74,8 @@ async def test_a_host_that_a_program_wants_is_a_form_while_the_program_waits(tmp
 
 
 @ERAS
-async def test_what_asks_is_denied_where_the_client_fills_in_no_forms(tmp_path: Path, era: Era) -> None:
-    async with serving(tmp_path) as (_, _, client), client(era) as one:
+async def test_what_asks_is_denied_if_the_operator_wants_nobody_asked(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path, McpFrontendSettings(headless=True)) as (_, _, client), client(era) as one:
         refused = await one.call_tool("launch", {"what": "a"})
         assert (
             refused.is_error
@@ -277,24 +277,21 @@ async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> N
         )
 
 
-async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(tmp_path: Path) -> None:
+@ERAS
+async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(tmp_path: Path, era: Era) -> None:
     rules = (*ALLOWED, "allow *")
-    async with serving(tmp_path, rules=rules) as (_, _, client):
-        async with client("auto") as one:
-            names = {found.name for found in (await one.list_tools()).tools}
-            assert "call_tool" in names and "git__status" not in names
-            found: dict[str, Any] = (await one.call_tool("load_tools", {"category": "git"})).structured_content
-            by_name: dict[str, Any] = {schema["name"]: schema for schema in found["schemas"]}
-            assert "repository" in by_name["git__status"]["inputSchema"]["properties"]
-            through = await one.call_tool("call_tool", {"name": "work", "arguments": {}})
-            assert said(through) == "done"
-            denied = await one.call_tool("call_tool", {"name": "call_tool", "arguments": {"name": "work"}})
-            assert denied.is_error and about(denied, "error_kind") == "unknown_tool"
-            with pytest.raises(MCPError, match="Invalid arguments of call_tool"):
-                await one.call_tool("call_tool", {"arguments": {}})
-        async with client("legacy") as one:
-            assert "call_tool" not in {found.name for found in (await one.list_tools()).tools}
-            assert "schemas" not in ((await one.call_tool("load_tools", {"category": "git"})).structured_content or {})
+    async with serving(tmp_path, rules=rules) as (_, _, client), client(era) as one:
+        names = {found.name for found in (await one.list_tools()).tools}
+        assert "call_tool" in names and "git__status" not in names
+        found: dict[str, Any] = (await one.call_tool("load_tools", {"category": "git"})).structured_content
+        by_name: dict[str, Any] = {schema["name"]: schema for schema in found["schemas"]}
+        assert "repository" in by_name["git__status"]["inputSchema"]["properties"]
+        through = await one.call_tool("call_tool", {"name": "work", "arguments": {}})
+        assert said(through) == "done"
+        denied = await one.call_tool("call_tool", {"name": "call_tool", "arguments": {"name": "work"}})
+        assert denied.is_error and about(denied, "error_kind") == "unknown_tool"
+        with pytest.raises(MCPError, match="Invalid arguments of call_tool"):
+            await one.call_tool("call_tool", {"arguments": {}})
 
 
 @ERAS

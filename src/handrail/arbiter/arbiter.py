@@ -556,6 +556,8 @@ class Arbiter:
             metadata["confined"] = True
         if call.entry.untrusted_source:
             metadata["untrusted_source"] = call.entry.untrusted_source
+        if call.unsupported_requests:
+            metadata["unsupported_client_requests"] = sorted(call.unsupported_requests)
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         if call.job is not None:

@@ -29,6 +29,7 @@ from handrail.contract.errors import ErrorKind
 from handrail.contract.permission_modes import Mode
 from handrail.contract.sandbox_protocol import CallConfinement, ConnectionAttempt
 from handrail.contract.services.channels_and_triggers import NotificationInbox, SessionChannelService, TriggerService
+from handrail.contract.services.client_services import ClientMethod
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.history_and_skill_services import SessionSkillService
 from handrail.contract.services.subagent_services import DelegatedSession, SubagentRunner, SubagentType
@@ -393,6 +394,8 @@ class Call:
     """The questions about hosts that it asked."""
     client_request_count: int = 0
     """How many requests it and its nested calls have sent to the client."""
+    unsupported_requests: frozenset[ClientMethod] = frozenset()
+    """The methods of requests that the client did not support, with those of its nested calls."""
     working_subagents: int = 0
     """How many sub-agents are working for it now."""
     subagents: tuple[DelegatedSession, ...] = ()

@@ -17,11 +17,11 @@ from handrail.contract.errors import ToolError
 from handrail.contract.schema.argument_validation import InvalidSchema, ParametersSchema, compile_schema
 from handrail.contract.services.client_services import (
     METHOD_CAPABILITIES,
-    UNSUPPORTED_REQUEST,
     ClientHandler,
     ClientMethod,
     ClientRequest,
     LogLevel,
+    UnsupportedClientRequest,
 )
 
 MAX_REQUESTS_AT_ONCE = 16
@@ -85,7 +85,11 @@ class CallClientService:
                 kind="unavailable",
             )
         for ask in sent_requests.values():
-            self._check_supported(client, root.id, ask)
+            try:
+                self._check_supported(client, root.id, ask)
+            except UnsupportedClientRequest as error:
+                root.unsupported_requests = root.unsupported_requests.union(error.methods)
+                raise
         schemas = {key: _form_schema(key, ask) for key, ask in sent_requests.items()}
         if call.tool_ended or call.execution.reason is not None:
             raise ToolError(
@@ -166,10 +170,7 @@ class CallClientService:
         except Exception:
             offered = False
         if not offered:
-            raise ToolError(
-                f"{UNSUPPORTED_REQUEST} {ask.method} of this kind. Continue without it.",
-                kind="unavailable",
-            )
+            raise UnsupportedClientRequest(ask.method)
 
 
 def find_root_call(call: Call) -> Call:

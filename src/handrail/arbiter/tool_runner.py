@@ -44,7 +44,7 @@ from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
-from handrail.contract.services.client_services import LogLevel
+from handrail.contract.services.client_services import LogLevel, UnsupportedClientRequest
 from handrail.contract.services.history_and_skill_services import SkillService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
@@ -152,6 +152,8 @@ class ToolRunner:
         except WorkStopped as stopped:
             return self._stop_result(call, stopped.reason, budget_ms, _last_output(runtime))
         except ToolError as error:
+            if isinstance(error, UnsupportedClientRequest):
+                call.unsupported_requests = call.unsupported_requests.union(error.methods)
             return add_sessions_to_cut_error(Result.from_error(error), call.subagents)
         except LogUnavailable as error:  # its stored values cannot be read or written
             if execution.reason is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from handrail.contract.errors import ToolError
 from handrail.contract.result_conversions import result_from_mcp_content
 from handrail.contract.schema.foreign_schemas import mend_foreign_schema, sort_unordered_lists
-from handrail.contract.services.client_services import UNSUPPORTED_REQUEST
+from handrail.contract.services.client_services import METHOD_CAPABILITIES, ClientMethod, UnsupportedClientRequest
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import (
@@ -276,7 +276,7 @@ def to_tool_error(server: str, error: RpcError) -> ToolError:
     """Return the error of a call for an error that a server sent."""
     said = error.message[:2000] or "it failed without a message"
     if error.code == _MISSING_CAPABILITY and (lacking := _find_missing_request(error.data)):
-        return ToolError(f"MCP server {server} failed: {said}; {UNSUPPORTED_REQUEST} {lacking}", kind="unavailable")
+        return UnsupportedClientRequest(lacking, before=f"MCP server {server} failed: {said}. ")
     kind = "invalid_input" if error.code == -32602 else "failed"
     return ToolError(
         f"MCP server {server} returned an error: {said} (error {error.code}). Correct the arguments, or continue without this tool.",
@@ -284,11 +284,11 @@ def to_tool_error(server: str, error: RpcError) -> ToolError:
     )
 
 
-def _find_missing_request(data: object) -> str:
-    """Return the first request that the server needs and the client does not answer, or ``""``."""
+def _find_missing_request(data: object) -> ClientMethod | None:
+    """Return the first request that the server needs and the client does not answer, or None."""
     value = cast("dict[str, Any]", data).get("requiredCapabilities") if isinstance(data, dict) else None
     needed = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    return next((method for method, grant in GRANT_BY_METHOD.items() if grant in needed), "")
+    return next((method for method in METHOD_CAPABILITIES if GRANT_BY_METHOD[method] in needed), None)
 
 
 def _header_places(schema: object) -> dict[tuple[str, ...], str]:

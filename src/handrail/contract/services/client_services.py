@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
+from handrail.contract.errors import ToolError
+
 ClientMethod = Literal["elicitation/create", "sampling/createMessage", "roots/list"]
 
 METHOD_CAPABILITIES: Mapping[ClientMethod, str] = {
@@ -21,9 +23,21 @@ METHOD_CAPABILITIES: Mapping[ClientMethod, str] = {
 }
 """The capability that a tool must require for each method."""
 
-UNSUPPORTED_REQUEST = "The client of this session does not support"
-"""The start of the error for a request that the client does not support; the method follows. A frontend may word it
-in the terms of its protocol."""
+
+class UnsupportedClientRequest(ToolError):
+    """An error for requests that the client of the session does not support.
+
+    The result of a call that fails for it names the methods under ``unsupported_client_requests``. A frontend may word it in
+    the terms of its protocol.
+
+    :param before: what failed for it, as the beginning of the text
+    """
+
+    def __init__(self, *methods: ClientMethod, before: str = "") -> None:
+        text = f"{before}The client of this session does not support {', '.join(methods)} of this kind. Continue without it."
+        super().__init__(text, kind="unavailable")
+        self.methods = methods
+
 
 LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 """The levels of RFC 5424, the least severe first."""

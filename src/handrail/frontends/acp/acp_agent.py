@@ -22,7 +22,7 @@ from acp.exceptions import RequestError
 
 from handrail.contract.errors import HandrailError, LogUnavailable, StartError
 from handrail.contract.session_protocols import ClientInfo
-from handrail.frontends.acp.acp_transport import INVALID_REQUEST, MessageTransport, ValidatingTransport
+from handrail.frontends.acp.acp_transport import MessageTransport, ValidatingTransport
 from handrail.frontends.acp.editor_session import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -37,6 +37,7 @@ from handrail.frontends.acp.editor_session_setup import (
     note_unused_servers,
     open_editor_session,
 )
+from handrail.frontends.mcp.client_messages import INVALID_REQUEST
 
 if TYPE_CHECKING:
     from handrail.session.transcript_search import StoredSessionFacts

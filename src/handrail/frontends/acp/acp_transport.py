@@ -8,21 +8,26 @@ answer.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import orjson
 from acp import schema
 from pydantic import BaseModel, ValidationError
+
+from handrail.frontends.mcp.client_messages import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    find_message_problem,
+    make_error_message,
+    parse_message,
+    to_json_line,
+)
 
 if TYPE_CHECKING:
     from handrail.frontends.mcp.mcp_stdio_server import ClientLineWriter
 
-INVALID_REQUEST, PARSE_ERROR = -32600, -32700
 KNOWN_NOTIFICATIONS: Mapping[str, type[BaseModel]] = {"session/cancel": schema.CancelNotification}
 """The supported notifications with their form. Others, and invalid ones, are dropped."""
-_EXPECTED_OBJECT = "Invalid message. Expected one JSON object"
 
 
 class MessageTransport(Protocol):
@@ -49,7 +54,7 @@ class JsonLinesTransport:
         :raises OSError: for a request or notification, if the client has disconnected
         """
         try:
-            await self._output.write(to_json_line(message))
+            await self._output.write(to_json_line(message).decode())
             await self._output.flush()
         except (BrokenPipeError, ConnectionResetError):
             if "method" in message:
@@ -60,14 +65,14 @@ class JsonLinesTransport:
             if not line.strip():
                 continue
             try:
-                message = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
+                message: Any = parse_message(line)
+            except ValueError as error:
                 await self.send(make_error_message(None, PARSE_ERROR, f"Invalid JSON in a line: {error}"))
                 continue
             if message is not None:
                 return message
             await self.send(
-                make_error_message(None, INVALID_REQUEST, f"{_EXPECTED_OBJECT}, not null.")
+                make_error_message(None, INVALID_REQUEST, "Invalid message. Expected one JSON object, not null.")
             )  # None means the end of messages
         return None
 
@@ -110,27 +115,10 @@ class ValidatingTransport:
 
     async def receive(self) -> dict[str, Any] | None:
         while (message := cast("object", await self._messages.receive())) is not None:
-            if not isinstance(message, dict):
-                await self.send(make_error_message(None, INVALID_REQUEST, f"{_EXPECTED_OBJECT}."))
-                continue
-            found = cast("dict[str, Any]", message)
-            if (answer := self._request_error(found)) is not None:
+            if (answer := find_message_problem(message)) is not None:
                 await self.send(answer)
-            elif (sound := _sanitize_message(found)) is not None:
+            elif (sound := _sanitize_message(cast("dict[str, Any]", message))) is not None:
                 return sound
-        return None
-
-    def _request_error(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the error for an invalid request, or None."""
-        if "id" not in message or ("method" not in message and message.keys() & {"result", "error"}):
-            return None
-        asked, method, params = message["id"], message.get("method"), message.get("params")
-        if isinstance(asked, bool) or not isinstance(asked, (str, int)):
-            return make_error_message(None, INVALID_REQUEST, "Invalid `id`. Expected a string or an integer.")
-        if not isinstance(method, str):
-            return make_error_message(asked, INVALID_REQUEST, "Invalid `method`. Expected a string.")
-        if params is not None and not isinstance(params, dict):
-            return make_error_message(asked, INVALID_REQUEST, "Invalid `params`. Expected a JSON object.")
         return None
 
 
@@ -175,16 +163,3 @@ def _is_known_notification(method: str, params: dict[str, Any]) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def make_error_message(asked: str | int | None, code: int, text: str) -> dict[str, Any]:
-    """Return a JSON-RPC error message."""
-    return {"jsonrpc": "2.0", "id": asked, "error": {"code": code, "message": text}}
-
-
-def to_json_line(message: dict[str, Any]) -> str:
-    """Return a message as one line. Values without a JSON form become strings."""
-    try:
-        return orjson.dumps(message, default=str, option=orjson.OPT_APPEND_NEWLINE).decode()
-    except (orjson.JSONEncodeError, TypeError):  # half a character, a number too large
-        return json.dumps(message, default=str) + "\n"

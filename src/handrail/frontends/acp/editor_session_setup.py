@@ -15,7 +15,7 @@ from acp.exceptions import RequestError
 from handrail.agent.agent_loop import Agent
 from handrail.contract.approval_requests import APPROVING_CHOICES, ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client_services import UNSUPPORTED_REQUEST, ClientMethod, ClientRequest
+from handrail.contract.services.client_services import ClientMethod, ClientRequest, UnsupportedClientRequest
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import ClientInfo, Session
 from handrail.contract.tool.spec import ToolSpec
@@ -212,9 +212,8 @@ class UnsavedEditorFiles:
     async def send_requests(
         self, call_id: str, requests: Mapping[str, ClientRequest]
     ) -> Mapping[str, Mapping[str, Any]]:
-        raise ToolError(
-            f"{UNSUPPORTED_REQUEST} {', '.join(ask.method for ask in requests.values())}", kind="unavailable"
-        )
+        methods: list[ClientMethod] = [ask.method for ask in requests.values()]
+        raise UnsupportedClientRequest(*methods)
 
     def detach(self, call_id: str) -> None:
         pass

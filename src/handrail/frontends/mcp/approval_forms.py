@@ -18,56 +18,51 @@ from handrail.frontends.cli.terminal_output import escape_invisible, to_one_line
 
 TITLED_SINCE = "2025-11-25"
 """The first protocol version in which options have titles and several can be chosen."""
-DECISION, MESSAGE = "decision", "message"
+DECISION = "decision"
 
 
 def make_approval_form(request: ApprovalRequest, changes: str | None, version: str) -> ClientRequest:
     """Return the form that asks the user for approval of a call.
 
+    It has one field, because some clients cannot leave an optional one empty. Some show only the first lines of the message
+    and the first words of an option, so both begin with what the user decides about.
+
     :param changes: the changes of the call to a file, as a diff
     :param version: the client's protocol version
     """
-    choices = dict(_approval_choices(request))
-    decision = _choice_field("Your decision", "", list(choices.items()), version)
-    message = {"type": "string", "title": "Message", "description": "After a rejection: a message to the model."}
-    lines = format_request_lines(request, changes)
-    lines += [f"{title}" for choice, title in choices.items() if choice not in ("once", "reject")]
-    return _form("\n".join(lines), {DECISION: decision, MESSAGE: message}, (DECISION,))
+    choices = _approval_choices(request)
+    decision = _choice_field("Your decision", "", choices, version)
+    first, *further = format_request_lines(request, changes)
+    if (rule := request.suggested_rule or request.suggested_wider_rule) is not None:
+        first += f"\n  rule that “Session” and “Always” store: {to_one_line(rule)}"
+    further.append(f"  Other answers: handrail approve {request.id}")
+    return _form("\n".join((first, *further)), {DECISION: decision}, (DECISION,))
 
 
 def _approval_choices(request: ApprovalRequest) -> list[tuple[ApprovalChoice, str]]:
-    found: list[tuple[ApprovalChoice, str]] = [("once", "Allow once: this call, with exactly these arguments")]
-    for rule, narrow in ((request.suggested_rule, True), (request.suggested_wider_rule, False)):
-        if rule is not None:
-            shown = to_one_line(rule)
-            session: ApprovalChoice = "session" if narrow else "session-wider"
-            project: ApprovalChoice = "project" if narrow else "project-wider"
-            if not request.is_shared:
-                found.append((session, f"Allow for this session: stores the rule  {shown}"))
-            found.append((project, f"Allow for this project, in every session: stores the rule  {shown}"))
-    found.append(("reject", "Reject"))
-    if request.suggested_deny is not None:
-        found.append(
-            ("reject-always", f"Reject, in every session: stores the rule  {to_one_line(request.suggested_deny)}")
-        )
-    found.append(("stop", "Reject, and end the session's work"))
-    return found
+    """Return at most four choices. ``handrail approve`` offers all of them."""
+    found: list[tuple[ApprovalChoice, str]] = [("once", "Once: only this call")]
+    if (rule := request.suggested_rule or request.suggested_wider_rule) is not None:
+        shown, wider = to_one_line(rule), request.suggested_rule is None
+        if not request.is_shared:
+            found.append(("session-wider" if wider else "session", f"Session: {shown}"))
+        found.append(("project-wider" if wider else "project", f"Always: {shown}"))
+    return [*found, ("reject", "Reject")]
 
 
 def read_approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> ApprovalAnswer:
     """Return the user's answer in a form of :func:`make_approval_form`.
 
-    A dismissed form defers the request, so that it can still be answered elsewhere.
+    A declined or dismissed form defers the request, so that it can still be answered elsewhere. Many clients decline without
+    asking their user.
     """
-    if filled.get("action") == "decline":
-        return ApprovalAnswer("reject", "The user declined.")
     content: Any = filled.get("content")
     if filled.get("action") != "accept" or not isinstance(content, Mapping):
         return ApprovalAnswer("defer")
     given: Mapping[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
     for choice, _ in _approval_choices(request):
         if given.get(DECISION) == choice:
-            message = given.get(MESSAGE)
+            message = given.get("message")  # the form has no such field, and an answer may
             return ApprovalAnswer(choice, message[:10_000] if isinstance(message, str) else "")
     return ApprovalAnswer("defer")
 

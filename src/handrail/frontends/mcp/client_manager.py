@@ -299,7 +299,7 @@ class McpClientManager:
         if (state := connection.state.get(_CLIENT_KEY)) is None:
             async with self._opening:
                 if (state := connection.state.get(_CLIENT_KEY)) is None:
-                    state = await self._open_client(self._answers_forms(context), info=read_client_info(context))
+                    state = await self._open_client(info=read_client_info(context))
                     connection.state[_CLIENT_KEY] = state
                     name = connection.session_id or ""
                     self._clients_by_connection[name] = state
@@ -339,10 +339,11 @@ class McpClientManager:
         for other in over:
             del self._last_used[other]
             self.spawn_server_task(self.close_client(self._stateless_clients.pop(other)))
+        unknown = isinstance(key[0], _AnonymousClient)
         state = self._stateless_clients[key] = await self._open_client(
-            key[1], shared=self._over_http and get_request_credential() is None, info=info
+            asks=key[1] or not unknown, shared=self._over_http, info=info
         )
-        state.is_disconnected = isinstance(key[0], _AnonymousClient)
+        state.is_disconnected = unknown
         return state
 
     async def reopen_client(self, session_id: str, context: ServerRequestContext[Any]) -> McpClientState:
@@ -351,18 +352,22 @@ class McpClientManager:
         :raises HandrailError: if another client has the session open, or it cannot be opened
         """
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        shared = self._over_http and modern and get_request_credential() is None
         info = read_client_info(context)
-        return await self._open_client(self._answers_forms(context), session_id, shared=shared, info=info)
+        return await self._open_client(session_id, shared=self._over_http and modern, info=info)
 
     async def _open_client(
         self,
-        answers_forms: bool,
         session_id: str | None = None,
         *,
+        asks: bool = True,
         shared: bool = False,
         info: ClientInfo | None = None,
     ) -> McpClientState:
+        """Open the session of a client.
+
+        :param asks: whether an approval can wait for the user. A client that does not show forms gets its ID
+        :param shared: whether several clients may use the session
+        """
         if self._closed:
             raise MCPError(INTERNAL_ERROR, "The server is shutting down. Connect again later.")
         serving = self.settings
@@ -373,7 +378,7 @@ class McpClientManager:
             lambda: len(self._held_calls) < serving.max_held_calls,
         )
         connected.is_shared = shared
-        attendant = connected if answers_forms else None
+        attendant = connected if asks and not serving.headless else None
         opened = self.kernel.session(
             session_id, headless=attendant is None, approval_handler=attendant, client=connected, client_info=info
         )

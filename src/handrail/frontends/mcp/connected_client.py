@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest, ApprovalService
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result, make_call_id
@@ -67,6 +66,10 @@ class ConnectedMcpClient:
         """Called with the URI of a resource that has changed."""
         self.awaiting_approval: OrderedDict[str, str] = OrderedDict()
         """IDs of the calls that wait for approval, by the fingerprint of tool and arguments."""
+        self.declined_requests: set[str] = set()
+        """IDs of the approval requests whose form the client declined."""
+        self.waiting_answers = Counter[str]()
+        """How often the client got the answer that an approval request is open, by its ID."""
         self.kept_until = -math.inf
         """Time on the monotonic clock until which the results of its tasks can be requested."""
         self.is_shared = False
@@ -144,10 +147,14 @@ class ConnectedMcpClient:
         return answer
 
     def _keep_if_awaiting_approval(self, same: str, answer: CallAnswer) -> None:
-        if answer.model.metadata.get("awaiting_approval") is not None:
+        if (approval_id := answer.model.metadata.get("awaiting_approval")) is not None:
+            self.waiting_answers[str(approval_id)] += 1
             self.awaiting_approval[same] = answer.call_id
             while len(self.awaiting_approval) > MAX_AWAITING_APPROVAL:
                 self.awaiting_approval.popitem(last=False)
+            if len(self.waiting_answers) > MAX_AWAITING_APPROVAL:
+                self.waiting_answers.clear()
+                self.declined_requests.clear()
 
     def end_call(self, call: McpClientCall) -> None:
         """Remove an answered or abandoned call. A stopped call still counts until it has ended."""
@@ -184,6 +191,8 @@ class ConnectedMcpClient:
             request, await preview_edit_diff(request, self.session.workdir), _version(client_call)
         )
         filled = await self._ask_form(client_call, f"approval-{request.id}", form)
+        if filled is not None and filled.get("action") == "decline":
+            self.declined_requests.add(request.id)
         return ApprovalAnswer("defer") if filled is None else read_approval_answer(request, filled)
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
@@ -194,7 +203,7 @@ class ConnectedMcpClient:
         self._open_questions.add(approval_id)
         try:
             if not client_call.supports(FORM_METHOD, {}):
-                return None
+                raise ToolError("The client does not show questions. Ask the user in your reply.", kind="unavailable")
             version = _version(client_call)
             filled = await self._ask_form(
                 client_call, f"question-{approval_id}", make_question_form(questions, version)
@@ -278,5 +287,5 @@ def _with_origin(ask: ClientRequest) -> ClientRequest:
 
 def _hash_call(tool_id: str, proposed: ProposedCall) -> str:
     """Return a hash of tool and arguments, which is equal for equal calls."""
-    whole = orjson.dumps([tool_id, proposed.arguments], option=orjson.OPT_SORT_KEYS, default=str)
-    return hashlib.sha256(whole).hexdigest()
+    whole = json.dumps([tool_id, proposed.arguments], sort_keys=True, default=str)  # orjson has no large integers
+    return hashlib.sha256(whole.encode()).hexdigest()

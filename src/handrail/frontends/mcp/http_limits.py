@@ -97,6 +97,14 @@ async def send_http_refusal(send: Send, status: int, text: str, receive: Receive
         await send({"type": "http.response.body", "body": b""})
 
 
+async def send_json(send: Send, status: int, value: object) -> None:
+    """Answer a request with JSON, or without a body if ``value`` is None. The connection stays open."""
+    body = b"" if value is None else orjson.dumps(value)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 async def _drop_body(receive: Receive) -> None:
     left = MAX_DROPPED_BYTES
     with contextlib.suppress(TimeoutError):

@@ -19,7 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -43,6 +43,7 @@ from handrail.config.mcp_settings import McpServeSettings, PrefixedSecretReferen
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.text.strict_json import InvalidJsonText
 from handrail.frontends.mcp.client_manager import McpClientManager, McpFrontendSettings
+from handrail.frontends.mcp.client_messages import BATCH_VERSION, ClientMessages, read_client_messages, to_json_line
 from handrail.frontends.mcp.http_limits import (
     MAX_CONNECTIONS,
     AmbiguousRequestFilter,
@@ -50,6 +51,7 @@ from handrail.frontends.mcp.http_limits import (
     HttpSessionManager,
     make_connection_class,
     send_http_refusal,
+    send_json,
 )
 from handrail.frontends.mcp.mcp_server import build_mcp_server
 from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, check_message_shape
@@ -305,8 +307,7 @@ async def serve_http(
     :param on_address: called with the address when the server is ready
     :raises StartError: if the server cannot listen on the address
     """
-    for name in ("mcp", "uvicorn"):  # otherwise any request could fill the terminal
-        logging.getLogger(name).addHandler(logging.NullHandler())
+    logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # otherwise any request could fill the terminal
     async with run_http_server(kernel, serving, settings) as (address, running):
         on_address(address)
         await running
@@ -383,6 +384,8 @@ def _bind_socket(listening: HttpFrontendSettings) -> socket.socket:
     try:
         (family, _, _, _, where), *_ = socket.getaddrinfo(listening.host, listening.port, type=socket.SOCK_STREAM)
         waiting = socket.create_server(where[:2], family=family, backlog=BACKLOG)  # type: ignore[arg-type]
+        # Connections inherit it. asyncio would not set it, because it does not know this socket's protocol.
+        waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         why = "another program uses it" if taken else getattr(error, "strerror", None) or error
@@ -482,9 +485,45 @@ class RequestBodyLimit:
             check_message_shape(body.decode("utf-8", "replace"))
         except InvalidJsonText as error:
             return await send_http_refusal(send, 400, f"The parameters {error}")
-        again: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        version = next((value for name, value in scope["headers"] if name == b"mcp-protocol-version"), b"")
+        messages = read_client_messages(body, serves_batches=version in (b"", BATCH_VERSION.encode()))
+        if len(messages.texts) == 1 and not messages.errors:
+            return await self._app(scope, _replay(messages.texts[0], receive), send)
+        if messages.texts:
+            return await _serve_together(self._app, messages, scope, receive, send)
+        errors: Any = list(messages.errors)
+        return await send_json(send, 400 if errors else 202, errors[0] if len(errors) == 1 else errors or None)
 
-        async def replayed() -> Message:
-            return again.pop() if again else await receive()
 
-        return await self._app(scope, replayed, send)
+def _replay(text: str, receive: Receive) -> Receive:
+    again: list[Message] = [{"type": "http.request", "body": text.encode(), "more_body": False}]
+
+    async def replayed() -> Message:
+        return again.pop() if again else await receive()
+
+    return replayed
+
+
+async def _serve_together(app: ASGIApp, messages: ClientMessages, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve each message of a batch by itself, and send all of their events on one stream."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+
+    async def send_event(body: bytes) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def serve(text: str) -> None:
+        is_stream = False
+
+        async def send_part(part: Message) -> None:
+            nonlocal is_stream
+            if part["type"] == "http.response.start":
+                is_stream = any(value.startswith(b"text/event-stream") for _, value in part["headers"])
+            elif body := part.get("body", b""):
+                await send_event(body if is_stream else b"event: message\ndata: %s\n\n" % body)
+
+        await app(scope, _replay(text, receive), send_part)
+
+    for error in messages.errors:
+        await send_event(b"event: message\ndata: %s\n" % to_json_line(error))
+    await asyncio.gather(*(serve(text) for text in messages.texts))
+    await send({"type": "http.response.body", "body": b""})

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
-from handrail.catalog.view import DISCOVERY_TOOLS
+from handrail.catalog.view import CORE_CATEGORY, DISCOVERY_TOOLS, get_view
 from handrail.contract.calls_and_results import Result
 from handrail.contract.result_conversions import result_to_mcp_content
 from handrail.frontends.mcp.client_resources import collect_result_artifacts
@@ -21,12 +22,17 @@ from handrail.frontends.mcp.tool_listing import (
     collect_tool_guidance,
     get_output_schema,
     get_page_at_index,
+    keep_standard_formats,
 )
 
 if TYPE_CHECKING:
     from handrail.contract.tool.spec import ToolSpec
     from handrail.frontends.mcp.client_manager import McpClientState
+    from handrail.frontends.mcp.tool_listing import Discovery
     from handrail.kernel.kernel_interface import Kernel
+
+
+_DOTTED_ID = re.compile(r"\b[A-Za-z][\w-]*(?:\.[\w-]+)+")
 
 
 def get_page_by_cursor(key: str, items: Sequence[Any], cursor: str | None) -> dict[str, Any]:
@@ -71,8 +77,8 @@ async def to_mcp_result(kernel: Kernel, client: McpClientState, tool_id: str, re
             {"type": "resource_link", "uri": uri, "name": uri.rpartition("/")[2], "mimeType": "text/plain"}
         )
     entry = kernel.generation.resolve_tool_name(tool_id)
-    if entry is not None and entry.spec.output_schema is not None and result.ok:
-        _enforce_output_schema(kernel, entry.spec, wire)
+    if entry is not None:
+        _enforce_output_schema(kernel, entry.spec, wire, result)
     if result.metadata:
         from_server: dict[str, Any] = result.metadata.get("server_meta", {})
         own = {f"handrail/{key}": value for key, value in result.metadata.items() if key != "server_meta"}
@@ -80,19 +86,25 @@ async def to_mcp_result(kernel: Kernel, client: McpClientState, tool_id: str, re
     return wire
 
 
-def _enforce_output_schema(kernel: Kernel, spec: ToolSpec, wire: dict[str, Any]) -> None:
-    """Turn a result that violates the tool's output schema into an error with its content.
+def _enforce_output_schema(kernel: Kernel, spec: ToolSpec, wire: dict[str, Any], result: Result) -> None:
+    """Make the structured content match the tool's output schema, because clients reject a result otherwise.
 
-    Clients reject such a result otherwise.
+    A result that violates it becomes an error with its content. An error needs no structured content.
     """
     promise = get_output_schema(kernel, spec)
     if promise is None:
         return
+    if result.ok and result.metadata.get("truncated"):
+        path = {"output_path": result.metadata["output_path"]} if "output_path" in result.metadata else {}
+        wire.setdefault("structuredContent", {"truncated": True, **path})
     given = wire.get("structuredContent")
     problems = promise.list_problems(given) if isinstance(given, dict) else ["the result is not an object"]  # pyright: ignore[reportUnknownArgumentType]
     if problems:
         wire.pop("structuredContent", None)
+    if problems and result.ok:
         text = f"{spec.id} ran, but its result does not match its output schema: {'; '.join(problems)[:1_000]}"
+        if result.metadata.get("truncated"):
+            text = f"{spec.id} ran, but its result is too long to match its output schema. Ask for less."
         wire["content"].insert(0, {"type": "text", "text": text})
         wire["isError"] = True
 
@@ -106,29 +118,92 @@ def _truncation_note(result: Result, uri: str | None) -> str:
     return f"{text}. The rest was not saved.]"
 
 
-def add_input_schemas(kernel: Kernel, tool_id: str, result: Result) -> Result:
-    """Return a finder's result with the input schema of each found tool.
+def present_found_tools(kernel: Kernel, discovery: Discovery, tool_id: str, result: Result) -> Result:
+    """Return a finder's result with the names that a client calls.
 
-    A client that lists tools only once has no other source of them.
+    If the listing has not all tools, add the input schema of each found tool: a client that lists tools only once has no
+    other source of them.
     """
     given: object = result.data
     if tool_id not in DISCOVERY_TOOLS or not result.ok or not isinstance(given, dict):
         return result
     data = cast("dict[str, Any]", given)
-    names: list[Any] = [*data.get("tools_added", ())]
-    for one in data.get("tools", ()):
-        names.append(cast("dict[str, Any]", one).get("id") if isinstance(one, dict) else None)
-    known = [entry for name in names if isinstance(name, str) and (entry := kernel.generation.resolve_tool_name(name))]
-    if not known:
-        return result
-    schemas = [{"name": entry.wire_name, "inputSchema": dict(entry.spec.parameters)} for entry in known]
-    for one, entry in zip(schemas, known, strict=True):
-        if entry.spec.guidance.strip() and entry.id not in collect_tool_guidance(kernel, "core"):
-            one["guidance"] = entry.spec.guidance.strip()
-    if data.get("message") and "tools_added" in data:
-        schemas = [{**one, "description": entry.spec.description} for one, entry in zip(schemas, known, strict=True)]
-    more = {"schemas": schemas, "how_to_call": f"{CALL_TOOL} with name and arguments"}
-    return Result(result.type, {**data, **more}, result.error_text, result.metadata)
+    found: list[Any] = [*data.get("tools_added", ())]
+    if "loaded" in data and not found:
+        found += _list_loaded_before(kernel, data["loaded"])
+    found += [one.get("id") for one in data.get("tools", ())]
+    shown = _use_wire_names(kernel, data)
+    known = [entry for name in found if isinstance(name, str) and (entry := kernel.generation.resolve_tool_name(name))]
+    if known and discovery == "core":
+        schemas: list[dict[str, Any]] = []
+        for entry in known:
+            one: dict[str, Any] = {"name": entry.wire_name}
+            if "loaded" in data:
+                one["description"] = entry.spec.description
+            one["inputSchema"] = keep_standard_formats(entry.spec.parameters)
+            if entry.spec.guidance.strip() and entry.id not in collect_tool_guidance(kernel, "core"):
+                one["guidance"] = entry.spec.guidance.strip()
+            schemas.append(one)
+        shown |= {
+            "schemas": schemas,
+            "how_to_call": f"By its name if you have it as a tool, else {CALL_TOOL} with name and arguments",
+        }
+    return Result(result.type, shown, result.error_text, result.metadata)
+
+
+def _list_loaded_before(kernel: Kernel, name: object) -> Sequence[str]:
+    """Return the tools of a category that was loaded before, or a tool that was."""
+    if not isinstance(name, str):
+        return ()
+    view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core))
+    return view.category_members.get(name, () if name == CORE_CATEGORY else (name,))
+
+
+def _use_wire_names(kernel: Kernel, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a finder's data with wire names in place of IDs."""
+
+    def named(text: str) -> str:
+        entry = kernel.generation.entries.get(text)
+        return text if entry is None else entry.wire_name
+
+    def convert(value: object, key: str) -> object:
+        if isinstance(value, str):
+            return _DOTTED_ID.sub(lambda found: named(found[0]), value) if key == "message" else named(value)
+        if isinstance(value, list):
+            return [convert(one, key) for one in cast("list[object]", value)]
+        if isinstance(value, dict):
+            members = cast("dict[str, object]", value)
+            return {name: one if name == "description" else convert(one, name) for name, one in members.items()}
+        return value
+
+    return {key: convert(value, key) for key, value in data.items()}
+
+
+_CLIENT_ARGUMENTS = frozenset(
+    (
+        *("toolCallId", "tool_call_id", "sessionId", "session_id", "chatInput", "conversationId", "conversation_id"),
+        *("threadId", "thread_id", "messageId", "message_id", "requestId", "request_id", "runId", "run_id", "_meta"),
+    )
+)
+"""Arguments that some clients add to every call."""
+_FURTHER_CLIENT_ARGUMENTS = frozenset({"action", "tool", "toolName"})
+"""Arguments that such clients add, too. They are removed only next to one of the others."""
+
+
+def remove_client_arguments(
+    arguments: Mapping[str, Any], schema: Mapping[str, Any], removed: set[str]
+) -> Mapping[str, Any]:
+    """Return the arguments without those that a client adds to every call and that the tool does not declare.
+
+    :param schema: the parameters of the tool. One without declared properties accepts any argument
+    :param removed: gets the names of the removed arguments
+    """
+    declared: Mapping[str, Any] = schema.get("properties") or {}
+    foreign = arguments.keys() - declared.keys()
+    if not (foreign & _CLIENT_ARGUMENTS) or (not declared and schema.get("additionalProperties") is not False):
+        return arguments
+    removed |= foreign & (_CLIENT_ARGUMENTS | _FURTHER_CLIENT_ARGUMENTS)
+    return {key: value for key, value in arguments.items() if key in declared or key not in removed}
 
 
 def unwrap_tool_call(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -7,6 +7,7 @@ parallel as far as their locks allow. A client's cancellation stops the call, li
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -28,7 +29,6 @@ from handrail.arbiter.output.audience_views import neutralise_for_model
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
 from handrail.contract.result_conversions import result_to_mcp_content
-from handrail.contract.services.client_services import UNSUPPORTED_REQUEST
 from handrail.frontends.mcp.client_call import LOG_LEVELS, McpClientCall, OpenClientRequest, to_sdk_request_model
 from handrail.frontends.mcp.client_manager import McpClientManager
 from handrail.frontends.mcp.client_resources import SKILL_TOOL as SKILL
@@ -38,8 +38,14 @@ from handrail.frontends.mcp.client_resources import (
     collect_source_listings,
     inline_artifacts,
 )
-from handrail.frontends.mcp.mcp_responses import add_input_schemas, get_page_by_cursor, to_mcp_result, unwrap_tool_call
-from handrail.frontends.mcp.task_extension import McpTaskManager
+from handrail.frontends.mcp.mcp_responses import (
+    get_page_by_cursor,
+    present_found_tools,
+    remove_client_arguments,
+    to_mcp_result,
+    unwrap_tool_call,
+)
+from handrail.frontends.mcp.task_extension import McpTaskManager, list_unsupported_requests
 from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL,
     CALL_TOOL_ENTRY,
@@ -57,6 +63,7 @@ if TYPE_CHECKING:
 
     from handrail.contract.tool.spec import ToolSpec
     from handrail.frontends.mcp.client_manager import McpClientState
+    from handrail.frontends.mcp.connected_client import ConnectedMcpClient
     from handrail.frontends.mcp.mcp_stdio_server import ClientLineWriter
     from handrail.frontends.mcp.tool_listing import McpFrontendSettings
     from handrail.kernel.kernel_interface import Kernel
@@ -87,6 +94,11 @@ def map_kernel_errors(method: str, answer: Handler) -> Handler:
         except sqlite3.Error as error:
             kind = "unavailable"
             text = f"The log could not be read: {error}. Ask the user to run `handrail doctor`."
+        except MCPError:
+            raise
+        except Exception as error:  # the SDK would send its bare text, and write a traceback to stderr
+            kind, text = "backend", f"Internal error of Handrail: {type(error).__name__}: {error}. Please report it."
+            logger.warning("%s: %s", method, text)
         if method != "tools/call":
             raise MCPError(INTERNAL_ERROR, text, {"handrail/error_kind": kind})
         result = Result.error(kind, text)
@@ -162,6 +174,8 @@ class _TaskAcknowledger:
         self.acknowledged.set()
 
 
+MAX_REPEATED_CALLS = 3
+"""Number of equal answers to one waiting call after which the model is asked to stop repeating it."""
 RESOURCE_NOT_FOUND = -32002
 """The error code of handshake versions for an unknown resource. The stateless version uses INVALID_PARAMS."""
 _STATE_GRACE_S = 30.0
@@ -213,6 +227,7 @@ class _McpServer(Server[dict[str, Any]]):
 
 def build_mcp_server(clients: McpClientManager) -> Server[dict[str, Any]]:
     """Build the MCP server for all clients of ``clients``."""
+    logging.getLogger("mcp").addHandler(logging.NullHandler())  # otherwise any odd message could fill the terminal
     handlers = McpRequestHandlers(clients)
     server = _McpServer(
         "handrail",
@@ -267,28 +282,32 @@ class McpRequestHandlers:
             client_state.notify_of_listing_changes("tools", lambda: tuple(self._listed_tools(client_state)))
             discovery = self._clients.settings.discovery
             tools = [to_mcp_tool(self._kernel, discovery, spec) for spec in self._listed_tools(client_state)]
-            if self._has_call_tool(OpenClientRequest(context)):
+            if self._has_call_tool():
                 tools.append(dict(CALL_TOOL_ENTRY))
             return get_page_by_cursor("tools", tools, params.cursor)
 
     def _listed_tools(self, client: McpClientState) -> Sequence[ToolSpec]:
         return list_client_tools(self._kernel, self._clients.settings.discovery, client.client.session)
 
-    def _has_call_tool(self, request: OpenClientRequest) -> bool:
-        """Return whether this server offers its own tool for calls.
+    def _has_call_tool(self) -> bool:
+        """Return whether this server offers its own tool for calls, because it does not list all tools.
 
         A kernel tool of that name takes precedence.
         """
         core = self._clients.settings.discovery == "core"
-        return request.is_stateless and core and self._kernel.generation.resolve_tool_name(CALL_TOOL) is None
+        return core and self._kernel.generation.resolve_tool_name(CALL_TOOL) is None
 
     async def on_call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
         async with self._clients.use_client(context, params.request_state) as client_state:
             line = _open_request(context, client_state)
             name, arguments = params.name, cast("Mapping[str, Any]", params.arguments or {})
-            if name == CALL_TOOL and self._has_call_tool(line):
+            removed: set[str] = set()
+            if name == CALL_TOOL and self._has_call_tool():
+                arguments = remove_client_arguments(arguments, CALL_TOOL_ENTRY["inputSchema"], removed)
                 name, arguments = unwrap_tool_call(arguments)
             entry = self._kernel.generation.resolve_tool_name(name)
+            if entry is not None:
+                arguments = remove_client_arguments(arguments, entry.spec.parameters, removed)
             if entry is not None:
                 self._tasks.check_background_call(line, entry.spec, arguments)
             spec = entry.spec if entry is not None else None
@@ -296,17 +315,37 @@ class McpRequestHandlers:
             if not isinstance(found, CallAnswer):
                 return found
             result = found.model
+            if removed:
+                about = {**result.metadata, "removed_arguments": sorted(removed)}
+                result = Result(result.type, result.data, result.error_text, about)
             if found.tool_id == SKILL:  # stateless clients share a session, so another client may have got the text
                 given = client_state.skills.restore_skill_text(result)
                 result = given if line.is_stateless else result
-            if line.is_stateless and self._clients.settings.discovery == "core":
-                result = add_input_schemas(self._kernel, found.tool_id, result)
+            result = present_found_tools(self._kernel, self._clients.settings.discovery, found.tool_id, result)
             if (waits := result.metadata.get("awaiting_approval")) is not None:
-                result = _approval_required_result(found.tool_id, waits, result)
+                result = self._explain_approval(client_state.client, found.tool_id, str(waits), result)
             content = await to_mcp_result(self._kernel, client_state, found.tool_id, result)
             if client_state.may_listing_have_changed():
                 await client_state.notify_listing_changes()
             return content
+
+    def _explain_approval(self, client: ConnectedMcpClient, tool_id: str, approval_id: str, result: Result) -> Result:
+        """Return the result of a call that waits for approval, with the reason and what the user can do."""
+        text = f"{tool_id} has not run: it requires approval {approval_id}."
+        allowing = f"Ask the user to run `handrail approve {approval_id}` in the workspace"
+        with contextlib.suppress(HandrailError):
+            request = self._kernel.approvals.get(approval_id).request
+            text += f" {request.reason}"
+            if request.suggested_rule is not None:
+                allowing += f", or to add the rule `{request.suggested_rule}`"
+        if approval_id in client.declined_requests:
+            text += " The client declined to ask, maybe without showing the request to the user."
+        text += f" {allowing}. Continue with other work."
+        if (count := client.waiting_answers[approval_id]) >= MAX_REPEATED_CALLS:
+            text += f" You have made this call {count} times. Do not repeat it until the user says that it is approved."
+        else:
+            text += " After the approval, repeat the call once with the same arguments to get its result."
+        return Result(result.type, result.data, text, result.metadata)
 
     async def _run_call(
         self,
@@ -568,11 +607,9 @@ def _input_responses(context: Context) -> Mapping[str, Any]:
 
 def _missing_capabilities(call: McpClientCall, answer: CallAnswer) -> dict[str, Any]:
     """Return the capabilities that this failed call needs and the client did not declare."""
-    text = answer.model.error_text or ""
     found: dict[str, Any] = {}
-    for method, needed in call.missing_capabilities.items():
-        if not answer.model.ok and f"{UNSUPPORTED_REQUEST} {method}" in text:
-            found |= needed
+    for method in list_unsupported_requests(answer.model):
+        found |= call.missing_capabilities.get(method, {})
     return found
 
 
@@ -584,14 +621,6 @@ def _missing_capability_error(lacked: dict[str, Any], answer: CallAnswer) -> MCP
         f"The client did not declare the capability {' and '.join(lacked)}: {answer.model.error_text}",
         about.model_dump(mode="json", by_alias=True, exclude_none=True),
     )
-
-
-def _approval_required_result(tool_id: str, approval_id: str, result: Result) -> Result:
-    text = (
-        f"{tool_id} requires approval {approval_id} and has not run yet. Ask the user to run `handrail approve "
-        f"{approval_id}`, then repeat the call with the same arguments to get its result."
-    )
-    return Result(result.type, result.data, text, result.metadata)
 
 
 __all__: Sequence[str] = (

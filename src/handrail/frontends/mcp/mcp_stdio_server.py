@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import sys
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -25,6 +26,17 @@ from handrail.contract.text.strict_json import (
     InvalidJsonText,
     check_nesting_depth,
     value_count_upper_bound,
+)
+from handrail.frontends.mcp.client_messages import (
+    BATCH_VERSION,
+    INVALID_PARAMS,
+    KEPT_END_BYTES,
+    BatchAnswers,
+    find_message_id,
+    get_asked_version,
+    make_error_message,
+    read_client_messages,
+    to_json_line,
 )
 from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL,
@@ -43,18 +55,10 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 2 * MAX_ARGUMENT_BYTES
 """Maximum bytes of a message. A longer one is discarded while it arrives, and a request is answered with an error."""
-_INVALID_PARAMS = -32602
 MAX_MESSAGE_DEPTH = 150
 """Maximum nesting depth of a message. The SDK does not parse deeper ones, and would leave a request without an answer."""
 MAX_MESSAGE_VALUES = 2 * MAX_ARGUMENT_VALUES
 """Maximum number of JSON values in a message. The SDK processes all of them several times, and blocks the event loop."""
-_KEPT_END_BYTES = 4096
-"""Bytes at each end of a discarded message that are searched for its ID."""
-_ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\\x00-\x1f]{1,200}")'
-_OTHERS = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{1,200}"'
-# Match only an ID that is certainly in the outermost object. An ID inside the params could belong to another request.
-_ID_AT_THE_BEGINNING = re.compile(rb"\s*\{\s*(?:" + _OTHERS + rb"\s*,\s*)*" + _ID + rb"\s*[,}]")
-_ID_AT_THE_END = re.compile(rb"[\]}\",]\s*,?\s*" + _ID + rb"\s*(?:,\s*" + _OTHERS + rb"\s*)*\}\s*\Z")
 
 
 @asynccontextmanager
@@ -84,8 +88,9 @@ async def open_stdio() -> AsyncGenerator[tuple[LimitedLineReader, PipeWriter] | 
         outgoing, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(os.dup(wire_out), "wb", buffering=0))
         transports.append(outgoing)
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
-        output = PipeWriter(writer)
-        yield LimitedLineReader(reader, writer.write, output.limit_flush_time), output
+        batches = BatchAnswers()
+        output = PipeWriter(writer, batches=batches)
+        yield LimitedLineReader(reader, writer.write, output.limit_flush_time, batches), output
     finally:
         for transport in transports:
             transport.close()
@@ -117,25 +122,36 @@ def check_message_shape(text: str) -> None:
 
 
 class LimitedLineReader:
-    """An iterator over the lines of a stream as text, within limits of length, depth and number of values.
+    """An iterator over the messages in the lines of a stream, within limits of length, depth and number of values.
+
+    A message that cannot be served is answered here, and not passed on.
 
     :param reply: called with the answer to a request that is not passed on
     :param ended: called at the end of the stream
+    :param batches: the batches whose answers are sent together; None if the protocol has none
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, reply: Callable[[bytes], None], ended: Callable[[], None] = lambda: None
+        self,
+        reader: asyncio.StreamReader,
+        reply: Callable[[bytes], None],
+        ended: Callable[[], None] = lambda: None,
+        batches: BatchAnswers | None = None,
     ) -> None:
         self._reader = reader
         self._reply = reply
         self._ended = ended
+        self._batches = batches
+        self._serves_batches = False
         self._skipped: _SkippedMessage | None = None
+        self._read: deque[str] = deque()
+        """Messages that are read and not passed on yet."""
 
     def __aiter__(self) -> LimitedLineReader:
         return self
 
     async def __anext__(self) -> str:
-        while True:
+        while not self._read:
             try:
                 line = await self._reader.readuntil(b"\n")
             except asyncio.IncompleteReadError as ended:
@@ -145,7 +161,7 @@ class LimitedLineReader:
                     raise StopAsyncIteration from None
             except asyncio.LimitOverrunError as over:
                 piece = await self._reader.readexactly(over.consumed)
-                self._skipped = self._skipped or _SkippedMessage(piece[:_KEPT_END_BYTES])
+                self._skipped = self._skipped or _SkippedMessage(piece[:KEPT_END_BYTES])
                 self._skipped.add(piece)
                 continue
             if self._skipped is not None:
@@ -153,26 +169,32 @@ class LimitedLineReader:
                 skipped.add(line)
                 limit = f"The limit is {MAX_MESSAGE_BYTES:,}. Pass a path to a file instead."
                 self._refuse(skipped.head, skipped.tail, f"The message is {skipped.size:,} bytes long. {limit}")
-            elif (text := self._check_line(line)) is not None:
-                return text
+            else:
+                self._read_line(line)
+        return self._read.popleft()
 
-    def _check_line(self, request: bytes) -> str | None:
-        text = request.decode(errors="replace")
+    def _read_line(self, line: bytes) -> None:
         try:
-            check_message_shape(text)
+            check_message_shape(line.decode(errors="replace"))
         except InvalidJsonText as error:
-            self._refuse(request[:_KEPT_END_BYTES], request[-_KEPT_END_BYTES:], f"The parameters {error}")
-            return None
-        return text
+            return self._refuse(line, line, f"The parameters {error}")
+        messages = read_client_messages(line, serves_batches=self._serves_batches)
+        if messages.is_batch and self._batches is not None:
+            if answers := self._batches.add(messages):
+                self._reply(to_json_line(answers))
+        else:
+            for error in messages.errors:
+                self._reply(to_json_line(error))
+        for text in messages.texts:
+            if '"initialize"' in text:
+                self._serves_batches = self._batches is not None and get_asked_version(text) == BATCH_VERSION
+            self._read.append(f"{text}\n")
+        return None
 
     def _refuse(self, head: bytes, tail: bytes, text: str) -> None:
         """Answer a request that was not read, if its ID can be found."""
-        found = _ID_AT_THE_BEGINNING.match(head) or _ID_AT_THE_END.search(tail)
-        if found is not None:
-            error = {"code": _INVALID_PARAMS, "message": text}
-            answer = {"jsonrpc": "2.0", "id": orjson.Fragment(found.group(1)), "error": error}
-            with contextlib.suppress(orjson.JSONEncodeError):
-                self._reply(orjson.dumps(answer) + b"\n")
+        if (found := find_message_id(head, tail)) is not None:
+            self._reply(to_json_line(make_error_message(found, INVALID_PARAMS, text)))
 
 
 class _SkippedMessage:
@@ -185,23 +207,36 @@ class _SkippedMessage:
 
     def add(self, piece: bytes) -> None:
         self.size += len(piece)
-        self.tail = (self.tail + piece[-_KEPT_END_BYTES:])[-_KEPT_END_BYTES:]
+        self.tail = (self.tail + piece[-KEPT_END_BYTES:])[-KEPT_END_BYTES:]
 
 
 class PipeWriter:
-    """A writer of text to a pipe, at the speed of its reader.
+    """A writer of messages to a pipe, at the speed of its reader.
+
+    A client that has closed its side gets its answers, and no notifications of changed lists.
 
     :param patience_s: seconds that a client which has closed its side may leave the pipe full
+    :param batches: the batches whose answers are sent together
     """
 
-    def __init__(self, writer: asyncio.StreamWriter, patience_s: float = 5.0) -> None:
+    def __init__(
+        self, writer: asyncio.StreamWriter, patience_s: float = 5.0, batches: BatchAnswers | None = None
+    ) -> None:
         self._writer = writer
         self._patience_s = patience_s
+        self._batches = batches or BatchAnswers()
         self._bound: float | None = None
         self._flushing: set[asyncio.Timeout] = set()
 
     async def write(self, text: str) -> None:
-        self._writer.write(text.encode(errors="backslashreplace"))
+        if self._bound is not None and _LIST_CHANGED.search(text) is not None:
+            return
+        line = text.encode(errors="backslashreplace")
+        if self._batches.is_waiting and (message := _parse_message(text)) is not None:
+            answers = self._batches.take(message)
+            line = line if answers is None else to_json_line(answers) if answers else b""
+        if line:
+            self._writer.write(line)
 
     async def flush(self) -> None:
         """Wait until the reader has taken the text.
@@ -242,6 +277,7 @@ LOAD_DELAY_S = 0.5
 _ENVELOPE = "io.modelcontextprotocol/"
 _CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
 _CHANGED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+_LIST_CHANGED = re.compile(r'\A\{[^{}]*"method":\s*"notifications/[a-z]+/list_changed"')
 _Json = dict[str, Any]
 
 
@@ -397,7 +433,7 @@ class StartupResponder:
             return None
         discovery, kernel = self._serving.discovery, self._kernel
         tools = [to_mcp_tool(kernel, discovery, spec) for spec in list_client_tools(kernel, discovery, None)]
-        if newer and discovery == "core" and kernel.generation.resolve_tool_name(CALL_TOOL) is None:
+        if discovery == "core" and kernel.generation.resolve_tool_name(CALL_TOOL) is None:
             tools.append(dict(CALL_TOOL_ENTRY))
         page = get_page_at_index("tools", tools, 0)
         return self._complete_result(page, make_server_info(kernel, discovery)["serverInfo"]) if newer else page
@@ -438,7 +474,8 @@ class EarlyAnswerFilter:
         if self._given and (message := _parse_message(text)) is not None and "method" not in message:
             given = self._given.pop(message.get("id"), None)
             if given is not None:
-                if not self._tells or "tools" not in given or message.get("result") == given:
+                # An error says only that the client has disconnected, or that the server is busy. The list is the same.
+                if not self._tells or "tools" not in given or message.get("result", given) == given:
                     return
                 text = orjson.dumps(_CHANGED).decode() + "\n"
         await self._output.write(text)

@@ -31,7 +31,7 @@ from mcp_types.jsonrpc import HEADER_MISMATCH
 from pydantic import BaseModel, Field
 
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.contract.services.client_services import METHOD_CAPABILITIES, UNSUPPORTED_REQUEST
+from handrail.contract.services.client_services import METHOD_CAPABILITIES, ClientMethod
 from handrail.frontends.mcp.client_call import (
     TASKS_EXTENSION,
     OpenClientRequest,
@@ -427,14 +427,19 @@ class McpTaskManager:
         return {"status": "completed", "result": await to_mcp_result(self._kernel, client, job.tool_id, result)}
 
 
+def list_unsupported_requests(result: Result) -> Sequence[ClientMethod]:
+    """Return the methods of the requests to the client for which a call failed."""
+    named: Any = result.metadata.get("unsupported_client_requests")
+    found: Sequence[ClientMethod] = named or ()
+    return found if result.error_kind == "unavailable" else ()
+
+
 def make_missing_capability_error(result: Result) -> dict[str, Any] | None:
     """Return the protocol error for a call that failed for an undeclared client capability, or None."""
     text = result.error_text or ""
     needed: dict[str, Any] = {}
-    if result.error_kind == "unavailable":
-        for method in METHOD_CAPABILITIES:
-            if f"{UNSUPPORTED_REQUEST} {method}" in text:
-                needed |= find_missing_capability(None, method, {}) or {}
+    for method in list_unsupported_requests(result):
+        needed |= find_missing_capability(None, method, {}) or {}
     if not needed:
         return None
     data = {"requiredCapabilities": needed}

@@ -152,8 +152,8 @@ def command(
     """Serve tools to MCP clients, and manage MCP servers.
 
     Without a command, serves on stdin and stdout, or with --http over HTTP. Calls that no rule allows require approval: the
-    client shows a form to its user. If it does not support forms, or with `--headless`, such calls are denied. Set the command
-    `handrail mcp --workspace DIR` in the client's configuration.
+    client shows a form to its user. If it does not support forms, the call waits for `handrail approve`. With `--headless`, such
+    calls are denied. Set the command `handrail mcp --workspace DIR` in the client's configuration.
 
     Over HTTP, an address that other machines can reach requires --token-file, --auth-server, or tokens in [mcp.serve] of
     handrail.toml.

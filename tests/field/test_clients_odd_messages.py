@@ -1,0 +1,248 @@
+"""Messages as odd clients send them: each request gets an answer, and none harms the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+import pytest
+from tests.frontends.conftest import Program
+
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, run_http_server
+from handrail.frontends.mcp.tool_listing import McpFrontendSettings
+from handrail.testing.scripted_kernel import temporary_kernel
+
+PING = '{"jsonrpc": "2.0", "id": %s, "method": "ping"}'
+READ = '{"jsonrpc": "2.0", "id": %s, "method": "tools/call", "params": {"name": "read", "arguments": %s}}'
+LAST = PING % '"last"'
+PARSE, REQUEST, METHOD, PARAMS = -32700, -32600, -32601, -32602
+ANSWERED = 0
+"""A result, or the result of a tool."""
+
+# The line, and the answers to it: each ID with its error code, or ANSWERED.
+ODD: dict[str, tuple[bytes, Sequence[tuple[object, int]]]] = {
+    "no JSON": (b"hello", [(None, PARSE)]),
+    "half a message": (b'{"jsonrpc": "2.0", "id": 5, "method": ', [(5, PARSE)]),
+    "half a message without an ID": (b'{"method": ', [(None, PARSE)]),
+    "a byte order mark": (b"\xef\xbb\xbf" + (PING % 6).encode(), [(6, ANSWERED)]),
+    "UTF-16": ((PING % 7).encode("utf-16"), [(None, PARSE)]),
+    "a line end of Windows": ((PING % 8).encode() + b"\r", [(8, ANSWERED)]),
+    "no bytes of a character": (READ.encode() % (b"9", b'{"path": "a\xff.txt"}'), [(9, ANSWERED)]),
+    "half a character": ((READ % (10, r'{"path": "a\ud83d.txt"}')).encode(), [(10, ANSWERED)]),
+    "the other half": ((READ % (11, r'{"path": "\udc00"}')).encode(), [(11, ANSWERED)]),
+    "a number that is none": ((READ % (12, '{"path": "note.txt", "offset": NaN}')).encode(), [(12, ANSWERED)]),
+    "an endless number": ((READ % (13, '{"path": "note.txt", "offset": 1e400}')).encode(), [(13, ANSWERED)]),
+    "a huge integer": ((READ % (14, '{"path": "note.txt", "offset": 1' + "0" * 30 + "}")).encode(), [(14, ANSWERED)]),
+    "a huge ID": ((PING % ("1" + "0" * 30)).encode(), [(10**30, ANSWERED)]),
+    "a negative ID": ((PING % -1).encode(), [(-1, ANSWERED)]),
+    "an ID twice": (b'{"jsonrpc": "2.0", "id": 18, "id": 19, "method": "ping"}', [(19, ANSWERED)]),
+    "an argument twice": ((READ % (20, '{"path": "x", "path": "note.txt"}')).encode(), [(20, ANSWERED)]),
+    "no ID": ((PING % "null").encode(), [(None, REQUEST)]),
+    "half an ID": ((PING % 1.5).encode(), [(None, REQUEST)]),
+    "a truth for an ID": ((PING % "true").encode(), [(None, REQUEST)]),
+    "an object for an ID": ((PING % "{}").encode(), [(None, REQUEST)]),
+    "no protocol": (b'{"id": 25, "method": "ping"}', [(25, ANSWERED)]),
+    "another protocol": (b'{"jsonrpc": "1.0", "id": 26, "method": "ping"}', [(26, REQUEST)]),
+    "a number for a method": (b'{"jsonrpc": "2.0", "id": 27, "method": 5}', [(27, REQUEST)]),
+    "neither method nor result": (b'{"jsonrpc": "2.0", "id": 28}', [(28, REQUEST)]),
+    "an empty object": (b"{}", [(None, REQUEST)]),
+    "a method that is unknown": (b'{"jsonrpc": "2.0", "id": 30, "method": "foo/bar"}', [(30, METHOD)]),
+    "an empty method": (b'{"jsonrpc": "2.0", "id": 31, "method": ""}', [(31, METHOD)]),
+    "a list for parameters": (b'{"jsonrpc": "2.0", "id": 32, "method": "tools/list", "params": []}', [(32, REQUEST)]),
+    "a text for parameters": (b'{"jsonrpc": "2.0", "id": 33, "method": "tools/list", "params": "x"}', [(33, REQUEST)]),
+    "null": (b"null", [(None, REQUEST)]),
+    "a number": (b"5", [(None, REQUEST)]),
+    "a text": (b'"x"', [(None, REQUEST)]),
+    "two messages": ((PING % 37 + PING % 38).encode(), [(37, ANSWERED), (38, ANSWERED)]),
+    "an empty batch": (b"[]", [(None, REQUEST)]),
+    "a name that is none": (
+        b'{"jsonrpc": "2.0", "id": 40, "method": "tools/call", "params": {"name": 5}}',
+        [(40, PARAMS)],
+    ),
+    "a list of arguments": ((READ % (41, "[]")).encode(), [(41, PARAMS)]),
+    "no arguments": ((READ % (42, "null")).encode(), [(42, ANSWERED)]),
+    "a call without parameters": (b'{"jsonrpc": "2.0", "id": 43, "method": "tools/call"}', [(43, PARAMS)]),
+    "a cursor that is none": (
+        b'{"jsonrpc": "2.0", "id": 44, "method": "tools/list", "params": {"cursor": 5}}',
+        [(44, PARAMS)],
+    ),
+    "an odd _meta": (b'{"jsonrpc": "2.0", "id": 45, "method": "tools/list", "params": {"_meta": 5}}', [(45, PARAMS)]),
+    "an empty line": (b"", []),
+    "spaces": (b"   ", []),
+    "an answer to nothing": (b'{"jsonrpc": "2.0", "id": 99, "result": 5}', []),
+    "a notification that is unknown": (b'{"jsonrpc": "2.0", "method": "notifications/foo", "params": {}}', []),
+    "a notification with a list": (b'{"jsonrpc": "2.0", "method": "notifications/initialized", "params": []}', []),
+    "a cancellation of nothing": (
+        b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": {}}}',
+        [],
+    ),
+}
+BATCH = (
+    '[%s, {"jsonrpc": "2.0", "method": "notifications/foo"}, 1, {"jsonrpc": "2.0", "id": "list", "method": "tools/list"}]'
+    % (PING % '"in"')
+)
+
+
+def hello(version: str) -> str:
+    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    return json.dumps({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": params})
+
+
+async def talk(command: Sequence[str], *lines: bytes | str, batch: bool = False) -> tuple[list[Any], bytes]:
+    """Send the lines and a last ping, and return the answers and stderr.
+
+    :param batch: whether to wait for the answers to a batch, too
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, limit=2**24
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    for line in (*lines, LAST):
+        process.stdin.write((line.encode() if isinstance(line, str) else line) + b"\n")
+    answers: list[Any] = []
+    awaited = {"last", "list"} if batch else {"last"}
+    while awaited:
+        answers.append(json.loads(await process.stdout.readline()))
+        awaited -= {one.get("id") for one in messages_in(answers[-1])}
+    process.stdin.close()
+    answers += [json.loads(line) for line in (await process.stdout.read()).splitlines()]
+    assert await process.wait() == 0
+    return answers, await process.stderr.read()
+
+
+def messages_in(answer: Any) -> list[dict[str, Any]]:
+    """The messages of an answer, which may be a batch."""
+    return cast("list[dict[str, Any]]", answer) if isinstance(answer, list) else [answer]
+
+
+def summary(answer: dict[str, Any]) -> tuple[object, int]:
+    return answer.get("id"), answer["error"]["code"] if "error" in answer else ANSWERED
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_each_request_is_answered_whatever_comes_with_it(handrail: Program, first: bool) -> None:
+    lines = [line for line, _ in ODD.values()]
+    expected = [one for _, answers in ODD.values() for one in answers]
+    answers, err = await talk(handrail.command("mcp"), *([hello("2025-06-18"), *lines] if first else lines))
+    given = [summary(one) for one in answers if one.get("id") not in ("hello", "last")]
+    assert err == b""
+    if first:
+        assert sorted(given, key=repr) == sorted(expected, key=repr)
+    else:  # a request before the handshake is answered with an error
+        assert sorted((asked for asked, _ in given), key=repr) == sorted((asked for asked, _ in expected), key=repr)
+        assert not [one for one in answers if one.get("error", {}).get("code") == 0]
+
+
+async def test_an_editor_gets_an_answer_to_each_request(handrail: Program) -> None:
+    begin = json.dumps({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": {"protocolVersion": 1}})
+    chosen = {name: answers for name, (_, answers) in ODD.items() if "ping" not in str(ODD[name][0])}
+    lines = [line for name, (line, _) in ODD.items() if name in chosen]
+    answers, err = await talk(handrail.command("acp", "--model", "script:none.json"), begin, *lines)
+    asked = sorted((one for answers in chosen.values() for one, _ in answers), key=repr)
+    assert err == b""
+    assert sorted((one.get("id") for one in answers if one.get("id") not in ("hello", "last")), key=repr) == asked
+
+
+async def test_a_batch_is_served_by_the_version_that_has_batches(handrail: Program) -> None:
+    answers, err = await talk(handrail.command("mcp"), hello("2025-03-26"), BATCH, batch=True)
+    (batch,) = [messages_in(one) for one in answers if isinstance(one, list)]
+    assert sorted(map(summary, batch), key=repr) == sorted([("in", 0), ("list", 0), (None, REQUEST)], key=repr)
+    assert err == b""
+
+
+@pytest.mark.parametrize("version", ["2024-11-05", "2025-06-18", "2025-11-25"])
+async def test_a_batch_is_refused_one_by_one_by_the_other_versions(handrail: Program, version: str) -> None:
+    answers, _ = await talk(handrail.command("mcp"), hello(version), BATCH)
+    refused = [summary(one) for one in answers if one.get("id") not in ("hello", "last")]
+    assert refused == [("in", REQUEST), (None, REQUEST), ("list", REQUEST)]
+    assert "2025-03-26" in answers[1]["error"]["message"]
+
+
+@asynccontextmanager
+async def over_http(folder: Path) -> AsyncGenerator[tuple[httpx2.AsyncClient, str]]:
+    """A server over HTTP and a client of it that has a session."""
+    settings = HttpFrontendSettings("127.0.0.1", 0)
+    async with (
+        temporary_kernel(folder) as kernel,
+        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+        httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"}, timeout=60) as http,
+    ):
+        (folder / "note.txt").write_text("a note\n")
+        hail = await http.post(url, content=hello("2025-03-26"), headers={"Content-Type": "application/json"})
+        http.headers["Mcp-Session-Id"] = hail.headers["mcp-session-id"]
+        http.headers["Content-Type"] = "application/json"
+        yield http, url
+
+
+def events(answer: httpx2.Response) -> list[dict[str, Any]]:
+    """The messages in an answer, whether it is a stream or not."""
+    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+        return messages_in(answer.json()) if answer.content else []
+    found = (line.removeprefix("data:").strip() for line in answer.text.splitlines() if line.startswith("data:"))
+    return [json.loads(data) for data in found if data]
+
+
+async def test_each_request_in_a_body_is_answered(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (http, url):
+        for odd, (body, expected) in ODD.items():
+            answer = await http.post(url, content=body)
+            given = [summary(one) for one in events(answer)]
+            assert given == list(expected) or odd == "an answer to nothing", odd
+            assert answer.status_code < 500, odd
+
+
+async def test_a_batch_in_a_body_is_served_by_the_version_that_has_batches(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (http, url):
+        for headers in ({}, {"MCP-Protocol-Version": "2025-03-26"}):
+            given = [summary(one) for one in events(await http.post(url, content=BATCH, headers=headers))]
+            assert sorted(given, key=repr) == sorted([("in", 0), ("list", 0), (None, REQUEST)], key=repr)
+        refused = await http.post(url, content=BATCH, headers={"MCP-Protocol-Version": "2025-06-18"})
+        assert refused.status_code == 400
+        assert [summary(one) for one in events(refused)] == [("in", REQUEST), (None, REQUEST), ("list", REQUEST)]
+
+
+async def test_a_kept_connection_sends_each_answer_at_once(tmp_path: Path) -> None:
+    """Without TCP_NODELAY the second part of an answer waits for the client's delayed acknowledgement, 40 ms a call."""
+    settings = HttpFrontendSettings("127.0.0.1", 0)
+    async with (
+        temporary_kernel(tmp_path) as kernel,
+        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+    ):
+        port = int(url.split(":")[2].split("/")[0])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert b"404" in await reader.readline()
+        own = writer.get_extra_info("sockname")
+        served = [one for one in opened_sockets() if one.getpeername() == own]
+        try:
+            assert [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in served] == [1]
+        finally:
+            for one in served:
+                one.detach()
+            writer.close()
+
+
+def opened_sockets() -> list[socket.socket]:
+    """The connected TCP sockets of this process."""
+    found: list[socket.socket] = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            one = socket.socket(fileno=int(name))
+        except OSError:
+            continue
+        try:
+            if one.family == socket.AF_INET and one.getpeername():
+                found.append(one)
+                continue
+        except OSError:
+            pass
+        one.detach()
+    return found
