@@ -100,7 +100,7 @@ def test_what_is_copied_from_what_was_shown_is_found_in_the_text(text: str, data
     if span is not None:
         inner = text[span[0] : span[1]]
         if restore_escapes(inner) == inner:
-            assert view.restore_escapes_in_edit(view.shown[start:end], *span) == inner
+            assert view.restore_copied_escapes(view.shown[start:end], *span).text == inner
 
 
 @pytest.mark.parametrize(
