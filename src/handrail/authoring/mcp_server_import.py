@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from handrail.config.mcp_settings import SERVER_NAME_PATTERN
 from handrail.contract.errors import UsageError
+from handrail.contract.text.text_encodings import read_settings_text
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_NAME_CHARS = 100
@@ -150,7 +151,7 @@ def import_mcp_servers(path: Path, workspace: Path, taken: Iterable[str] = ()) -
         )
     try:
         whole: Any = json.loads(
-            _without_comments(content.decode("utf-8-sig")), object_pairs_hook=_reject_duplicate_keys
+            _without_comments(read_settings_text(content)), object_pairs_hook=_reject_duplicate_keys
         )
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON: {error}. Correct the file, or give another one.") from None

@@ -211,6 +211,11 @@ def read_file_text(data: bytes) -> FileText:
     return FileText(data, _decode_in_pieces(body, encoding.codec), encoding)
 
 
+def replace_invalid_bytes(text: str) -> str:
+    """Replace each byte of ``text`` that is not UTF-8 by U+FFFD, for display and JSON."""
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def convert_to_plain_utf8(data: bytes) -> tuple[bytes, TextEncoding | None]:
     r"""Return the text of a whole file in UTF-8, without a mark, and its encoding. Other bytes stay the same.
 
@@ -364,7 +369,7 @@ def _is_wide_text(data: bytes, encoding: TextEncoding, is_whole: bool) -> bool:
 
 
 def _is_text_character(character: str) -> bool:
-    return character in "\t\n\r\f\x1b" or unicodedata.category(character) not in ("Cc", "Cn", "Co", "Cs")
+    return character in "\t\n\v\f\r\x1a\x1b\x85" or unicodedata.category(character) not in ("Cc", "Cn", "Co", "Cs")
 
 
 def _looks_like_one_writing(sample: str) -> bool:

@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from itertools import accumulate
 
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.text.text_encodings import replace_invalid_bytes
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 MAX_TEXT = 16 * 1024 * 1024
@@ -23,11 +24,6 @@ _PIECE = 256 * 1024
 """The characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
 _LINES = 64 * 1024
 """The lines that one native call processes."""
-
-
-def replace_invalid_bytes(text: str) -> str:
-    """Replace each byte of ``text`` that is not UTF-8 by U+FFFD, for display and JSON."""
-    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def find_line_mark(text: str) -> str:

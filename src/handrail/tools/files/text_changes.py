@@ -14,6 +14,7 @@ from typing import Any
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.text.neutralisation import OPEN, EscapedText, RestoredText, neutralise_text
+from handrail.contract.text.text_encodings import replace_invalid_bytes
 from handrail.tools.files.lines_and_diffs import (
     LineReplacement,
     SpanReplacement,
@@ -30,7 +31,6 @@ from handrail.tools.files.lines_and_diffs import (
     find_uniform_line_end,
     fit_line_ends,
     replace_all_occurrences,
-    replace_invalid_bytes,
     show_line_ends,
     split_lines,
 )

@@ -188,15 +188,18 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
     from handrail.authoring.mcp_server_import import format_server_tables
     from handrail.config.operator_settings import Settings
     from handrail.contract.errors import UsageError
+    from handrail.contract.text.text_encodings import read_file_text, read_settings_text
     from handrail.store import operator_decisions
 
     path = _configuration_file(setting)
     folder = path.parent / _SECRETS
     places = {name: folder / name for one in servers for name in one.secrets}
     try:
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        raw = path.read_bytes() if path.exists() else b""
+        before = read_settings_text(raw).replace("\r\n", "\n")
         text = before.rstrip("\n") + "\n" * bool(before.strip()) + format_server_tables(servers, places)
-        text.encode("utf-8")
+        windows = b"\r\n" in raw
+        written = read_file_text(raw).encoding.encode(text.lstrip("\n").replace("\n", "\r\n" if windows else "\n"))
         Settings.model_validate(tomllib.loads(text))
     except (ValueError, OSError) as error:
         raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {error}") from None
@@ -212,7 +215,7 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
             ):
                 raise UsageError(f"Nothing was written, because {places[name]} already exists. Run the import again.")
             made.append(places[name])
-        operator_decisions.write_private_file(path.resolve(), text.lstrip("\n").encode())
+        operator_decisions.write_private_file(path.resolve(), written)
     except BaseException:
         for place in made:
             place.unlink(missing_ok=True)
