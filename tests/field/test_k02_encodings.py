@@ -278,3 +278,34 @@ def test_a_file_of_settings_may_have_a_mark(tmp_path: Path, codec: str) -> None:
     assert [one.name for one in import_mcp_servers(servers, tmp_path)] == ["one"]
     assert list(read_servers_file(servers, {}, lambda _: None)[0]) == ["one"]
     assert parse_object(marked('{"resources": []}', codec)) == {"resources": []}
+
+
+@every_encoding
+async def test_text_is_found_in_files_of_any_encoding(
+    tmp_path: Path, codec: str, label: str, data: bytes, text: str
+) -> None:
+    line = text.split("\n")[1]
+    async with model_session(tmp_path) as model:
+        model.put("dir/a.txt", data)
+        model.put("dir/b.txt", b"other\n")
+        model.put("dir/c.bin", bytes(range(256)))
+        for pattern in (line[-6:], line[0], "nothing"):
+            answer = await model.call("grep", pattern=pattern, literal=True)
+            if "UTF-32" in label:
+                assert "UTF-32" in answer["not_searched"] and answer["matches"] == []
+            elif pattern == "nothing":
+                assert answer == {"matches": []}
+            else:
+                assert {"path": "dir/a.txt", "line": 2, "text": line} in answer["matches"]
+                assert answer.get("encodings", {"dir/a.txt": label}) == {"dir/a.txt": label}
+        if "UTF-32" not in label:
+            answer = await model.call("grep", pattern="^.", path="dir/a.txt", glob="*.txt")
+            assert len(answer["matches"]) == 3
+
+
+async def test_a_line_in_another_encoding_is_shown_as_text(tmp_path: Path) -> None:
+    async with model_session(tmp_path) as model:
+        model.put("a.txt", FRENCH.encode("latin-1"))
+        answer = await model.call("grep", pattern="nom =")
+        assert answer["matches"] == [{"path": "a.txt", "line": 2, "text": 'nom = "André"'}]
+        assert answer["encodings"] == {"a.txt": "ISO-8859-1"}

@@ -160,11 +160,15 @@ class FileService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LineMatch:
-    """A line that a search found. ``line`` counts from 1."""
+    """A line that a search found. ``line`` counts from 1.
+
+    :param encoding: that of the file, if it is not UTF-8
+    """
 
     path: str
     line: int
     text: str
+    encoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,8 @@ class FileSearchResult:
     denied_count: int = 0
     """How many paths a rule denied. Denied matches are not counted: their number, for different patterns, would
     reveal the content of a file."""
+    unsearched_count: int = 0
+    """How many text files have an encoding that the search does not know."""
 
 
 class SearchService(Protocol):

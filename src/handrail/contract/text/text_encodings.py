@@ -65,7 +65,7 @@ class TextEncoding:
 
 
 UTF_8 = TextEncoding("UTF-8", "utf-8")
-_MARKS = (
+MARKED_ENCODINGS = (
     TextEncoding("UTF-8", "utf-8", UTF_8_MARK),
     TextEncoding("UTF-32LE", "utf-32-le", codecs.BOM_UTF32_LE),
     TextEncoding("UTF-32BE", "utf-32-be", codecs.BOM_UTF32_BE),
@@ -185,8 +185,8 @@ _ODD = re.compile("[a-zß-öø-ÿ][À-ÖØ-Þ]|\\w[¡-©«-±´¶-¹»-¿×÷]\\
 """Sequences that Western and Central European words do not have."""
 _ODD_CASE = re.compile("[а-яёα-ώ][А-ЯЁΑ-Ω]|[A-Za-z][а-яёА-ЯЁΑ-Ωα-ώ]|[а-яёА-ЯЁΑ-Ωα-ώ][A-Za-z]")
 _PLAUSIBLE = 0.55
-_ALPHABET, _FREQUENT = 36, 14
-"""The most letters of a script with one byte each, and the number of its frequent ones."""
+_ALPHABET, _FREQUENT, _FEW_LETTERS = 45, 14, 3
+"""The most letters of a script with one byte each, the number of its frequent ones, and how many letters tell nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ def read_settings_text(data: bytes) -> str:
 
     :raises UnicodeDecodeError: for other bytes
     """
-    for encoding in _MARKS:
+    for encoding in MARKED_ENCODINGS:
         if data.startswith(encoding.mark):
             return data[len(encoding.mark) :].decode(encoding.codec)
     return data.decode("utf-8")
@@ -249,7 +249,7 @@ def detect_text_encoding(data: bytes, *, is_whole: bool = True) -> TextEncoding 
     """
     if data.isascii() and b"\0" not in data and b"\x1b$" not in data:
         return UTF_8
-    for encoding in _MARKS:
+    for encoding in MARKED_ENCODINGS:
         if data.startswith(encoding.mark):
             body = data[len(encoding.mark) :]
             if _decodes(body, encoding, is_whole) and (b"\0" not in body if encoding.is_utf8 else True):
@@ -293,13 +293,14 @@ def _score(sample: bytes, legacy: _LegacyEncoding) -> float:
         return 0.0
     counts = Counter(character for character in text if character > "\x7f")
     total = counts.total()
-    if not total:
+    is_alphabet = len(legacy.common) <= _ALPHABET
+    if not total or (is_alphabet and total < _FEW_LETTERS):
         return 0.0
     good = 0.0
     for character, count in counts.items():
         rank = legacy.common.find(character.lower() if legacy.case else character)
         if rank >= 0:
-            is_frequent = rank < _FREQUENT or len(legacy.common) > _ALPHABET
+            is_frequent = rank < _FREQUENT or not is_alphabet
             good += count * (1 if is_frequent else 0.7) * (0.8 if legacy.case and character.isupper() else 1)
         elif legacy.letters.match(character):
             good += 0.4 * count

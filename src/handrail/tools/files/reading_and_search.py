@@ -287,6 +287,7 @@ class GrepTool(Tool):
         )
         return {
             "matches": [{"path": m.path, "line": m.line, "text": m.text} for m in found.matches],
+            **_describe_encodings(found),
             **_describe_omitted_entries(found, "a narrower pattern, path or glob"),
         }
 
@@ -371,6 +372,16 @@ class _FolderTreeNode:
             if level + 1 < depth and inner.add_tree_lines(lines, level + 1, depth, most):
                 return True
         return False
+
+
+def _describe_encodings(found: FileSearchResult) -> dict[str, object]:
+    """Return the encodings of the files with a match that are not in UTF-8, and how many files were not searched."""
+    fields: dict[str, object] = {}
+    if encodings := {match.path: match.encoding for match in found.matches if match.encoding is not None}:
+        fields["encodings"] = encodings
+    if count := found.unsearched_count:
+        fields["not_searched"] = f"{count} files in UTF-32, which grep does not search. Read them instead."
+    return fields
 
 
 def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[str, object]:
