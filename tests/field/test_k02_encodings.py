@@ -309,3 +309,12 @@ async def test_a_line_in_another_encoding_is_shown_as_text(tmp_path: Path) -> No
         answer = await model.call("grep", pattern="nom =")
         assert answer["matches"] == [{"path": "a.txt", "line": 2, "text": 'nom = "André"'}]
         assert answer["encodings"] == {"a.txt": "ISO-8859-1"}
+
+
+async def test_a_replaced_byte_that_is_not_text_is_named(tmp_path: Path) -> None:
+    async with model_session(tmp_path) as model:
+        path = model.put("a.txt", "é ü 日本\n".encode() + b"bad \xff here\n")
+        shown = await model.show("a.txt")
+        answer = await model.call("write", path="a.txt", content=shown.replace("here", "there"))
+        assert "not text" in answer["invalid_bytes"]
+        assert path.read_bytes() == "é ü 日本\nbad \ufffd there".encode()

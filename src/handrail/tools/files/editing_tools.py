@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.neutralisation import EscapedText
-from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text
+from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text, replace_invalid_bytes
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
@@ -100,7 +100,8 @@ class WriteTool(Tool):
         id="write",
         description=(
             "Create a file, or overwrite one that you have read in this session. Send the complete content. "
-            "Creates parent folders. To change part of a file use edit. Returns a unified diff."
+            "Creates parent folders. An existing file keeps its encoding and line ends. To change part of a file use edit. "
+            "Returns a unified diff."
         ),
         parameters=make_closed_object_schema(
             {"path": FILE, "content": {"type": "string", "description": "Complete new content"}},
@@ -367,6 +368,9 @@ def describe_change(file: FileText, text: str, notes: EscapeNotes) -> dict[str, 
         found["encoding"] = file.encoding.label
     if (ends := describe_line_ends(file.text, text)) is not None:
         found["line_ends"] = ends
+    lost = text.count("\ufffd") - file.text.count("\ufffd")
+    if lost > 0 and replace_invalid_bytes(file.text) != file.text:
+        found["invalid_bytes"] = f"U+FFFD was written {lost} times. The file had bytes there that are not text."
     return found | notes.to_data()
 
 
