@@ -141,6 +141,44 @@ async def test_a_mark_is_not_shown_and_stays(tmp_path: Path) -> None:
         assert path.read_bytes() == b"\xef\xbb\xbf0\n1\ntwo\n"
 
 
+@pytest.mark.parametrize("mark", ["\ufeff", "⟦U+FEFF⟧"])
+async def test_a_mark_that_a_model_writes_is_not_doubled(tmp_path: Path, mark: str) -> None:
+    async with model_session(tmp_path) as model:
+        path = model.put("a.txt", b"\xef\xbb\xbfone\n")
+        await model.show("a.txt")
+        await model.call("edit", path="a.txt", old=f"{mark}one", new=f"{mark}two")
+        assert path.read_bytes() == b"\xef\xbb\xbftwo\n"
+        operation = {"op": "replace", "first_line": 1, "last_line": 1, "content": f"{mark}3", "expect": f"{mark}two"}
+        await model.call("file.patch", path="a.txt", operations=[operation])
+        assert path.read_bytes() == b"\xef\xbb\xbf3\n"
+        await model.call("write", path="a.txt", content=f"{mark}four\n")
+        assert path.read_bytes() == b"\xef\xbb\xbffour\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "codec"),
+    [
+        ("日本語\n", "cp932"),
+        ("ｶﾅ テスト ①\n", "cp932"),
+        ("日本語\n", "euc_jp"),
+        ("中文\n", "gbk"),
+        ("한국어\n", "cp949"),
+        ("你好\n", "utf-16-le"),
+        ("你好\n", "utf-16-be"),
+        ("hello", "utf-16-le"),
+        ("x = 'Müller'\n", "latin-1"),
+        ("price: 5 €\n", "cp1252"),
+        ("Øresund, blåbær\n", "latin-1"),
+        ("Zażółć gęślą jaźń\n", "cp1250"),
+        ("Zażółć gęślą jaźń\n", "iso8859-2"),
+        ("Καλημέρα κόσμε\n", "cp1253"),
+        ("Привет, мир\n", "cp866"),
+    ],
+)
+def test_a_short_text_is_read_in_its_encoding(text: str, codec: str) -> None:
+    assert read_file_text(text.encode(codec)).text == text
+
+
 @pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "latin-1", "cp932"])
 async def test_json_is_read_and_written_in_its_encoding(tmp_path: Path, codec: str) -> None:
     name = "名前" if codec == "cp932" else "é"

@@ -41,6 +41,8 @@ def edits(tool: str, old: str, new: str) -> dict[str, Any]:
         (b"a\rb\rc\r", "a\nb", "x\ny\nz", b"x\ry\rz\rc\r"),
         (b"a\rb\rc", "b\rc", "x\ny", b"a\rx\ry"),
         (b"10%\r20%\r100%\nend\n", "20%\r100%\nend", "30%\r100%\nEND", b"10%\r30%\r100%\nEND\n"),
+        (b"a\r\nb\nc\rd\n", "c\nd", "C\nD", b"a\r\nb\nC\rD\n"),
+        (b"a\nc\rd\ne\n", "c\nd\ne", "C\nD\nE", b"a\nC\rD\nE\n"),
         (b"a\r\nb", "b", "x\ny", b"a\r\nx\r\ny"),
         (b"a\r\nb\n", "a\r\nb\n", "a\nb\n", b"a\nb\n"),
         (b"a\nb\n", "a\nb", "a\r\nb", b"a\r\nb\n"),

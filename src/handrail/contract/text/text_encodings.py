@@ -143,7 +143,7 @@ _CYRILLIC = "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъё"
 _LEGACY = (
     _legacy("ISO-8859-1", "latin-1", _WESTERN, "À-ÖØ-öø-þ"),
     _legacy("WINDOWS-1252", "cp1252", _WESTERN, "À-ÖØ-öø-þŠšŽž"),
-    _legacy("SHIFT_JIS", "cp932", _KANA + _KANJI, "\u4e00-\u9fff\u3000-\u303f\uff00-\uff5e"),
+    _legacy("SHIFT_JIS", "cp932", _KANA + _KANJI, "\u2460-\u2473\u4e00-\u9fff\u3000-\u303f\uff00-\uff9f"),
     _legacy("EUC-JP", "euc_jp", _KANA + _KANJI, "\u4e00-\u9fff\u3000-\u303f\uff00-\uff5e"),
     _legacy("GB18030", "gb18030", _HANS, "\u4e00-\u9fff\u3000-\u303f\uff00-\uff5e"),
     _legacy("BIG5", "cp950", _HANT, "\u4e00-\u9fff\u3000-\u303f\uff00-\uff5e"),
@@ -185,6 +185,8 @@ _ODD = re.compile("[a-zß-öø-ÿ][À-ÖØ-Þ]|\\w[¡-©«-±´¶-¹»-¿×÷]\\
 """Sequences that Western and Central European words do not have."""
 _ODD_CASE = re.compile("[а-яёα-ώ][А-ЯЁΑ-Ω]|[A-Za-z][а-яёА-ЯЁΑ-Ωα-ώ]|[а-яёА-ЯЁΑ-Ωα-ώ][A-Za-z]")
 _PLAUSIBLE = 0.55
+_SYLLABARY = 200
+"""The fewest common characters of a script with several bytes each."""
 _ALPHABET, _FREQUENT, _FEW_LETTERS = 45, 14, 3
 """The most letters of a script with one byte each, the number of its frequent ones, and how many letters tell nothing."""
 
@@ -231,6 +233,13 @@ def convert_to_plain_utf8(data: bytes) -> tuple[bytes, TextEncoding | None]:
     return (body.replace(b"\r", b"\n") if b"\r" in body and b"\n" not in body else body), encoding
 
 
+def strip_mark(text: str, encoding: TextEncoding) -> str:
+    """Return a text from a model without the byte order mark that the file has anyway."""
+    if not encoding.mark:
+        return text
+    return text.removeprefix("\ufeff").removeprefix("⟦U+FEFF⟧")
+
+
 def read_settings_text(data: bytes) -> str:
     """Return the text of a settings file: UTF-8, or the encoding of its byte order mark.
 
@@ -274,7 +283,7 @@ def _detect_legacy(data: bytes, is_whole: bool) -> TextEncoding | None:
         return declared
     if len(_CONTROL.findall(sample)) * 100 > len(sample):
         return None
-    scores = [(_score(sample, one), one.encoding) for one in _LEGACY]
+    scores = [(_score(sample, one), one.encoding) for one in _LEGACY]  # in a stable order, from Western to others
     best = sorted((score for score in scores if score[0] >= _PLAUSIBLE), key=lambda score: -score[0])
     for _, encoding in best:
         chosen = _WINDOWS_1252 if encoding is _LEGACY[0].encoding and _C1_BYTES.search(data) else encoding
@@ -304,6 +313,8 @@ def _score(sample: bytes, legacy: _LegacyEncoding) -> float:
             good += count * (1 if is_frequent else 0.7) * (0.8 if legacy.case and character.isupper() else 1)
         elif legacy.letters.match(character):
             good += 0.4 * count
+    if len(legacy.common) > _SYLLABARY and total > 1:  # few other texts consist of such characters by chance
+        good *= 1.06
     odd = sum(1 for _ in (_ODD_CASE if legacy.case else _ODD).finditer(text))
     return (good - odd) / total
 
@@ -374,8 +385,10 @@ def _is_text_character(character: str) -> bool:
 
 
 def _looks_like_one_writing(sample: str) -> bool:
-    """Return whether most characters come from few blocks of 256 characters, or from one of the large scripts."""
+    """Return whether most characters come from one block of 256 characters and the large scripts, and some from ASCII."""
     blocks = Counter(ord(character) >> 8 for character in sample)
+    if blocks[0] < max(1, sum(not ord(character) & 0xFF for character in sample)):
+        return False  # its zero bytes are not those of ASCII characters
     large = sum(count for block, count in blocks.items() if block in (0, 0x20, 0x30, 0xFF) or 0x4E <= block <= 0xD7)
     return large + max((n for block, n in blocks.items() if 0 < block < 0x20), default=0) >= 0.9 * len(sample)
 

@@ -63,7 +63,7 @@ async def _read_current(path: str, workspace: str) -> bytes | None:
 
 
 def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
-    from handrail.contract.text.text_encodings import read_file_text
+    from handrail.contract.text.text_encodings import read_file_text, strip_mark
     from handrail.tools.files.lines_and_diffs import make_diff_of_texts
     from handrail.tools.files.text_changes import (
         apply_line_replacements,
@@ -73,15 +73,16 @@ def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping
     )
 
     file = read_file_text(before or b"")
+    given = {key: strip_mark(one, file.encoding) for key, one in arguments.items() if isinstance(one, str)}
     if tool_id == "write":
-        after = arguments["content"] if before is None else rewrite_text(file.text, arguments["content"])
+        after = given["content"] if before is None else rewrite_text(file.text, given["content"])
     elif before is None:
         raise ToolError(
             f"The file {path} does not exist. Reject the call, or create the file first.", kind="invalid_input"
         )
     elif tool_id == "edit":
         replace_all = bool(arguments.get("replace_all", False))
-        after = replace_exact_text(path, file.text, arguments["old"], arguments["new"], replace_all=replace_all).text
+        after = replace_exact_text(path, file.text, given["old"], given["new"], replace_all=replace_all).text
     else:
         after = apply_line_replacements(file.text, convert_patch_operations(file.text, arguments["operations"]))
     file.encoding.encode(after)

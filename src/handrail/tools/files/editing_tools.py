@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.neutralisation import EscapedText
-from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text, replace_invalid_bytes
+from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text, replace_invalid_bytes, strip_mark
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
@@ -131,7 +131,7 @@ class WriteTool(Tool):
 
         def change() -> tuple[FileText, str, bytes]:
             file = read_file_text(before)
-            text = rewrite_text(file.text, content, notes)
+            text = rewrite_text(file.text, strip_mark(content, file.encoding), notes)
             return file, text, file.encoding.encode(text)
 
         file, text, after = await _run_in_thread_if_large(len(before) + len(content), change)
@@ -175,8 +175,9 @@ class EditTool(Tool):
 
         def change() -> tuple[_ChangedFile, int]:
             file = read_file_text(before)
+            old, new = (strip_mark(args[name], file.encoding) for name in ("old", "new"))
             done = replace_exact_text(
-                path, file.text, args["old"], args["new"], replace_all=args.get("replace_all", False), notes=notes
+                path, file.text, old, new, replace_all=args.get("replace_all", False), notes=notes
             )
             if done.spans is None:
                 return _ChangedFile.compare(file, done.text), done.count
@@ -236,9 +237,9 @@ class MultiEditTool(Tool):
                         f"The edits of {path} are too many for its size. Split them into several calls.", kind="limit"
                     )
                 try:
-                    done = replace_exact_text(
-                        path, text, edit["old"], edit["new"], replace_all=edit.get("replace_all", False), notes=notes
-                    )
+                    old, new = (strip_mark(edit[name], file.encoding) for name in ("old", "new"))
+                    replace_all = edit.get("replace_all", False)
+                    done = replace_exact_text(path, text, old, new, replace_all=replace_all, notes=notes)
                     if not file.encoding.is_utf8:  # an edit that cannot be written fails by itself
                         file.encoding.encode("".join(span.new for span in done.spans or ()))
                 except ToolError as error:
@@ -325,7 +326,11 @@ class FilePatchTool(Tool):
 
         def change() -> _ChangedFile:
             file = read_file_text(before)
-            blocks = convert_patch_operations(file.text, args["operations"], notes)
+            operations: list[dict[str, Any]] = [
+                {key: strip_mark(one, file.encoding) if isinstance(one, str) else one for key, one in operation.items()}
+                for operation in args["operations"]
+            ]
+            blocks = convert_patch_operations(file.text, operations, notes)
             return _ChangedFile.make(file, apply_line_replacements(file.text, blocks), blocks)
 
         size = sum(len(operation["content"]) for operation in args["operations"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _REFINED = 2_000
 """The most changed lines for which a minimal difference is worth its quadratic search."""
 _PIECE = 256 * 1024
 """The characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
+_ANY_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _LINES = 64 * 1024
 """The lines that one native call processes."""
 
@@ -95,14 +97,19 @@ def _describe_ends(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def fit_line_ends(replaced: str, new: str, end: str, mark: str = "\n") -> str:
-    """Return ``new`` with the line ends of the lines ``replaced``.
+    r"""Return ``new`` with the line ends of the lines ``replaced``.
 
     An equal line keeps its end. Any other line takes the end of the line that it replaces.
 
     :param end: for a line that replaces none
+    :param mark: as in :func:`split_lines`; empty if ``\r`` alone ends a line as well
     """
-    before = split_lines(replaced, mark)
-    ends = [_line_end(line, mark) for line in before]
+    if mark:
+        before = split_lines(replaced, mark)
+        ends = [_line_end(line, mark) for line in before]
+    else:
+        before = [match[0] for match in _ANY_LINE.finditer(replaced)]
+        ends = [line[len(line.rstrip("\r\n")) :] for line in before]
     lines = convert_line_ends(new, "\n").split("\n")
     kinds = set(filter(None, ends))
     if len(kinds) < 2:

@@ -170,20 +170,27 @@ def replace_exact_text(
     end = find_uniform_line_end(text)
     if convert_line_ends(old, "\n") == convert_line_ends(new, "\n"):
         return _replace_literally(path, text, old, new, replace_all=replace_all)
-    if end is not None and OPEN not in old and OPEN not in new:
+    is_plain = end is not None and OPEN not in old and OPEN not in new
+    if is_plain and (end != "\n" or "\r" not in text or convert_line_ends(old, "\n") in text):
+        assert end is not None
         return _replace_literally(
             path, text, convert_line_ends(old, end), convert_line_ends(new, end), replace_all=replace_all
         )
+    mark = find_line_mark(text)
     shown = _ShownText(text)
-    old, new = show_line_ends(old), convert_line_ends(new, "\n")
+    old, new = (convert_line_ends(one, "\n") for one in (old, new))
+    if mark == "\r":
+        old = old.replace("\r", "\n")
     step, most = (len(old), None) if replace_all else (1, _MANY)
     places = sorted({*islice(shown.find(old, step), most), *islice(shown.find_escaped(old, step), most)})
+    if not places and "\r" in shown.plain:
+        mark, shown.plain = "", shown.plain.replace("\r", "\n")
+        places = list(islice(shown.find(old, step), most))
     if not places:
         raise _missing_error(path, text, old)
     if not replace_all and len(places) > 1:
         lines = [shown.plain.count("\n", 0, start) + 1 for start, _ in places[:11]]
         raise _ambiguous_error(path, len(places), lines)
-    mark = find_line_mark(text)
     spans: list[SpanReplacement] = []
     for start, stop in places:
         first, last = shown.to_original(start), shown.to_original(stop)
