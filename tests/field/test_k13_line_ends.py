@@ -70,6 +70,21 @@ async def test_every_occurrence_is_replaced_where_ends_are_mixed(tmp_path: Path)
         assert path.read_bytes() == b"X\r\nY\r\nX\nY\nx\r\nz\n"
 
 
+async def test_a_pattern_for_the_end_of_a_line_finds_it_whatever_the_end_is(tmp_path: Path) -> None:
+    async with model_session(tmp_path) as model:
+        model.put("a.txt", b"a foo\r\nfoo b\r\nfoo\nfoo")
+        model.put("b.txt", "a foo\r\nfoo é\r\n".encode("utf-16"))
+        model.put("c.txt", "é foo\r\nfoo b\r\n".encode("latin-1"))
+        answer = await model.call("grep", pattern="foo$")
+        assert [(one["path"], one["line"], one["text"]) for one in answer["matches"]] == [
+            ("a.txt", 1, "a foo"),
+            ("a.txt", 3, "foo"),
+            ("a.txt", 4, "foo"),
+            ("b.txt", 1, "a foo"),
+            ("c.txt", 1, "é foo"),
+        ]
+
+
 @pytest.mark.parametrize(
     ("before", "operation", "after"),
     [

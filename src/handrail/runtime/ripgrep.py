@@ -48,6 +48,7 @@ _GREP_OPTIONS = (
     "--no-heading",
     "--with-filename",
     "--line-number",
+    "--crlf",
     "--byte-offset",
     r"--field-match-separator=\x00",
     f"--max-columns={MAX_LINE_BYTES}",
@@ -271,7 +272,8 @@ class RipgrepMatch(NamedTuple):
 def is_first_line_of(text: bytes, found: bytes) -> bool:
     """Return whether ``text``, a line as ripgrep reports it, is the first line of ``found``."""
     if found.startswith(text):
-        return found[len(text) : len(text) + 1] in (b"", b"\n")
+        rest = found[len(text) : len(text) + 2]
+        return rest[:1] in (b"", b"\n") or rest in (b"\r\n", b"\r")
     cut = _CUT_NOTE.search(text)
     return cut is not None and found.startswith(text[: cut.start()])
 
@@ -310,7 +312,8 @@ class RipgrepOutputParser:
                     f"The output of ripgrep could not be read at {whole[:200]!r}. Search in another folder.",
                     kind="backend",
                 )
-            yield RipgrepMatch(path, int(number), int(offset), buffer[offset_end + 1 : text_end], whole)
+            text = buffer[offset_end + 1 : text_end].removesuffix(b"\r")  # --crlf adds it where a line has none
+            yield RipgrepMatch(path, int(number), int(offset), text, whole)
             self._last = path
             at = text_end + 1
         self.rest = buffer[at:]
