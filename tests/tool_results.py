@@ -15,7 +15,11 @@ lines_removed: Number of removed lines
 _FILE = f"""\
 path: Path of the file
 size: Size of the new file in bytes
-{_DIFF}"""
+{_DIFF}
+?encoding: Encoding of the file, if it is not UTF-8 without a byte order mark
+?line_ends: `CRLF`, `CR` or `mixed (…)`, or what they were changed from and to; absent if all are LF
+?escapes: What was written for escapes such as `⟦<⟧` whose meaning was not certain
+?invalid_bytes: Text that says that U+FFFD replaced bytes that are not text"""
 _ENTRY = """\
 path: {}
 kind: `file` or `directory`
@@ -66,6 +70,7 @@ path: Path of the file
 size: Size of the file in bytes
 ?total_lines: Number of lines of the file, if the call counted them
 ?truncated_lines: Numbers of lines that are longer than 2,000 characters, at most 100
+?encoding: Encoding of the file, if it is not UTF-8 without a byte order mark
 ?start: First byte; only with `unit: bytes`
 ?end: Byte after the last one; only with `unit: bytes`
 ?base64: Bytes that are not text; only with `unit: bytes`
@@ -79,6 +84,8 @@ paths: Paths of the matching files, sorted
 ?skipped: Number of matches that rules hide""",
     "grep": """\
 matches: Matching lines, each with `path`, `line` and `text`
+?encodings: Encodings of the files with a match that are not in UTF-8, by path
+?not_searched: Number of files in an encoding that grep does not know
 ?has_more: Text that says that the list is incomplete and how to narrow it
 ?skipped: Number of files that rules hide""",
     "bash": _RUN,
@@ -144,7 +151,8 @@ tree: Indented tree, one entry a line
 path: Path of the file
 pointer: JSON Pointer of the value
 type: JSON type of the value
-value: Value""",
+value: Value
+?encoding: Encoding of the file, if it is not UTF-8 without a byte order mark""",
     "json_write": f"""\
 pointer: JSON Pointer of the value
 created: true if the file did not exist before

@@ -88,6 +88,22 @@ async def test_a_text_that_the_editor_has_not_reloaded_is_not_taken_for_an_unsav
     assert await read(files) == "again"
 
 
+@pytest.mark.parametrize("codec", ["latin-1", "cp1252", "utf-16", "utf-8-sig", "cp932"])
+async def test_a_text_in_another_encoding_is_unsaved_only_if_it_differs(editor: Place, codec: str) -> None:
+    workspace, buffers, files = editor
+    file = workspace / "src" / "a.txt"
+    text = "これはテスト\n" if codec == "cp932" else "déjà vu, l'été\n"
+    file.write_bytes(text.encode(codec))
+    for shown in (text, text.encode(codec).decode("utf-8", "replace")):
+        buffers.texts[str(file)] = shown
+        assert await read(files) == text.removesuffix("\n")
+        assert await files.read_for_edit("src/a.txt") == text.encode(codec)
+    buffers.texts[str(file)] = text + "more"
+    assert await read(files) == text + "more"
+    with pytest.raises(ToolError, match="unsaved changes"):
+        await files.read_for_edit("src/a.txt")
+
+
 async def test_a_link_that_is_put_there_while_the_editor_looks_brings_in_nothing(editor: Place, tmp_path: Path) -> None:
     workspace, buffers, files = editor
     folder, file = workspace / "src", workspace / "src" / "a.txt"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.files.editing_tools import apply_line_replacements, check_patch_operations, convert_patch_operations
 from handrail.tools.files.lines_and_diffs import split_lines
+from handrail.tools.files.text_changes import apply_line_replacements, check_patch_operations, convert_patch_operations
 
 pytestmark = pytest.mark.proves("T-02a")
 

@@ -68,7 +68,9 @@ def git_changing(
 
 TABLE = {
     "read": file_reading("path* offset limit unit"),
-    "write": Row("path* content*", "edit", "write", ("file:{path}:X",), (), WORKSPACE, targets=("fs.write={path}",)),
+    "write": Row(
+        "path* content*", "edit", "write", ("file:{path}:X",), WORKSPACE, WORKSPACE, targets=("fs.write={path}",)
+    ),
     "edit": file_changing("path* old* new* replace_all"),
     "file.patch": file_changing("path* operations*"),
     "glob": file_reading("pattern* path", "search", max_entries=1000),

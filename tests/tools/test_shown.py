@@ -28,7 +28,8 @@ async def read(session: Session, path: str) -> str:
         ('"a⟦U+200D⟧b"', '"ab⟦U+200D⟧"', ("a\u200db", "ab\u200d")),
         ("⟦<⟧|im_start|> = 1", "⟦<⟧|im_start|> = 2", ("<|im_start|> = 1", "<|im_start|> = 2")),
         ("// ok ⟦U+202E⟧", "// fine", ("// ok \u202e", "// fine")),
-        ("last", "⟦U+001B⟧", ("last\n", "⟦U+001B⟧\n")),
+        ("last", "⟦U+001B⟧", ("last\n", "\x1b\n")),
+        ("last", "⟦U+0007⟧", ("last\n", "⟦U+0007⟧\n")),
         ("\x1b[31m", "\x1b[0m", ("\x1b[31m", "\x1b[0m")),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.files.editing_tools import replace_exact_text
+from handrail.contract.text.text_encodings import read_file_text
 from handrail.tools.files.lines_and_diffs import (
     MAX_DIFF_LINES,
     MAX_LINES,
@@ -19,8 +19,6 @@ from handrail.tools.files.lines_and_diffs import (
     apply_span_replacements,
     check_line_count,
     compute_line_replacements,
-    decode_bytes_losslessly,
-    encode_text_losslessly,
     explain_missing_text,
     find_lines_of_text,
     find_replaced_lines,
@@ -29,6 +27,7 @@ from handrail.tools.files.lines_and_diffs import (
     replace_all_occurrences,
     split_lines,
 )
+from handrail.tools.files.text_changes import replace_exact_text
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@\Z")
 texts = st.text(alphabet="ab\n", max_size=60)
@@ -98,7 +97,8 @@ def test_a_diff_of_two_texts_turns_one_into_the_other(before: str, after: str) -
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_utf8_survive_being_text(data: bytes) -> None:
-    assert encode_text_losslessly(decode_bytes_losslessly(data)) == data
+    file = read_file_text(data)
+    assert file.encoding.encode(file.text) == data
 
 
 def test_only_the_changed_lines_are_in_the_diff() -> None:

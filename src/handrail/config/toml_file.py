@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.schema.argument_validation import format_json_path
+from handrail.contract.text.text_encodings import read_settings_text
 
 # Line numbers of the values in a TOML text, which the standard library's reader does not give.
 
@@ -192,7 +193,7 @@ def parse_config_file(path: Path, content: bytes) -> tuple[dict[str, Any], Mappi
     :raises LoadError: if it is not TOML, or has values that no setting accepts
     """
     try:
-        text = content.decode("utf-8-sig")
+        text = read_settings_text(content)
         table = tomllib.loads(text)
     except ValueError as error:  # also for a number with too many digits
         raise _fault(path, f"is not TOML: {error}") from None

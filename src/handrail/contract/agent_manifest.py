@@ -20,6 +20,7 @@ from handrail.contract.permission_modes import Mode
 from handrail.contract.rule_forms import RuleInput
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.text.glob_patterns import compile_text_glob, fault_in_pattern
+from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.manifest import find_model_faults, repair_faulty_data
 from handrail.contract.tool.provider_tools import faults_in_provider_tools, provider_tool_id
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
@@ -281,7 +282,7 @@ def _parse_manifest_toml(content: bytes) -> dict[str, Any]:
     if len(content) > MAX_AGENT_BYTES:
         raise ValueError(f"is larger than the maximum of {MAX_AGENT_BYTES // 1024} KiB")
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
+        return tomllib.loads(read_settings_text(content))
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text: invalid byte at {error.start}") from None
     except RecursionError:

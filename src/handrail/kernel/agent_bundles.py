@@ -30,6 +30,7 @@ from handrail.config import FILE_NAME, MergedConfiguration
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, DEFAULT_AGENT
 from handrail.contract.errors import Diagnostic, LoadError, ToolError, UsageError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.kernel.agent_loading import (
@@ -446,7 +447,7 @@ def _make_bundle_config(config: MergedConfiguration, agent: str) -> str:
 
     :raises UsageError: if the line that sets another agent cannot be identified
     """
-    text = config.file.read_text(encoding="utf-8") if config.file is not None and config.file.exists() else ""
+    text = read_settings_text(config.file.read_bytes()) if config.file is not None and config.file.exists() else ""
     fields = tomllib.loads(text)
     if "agent" in fields:
         del fields["agent"]

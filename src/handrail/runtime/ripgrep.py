@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,12 @@ from typing import NamedTuple
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.text.glob_patterns import compile_path_glob
+from handrail.contract.text.text_encodings import (
+    MARKED_ENCODINGS,
+    UTF_8_MARK,
+    TextEncoding,
+    detect_text_encoding,
+)
 from handrail.contract.tool.requires import AccessCheck
 from handrail.origins.import_guard import build_trusted_search_path
 from handrail.origins.program_lookup import ProgramRefused, find_enclosing_folder, find_program, list_open_workspaces
@@ -42,6 +48,7 @@ _GREP_OPTIONS = (
     "--no-heading",
     "--with-filename",
     "--line-number",
+    "--crlf",
     "--byte-offset",
     r"--field-match-separator=\x00",
     f"--max-columns={MAX_LINE_BYTES}",
@@ -55,6 +62,8 @@ _BINARY_NOTE_TAIL = (
 )
 _CUT_NOTE = re.compile(rb" \[\.\.\. (?:omitted end of long line|[0-9]+ more match(?:es)?)\]\Z")
 _MOST_DIGITS = 18
+_LABELS = {"CP949": "windows-949"}
+"""Ripgrep's names of encodings, where they differ."""
 _BINARY_NOTE = re.compile(rb"(.*?)" + _BINARY_NOTE_TAIL, re.DOTALL)
 _END_OF_NOTE = re.compile(_BINARY_NOTE_TAIL)
 _PATTERN_ERROR = re.compile(r"regex|size limit|literal|pattern|UTF-8")
@@ -219,6 +228,32 @@ def build_files_arguments(wanted: SearchPathFilter) -> list[str]:
     return [*_COMMON_OPTIONS, "--files", *wanted.build_arguments(), "--", "."]
 
 
+def build_encoding_probe_arguments(wanted: SearchPathFilter, target: str) -> list[str]:
+    """Return ripgrep's arguments for listing the files with a line that is not UTF-8, or has a NUL or an escape character."""
+    return [
+        *_COMMON_OPTIONS,
+        *("--files-with-matches", "--invert-match", "--line-regexp", "--text", "--encoding=none"),
+        *wanted.build_arguments(),
+        r"--regexp=[^\x00\x1b]*",
+        "--",
+        target,
+    ]
+
+
+def choose_encoding(arguments: Sequence[str], encoding: TextEncoding, targets: Sequence[str]) -> list[str]:
+    """Return the arguments of a search for files in one encoding instead.
+
+    :param arguments: from :func:`build_grep_arguments`
+    """
+    label = _LABELS.get(encoding.name, encoding.name)
+    return [*arguments[:-2], f"--encoding={label.lower()}", "--", *targets]
+
+
+def is_searchable(encoding: TextEncoding) -> bool:
+    """Return whether ripgrep knows an encoding."""
+    return not encoding.codec.startswith("utf-32")
+
+
 class RipgrepMatch(NamedTuple):
     """One match as ripgrep reports it.
 
@@ -237,7 +272,8 @@ class RipgrepMatch(NamedTuple):
 def is_first_line_of(text: bytes, found: bytes) -> bool:
     """Return whether ``text``, a line as ripgrep reports it, is the first line of ``found``."""
     if found.startswith(text):
-        return found[len(text) : len(text) + 1] in (b"", b"\n")
+        rest = found[len(text) : len(text) + 2]
+        return rest[:1] in (b"", b"\n") or rest in (b"\r\n", b"\r")
     cut = _CUT_NOTE.search(text)
     return cut is not None and found.startswith(text[: cut.start()])
 
@@ -276,7 +312,8 @@ class RipgrepOutputParser:
                     f"The output of ripgrep could not be read at {whole[:200]!r}. Search in another folder.",
                     kind="backend",
                 )
-            yield RipgrepMatch(path, int(number), int(offset), buffer[offset_end + 1 : text_end], whole)
+            text = buffer[offset_end + 1 : text_end].removesuffix(b"\r")  # --crlf adds it where a line has none
+            yield RipgrepMatch(path, int(number), int(offset), text, whole)
             self._last = path
             at = text_end + 1
         self.rest = buffer[at:]
@@ -323,8 +360,9 @@ _MOST_KNOWN = 10_000
 _MOST_SHOWN = 16 * MAX_LINE_BYTES
 """Bytes of a line that are compared. ripgrep cuts a long line by characters, which may take several bytes each."""
 _MOST_DECODED = 64 * 1024 * 1024
-_UTF_8_MARK = b"\xef\xbb\xbf"
-_UTF_16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_UTF_16 = {one.mark: one for one in MARKED_ENCODINGS if one.codec.startswith("utf-16")}
+ENCODING_SAMPLE_BYTES = 16 * 1024
+"""The bytes at the beginning of a file from which its encoding is guessed."""
 
 
 class HiddenFileRecord:
@@ -377,12 +415,13 @@ class UnverifiedMatch(NamedTuple):
     line: int
     offset: int
     text: bytes
+    encoding: TextEncoding | None = None
 
 
 def keep_verified_matches(
     hits: Sequence[UnverifiedMatch], hidden: HiddenFileRecord, may: AccessCheck
 ) -> Iterator[UnverifiedMatch]:
-    """Yield the hits whose line is at the reported place in the allowed file."""
+    """Yield the hits whose line is at the reported place in the allowed file, with the line in UTF-8."""
     for located, same in groupby(hits, key=lambda hit: hit.located):
         try:
             descriptor = secure_open.open_beneath(located, secure_open.READ_FLAGS)
@@ -392,12 +431,42 @@ def keep_verified_matches(
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or hidden.explain_read_refusal(found, located, may) is not None:
                 continue
-            content = _SearchedText(descriptor, found.st_size)
-            yield from (hit for hit in same if is_first_line_of(hit.text, content.read_at(hit.offset)))
+            checked = list(same)
+            content = _SearchedText(descriptor, found.st_size, checked[0].encoding)
+            yield from (
+                content.convert_to_utf8(hit)
+                for hit in checked
+                if is_first_line_of(hit.text, content.read_at(hit.offset))
+            )
         except OSError:
             continue
         finally:
             os.close(descriptor)
+
+
+def group_by_encoding(
+    files: Mapping[str, ResolvedPath], hidden: HiddenFileRecord, may: AccessCheck
+) -> dict[TextEncoding, dict[str, ResolvedPath]]:
+    """Return the text files that ripgrep does not decode by itself, by their encoding."""
+    found: dict[TextEncoding, dict[str, ResolvedPath]] = {}
+    for target, located in files.items():
+        try:
+            descriptor = secure_open.open_beneath(located, secure_open.READ_FLAGS)
+        except OSError:
+            continue
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or hidden.explain_read_refusal(status, located, may) is not None:
+                continue
+            head = os.pread(descriptor, ENCODING_SAMPLE_BYTES, 0)
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+        encoding = detect_text_encoding(head, is_whole=len(head) == status.st_size)
+        if encoding is not None and not encoding.is_utf8 and encoding.mark not in _UTF_16:
+            found.setdefault(encoding, {})[target] = located
+    return found
 
 
 def keep_regular_unlinked_files(paths: Sequence[ResolvedPath]) -> Iterator[ResolvedPath]:
@@ -427,19 +496,34 @@ def _is_file(name: str, parent: int) -> bool:
 
 
 class _SearchedText:
-    """The content of an open file as ripgrep counts it: in UTF-8, without a byte order mark."""
+    """The content of an open file as ripgrep counts it: in UTF-8, without a byte order mark.
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    :param encoding: the encoding that ripgrep was given; None if it has found the encoding itself
+    """
+
+    def __init__(self, descriptor: int, size: int, encoding: TextEncoding | None) -> None:
         self._descriptor = descriptor
         self._decoded: bytes | None = None
         mark = os.pread(descriptor, 3, 0)
-        self._skipped = 3 if mark == _UTF_8_MARK else 0
-        if (encoding := _UTF_16.get(mark[:2])) is not None:
-            whole = os.pread(descriptor, min(size, _MOST_DECODED), 2)
-            self._decoded = whole.decode(encoding, "replace").encode("utf-8", "replace")
+        self._skipped = len(UTF_8_MARK) if mark == UTF_8_MARK else 0
+        self._encoding = encoding or _UTF_16.get(mark[:2])
+        if self._encoding is not None:
+            whole = os.pread(descriptor, min(size, _MOST_DECODED), len(self._encoding.mark))
+            self._decoded = whole.decode(self._encoding.codec, "replace").encode("utf-8", "replace")
 
     def read_at(self, offset: int) -> bytes:
         """Return the bytes from ``offset`` on."""
         if self._decoded is not None:
             return self._decoded[offset : offset + _MOST_SHOWN]
         return os.pread(self._descriptor, _MOST_SHOWN, offset + self._skipped)
+
+    def convert_to_utf8(self, hit: UnverifiedMatch) -> UnverifiedMatch:
+        """Return a hit with its line in UTF-8, and the encoding of its file."""
+        if self._encoding is None:
+            try:
+                hit.text.decode()
+            except UnicodeDecodeError:
+                found = detect_text_encoding(os.pread(self._descriptor, ENCODING_SAMPLE_BYTES, 0), is_whole=False)
+                if found is not None and not found.is_utf8:
+                    return hit._replace(text=hit.text.decode(found.codec, "replace").encode(), encoding=found)
+        return hit._replace(encoding=self._encoding)

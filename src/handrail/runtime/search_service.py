@@ -30,9 +30,13 @@ from handrail.runtime.ripgrep import (
     RipgrepOutputParser,
     SearchPathFilter,
     UnverifiedMatch,
+    build_encoding_probe_arguments,
     build_files_arguments,
     build_grep_arguments,
+    choose_encoding,
     find_ripgrep,
+    group_by_encoding,
+    is_searchable,
     keep_regular_unlinked_files,
     keep_verified_matches,
     ripgrep_exit_error,
@@ -41,6 +45,9 @@ from handrail.runtime.ripgrep import (
 
 _PIECE = 64 * 1024
 _SORTED_AT_ONCE = 10_000
+_MOST_PROBED = 2_000
+"""The most files whose encoding is looked at for one search."""
+_FILES_AT_ONCE = 200
 _T = TypeVar("_T")
 
 
@@ -105,7 +112,57 @@ class RipgrepSearch:
                 await _run_in_thread(lambda piece=piece: look(piece))
                 if len(hits) > max_matches:
                     break
-        return await _run_in_thread(lambda: _collect_matches(hits, max_matches))
+        unsearched = 0
+        if not hits or not pattern.isascii() or place.file is not None or any(hit.encoding for hit in hits):
+            others, unsearched = await self._search_other_encodings(place, wanted, judge, arguments, max_matches)
+            searched_again = {hit.located for hit in others}
+            hits[:] = [*(hit for hit in hits if hit.located not in searched_again), *others]
+        found = await _run_in_thread(lambda: _collect_matches(hits, max_matches))
+        return dataclasses.replace(found, unsearched_count=unsearched)
+
+    async def _search_other_encodings(
+        self,
+        place: _SearchTarget,
+        wanted: SearchPathFilter,
+        judge: _ShownFileFilter,
+        arguments: Sequence[str],
+        max_matches: int,
+    ) -> tuple[list[UnverifiedMatch], int]:
+        """Search the text files that are not in UTF-8, and return how many have an encoding that ripgrep does not know."""
+        records = RipgrepOutputParser()
+        files: dict[str, ResolvedPath] = {} if place.file is None else {place.target: place.file}
+        hits: list[UnverifiedMatch] = []
+
+        def list_files(piece: bytes) -> None:
+            names, records.rest = split_complete_names(records.rest, piece)
+            for raw in names:
+                located = judge.locate_shown(raw, wanted if wanted.patterns else None)
+                if located is not None and len(files) < _MOST_PROBED:
+                    files[os.fsdecode(raw)] = located
+
+        if place.file is None:
+            probe = build_encoding_probe_arguments(wanted, place.target)
+            async with contextlib.aclosing(self._stream_output(place, probe, records)) as output:
+                async for piece in output:
+                    await _run_in_thread(lambda piece=piece: list_files(piece))
+        groups = await _run_in_thread(lambda: group_by_encoding(files, self._hidden, self._may))
+        unsearched = sum(len(group) for encoding, group in groups.items() if not is_searchable(encoding))
+        for encoding, group in groups.items():
+            names = list(group) if is_searchable(encoding) else []
+            for at in range(0, len(names), _FILES_AT_ONCE):
+                records = RipgrepOutputParser()
+                chosen = choose_encoding(arguments, encoding, names[at : at + _FILES_AT_ONCE])
+                async with contextlib.aclosing(self._stream_output(place, chosen, records)) as output:
+                    async for piece in output:
+                        reported = [
+                            UnverifiedMatch(group[name], found.line, found.offset, found.text, encoding)
+                            for found in records.feed(piece)
+                            if (name := os.fsdecode(found.path)) in group
+                        ]
+                        left = max(0, max_matches + 1 - len(hits))
+                        kept = islice(keep_verified_matches(reported, self._hidden, self._may), left)
+                        hits += await _run_in_thread(lambda kept=kept: list(kept))
+        return hits, unsearched
 
     async def glob(
         self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000
@@ -259,7 +316,12 @@ class _ShownFileFilter:
 
 def _collect_matches(hits: Sequence[UnverifiedMatch], most: int) -> FileSearchResult:
     matches = [
-        LineMatch(hit.located.display_path, hit.line, hit.text.decode("utf-8", "replace").removesuffix("\r"))
+        LineMatch(
+            hit.located.display_path,
+            hit.line,
+            hit.text.decode("utf-8", "replace").removesuffix("\r"),
+            None if hit.encoding is None else hit.encoding.label,
+        )
         for hit in hits[:most]
     ]
     matches.sort(key=lambda match: (match.path, match.line))

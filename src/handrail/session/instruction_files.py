@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handrail.contract.agent_manifest import MANIFEST_KEYS
+from handrail.contract.text.text_encodings import read_file_text, replace_invalid_bytes
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import ToolPolicy
@@ -88,7 +89,9 @@ def read_parent_instructions(
                 if not permitted(str(path)):
                     found += [ParentInstructionFile(path, None)] if stat.S_ISREG(os.lstat(path).st_mode) else []
                 elif (content := _read_beginning(path)) is not None:
-                    found.append(ParentInstructionFile(path, redact(content.decode("utf-8-sig", "replace"))))
+                    found.append(
+                        ParentInstructionFile(path, redact(replace_invalid_bytes(read_file_text(content).text)))
+                    )
     return found
 
 

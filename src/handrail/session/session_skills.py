@@ -16,6 +16,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.history_and_skill_services import SkillInfo, SkillInstructions, SkillLayer
 from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.text.neutralisation import neutralise_text
+from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.registry.sources.tool_folder_source import find_permission_problem
 from handrail.session.instruction_files import iterate_repository_folders_up
@@ -218,7 +219,7 @@ def _parse_skill(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
     :raises ValueError: if the file is invalid; the text says why
     """
     try:
-        text = content.decode("utf-8-sig")
+        text = read_settings_text(content)
     except UnicodeDecodeError as error:
         raise ValueError(f"{FILE} is not UTF-8 text: the byte at {error.start} is invalid.") from None
     lines = text.replace("\r\n", "\n").split("\n")

@@ -64,6 +64,7 @@ from handrail.agent.model_protocol import (
 from handrail.catalog.provider_dialects import MCP, ProviderSchemaDialect
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.schema.argument_validation import format_json_path
+from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.manifest import find_model_faults
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 
@@ -181,7 +182,7 @@ def read_model_script(path: Path) -> ModelScript:
     """
     source = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_settings_text(path.read_bytes())
         data: object = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error

@@ -41,6 +41,7 @@ class FileLineRange:
     :param next: the line to continue at, or None at the end
     :param total: the number of lines, or None if the end was not reached
     :param truncated_lines: the numbers of lines that were longer than the limit and were shortened
+    :param encoding: the encoding of the file, such as ``UTF-8`` or ``ISO-8859-1``; None if it is not text
     """
 
     path: str
@@ -50,6 +51,7 @@ class FileLineRange:
     total: int | None
     size: int
     truncated_lines: tuple[int, ...] = ()
+    encoding: str | None = "UTF-8"
 
     @property
     def last_line_number(self) -> int:
@@ -106,7 +108,9 @@ class FileService(Protocol):
     async def read_lines(
         self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000, max_line: int = 2_000
     ) -> FileLineRange:
-        """Read whole lines of a text file. Invalid UTF-8 becomes U+FFFD.
+        r"""Read whole lines of a text file in any common encoding. Invalid bytes become U+FFFD.
+
+        In a file without any ``\n``, each ``\r`` ends a line.
 
         :param first: the first line; below 0 it counts from the end (-1 is the last line)
         """
@@ -156,11 +160,15 @@ class FileService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LineMatch:
-    """A line that a search found. ``line`` counts from 1."""
+    """A line that a search found. ``line`` counts from 1.
+
+    :param encoding: that of the file, if it is not UTF-8
+    """
 
     path: str
     line: int
     text: str
+    encoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +181,8 @@ class FileSearchResult:
     denied_count: int = 0
     """How many paths a rule denied. Denied matches are not counted: their number, for different patterns, would
     reveal the content of a file."""
+    unsearched_count: int = 0
+    """How many text files have an encoding that the search does not know."""
 
 
 class SearchService(Protocol):

@@ -3,8 +3,8 @@
 An escape is ``⟦U+001B⟧`` (one code point, or several of a run: ``⟦U+200B,200C⟧``) for a character that does not show
 as itself, and ``⟦<⟧`` around the first character of a text that imitates a marker: chat templates (``<|im_start|>``,
 ``[INST]``), calls and results written as text, system and skill tags, Handrail's own envelope. Nothing is deleted,
-and :func:`restore_text` returns the original. Text in the form of an escape stays unchanged, so escaping twice changes
-nothing; :func:`restore_text` cannot tell such text from an escape.
+and :func:`restore_escapes` returns the original. Text in the form of an escape stays unchanged, so escaping twice changes
+nothing; :func:`restore_escapes` cannot tell such text from an escape.
 
 Ordinary writing stays: joiners between emoji and in scripts that need them, the variation selector of an emoji, one
 direction mark next to right-to-left letters, tabs and line ends.
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
 
 EscapeKind = Literal["control", "invisible", "direction", "marker", "action", "envelope"]
@@ -55,6 +56,9 @@ _IN_JSON = re.compile(
     rb"|ACTION:|Action(?: Input)?:|Assistant:|Human:|\{[ \\trn]*\\\"type"
 )
 _ESCAPE = re.compile("⟦(?:U\\+([0-9A-F]{4,6}(?:,[0-9A-F]{4,6})*)|([<\\[{AH]))⟧")
+_PART = re.compile(f"{_ESCAPE.pattern}|\\w+|\\s+|.", re.DOTALL)
+_MAX_ALIGNED = 4_000
+"""The most parts of a text that are aligned, which is quadratic."""
 
 _JOINING = "\u0600-\u08ff\u0900-\u0dff\u1000-\u109f\u1780-\u17ff\u1800-\u18af\ua840-\ua87f\U00011000-\U000117ff"
 _JOINS = re.compile(f"[{_JOINING}]")
@@ -87,9 +91,9 @@ def neutralise_text(text: str) -> str:
     return "".join((*out, text[at:]))
 
 
-def restore_text(text: str) -> str:
-    """Return the original of a text that :func:`neutralise_text` returned."""
-    return _ESCAPE.sub(_original, text)
+def restore_escapes(text: str) -> str:
+    """Return ``text`` with each escape of :func:`neutralise_text` replaced by the characters that it stands for."""
+    return _ESCAPE.sub(_original, text) if OPEN in text else text
 
 
 def find_characters_to_escape(text: str) -> list[EscapedPiece]:
@@ -167,6 +171,37 @@ def _original(match: re.Match[str]) -> str:
     return characters if all(map(_RUN.match, characters)) else match[0]
 
 
+class RestoredText(NamedTuple):
+    """A text for a file, with the escapes restored that a model copied from what it was shown.
+
+    :param elsewhere: escapes that were restored because the file has their characters, though not in the replaced text
+    :param literal: escapes that were kept as text, because the file does not have their characters, or has both forms
+    """
+
+    text: str
+    elsewhere: tuple[str, ...] = ()
+    literal: tuple[str, ...] = ()
+
+
+class _FoundEscapes(NamedTuple):
+    """The escapes in the shown form of a text.
+
+    :param real: escapes of characters
+    :param characters: all these characters
+    :param literal: escapes that the text itself has
+    """
+
+    real: frozenset[str]
+    characters: frozenset[str]
+    literal: frozenset[str]
+
+    def may_be_real(self, escape: str) -> bool:
+        """Return whether the text has the characters of an escape, perhaps as a part of a longer run."""
+        if escape in self.real:
+            return True
+        return escape.startswith(f"{OPEN}U+") and self.characters.issuperset(restore_escapes(escape))
+
+
 @dataclass(slots=True)
 class EscapedText:
     """A text with its escaped form, to find in the text what a model copied from the escaped form."""
@@ -196,12 +231,66 @@ class EscapedText:
         first, last = self._place(start), self._place(end)
         return None if first is None or last is None else (first, last)
 
-    def restore_escapes_in_edit(self, new: str, start: int, end: int) -> str:
-        """Return ``new`` with the escapes of ``text[start:end]`` restored, so that copied text stays the same."""
-        pieces = self._pieces[bisect_left(self._pieces, start, key=_start) : bisect_right(self._pieces, end, key=_end)]
-        for escape, original in {piece.shown: self.text[piece.start : piece.end] for piece in pieces}.items():
-            new = new.replace(escape, original)
-        return new
+    def restore_copied_escapes(self, new: str, start: int = 0, end: int | None = None) -> RestoredText:
+        """Return ``new``, which replaces ``text[start:end]``, with the escapes restored that a model copied.
+
+        An escape is restored if :attr:`text` has what it stands for, and not the literal text of the escape: first
+        within the replaced range, then anywhere. If the range has both, the words around an escape decide.
+        """
+        wanted = dict.fromkeys(match[0] for match in _ESCAPE.finditer(new))
+        if not wanted:
+            return RestoredText(new)
+        end = len(self.text) if end is None else end
+        near, anywhere = self._find_escapes(start, end), self._find_escapes(0, len(self.text))
+        elsewhere: list[str] = []
+        literal: list[str] = []
+        unclear: set[str] = set()
+        restored: dict[str, str] = {}
+        for escape in wanted:
+            if near.may_be_real(escape) and escape in near.literal:
+                unclear.add(escape)
+            elif near.may_be_real(escape):
+                restored[escape] = restore_escapes(escape)
+            elif escape not in near.literal and anywhere.may_be_real(escape) and escape not in anywhere.literal:
+                restored[escape] = restore_escapes(escape)
+                elsewhere.append(escape)
+            elif escape not in near.literal:
+                literal.append(escape)
+        parts = _split_parts(new)
+        origins = self._align(parts, start, end) if unclear else {}
+        for at, part in enumerate(parts):
+            if part in restored:
+                parts[at] = restored[part]
+            elif part in unclear and at not in origins:
+                literal.append(part)
+            elif part in unclear and origins[at]:
+                parts[at] = restore_escapes(part)
+        return RestoredText("".join(parts), tuple(elsewhere), tuple(dict.fromkeys(literal)))
+
+    def _find_escapes(self, start: int, end: int) -> _FoundEscapes:
+        pieces = self._pieces_within(start, end)
+        characters = frozenset("".join(self.text[piece.start : piece.end] for piece in pieces))
+        literal = frozenset(match[0] for match in _ESCAPE.finditer(self.text, start, end))
+        return _FoundEscapes(frozenset(piece.shown for piece in pieces), characters, literal)
+
+    def _pieces_within(self, start: int, end: int) -> list[EscapedPiece]:
+        return self._pieces[bisect_left(self._pieces, start, key=_start) : bisect_right(self._pieces, end, key=_end)]
+
+    def _align(self, new: Sequence[str], start: int, end: int) -> dict[int, bool]:
+        """Return, for each escape in the parts ``new`` with a counterpart in the range, whether that is restored."""
+        old: list[str] = []
+        real: set[int] = set()
+        at = start
+        for piece in self._pieces_within(start, end):
+            old += _split_parts(self.text[at : piece.start])
+            real.add(len(old))
+            old.append(piece.shown)
+            at = piece.end
+        old += _split_parts(self.text[at:end])
+        if max(len(old), len(new)) > _MAX_ALIGNED:
+            return {}
+        matching = SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+        return {block.b + n: block.a + n in real for block in matching for n in range(block.size)}
 
     def _place(self, at: int) -> int | None:
         index = bisect_right(self._starts, at) - 1
@@ -212,6 +301,11 @@ class EscapedText:
             return piece.start
         after = at - start - len(piece.shown)
         return None if after < 0 else piece.end + after
+
+
+def _split_parts(text: str) -> list[str]:
+    """Split a text into escapes, words, runs of blanks and single characters."""
+    return [match[0] for match in _PART.finditer(text)]
 
 
 def _start(piece: EscapedPiece) -> int:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import orjson
 
 from handrail.contract.errors import quote_excerpt
+from handrail.contract.text.text_encodings import read_settings_text
 
 MAX_ARGUMENT_BYTES = 512 * 1024
 MAX_ARGUMENT_VALUES = 20_000
@@ -104,7 +105,7 @@ def parse_object(
             f"{what} have {len(text):,} bytes; the maximum is {max_bytes:,}. Pass the path of a file instead"
         )
     try:
-        decoded = text.decode() if isinstance(text, bytes) else text
+        decoded = read_settings_text(text) if isinstance(text, bytes) else text
         if not decoded.isascii():
             decoded.encode()
         check_nesting_depth(decoded, max_depth)

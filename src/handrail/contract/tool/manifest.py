@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.text.strict_json import InvalidJsonText, json_type_name, parse_object
+from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import FIELDS, ConfigKey, LockSpec, TargetTemplates, ToolSpec, find_spec_faults
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
@@ -285,7 +286,7 @@ def parse_manifest(text: str | bytes, source: str) -> ToolSpec:
         data = parse_object(text, what="the manifest's contents", max_bytes=MAX_MANIFEST_BYTES)
     except InvalidJsonText as error:
         raise LoadError([Diagnostic(source, "", str(error))]) from None
-    return _read(data, text, source)
+    return _read(data, read_settings_text(text) if isinstance(text, bytes) else text, source)
 
 
 def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:

@@ -63,37 +63,31 @@ async def _read_current(path: str, workspace: str) -> bytes | None:
 
 
 def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
-    from handrail.tools.files.editing_tools import convert_patch_operations, replace_exact_text
-    from handrail.tools.files.lines_and_diffs import (
-        compute_line_replacements,
-        decode_bytes_losslessly,
-        find_replaced_lines,
-        make_diff_of_replacements,
-        split_lines,
+    from handrail.contract.text.text_encodings import read_file_text, strip_mark
+    from handrail.tools.files.lines_and_diffs import make_diff_of_texts
+    from handrail.tools.files.text_changes import (
+        apply_line_replacements,
+        convert_patch_operations,
+        replace_exact_text,
+        rewrite_text,
     )
 
+    file = read_file_text(before or b"")
+    given = {key: strip_mark(one, file.encoding) for key, one in arguments.items() if isinstance(one, str)}
     if tool_id == "write":
-        lines = split_lines(decode_bytes_losslessly(before or b""))
-        blocks = compute_line_replacements(lines, split_lines(arguments["content"]))
-        return (
-            make_diff_of_replacements(path, lines, blocks, created=before is None).text or "The file would not change."
-        )
-    if before is None:
+        after = given["content"] if before is None else rewrite_text(file.text, given["content"])
+    elif before is None:
         raise ToolError(
             f"The file {path} does not exist. Reject the call, or create the file first.", kind="invalid_input"
         )
-    text = decode_bytes_losslessly(before)
-    if tool_id == "edit":
+    elif tool_id == "edit":
         replace_all = bool(arguments.get("replace_all", False))
-        done = replace_exact_text(path, text, arguments["old"], arguments["new"], replace_all=replace_all)
-        if done.spans is None:
-            return make_diff_of_replacements(
-                path, split_lines(text), compute_line_replacements(split_lines(text), split_lines(done.text))
-            ).text
-        return make_diff_of_replacements(path, split_lines(text), find_replaced_lines(text, done.spans)).text
-    return make_diff_of_replacements(
-        path, split_lines(text), convert_patch_operations(text, arguments["operations"])
-    ).text
+        after = replace_exact_text(path, file.text, given["old"], given["new"], replace_all=replace_all).text
+    else:
+        after = apply_line_replacements(file.text, convert_patch_operations(file.text, arguments["operations"]))
+    file.encoding.encode(after)
+    shown = make_diff_of_texts(path, file.text, after, created=before is None).text
+    return shown or "The file would not change."
 
 
 _KEYS: dict[str, ApprovalChoice] = {

@@ -29,6 +29,7 @@ from handrail.contract.services.client_services import ClientRequest
 from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
+from handrail.contract.text.text_encodings import detect_text_encoding, read_file_text, replace_invalid_bytes
 
 # URI templates, matched in reverse: from a URI to the values that produce it.
 #
@@ -580,10 +581,10 @@ def _format_answers(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _contents(uri: str, media_type: str, content: str | bytes) -> dict[str, Any]:
     fields: dict[str, Any] = {"uri": uri, **({"mimeType": media_type} if media_type else {})}
     if isinstance(content, bytes) and (not media_type or _TEXTUAL.match(media_type)):
-        try:
-            content = content.decode()
-        except UnicodeDecodeError:
-            pass
+        encoding = detect_text_encoding(content)
+        if encoding is not None and (media_type or encoding.codec.startswith("utf-")):
+            text = read_file_text(content).text
+            content = text if replace_invalid_bytes(text) == text else content
     if isinstance(content, str):
         return {"contents": [{**fields, "text": content}]}
     return {"contents": [{**fields, "blob": Blob(content, media_type or "application/octet-stream")}]}

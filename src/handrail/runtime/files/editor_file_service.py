@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import EditorClientHandler
 from handrail.contract.services.file_services import EntryChange, ResolvedPath, WriteResult
+from handrail.contract.text.text_encodings import convert_to_plain_utf8, detect_text_encoding
 from handrail.contract.tool.requires import AccessCheck
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
 from handrail.runtime.files.rooted_file_service import ChangeTracker, OpenFileContent, RootedFiles, SeenFileHashes
@@ -136,7 +137,7 @@ class EditorFiles(RootedFiles):
         data, found = await super()._open_and_use_content(
             located, lambda content: (content.data, content.stat), note=False
         )
-        if data is None or b"\0" in data or not located.is_writable:
+        if data is None or not located.is_writable or detect_text_encoding(data) is None:
             return None
         self._texts.record(located.absolute, data)
         way = _read_folder_states(located, found)
@@ -150,7 +151,8 @@ class EditorFiles(RootedFiles):
         if text is None or len(text) > MAX_EDIT_BYTES or way != _read_folder_states(located, found):
             return None
         shown = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode()
-        if len(shown) > MAX_EDIT_BYTES or _normalize_editor_text(shown) == _normalize_editor_text(data):
+        as_utf8 = data.decode("utf-8", "replace").encode()  # in an editor that takes every file for UTF-8
+        if len(shown) > MAX_EDIT_BYTES or _normalize_editor_text(shown) in map(_normalize_editor_text, (data, as_utf8)):
             return None
         if self._texts.is_known(located.absolute, shown):
             return None
@@ -171,8 +173,8 @@ def _hash_text(data: bytes) -> bytes:
 
 
 def _normalize_editor_text(data: bytes) -> bytes:
-    """Return a text without the differences that editors make: line ends, last newline, byte order mark."""
-    return data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").rstrip(b"\n")
+    """Return a text without the differences that editors make: encoding, line ends, last newline, byte order mark."""
+    return convert_to_plain_utf8(data)[0].replace(b"\r\n", b"\n").rstrip(b"\n")
 
 
 def _read_folder_states(located: ResolvedPath, found: os.stat_result) -> _FolderStates | None:

@@ -32,6 +32,7 @@ from handrail.contract.services.file_services import (
     ResolvedPath,
     WriteResult,
 )
+from handrail.contract.text.text_encodings import UTF_8, TextEncoding, convert_to_plain_utf8, detect_text_encoding
 from handrail.contract.tool.requires import AccessCheck, Capability
 from handrail.runtime.files import atomic_write, entry_moves, secure_open
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
@@ -97,7 +98,7 @@ class SeenFileHashes:
 # Whole lines of a file of any size, from either end, without loading the file.
 #
 # A sparse index remembers the number of line ends before each mebibyte, so a file is counted once and not on every
-# call. Lines end at ``\n`` (a ``\r`` before it is dropped). Bytes that are not UTF-8 are shown as U+FFFD.
+# call. Lines end at ``\n`` (a ``\r`` before it is dropped). Invalid bytes are shown as U+FFFD.
 
 INDEX_STEP_BYTES = 1 << 20
 """Bytes between two marks of the index."""
@@ -222,12 +223,19 @@ class LineIndexCache:
 
 
 def read_line_window(
-    read: ReadRange, index: LineIndex, first: int, count: int | None, max_bytes: int, max_line: int
+    read: ReadRange,
+    index: LineIndex,
+    first: int,
+    count: int | None,
+    max_bytes: int,
+    max_line: int,
+    encoding: TextEncoding = UTF_8,
 ) -> LineWindow:
     """Read the lines from ``first`` on, at most ``count`` lines and ``max_bytes`` bytes of text.
 
     :param first: 1-based, or below 0 to count from the end
     :param max_line: the maximum number of characters of a line
+    :param encoding: one in which only a line end has the byte of a line end
     :raises ToolError: ``invalid_input`` for line 0 or an empty range, ``limit`` if a line lies too deep in the file
     """
     _check_range(first, count, max_bytes, max_line)
@@ -239,11 +247,11 @@ def read_line_window(
     lines: list[str] = []
     cut: list[int] = []
     used = 0
-    for raw, whole in _read_cut_lines(read, start, index.size, keep=4 * max_line + 4):
+    for raw, whole in _read_cut_lines(read, start or len(encoding.mark), index.size, keep=4 * max_line + 4):
         number = first + len(lines)
         if count is not None and len(lines) >= count:
             return LineWindow(tuple(lines), first, number, index.line_count_if_known(read), tuple(cut))
-        text = raw.decode("utf-8", "replace")
+        text = raw.decode(encoding.codec, "replace")
         shortened = not whole or len(text) > max_line
         if shortened:
             text = text[:max_line]
@@ -415,9 +423,25 @@ class RootedFiles:
         located = self._authorize("fs.read", path)
 
         def take(content: OpenFileContent) -> FileLineRange:
-            index = LineIndex(content.size) if content.data is not None else _indexes.index_for(content.stat)
-            got = read_line_window(content.read, index, first, count, max_bytes, max_line)
-            return FileLineRange(located.display_path, got.lines, got.first, got.next, got.total, content.size, got.cut)
+            if content.data is not None:
+                plain, encoding = convert_to_plain_utf8(content.data)
+                read: ReadRange = lambda offset, length: plain[offset : offset + length]  # noqa: E731
+                got = read_line_window(read, LineIndex(len(plain)), first, count, max_bytes, max_line)
+            else:
+                encoding = detect_text_encoding(content.read(0, _CHUNK), is_whole=False) or UTF_8
+                if encoding.codec.startswith("utf-") and not encoding.is_utf8:
+                    raise ToolError(
+                        f"`{located.display_path}` has {content.size:,} bytes in {encoding.name}. Files over "
+                        f"{MAX_EDIT_BYTES >> 20} MiB in this encoding are not read by lines. Convert it with a program, such "
+                        f"as: iconv -f {encoding.name} -t UTF-8.",
+                        kind="limit",
+                    )
+                index = _indexes.index_for(content.stat)
+                got = read_line_window(content.read, index, first, count, max_bytes, max_line, encoding)
+            return FileLineRange(
+                *(located.display_path, got.lines, got.first, got.next, got.total, content.size, got.cut),
+                encoding=None if encoding is None else encoding.label,
+            )
 
         return await self._open_and_use_content(located, take)
 

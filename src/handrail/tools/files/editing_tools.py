@@ -4,180 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_text
-from handrail.contract.tool.requires import FsRequires, Requires
+from handrail.contract.text.neutralisation import EscapedText
+from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text, replace_invalid_bytes, strip_mark
+from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.files.lines_and_diffs import (
     LineReplacement,
-    SpanReplacement,
-    apply_span_replacements,
+    UnifiedDiff,
     check_line_count,
-    check_text_size,
     compute_line_replacements,
-    convert_line_ends,
-    count_line_characters,
-    decode_bytes_losslessly,
-    detect_line_end,
-    encode_text_losslessly,
-    explain_missing_text,
-    find_lines_of_text,
+    describe_line_ends,
+    find_line_mark,
     find_replaced_lines,
     make_diff_of_replacements,
     make_diff_of_texts,
-    replace_all_occurrences,
-    replace_invalid_bytes,
     split_lines,
 )
 from handrail.tools.files.reading_and_search import read_bytes, read_lines_or_image
-from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_spec, make_closed_object_schema
-
-# Line operations on a text: replace a range, insert at a line, append. Pure functions.
-
-_FIELDS = {
-    "replace": ({"first_line", "last_line", "content"}, "first_line, last_line and content"),
-    "insert": ({"line", "content"}, "line and content"),
-    "append": ({"content"}, "content"),
-}
-
-
-def check_patch_operations(operations: Sequence[dict[str, Any]]) -> None:
-    """Check what can be checked without the file.
-
-    :raises ToolError: ``invalid_input`` for an invalid operation
-    """
-    for number, operation in enumerate(operations, 1):
-        wanted, text = _FIELDS[op := operation["op"]]
-        given = operation.keys() - {"op", "expect"}
-        if given != wanted:
-            raise ToolError(
-                f"Operation {number} ({op!r}) has the wrong fields: {', '.join(sorted(given)) or 'none'}. "
-                f"Pass {text}, and optionally expect.",
-                kind="invalid_input",
-            )
-        if op != "replace" and not operation["content"]:
-            raise ToolError(
-                f"Operation {number} has an empty `content`. Pass the lines to add; a blank line is '\\n'.",
-                kind="invalid_input",
-            )
-
-
-def convert_patch_operations(text: str, operations: Sequence[dict[str, Any]]) -> list[LineReplacement]:
-    """Return the changes of checked ``operations``. All line numbers refer to ``text``.
-
-    New lines get the line end that most lines have. A text without a final line end stays without one.
-
-    :raises ToolError: ``invalid_input`` if lines do not exist or overlap, ``conflict`` if ``expect`` does not match
-    """
-    lines = split_lines(text)
-    end = detect_line_end(text)
-    blocks = sorted(
-        (_operation_block(number, operation, lines, end) for number, operation in enumerate(operations, 1)),
-        key=lambda block: (block.first, block.last),
-    )
-    joined: list[LineReplacement] = []
-    for block in blocks:
-        if joined and block.first < joined[-1].last:
-            raise ToolError(
-                f"Two operations change line {block.first + 1}. Change each line in one operation only.",
-                kind="invalid_input",
-            )
-        if joined and block.first == joined[-1].last:
-            joined[-1] = LineReplacement(joined[-1].first, block.last, joined[-1].new + block.new)
-        else:
-            joined.append(block)
-    if lines and not lines[-1].endswith("\n") and joined[-1].last == len(lines) and joined[-1].new:
-        tail = joined[-1]
-        if tail.first == len(lines):
-            tail = LineReplacement(tail.first - 1, tail.last, (lines[-1] + end, *tail.new))
-        joined[-1] = LineReplacement(tail.first, tail.last, (*tail.new[:-1], tail.new[-1].removesuffix(end)))
-    return joined
-
-
-def apply_line_replacements(text: str, blocks: Sequence[LineReplacement]) -> str:
-    """Return ``text`` with ``blocks`` applied."""
-    lines = split_lines(text)
-    out: list[str] = []
-    line = at = 0
-    for block in blocks:
-        start = at + count_line_characters(lines, line, block.first)
-        out += (text[at:start], *block.new)
-        line, at = block.last, start + count_line_characters(lines, block.first, block.last)
-    return "".join((*out, text[at:]))
-
-
-def _operation_block(number: int, operation: dict[str, Any], lines: Sequence[str], end: str) -> LineReplacement:
-    op, content = operation["op"], operation["content"]
-    total = len(lines)
-    if OPEN in content:
-        content = _restore_hidden_characters(content, operation, lines)
-    new = tuple(f"{line}{end}" for line in _content_lines(content))
-    if op == "replace":
-        first, last = operation["first_line"], operation["last_line"]
-        if not first <= last <= total:
-            raise ToolError(
-                f"The range of operation {number} is invalid: lines {first} to {last}. The file has {total} lines. "
-                "Correct the numbers.",
-                kind="invalid_input",
-            )
-        _check_old_lines(number, operation, lines[first - 1 : last], f"lines {first} to {last}")
-        return LineReplacement(first - 1, last, new)
-    if op == "insert":
-        line = operation["line"]
-        if line > total + 1:
-            raise ToolError(
-                f"Operation {number} inserts before line {line}, but the file has {total} lines. "
-                f"Use at most {total + 1}, or op 'append'.",
-                kind="invalid_input",
-            )
-        _check_old_lines(number, operation, lines[line - 1 : line], f"line {line}")
-        return LineReplacement(line - 1, line - 1, new)
-    _check_old_lines(number, operation, lines[-1:], "the last line")
-    return LineReplacement(total, total, new)
-
-
-def _restore_hidden_characters(content: str, operation: dict[str, Any], lines: Sequence[str]) -> str:
-    """Return ``content`` with the original characters that the model copied in spelled-out form."""
-    first = operation.get("first_line") or operation.get("line") or len(lines)
-    around = "".join(lines[max(0, first - 2) : operation.get("last_line", first) + 1])
-    return EscapedText(around).restore_escapes_in_edit(content, 0, len(around))
-
-
-def _content_lines(content: str) -> list[str]:
-    plain = content.replace("\r\n", "\n")
-    return plain.removesuffix("\n").split("\n") if plain else []
-
-
-def _check_old_lines(number: int, operation: dict[str, Any], have: Sequence[str], where: str) -> None:
-    if "expect" not in operation:
-        return
-    want = _content_lines(operation["expect"])
-    found = [line.removesuffix("\n").removesuffix("\r") for line in have]
-    if want != found and want != neutralise_text("\n".join(found)).split("\n"):
-        shown = replace_invalid_bytes("\n".join(found))
-        raise ToolError(
-            f"`expect` of operation {number} does not match {where}: {quote_excerpt(shown, 500)}. Nothing was changed. "
-            "Read the file again and correct the line numbers.",
-            kind="conflict",
-        )
-
+from handrail.tools.files.text_changes import (
+    EscapeNotes,
+    apply_line_replacements,
+    check_differs,
+    check_patch_operations,
+    convert_patch_operations,
+    replace_exact_text,
+    rewrite_text,
+)
+from handrail.tools.tool_declarations import (
+    FILE,
+    WORKSPACE,
+    file_change_spec,
+    file_read_spec,
+    make_closed_object_schema,
+)
 
 _T = TypeVar("_T")
 
 _THREAD_FROM = 4 * 1024
 """The characters from which on texts are compared in a thread, so that other calls continue."""
-_MANY = 1_000
-"""The occurrences above which they are replaced in one step and the texts are compared afterwards."""
 _MAX_WORK = 512 * 1024 * 1024
 """The most characters that several edits may process together."""
-_MAX_SHOWN = 512 * 1024
-"""The most characters of a text in which spelled-out characters are searched."""
 
 
 class ReadTool(Tool):
@@ -227,30 +100,50 @@ class WriteTool(Tool):
         id="write",
         description=(
             "Create a file, or overwrite one that you have read in this session. Send the complete content. "
-            "Creates parent folders. To change part of a file use edit. Returns a unified diff."
+            "Creates parent folders. An existing file keeps its encoding and line ends. To change part of a file use edit. "
+            "Returns a unified diff."
         ),
         parameters=make_closed_object_schema(
             {"path": FILE, "content": {"type": "string", "description": "Complete new content"}},
             ["path", "content"],
         ),
-        requires=Requires(fs=FsRequires(write=("{workspace}",))),
+        requires=Requires(fs=WORKSPACE),
         targets={"fs.write": "{path}"},
         idempotent=True,
         tier="core",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        content: str = args["content"]
-        written = await runtime.files.write(args["path"], encode_text_losslessly(content))
+        path, content, notes = args["path"], args["content"], EscapeNotes()
+        before = await read_if_seen(path, runtime)
+        if before is None:
+            notes.take(EscapedText("").restore_copied_escapes(content))
+            written = await runtime.files.write(path, UTF_8.encode(content))
+            file = read_file_text(written.previous_content or b"")
+            diff = await _make_diff(written.path, file, content, created=written.previous_content is None)
+            return {
+                "path": written.path,
+                "created": written.created,
+                "size": written.size,
+                **diff,
+                **notes.to_data(),
+            }
 
-        before = written.previous_content or b""
-        diff = await _run_in_thread_if_large(
-            len(content) + len(before),
-            lambda: make_diff_of_texts(
-                written.path, decode_bytes_losslessly(before), content, created=written.previous_content is None
-            ),
-        )
-        return {"path": written.path, "created": written.created, "size": written.size, **diff.to_data()}
+        def change() -> tuple[FileText, str, bytes]:
+            file = read_file_text(before)
+            text = rewrite_text(file.text, strip_mark(content, file.encoding), notes)
+            return file, text, file.encoding.encode(text)
+
+        file, text, after = await _run_in_thread_if_large(len(before) + len(content), change)
+        written = await runtime.files.write(path, after, expected=before)
+        diff = await _make_diff(written.path, file, text)
+        return {
+            "path": written.path,
+            "created": False,
+            "size": written.size,
+            **diff,
+            **describe_change(file, text, notes),
+        }
 
 
 class EditTool(Tool):
@@ -277,22 +170,22 @@ class EditTool(Tool):
         check_differs(args["old"], args["new"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path = args["path"]
+        path, notes = args["path"], EscapeNotes()
         before = await _read_file(path, runtime)
 
-        def change() -> tuple[bytes, list[LineReplacement], int]:
-            text = decode_bytes_losslessly(before)
-            done = replace_exact_text(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
+        def change() -> tuple[_ChangedFile, int]:
+            file = read_file_text(before)
+            old, new = (strip_mark(args[name], file.encoding) for name in ("old", "new"))
+            done = replace_exact_text(
+                path, file.text, old, new, replace_all=args.get("replace_all", False), notes=notes
+            )
             if done.spans is None:
-                return (
-                    encode_text_losslessly(done.text),
-                    compute_line_replacements(split_lines(text), split_lines(done.text)),
-                    done.count,
-                )
-            return encode_text_losslessly(done.text), find_replaced_lines(text, done.spans), done.count
+                return _ChangedFile.compare(file, done.text), done.count
+            return _ChangedFile.make(file, done.text, find_replaced_lines(file.text, done.spans)), done.count
 
-        after, blocks, count = await _run_in_thread_if_large(len(before) + len(args["old"]) + len(args["new"]), change)
-        return {"replacements": count, **await _replace_file(path, before, after, blocks, runtime)}
+        size = len(before) + len(args["old"]) + len(args["new"])
+        changed, count = await _run_in_thread_if_large(size, change)
+        return {"replacements": count, **await _replace_file(path, changed, notes, runtime)}
 
 
 class MultiEditTool(Tool):
@@ -329,11 +222,12 @@ class MultiEditTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path, mode = args["path"], args.get("mode", "strict")
+        path, mode, notes = args["path"], args.get("mode", "strict"), EscapeNotes()
         before = await _read_file(path, runtime)
 
-        def change() -> tuple[bytes, list[LineReplacement], list[dict[str, object]], int]:
-            text = first = decode_bytes_losslessly(before)
+        def change() -> tuple[_ChangedFile, list[dict[str, object]], int]:
+            file = read_file_text(before)
+            text = file.text
             failed: list[dict[str, object]] = []
             count = work = 0
             for number, edit in enumerate(args["edits"], 1):
@@ -343,24 +237,21 @@ class MultiEditTool(Tool):
                         f"The edits of {path} are too many for its size. Split them into several calls.", kind="limit"
                     )
                 try:
-                    done = replace_exact_text(
-                        path, text, edit["old"], edit["new"], replace_all=edit.get("replace_all", False)
-                    )
+                    old, new = (strip_mark(edit[name], file.encoding) for name in ("old", "new"))
+                    replace_all = edit.get("replace_all", False)
+                    done = replace_exact_text(path, text, old, new, replace_all=replace_all, notes=notes)
+                    if not file.encoding.is_utf8:  # an edit that cannot be written fails by itself
+                        file.encoding.encode("".join(span.new for span in done.spans or ()))
                 except ToolError as error:
                     failed.append({"edit": number, "reason": error.text})
                     if mode == "best_effort":
                         continue
                     break
                 text, count = done.text, count + done.count
-            return (
-                encode_text_losslessly(text),
-                compute_line_replacements(split_lines(first), split_lines(text)),
-                failed,
-                count,
-            )
+            return _ChangedFile.compare(file, text), failed, count
 
         size = sum(len(edit["old"]) + len(edit["new"]) for edit in args["edits"])
-        after, blocks, failed, count = await _run_in_thread_if_large(len(before) * len(args["edits"]) + size, change)
+        changed, failed, count = await _run_in_thread_if_large(len(before) * len(args["edits"]) + size, change)
         if failed and (mode == "strict" or not count):
             message = " ".join(f"Edit {one['edit']}: {one['reason']}" for one in failed)
             raise ToolError(f"Nothing was changed. {message}", kind="invalid_input")
@@ -369,7 +260,7 @@ class MultiEditTool(Tool):
             answer["failed"] = failed
             stopped = int(str(failed[0]["edit"])) if mode == "partial" else len(args["edits"])
             answer["not_applied"] = len(args["edits"]) - stopped
-        return {**answer, **await _replace_file(path, before, after, blocks, runtime)}
+        return {**answer, **await _replace_file(path, changed, notes, runtime)}
 
 
 class FilePatchTool(Tool):
@@ -430,106 +321,70 @@ class FilePatchTool(Tool):
         check_patch_operations(args["operations"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path = args["path"]
+        path, notes = args["path"], EscapeNotes()
         before = await _read_file(path, runtime)
 
-        def change() -> tuple[bytes, list[LineReplacement]]:
-            text = decode_bytes_losslessly(before)
-            blocks = convert_patch_operations(text, args["operations"])
-            return encode_text_losslessly(apply_line_replacements(text, blocks)), blocks
+        def change() -> _ChangedFile:
+            file = read_file_text(before)
+            operations: list[dict[str, Any]] = [
+                {key: strip_mark(one, file.encoding) if isinstance(one, str) else one for key, one in operation.items()}
+                for operation in args["operations"]
+            ]
+            blocks = convert_patch_operations(file.text, operations, notes)
+            return _ChangedFile.make(file, apply_line_replacements(file.text, blocks), blocks)
 
         size = sum(len(operation["content"]) for operation in args["operations"])
-        after, blocks = await _run_in_thread_if_large(len(before) + size, change)
-        return await _replace_file(path, before, after, blocks, runtime)
-
-
-def check_differs(old: str, new: str) -> None:
-    if old == new:
-        raise ToolError("`old` and `new` are equal. Pass a `new` that differs.", kind="invalid_input")
+        changed = await _run_in_thread_if_large(len(before) + size, change)
+        return await _replace_file(path, changed, notes, runtime)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplacedText:
-    """A text after a replacement.
+class _ChangedFile:
+    """A file with its new text.
 
-    :param spans: the replaced places; None if they are too many
+    :param after: the new bytes
     """
 
+    file: FileText
     text: str
-    count: int
-    spans: Sequence[SpanReplacement] | None
+    after: bytes
+    blocks: list[LineReplacement]
+
+    @staticmethod
+    def make(file: FileText, text: str, blocks: list[LineReplacement]) -> _ChangedFile:
+        return _ChangedFile(file, text, file.encoding.encode(text), blocks)
+
+    @staticmethod
+    def compare(file: FileText, text: str) -> _ChangedFile:
+        """Find the changed lines by comparison."""
+        mark = find_line_mark(file.text)
+        blocks = compute_line_replacements(split_lines(file.text, mark), split_lines(text, mark))
+        return _ChangedFile.make(file, text, blocks)
+
+    def make_diff(self, path: str) -> UnifiedDiff:
+        mark = find_line_mark(self.file.text)
+        return make_diff_of_replacements(path, split_lines(self.file.text, mark), self.blocks, mark=mark)
 
 
-def replace_exact_text(path: str, text: str, old: str, new: str, *, replace_all: bool) -> ReplacedText:
-    r"""Replace ``old`` by ``new`` in ``text``.
-
-    A text with ``\r\n`` is matched in the form that ``read`` shows, and keeps its line ends.
-
-    :raises ToolError: ``invalid_input`` if ``old`` is missing or occurs more than once, ``limit`` if the text becomes too
-        large
-    """
-    check_differs(old, new)
-    end = detect_line_end(text)
-    if end != "\n":
-        new = convert_line_ends(new, end)
-        if old not in text or "\r\n" not in old:
-            old = convert_line_ends(old, end)
-    elif old not in text and "\r\n" in text:
-        old, new = convert_line_ends(old, "\r\n"), convert_line_ends(new, "\r\n")
-    at = text.find(old)
-    if at == -1 and (as_shown := _find_spans_as_shown(text, old, new, replace_all=replace_all)):
-        return _replace_spans(text, as_shown)
-    if at == -1:
-        raise ToolError(f"`old` was not found in {path}. {explain_missing_text(text, old)}", kind="invalid_input")
-    if not replace_all:
-        if text.find(old, at + 1) != -1:
-            lines = find_lines_of_text(text, old, 11)
-            shown = ", ".join(map(str, lines[:10])) + (" and more" if len(lines) > 10 else "")
-            raise ToolError(
-                f"`old` occurs {_count_occurrences(text, old)} times in {path}, at lines {shown}. Include more of the surrounding "
-                "lines to make it unique, or set `replace_all`.",
-                kind="invalid_input",
-            )
-        return _replace_spans(text, [SpanReplacement(at, at + len(old), new)])
-    count = text.count(old)
-    if count > _MANY:
-        check_text_size(len(text) + count * (len(new) - len(old)))
-        return ReplacedText(replace_all_occurrences(text, old, new), count, None)
-    spans: list[SpanReplacement] = []
-    while at != -1:
-        spans.append(SpanReplacement(at, at + len(old), new))
-        at = text.find(old, at + len(old))
-    return _replace_spans(text, spans)
+def describe_change(file: FileText, text: str, notes: EscapeNotes) -> dict[str, object]:
+    """Return what is special about a changed file: its encoding, its line ends, escapes and invalid bytes."""
+    found: dict[str, object] = {}
+    if file.encoding != UTF_8:
+        found["encoding"] = file.encoding.label
+    if (ends := describe_line_ends(file.text, text)) is not None:
+        found["line_ends"] = ends
+    lost = text.count("\ufffd") - file.text.count("\ufffd")
+    if lost > 0 and replace_invalid_bytes(file.text) != file.text:
+        found["invalid_bytes"] = f"U+FFFD was written {lost} times. The file had bytes there that are not text."
+    return found | notes.to_data()
 
 
-def _replace_spans(text: str, spans: Sequence[SpanReplacement]) -> ReplacedText:
-    check_text_size(len(text) + sum(len(span.new) - (span.end - span.start) for span in spans))
-    return ReplacedText(apply_span_replacements(text, spans), len(spans), spans)
-
-
-def _find_spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) -> list[SpanReplacement]:
-    """Find ``old`` in the form of ``text`` that the model saw, with invisible characters spelled out.
-
-    Spelled-out characters in ``new`` become the original ones. The list is empty if ``old`` is missing or ambiguous.
-    """
-    if len(text) > _MAX_SHOWN:
-        return []
-    view = EscapedText(text)
-    if not view.has_escapes or old == new:
-        return []
-    spans: list[SpanReplacement] = []
-    at = view.shown.find(old)
-    while at != -1 and len(spans) <= _MANY:
-        if (span := view.original_span(at, at + len(old))) is not None:
-            spans.append(SpanReplacement(*span, view.restore_escapes_in_edit(new, *span)))
-        at = view.shown.find(old, at + len(old))
-    return spans if len(spans) == 1 or (replace_all and len(spans) <= _MANY) else []
-
-
-def _count_occurrences(text: str, part: str) -> int:
-    """Return how often ``part`` occurs, including overlaps."""
-    plain = text.count(part)
-    return plain if plain > 1 else len(find_lines_of_text(text, part))
+async def read_if_seen(path: str, runtime: Runtime, **limit: int) -> bytes | None:
+    """Return the content of a file that may be replaced; None if there is none."""
+    try:
+        return await runtime.files.read_for_edit(path, **limit)
+    except ToolError:
+        return None  # the write itself reports why
 
 
 async def _read_file(path: str, runtime: Runtime) -> bytes:
@@ -541,15 +396,22 @@ async def _read_file(path: str, runtime: Runtime) -> bytes:
     return content
 
 
-async def _replace_file(
-    path: str, before: bytes, after: bytes, blocks: list[LineReplacement], runtime: Runtime
-) -> dict[str, object]:
-    written = await runtime.files.write(path, after, expected=before)
-    diff = await _run_in_thread_if_large(
-        len(before) + len(after),
-        lambda: make_diff_of_replacements(written.path, split_lines(decode_bytes_losslessly(before)), blocks),
-    )
-    return {"path": written.path, "size": written.size, **diff.to_data()}
+async def _replace_file(path: str, changed: _ChangedFile, notes: EscapeNotes, runtime: Runtime) -> dict[str, object]:
+    before = changed.file.data
+    written = await runtime.files.write(path, changed.after, expected=before)
+    diff = await _run_in_thread_if_large(len(before) + len(changed.after), lambda: changed.make_diff(written.path))
+    return {
+        "path": written.path,
+        "size": written.size,
+        **diff.to_data(),
+        **describe_change(changed.file, changed.text, notes),
+    }
+
+
+async def _make_diff(path: str, file: FileText, text: str, *, created: bool = False) -> dict[str, object]:
+    size = len(file.text) + len(text)
+    diff = await _run_in_thread_if_large(size, lambda: make_diff_of_texts(path, file.text, text, created=created))
+    return diff.to_data()
 
 
 async def _run_in_thread_if_large(size: int, work: Callable[[], _T]) -> _T:

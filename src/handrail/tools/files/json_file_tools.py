@@ -12,15 +12,18 @@ from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_text
 from handrail.contract.text.strict_json import json_type_name
+from handrail.contract.text.text_encodings import UTF_8, FileText, TextEncoding, read_file_text
 from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.files.editing_tools import describe_change, read_if_seen
 from handrail.tools.files.lines_and_diffs import (
     convert_line_ends,
-    decode_bytes_losslessly,
     detect_line_end,
-    encode_text_losslessly,
     make_diff_of_texts,
+    show_line_ends,
 )
+from handrail.tools.files.text_changes import EscapeNotes
 from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_spec, make_closed_object_schema
 
 # Places in a JSON text, by JSON Pointer (RFC 6901): the value there, and the text with another value there. Pure functions.
@@ -29,6 +32,7 @@ from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_s
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _INDENT = re.compile(r"[{\[]\n([ \t]+)\S")
+_INVALID_BYTE = re.compile("[\udc80-\udcff]")
 _INDEX = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 
 
@@ -118,6 +122,8 @@ def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonVal
         last = number == len(path) - 1
         if text[place.start] == "{":
             found = [inner for key, inner in _members(text, place) if key == step]
+            if not found and OPEN in step:  # as a model saw the key
+                found = [inner for key, inner in _members(text, place) if neutralise_text(key) == step]
             if len(found) > 1:
                 raise ToolError(
                     f"Key {_short(message)} occurs {len(found)} times. Read or change the file as text.",
@@ -222,7 +228,7 @@ def _format_value(value: Any, text: str, depth: int) -> str:
 
 
 def _detect_indent(text: str) -> str | None:
-    found = _INDENT.search(text.replace("\r\n", "\n"))
+    found = _INDENT.search(show_line_ends(text))
     return None if found is None else found[1]
 
 
@@ -314,8 +320,10 @@ class JsonReadTool(Tool):
             text = f"{found.path} has {found.size:,} bytes. The maximum for JSON is {MAX_FILE:,}. Use grep, or read a part."
             raise ToolError(text, kind="limit")
         pointer: str = args.get("pointer", "")
-        value = await asyncio.to_thread(lambda: get_json_value(_text(found.data), pointer))
-        return {"path": found.path, "pointer": pointer, "type": json_type_name(value), "value": value}
+        file = await asyncio.to_thread(lambda: _read_json_text(found.data))
+        value = await asyncio.to_thread(lambda: get_json_value(file.text, pointer))
+        answer = {"path": found.path, "pointer": pointer, "type": json_type_name(value), "value": value}
+        return answer if file.encoding == UTF_8 else {**answer, "encoding": file.encoding.label}
 
 
 class JsonWriteTool(Tool):
@@ -344,46 +352,94 @@ class JsonWriteTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path, pointer, remove = args["path"], args.get("pointer", ""), args.get("remove", False)
-        if not pointer and not remove:
-            end = await _detect_file_line_end(path, runtime)
-            text = await asyncio.to_thread(
-                lambda: convert_line_ends(json.dumps(args["value"], ensure_ascii=False, indent=2) + "\n", end)
-            )
-            written = await runtime.files.write(path, encode_text_losslessly(text))
+        notes = EscapeNotes()
+        replaces_whole = not pointer and not remove
+        if replaces_whole:
+            before = await read_if_seen(path, runtime, max_bytes=MAX_FILE)
         else:
             before = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
 
-            def change() -> str:
-                return (
-                    remove_json_value(_text(before), pointer)
-                    if remove
-                    else put_json_value(_text(before), pointer, args["value"])
-                )
+        def change() -> tuple[FileText, str, bytes]:
+            file = read_file_text(before or b"") if replaces_whole else _read_json_text(before or b"")
+            if remove:
+                text = remove_json_value(file.text, pointer)
+            else:
+                value = _restore_strings(args["value"], file.text, pointer, notes)
+                text = _format_whole(value, file.text) if replaces_whole else put_json_value(file.text, pointer, value)
+            text = _escape_missing_characters(text, file.encoding)
+            return file, text, file.encoding.encode(text)
 
-            text = await asyncio.to_thread(change)
-            written = await runtime.files.write(path, encode_text_losslessly(text), expected=before)
+        file, text, after = await asyncio.to_thread(change)
+        written = await runtime.files.write(path, after, expected="seen" if before is None else before)
         created = written.previous_content is None
+        diff = await asyncio.to_thread(lambda: make_diff_of_texts(written.path, file.text, text, created=created))
+        return {
+            "path": written.path,
+            "pointer": pointer,
+            "created": created,
+            "size": written.size,
+            **diff.to_data(),
+            **describe_change(file, text, notes),
+        }
 
-        diff = await asyncio.to_thread(
-            lambda: make_diff_of_texts(
-                written.path, decode_bytes_losslessly(written.previous_content or b""), text, created=created
-            )
-        )
-        return {"path": written.path, "pointer": pointer, "created": created, "size": written.size, **diff.to_data()}
+
+def _escape_missing_characters(text: str, encoding: TextEncoding) -> str:
+    """Return a JSON text in which each character that its encoding does not have is a JSON escape."""
+    if encoding.codec.startswith("utf-"):
+        return text
+    for character in set(text):
+        if not character.encode(encoding.codec, "ignore"):
+            text = text.replace(character, json.dumps(character)[1:-1])
+    return text
 
 
-async def _detect_file_line_end(path: str, runtime: Runtime) -> str:
-    """Return the line end of the file, or the default if the file is new or cannot be read."""
+def _format_whole(value: Any, before: str) -> str:
+    """Format a whole file, with the indent, the line ends and the final line end of the old text."""
+    text = json.dumps(value, ensure_ascii=False, indent=_detect_indent(before) or 2)
+    end = "" if before.strip() and not before.endswith(("\n", "\r")) else "\n"
+    return convert_line_ends(text + end, detect_line_end(before))
+
+
+def _restore_strings(value: Any, before: str, pointer: str, notes: EscapeNotes) -> Any:
+    """Return a value with the escapes in its texts restored that a model copied from the old value, or from the file."""
+    if OPEN not in json.dumps(value, ensure_ascii=False):
+        return value
     try:
-        content = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
+        place = locate_json_value(before, pointer)
+        whole, _ = _decode_value(_VALUES, before, _skip_blanks(before, 0))
+        old = None if isinstance(place, MissingJsonValue) else _decode_value(_VALUES, before, place.start)[0]
     except ToolError:
-        return "\n"
-    return await asyncio.to_thread(lambda: detect_line_end(decode_bytes_losslessly(content)))
+        whole = old = None
+    near = "\n".join(_list_strings(old))
+    view = EscapedText("\n".join((near, *_list_strings(whole))))
+
+    def restore(item: Any) -> Any:
+        if isinstance(item, str):
+            return notes.take(view.restore_copied_escapes(item, 0, len(near)))
+        if isinstance(item, dict):
+            return {restore(key): restore(one) for key, one in cast("dict[str, Any]", item).items()}
+        return [restore(one) for one in cast("list[Any]", item)] if isinstance(item, list) else item
+
+    return restore(value)
 
 
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        text = f"The file is not valid JSON: byte {error.start} is not UTF-8. Check that `path` is a JSON file."
-        raise ToolError(text, kind="invalid_input") from None
+def _list_strings(value: Any) -> Iterator[str]:
+    """Yield each text in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in cast("dict[str, Any]", value).items():
+            yield key
+            yield from _list_strings(item)
+    elif isinstance(value, list):
+        for item in cast("list[Any]", value):
+            yield from _list_strings(item)
+
+
+def _read_json_text(data: bytes) -> FileText:
+    file = read_file_text(data)
+    if file.encoding.is_utf8 and (invalid := _INVALID_BYTE.search(file.text)) is not None:
+        start = len(UTF_8.encode(file.text[: invalid.start()]))
+        text = f"The file is not valid JSON: byte {start} is not UTF-8. Check that `path` is a JSON file."
+        raise ToolError(text, kind="invalid_input")
+    return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from difflib import SequenceMatcher
 from itertools import accumulate
 
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.text.text_encodings import replace_invalid_bytes
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 MAX_TEXT = 16 * 1024 * 1024
@@ -21,47 +23,129 @@ _REFINED = 2_000
 """The most changed lines for which a minimal difference is worth its quadratic search."""
 _PIECE = 256 * 1024
 """The characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
+_ANY_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _LINES = 64 * 1024
 """The lines that one native call processes."""
 
 
-def decode_bytes_losslessly(data: bytes) -> str:
-    """Decode bytes so that :func:`encode_text_losslessly` returns exactly these bytes, even if they are not UTF-8."""
-    return data.decode("utf-8", "surrogateescape")
+def find_line_mark(text: str) -> str:
+    r"""Return the character at the end of each line: ``\n``, or ``\r`` in a text without any ``\n``."""
+    return "\r" if "\r" in text and "\n" not in text else "\n"
 
 
-def encode_text_losslessly(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def replace_invalid_bytes(text: str) -> str:
-    """Replace each byte of ``text`` that is not UTF-8 by U+FFFD, for display and JSON."""
-    return text if text.isascii() else encode_text_losslessly(text).decode("utf-8", "replace")
-
-
-def split_lines(text: str) -> list[str]:
-    r"""Split a text into lines with their ends. Only ``\n`` ends a line, as in ``read``."""
+def split_lines(text: str, mark: str = "\n") -> list[str]:
+    """Split a text into lines with their ends, at each ``mark`` (see :func:`find_line_mark`), as in ``read``."""
     lines: list[str] = []
     at = 0
     while at < len(text):
-        end = text.find("\n", at + _PIECE) + 1 or len(text)
-        parts = text[at:end].split("\n")
-        lines += [f"{part}\n" for part in parts[:-1]]
+        end = text.find(mark, at + _PIECE) + 1 or len(text)
+        parts = text[at:end].split(mark)
+        lines += [f"{part}{mark}" for part in parts[:-1]]
         if parts[-1]:
             lines.append(parts[-1])
         at = end
     return lines
 
 
+def find_uniform_line_end(text: str) -> str | None:
+    """Return the line end that all lines of ``text`` have; None if they differ."""
+    if "\r" not in text:
+        return "\n"
+    lines, windows = text.count("\n"), text.count("\r\n")
+    if not lines:
+        return "\r"
+    return "\r\n" if windows == lines else None if windows else "\n"
+
+
 def detect_line_end(text: str) -> str:
     """Return the line end that most lines of ``text`` have."""
-    return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
+    return find_uniform_line_end(text) or ("\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n")
 
 
 def convert_line_ends(text: str, end: str) -> str:
     """Replace every line end of ``text`` by ``end``."""
     plain = text.replace("\r\n", "\n")
     return plain if end == "\n" else plain.replace("\n", end)
+
+
+def show_line_ends(text: str) -> str:
+    r"""Return ``text`` with ``\n`` at the end of each line, as ``read`` shows it."""
+    return text.replace("\r", "\n") if find_line_mark(text) == "\r" else text.replace("\r\n", "\n")
+
+
+_END_NAMES = {"\n": "LF", "\r\n": "CRLF", "\r": "CR"}
+
+
+def describe_line_ends(before: str, after: str) -> str | None:
+    """Return the line ends of a changed text, and those before if they were others; None if all were and are LF."""
+    if "\r" not in before and "\r" not in after:
+        return None
+    (was, old), (now, new) = _describe_ends(before), _describe_ends(after)
+    if old and new and was != now:
+        return f"changed from {old} to {new}"
+    return None if now in (("LF",), ()) else new
+
+
+def _describe_ends(text: str) -> tuple[tuple[str, ...], str]:
+    """Return the kinds of line ends in ``text``, and a text about them."""
+    windows, lines = text.count("\r\n"), text.count("\n")
+    counts = {"CRLF": windows, "LF": lines - windows, "CR": text.count("\r") if find_line_mark(text) == "\r" else 0}
+    kinds = tuple(kind for kind, count in counts.items() if count)
+    if len(kinds) < 2:
+        return kinds, "".join(kinds)
+    return kinds, "mixed (" + ", ".join(f"{counts[kind]} {kind}" for kind in kinds) + ")"
+
+
+def fit_line_ends(replaced: str, new: str, end: str, mark: str = "\n") -> str:
+    r"""Return ``new`` with the line ends of the lines ``replaced``.
+
+    An equal line keeps its end. Any other line takes the end of the line that it replaces.
+
+    :param end: for a line that replaces none
+    :param mark: as in :func:`split_lines`; empty if ``\r`` alone ends a line as well
+    """
+    if mark:
+        before = split_lines(replaced, mark)
+        ends = [_line_end(line, mark) for line in before]
+    else:
+        before = [match[0] for match in _ANY_LINE.finditer(replaced)]
+        ends = [line[len(line.rstrip("\r\n")) :] for line in before]
+    lines = convert_line_ends(new, "\n").split("\n")
+    kinds = set(filter(None, ends))
+    if len(kinds) < 2:
+        return (kinds.pop() if kinds else end).join(lines)
+    bodies = [line.removesuffix(one) for line, one in zip(before, ends, strict=True)]
+    if ends[-1]:
+        bodies.append("")
+        ends.append("")
+    most = min(len(bodies), len(lines))
+    head = next((n for n in range(most) if bodies[n] != lines[n]), most)
+    tail = next((n for n in range(most - head) if bodies[-1 - n] != lines[-1 - n]), most - head)
+    out: list[str] = []
+    for number, line in enumerate(lines[:-1]):
+        in_tail = number >= len(lines) - tail
+        old = number - len(lines) + len(bodies) if in_tail else min(number, len(bodies) - tail - 1)
+        if number < head or old >= head:
+            end = ends[old] or end
+        out += (line, end)
+    return "".join((*out, lines[-1]))
+
+
+def _line_end(line: str, mark: str) -> str:
+    if not line.endswith(mark):
+        return ""
+    return "\r\n" if line.endswith("\r\n") else mark
+
+
+def find_line_end_at(text: str, at: int) -> str:
+    """Return the end of the line around a position, or of the line before it if that line has none."""
+    mark = find_line_mark(text)
+    place = text.find(mark, at)
+    if place == -1:
+        place = text.rfind(mark, 0, at)
+    if place == -1:
+        return "\n"
+    return "\r\n" if mark == "\n" and place and text[place - 1] == "\r" else mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +220,8 @@ def replace_all_occurrences(text: str, old: str, new: str) -> str:
 
 def find_replaced_lines(text: str, spans: Sequence[SpanReplacement]) -> list[LineReplacement]:
     """Return the whole lines that ``spans`` change."""
-    lines = split_lines(text)
+    mark = find_line_mark(text)
+    lines = split_lines(text, mark)
     starts = [0]
     for at in range(0, len(lines), _LINES):
         starts += accumulate(map(len, lines[at : at + _LINES]), initial=starts.pop())
@@ -151,7 +236,9 @@ def find_replaced_lines(text: str, spans: Sequence[SpanReplacement]) -> list[Lin
             found.append(
                 _trim_block(
                     lines,
-                    LineReplacement(first, last, tuple(split_lines(apply_span_replacements(text[base:end], moved)))),
+                    LineReplacement(
+                        first, last, tuple(split_lines(apply_span_replacements(text[base:end], moved), mark))
+                    ),
                 )
             )
 
@@ -212,11 +299,11 @@ class UnifiedDiff:
 
 
 def make_diff_of_replacements(
-    path: str, before: Sequence[str], blocks: Sequence[LineReplacement], *, created: bool = False
+    path: str, before: Sequence[str], blocks: Sequence[LineReplacement], *, created: bool = False, mark: str = "\n"
 ) -> UnifiedDiff:
-    """Return the unified diff of ``blocks``, with three lines of context.
+    r"""Return the unified diff of ``blocks``, with three lines of context.
 
-    The blocks ascend and do not touch each other.
+    The blocks ascend and do not touch each other. If a block changes line ends, the diff shows each ``\r``.
     """
     added = sum(len(b.new) for b in blocks)
     removed = sum(b.last - b.first for b in blocks)
@@ -239,12 +326,12 @@ def make_diff_of_replacements(
                 ("+", block.new),
             )
             total += sum(len(lines) for _, lines in parts)
-            ends_differ = _strip_returns(parts[1][1]) == _strip_returns(parts[2][1])
+            ends_differ = _changes_line_ends(parts[1][1], parts[2][1], mark)
             for sign, lines in parts:
-                _append(out, sign, lines, keep_return=ends_differ and sign != " ")
+                _append(out, sign, lines, mark, keep_return=ends_differ and sign != " ")
             at = block.last
         total += high - at
-        _append(out, " ", before[at:high])
+        _append(out, " ", before[at:high], mark)
         shift += grown
     out = out[: MAX_DIFF_LINES + 2]
     left_out = max(total - MAX_DIFF_LINES - 2, 0)
@@ -258,8 +345,10 @@ def make_diff_of_texts(path: str, before: str, after: str, *, created: bool) -> 
     removed, added = before.count("\n"), after.count("\n")
     if max(removed, added) > MAX_LINES:
         return UnifiedDiff("", added, removed, added + removed)
-    lines = split_lines(before)
-    return make_diff_of_replacements(path, lines, compute_line_replacements(lines, split_lines(after)), created=created)
+    mark = find_line_mark(before or after)
+    lines = split_lines(before, mark)
+    blocks = compute_line_replacements(lines, split_lines(after, mark))
+    return make_diff_of_replacements(path, lines, blocks, created=created, mark=mark)
 
 
 def count_line_characters(lines: Sequence[str], first: int, last: int) -> int:
@@ -283,21 +372,26 @@ def _range(start: int, length: int) -> str:
     return f"{start + 1 if length else start},{length}"
 
 
-def _strip_returns(lines: Sequence[str]) -> list[str]:
-    return [line.rstrip("\r\n") for line in lines[:MAX_DIFF_LINES]]
+def _changes_line_ends(old: Sequence[str], new: Sequence[str], mark: str) -> bool:
+    """Return whether lines get other ends."""
+    ends = [{end for line in lines[:MAX_DIFF_LINES] if (end := _line_end(line, mark))} for lines in (old, new)]
+    if all(ends) and ends[0] != ends[1]:
+        return True
+    bodies = [[line.rstrip("\r\n") for line in lines[:MAX_DIFF_LINES]] for lines in (old, new)]
+    return bodies[0] == bodies[1]
 
 
-def _append(out: list[str], sign: str, lines: Sequence[str], *, keep_return: bool = False) -> None:
+def _append(out: list[str], sign: str, lines: Sequence[str], mark: str, *, keep_return: bool = False) -> None:
     for line in lines:
         if len(out) > MAX_DIFF_LINES + 2:
             return
-        body = line.removesuffix("\n")
+        body = line.removesuffix(mark)
         if not keep_return:
             body = body.removesuffix("\r")
         if len(body) > _MAX_DIFF_LINE:
             body = f"{body[:_MAX_DIFF_LINE]}… ({len(body) - _MAX_DIFF_LINE} more characters)"
         out.append(sign + body)
-        if not line.endswith("\n"):
+        if not line.endswith(mark):
             out.append("\\ No newline at end of file")
 
 
@@ -317,7 +411,8 @@ def explain_missing_text(text: str, part: str) -> str:
     """Explain why ``part`` was not found: other whitespace, other case, or the most similar line."""
     if "\ufffd" in part:
         return "`old` contains U+FFFD, which replaces bytes that are not UTF-8. Leave out those characters."
-    lines = [line.removesuffix("\n").removesuffix("\r") for line in split_lines(text)]
+    mark = find_line_mark(text)
+    lines = [line.removesuffix(_line_end(line, mark)) for line in split_lines(text, mark)]
     wanted = part.replace("\r\n", "\n").split("\n")
     while len(wanted) > 1 and not wanted[-1].strip():
         wanted.pop()

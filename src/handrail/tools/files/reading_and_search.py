@@ -12,6 +12,7 @@ from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileLineRange, FileSearchResult
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.text_encodings import UTF_8, UTF_8_MARK
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.tool_declarations import MAX_PATH, MAX_PATTERN, file_read_spec, make_closed_object_schema
 
@@ -34,8 +35,6 @@ _BINARIES = (
     (b"\xfd7zXZ\x00", "xz data"),
     (b"(\xb5/\xfd", "zstd data"),
     (b"SQLite format 3\0", "an SQLite database"),
-    (b"\xff\xfe", "text in UTF-16"),
-    (b"\xfe\xff", "text in UTF-16"),
     (b"\0asm", "a WebAssembly module"),
     (b"\xca\xfe\xba\xbe", "a Java class or a Mach-O library"),
     (b"MZ", "a Windows program or library"),
@@ -85,6 +84,8 @@ def _lines_data(found: FileLineRange, lines: Sequence[str], text: str) -> dict[s
     }
     if found.total is not None:
         answer["total_lines"] = found.total
+    if found.encoding not in (None, UTF_8.name):
+        answer["encoding"] = found.encoding
     shortened = [number for number in found.truncated_lines if number <= last]
     if shortened:
         answer["truncated_lines"] = shortened[:100]
@@ -106,6 +107,8 @@ def format_byte_range(data: bytes, begin: int, size: int, most: int) -> dict[str
     :param most: the most bytes of the answer
     """
     text = None
+    if not begin and data.startswith(UTF_8_MARK):
+        begin, data = len(UTF_8_MARK), data.removeprefix(UTF_8_MARK)
     if b"\0" not in data:
         head = _count_continuation_bytes(data) if begin else 0
         text, used = _decode_whole_characters(data[head:])
@@ -284,6 +287,7 @@ class GrepTool(Tool):
         )
         return {
             "matches": [{"path": m.path, "line": m.line, "text": m.text} for m in found.matches],
+            **_describe_encodings(found),
             **_describe_omitted_entries(found, "a narrower pattern, path or glob"),
         }
 
@@ -368,6 +372,16 @@ class _FolderTreeNode:
             if level + 1 < depth and inner.add_tree_lines(lines, level + 1, depth, most):
                 return True
         return False
+
+
+def _describe_encodings(found: FileSearchResult) -> dict[str, object]:
+    """Return the encodings of the files with a match that are not in UTF-8, and how many files were not searched."""
+    fields: dict[str, object] = {}
+    if encodings := {match.path: match.encoding for match in found.matches if match.encoding is not None}:
+        fields["encodings"] = encodings
+    if count := found.unsearched_count:
+        fields["not_searched"] = f"{count} files in UTF-32, which grep does not search. Read them instead."
+    return fields
 
 
 def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.text.text_encodings import read_settings_text
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import note_outdated_lease_holder, read_configuration, to_one_line_json
@@ -98,7 +99,7 @@ def _ask_trust(setting: CommandOptions, config: MergedConfiguration, file: Works
 
 
 def _show(config: MergedConfiguration, file: WorkspaceFile) -> None:
-    text = file.content.decode("utf-8-sig").removesuffix("\n")
+    text = read_settings_text(file.content).removesuffix("\n")
     print_escaped_line(to_one_line(str(file.path)))
     for line in text.replace("\r\n", "\n").split("\n"):
         for number, part in enumerate(
@@ -174,7 +175,7 @@ def _decision_data(file: WorkspaceFile, config: MergedConfiguration) -> dict[str
         "file": str(file.path),
         "sha256": file.sha256,
         "trusted": file.trusted,
-        "content": file.content.decode("utf-8-sig"),
+        "content": read_settings_text(file.content),
         "would_count": [value.to_dict() for value in config.untrusted_values],
     }
 
