@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from handrail.contract.text.text_encodings import read_settings_text
+
 MAX_BYTES = 16 * 1024 * 1024
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """A variable in a text, with an optional default."""
@@ -190,7 +192,7 @@ def _parse(path: Path, content: bytes) -> Any:
     :raises ValueError: if it is neither JSON nor TOML, as its name says
     """
     try:
-        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        text = read_settings_text(content)
         if path.suffix.lower() == ".toml":
             return tomllib.loads(text)
         return json.loads(remove_json_comments(text), object_pairs_hook=_reject_duplicate_keys)
@@ -481,7 +483,7 @@ def read_env_file(file: str) -> dict[str, str]:
     :raises ValueError: if the file cannot be read
     """
     try:
-        text = Path(file).expanduser().read_bytes().decode("utf-8-sig")
+        text = read_settings_text(Path(file).expanduser().read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(f"its envFile {file} cannot be read: {reason}; check its path") from None

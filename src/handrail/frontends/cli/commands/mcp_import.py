@@ -356,15 +356,18 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
     from handrail.authoring.mcp_server_import import format_server_tables
     from handrail.config.layers import ConfigLayer, separate_unsound_servers
     from handrail.contract.errors import UsageError
+    from handrail.contract.text.text_encodings import read_file_text, read_settings_text
     from handrail.store import operator_decisions
 
     path = _configuration_file(setting)
     folder = path.parent / _SECRETS
     places = {name: folder / name for one in servers for name in one.secrets}
     try:
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        raw = path.read_bytes() if path.exists() else b""
+        before = read_settings_text(raw).replace("\r\n", "\n")
         text = before.rstrip("\n") + "\n" * bool(before.strip()) + format_server_tables(servers, places)
-        text.encode("utf-8")
+        ends = text.lstrip("\n").replace("\n", "\r\n" if b"\r\n" in raw else "\n")
+        content = read_file_text(raw).encoding.encode(ends)
         layer = ConfigLayer("configuration", tomllib.loads(text), lambda where: str(path))
     except (ValueError, OSError) as error:
         raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {error}") from None
@@ -380,11 +383,11 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
         for name, value in ((name, value) for one in servers for name, value in one.secrets.items()):
             if (
                 places[name].is_symlink()
-                or operator_decisions.create_private_file(places[name], content := value.encode()) != content
+                or operator_decisions.create_private_file(places[name], secret := value.encode()) != secret
             ):
                 raise UsageError(f"Nothing was written, because {places[name]} already exists. Run the import again.")
             made.append(places[name])
-        operator_decisions.write_private_file(path.resolve(), text.lstrip("\n").encode())
+        operator_decisions.write_private_file(path.resolve(), content)
     except BaseException:
         for place in made:
             place.unlink(missing_ok=True)
@@ -406,12 +409,14 @@ def _used_secret_names(setting: CommandOptions) -> set[str]:
     """
     import tomllib
 
+    from handrail.contract.text.text_encodings import read_settings_text
+
     path = _configuration_file(setting)
     folder = path.parent / _SECRETS
     kept = {one.name for one in folder.iterdir()} if folder.is_dir() else set[str]()
     settings = read_configuration(setting).settings
     try:
-        written: object = tomllib.loads(path.read_text(encoding="utf-8"))
+        written: object = tomllib.loads(read_settings_text(path.read_bytes()))
     except (OSError, ValueError):
         written = {}
     return kept | settings.secrets.keys() | {*_named_values(settings.model_dump())} | {*_named_values(written)}
