@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from handrail.contract.services.subagent_services import SubagentTask
     from handrail.contract.services.tool_runtime import QuestionOption, Runtime, UserContext, UserQuestion
     from handrail.contract.session_protocols import Session, Turn
-    from handrail.contract.text.neutralisation import neutralise_text, restore_text
+    from handrail.contract.text.neutralisation import neutralise_text, restore_escapes
     from handrail.contract.tool.decorator import tool
     from handrail.contract.tool.requires import Requires
     from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
@@ -146,7 +146,7 @@ _HOME = {
     "neutralise_text": "contract.text.neutralisation",
     "open_kernel": "kernel.workspace_opening",
     "open_model": "agent.providers",
-    "restore_text": "contract.text.neutralisation",
+    "restore_escapes": "contract.text.neutralisation",
     "tool": "contract.tool.decorator",
     "make_trigger_spec": "contract.tool.trigger_tools",
     "verify_log": "record.verification",
@@ -220,7 +220,7 @@ __all__ = [
     "neutralise_text",
     "open_kernel",
     "open_model",
-    "restore_text",
+    "restore_escapes",
     "tool",
     "verify_log",
 ]

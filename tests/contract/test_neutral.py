@@ -15,7 +15,7 @@ from handrail.contract.text.neutralisation import (
     find_characters_to_escape,
     may_need_escaping,
     neutralise_text,
-    restore_text,
+    restore_escapes,
 )
 
 pytestmark = pytest.mark.proves("O-04")
@@ -77,8 +77,8 @@ def test_spelling_out_twice_is_spelling_out_once(text: str) -> None:
 @settings(max_examples=3 * settings().max_examples)
 @given(texts)
 def test_nothing_is_lost(text: str) -> None:
-    if restore_text(text) == text:  # nothing in it has the form of an escape
-        assert restore_text(neutralise_text(text)) == text
+    if restore_escapes(text) == text:  # nothing in it has the form of an escape
+        assert restore_escapes(neutralise_text(text)) == text
 
 
 @settings(max_examples=3 * settings().max_examples)
@@ -99,7 +99,7 @@ def test_what_is_copied_from_what_was_shown_is_found_in_the_text(text: str, data
     span = view.original_span(start, end)
     if span is not None:
         inner = text[span[0] : span[1]]
-        if restore_text(inner) == inner:
+        if restore_escapes(inner) == inner:
             assert view.restore_escapes_in_edit(view.shown[start:end], *span) == inner
 
 

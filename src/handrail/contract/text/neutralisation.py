@@ -3,8 +3,8 @@
 An escape is ``⟦U+001B⟧`` (one code point, or several of a run: ``⟦U+200B,200C⟧``) for a character that does not show
 as itself, and ``⟦<⟧`` around the first character of a text that imitates a marker: chat templates (``<|im_start|>``,
 ``[INST]``), calls and results written as text, system and skill tags, Handrail's own envelope. Nothing is deleted,
-and :func:`restore_text` returns the original. Text in the form of an escape stays unchanged, so escaping twice changes
-nothing; :func:`restore_text` cannot tell such text from an escape.
+and :func:`restore_escapes` returns the original. Text in the form of an escape stays unchanged, so escaping twice changes
+nothing; :func:`restore_escapes` cannot tell such text from an escape.
 
 Ordinary writing stays: joiners between emoji and in scripts that need them, the variation selector of an emoji, one
 direction mark next to right-to-left letters, tabs and line ends.
@@ -87,9 +87,9 @@ def neutralise_text(text: str) -> str:
     return "".join((*out, text[at:]))
 
 
-def restore_text(text: str) -> str:
-    """Return the original of a text that :func:`neutralise_text` returned."""
-    return _ESCAPE.sub(_original, text)
+def restore_escapes(text: str) -> str:
+    """Return ``text`` with each escape of :func:`neutralise_text` replaced by the characters that it stands for."""
+    return _ESCAPE.sub(_original, text) if OPEN in text else text
 
 
 def find_characters_to_escape(text: str) -> list[EscapedPiece]:
