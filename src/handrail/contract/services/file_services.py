@@ -206,11 +206,13 @@ class ResolvedPath(NamedTuple):
 
     :param absolute: canonical: no ``..`` and no link in the existing part; a tail that does not exist yet stays as
         written
-    :param display_path: relative inside the workspace, absolute elsewhere; control characters and invalid UTF-8 are escaped
+    :param display_path: relative inside the workspace, absolute elsewhere; characters that a reader can
+        miss are escaped, and :meth:`PathResolver.resolve_path` takes the escapes back
     :param is_inside: whether the path is below any root
     :param root: that root, or None
     :param is_writable: whether that root may be written at all
     :param relative_path: the path relative to the root, by which it is opened; ``.`` for the root itself
+    :param same_looking: other entries whose paths differ only in how an accent is encoded, spelled out
     """
 
     absolute: str
@@ -219,6 +221,7 @@ class ResolvedPath(NamedTuple):
     root: str | None = None
     is_writable: bool = False
     relative_path: str = ""
+    same_looking: tuple[str, ...] = ()
 
 
 class PathResolver(Protocol):
@@ -228,7 +231,14 @@ class PathResolver(Protocol):
     """Absolute and canonical."""
 
     def resolve_path(self, path: str, /) -> ResolvedPath:
-        """Resolve ``path`` as it is now.
+        """Resolve a path of a tool's argument as it is now. It may be spelled as a message showed it.
+
+        :raises ToolError: for a text that cannot name a file
+        """
+        ...
+
+    def resolve_exact_path(self, path: str, /) -> ResolvedPath:
+        """Resolve a path that is spelled as on the disk, such as a word of a shell text.
 
         :raises ToolError: for a text that cannot name a file
         """
