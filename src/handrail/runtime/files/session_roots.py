@@ -289,12 +289,13 @@ class SessionRoots:
         return escape_terminal_controls(absolute)
 
 
-_GIT_ESCAPE = re.compile(rb'\\([0-7]{3}|[abfnrtv"\\])')
+_GIT_ESCAPE = re.compile(rb'\\([0-7]{3}|x[0-9a-f]{2}|[abfnrtv"\\])')
 _GIT_CHARACTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
 def _unquote_git_path(path: str) -> str:
-    """Return the path that git shows as ``path``: in quotes, with escapes and the octal bytes of other characters."""
+    """Return the path that git shows as ``path``: in quotes, with escapes, and other characters as
+    bytes."""
     if "\\" not in path:
         return path
     with contextlib.suppress(UnicodeEncodeError):
@@ -305,7 +306,7 @@ def _unquote_git_path(path: str) -> str:
 
 def _git_byte(match: re.Match[bytes]) -> bytes:
     if len(match[1]) == 3:
-        return bytes((int(match[1], 8) & 0xFF,))
+        return bytes((int(match[1][1:], 16) if match[1][:1] == b"x" else int(match[1], 8) & 0xFF,))
     return bytes((_GIT_CHARACTERS.get(match[1][0], match[1][0]),))
 
 
