@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 FileKind = Literal["file", "directory", "symlink", "other"]
+SearchOmission = Literal["hidden", "ignored", "binary", "case"]
+"""Why a search left a file out. ``case``: its name is in another letter case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +175,19 @@ class FileSearchResult:
     denied_count: int = 0
     """How many paths a rule denied. Denied matches are not counted: their number, for different patterns, would
     reveal the content of a file."""
+    searched_count: int | None = None
+    """If nothing was found: how many files were searched, or None if counting took too long."""
+    omissions: Mapping[str, int] = field(default_factory=dict[str, int])
+    """If nothing was found: how many files would have matched, by :data:`SearchOmission`, the reason for
+    which they were left out."""
 
 
 class SearchService(Protocol):
-    """ripgrep below the roots: it respects ignore files, follows no links and is bounded for any pattern."""
+    """ripgrep below the roots: it respects ignore files, follows no links and is bounded for any pattern.
+
+    A folder that a call names is searched even if it is hidden or ignored, whether in ``path`` or at the start of the
+    pattern.
+    """
 
     async def grep(
         self,
@@ -186,15 +197,31 @@ class SearchService(Protocol):
         glob: str | None = None,
         ignore_case: bool = False,
         literal: bool = False,
+        hidden: bool = False,
+        ignored: bool = False,
         max_matches: int = 10_000,
     ) -> FileSearchResult:
-        """Search file contents with a regular expression."""
+        """Search file contents with a regular expression.
+
+        :param hidden: also search hidden files
+        :param ignored: also search files that an ignore file excludes
+        """
         ...
 
     async def glob(
-        self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        hidden: bool = False,
+        ignored: bool = False,
+        max_paths: int = 100_000,
     ) -> FileSearchResult:
-        """Find files by a path pattern."""
+        """Find files by a path pattern.
+
+        :param hidden: also find hidden files; without it, only those that a part of the pattern with a dot names
+        :param ignored: also find files that an ignore file excludes
+        """
         ...
 
 

@@ -294,8 +294,7 @@ _GIT_CHARACTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
 def _unquote_git_path(path: str) -> str:
-    """Return the path that git shows as ``path``: in quotes, with escapes, and other characters as
-    bytes."""
+    """Return the path that git shows as ``path``: in quotes, with escapes, and bytes as numbers."""
     if "\\" not in path:
         return path
     with contextlib.suppress(UnicodeEncodeError):

@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_text
+from handrail.contract.text.neutralisation import (
+    OPEN,
+    EscapedText,
+    escape_terminal_controls,
+    neutralise_text,
+    restore_path,
+)
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
@@ -573,16 +579,17 @@ async def _explain_error(error: ToolError, path: str, runtime: Runtime) -> ToolE
 
 
 async def _missing_file_error(error: ToolError, path: str, runtime: Runtime) -> ToolError:
-    folder, name = posixpath.split(path.rstrip("/"))
+    folder, name = posixpath.split(restore_path(path).rstrip("/"))
     try:
         names = [posixpath.basename(entry.path) for entry in await runtime.files.list(folder or ".")]
     except ToolError:
         return error
-    alike = nearest_names(name, names)
+    alike = nearest_names(escape_terminal_controls(name), names)
     if not alike:
         return error
+    folder = escape_terminal_controls(folder)
     shown = ", ".join(posixpath.join(folder, one) for one in alike)
     return ToolError(
-        f"File {path} does not exist. Similar names: {shown}. Use one of these, or create the file with write.",
+        f"File {posixpath.join(folder, escape_terminal_controls(name))} does not exist. Similar names: {shown}. Use one of these, or create the file with write.",
         kind=error.kind,
     )

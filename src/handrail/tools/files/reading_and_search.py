@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ToolError
-from handrail.contract.services.file_services import FileLineRange, FileSearchResult
+from handrail.contract.services.file_services import FileLineRange, FileSearchResult, SearchOmission
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.tool_declarations import MAX_PATH, MAX_PATTERN, file_read_spec, make_closed_object_schema
@@ -207,6 +207,16 @@ _FOLDER = {
     "default": ".",
     "description": "Folder to search",
 }
+_HIDDEN = {
+    "type": "boolean",
+    "default": False,
+    "description": "Include files and folders whose names start with a dot",
+}
+_IGNORED = {
+    "type": "boolean",
+    "default": False,
+    "description": "Include files that an ignore file such as .gitignore excludes",
+}
 
 
 class GlobTool(Tool):
@@ -215,7 +225,7 @@ class GlobTool(Tool):
         description=(
             "Find files by name or path pattern: `*` matches within a name, `**` across folders, e.g. "
             "`src/**/*.py`. Returns up to 1,000 paths, sorted. Skips ignored files, and hidden files unless "
-            "a part of the pattern starts with a dot."
+            "a part of the pattern starts with a dot. A folder that you name is always searched."
         ),
         parameters=make_closed_object_schema(
             {
@@ -226,6 +236,8 @@ class GlobTool(Tool):
                     "description": "Pattern for the path within `path`",
                 },
                 "path": _FOLDER,
+                "hidden": _HIDDEN,
+                "ignored": _IGNORED,
             },
             ["pattern"],
         ),
@@ -235,9 +247,12 @@ class GlobTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        pattern: str = args["pattern"]
-        hidden = any(part.startswith(".") and part not in (".", "..") for part in pattern.split("/"))
-        found = await runtime.search.glob(pattern, args.get("path", "."), hidden=hidden)
+        found = await runtime.search.glob(
+            args["pattern"],
+            args.get("path", "."),
+            hidden=args.get("hidden", False),
+            ignored=args.get("ignored", False),
+        )
         return {"paths": list(found.paths), **_describe_omitted_entries(found, "a narrower pattern or path")}
 
 
@@ -247,7 +262,8 @@ class GrepTool(Tool):
         description=(
             "Search file contents for a text or regular expression, e.g. where a function is used, line by "
             "line (Rust syntax: no look-around, no back-references). Returns up to 200 matches as path, line "
-            "and text, sorted. Skips hidden, binary and ignored files. Use it instead of grep in bash."
+            "and text, sorted. Skips hidden, binary and ignored files, except in a folder that you name. Use it instead of "
+            "grep in bash."
         ),
         parameters=make_closed_object_schema(
             {
@@ -262,10 +278,12 @@ class GrepTool(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": MAX_PATTERN,
-                    "description": "Only files with a matching name, e.g. `*.py`. Default: all",
+                    "description": "Only files with a matching name or path, e.g. `*.py` or `src/**/*.ts`. Default: all",
                 },
                 "ignore_case": {"type": "boolean", "default": False, "description": "Ignore upper and lower case"},
                 "literal": {"type": "boolean", "default": False, "description": "Treat `pattern` as plain text"},
+                "hidden": _HIDDEN,
+                "ignored": _IGNORED,
             },
             ["pattern"],
         ),
@@ -281,6 +299,8 @@ class GrepTool(Tool):
             glob=args.get("glob"),
             ignore_case=args.get("ignore_case", False),
             literal=args.get("literal", False),
+            hidden=args.get("hidden", False),
+            ignored=args.get("ignored", False),
         )
         return {
             "matches": [{"path": m.path, "line": m.line, "text": m.text} for m in found.matches],
@@ -305,7 +325,8 @@ class TreeTool(Tool):
                     "default": 3,
                     "description": "Levels to show",
                 },
-                "hidden": {"type": "boolean", "default": False, "description": "Include hidden files and folders"},
+                "hidden": _HIDDEN,
+                "ignored": _IGNORED,
                 "max_entries": {
                     "type": "integer",
                     "minimum": 1,
@@ -320,8 +341,11 @@ class TreeTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path: str = args.get("path", ".")
-        found = await runtime.search.glob("**", path, hidden=args.get("hidden", False))
-        below = "" if path in (".", "./") else path.rstrip("/").removeprefix("./") + "/"
+        found = await runtime.search.glob(
+            "**", path, hidden=args.get("hidden", False), ignored=args.get("ignored", False)
+        )
+        folder = (await runtime.files.stat(path)).path
+        below = "" if folder == "." else f"{folder}/"
         lines: list[str] = []
 
         def arrange() -> bool:
@@ -331,7 +355,7 @@ class TreeTool(Tool):
             return root.add_tree_lines(lines, 0, args.get("depth", 3), args.get("max_entries", 400))
 
         cut = await asyncio.to_thread(arrange) if len(found.paths) > _FEW else arrange()
-        answer: dict[str, object] = {"path": path, "files": len(found.paths), "tree": "\n".join(lines)}
+        answer: dict[str, object] = {"path": folder, "files": len(found.paths), "tree": "\n".join(lines)}
         if cut:
             answer["has_more"] = "The tree is incomplete. Use a narrower path, a smaller depth or more max_entries."
         return {**answer, **_describe_omitted_entries(found, "a narrower path")}
@@ -377,4 +401,25 @@ def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[st
         fields["has_more"] = f"The list is incomplete. Use {narrower}."
     if found.denied_count:
         fields["skipped"] = found.denied_count
+    if not found.matches and not found.paths and not found.denied_count:
+        fields["searched_files"] = found.searched_count
+        left_out = [explain(count) for why, explain in _OMISSIONS.items() if (count := found.omissions.get(why, 0))]
+        if left_out:
+            fields["left_out"] = left_out
     return fields
+
+
+def _explain_omission(what: str, remedy: str) -> Callable[[int], str]:
+    return lambda count: f"{count:,} {'file' if count == 1 else 'files'} {what} would match. {remedy}"
+
+
+_OMISSIONS: Mapping[SearchOmission, Callable[[int], str]] = {
+    "hidden": _explain_omission("with a hidden name or folder", "To include them, set `hidden`."),
+    "ignored": _explain_omission(
+        "that an ignore file excludes", "To include them, set `ignored`, or name their folder in `path`."
+    ),
+    "binary": _explain_omission(
+        "with binary content", "To see the content, use read with `unit: bytes`, or a program in bash."
+    ),
+    "case": _explain_omission("in another letter case", "To find them, write the pattern in their case."),
+}
