@@ -107,6 +107,7 @@ _EXTRAS = {
     "openai": ("openai", "--model openai:NAME"),
     "anthropic": ("anthropic", "--model anthropic:NAME"),
     "gemini": ("google.genai", "--model gemini:NAME"),
+    "pdf": ("pypdf", "reading PDF files"),
     "search": ("onnxruntime", "finding tools by meaning"),
 }
 """By the name of the extra: a module of it, and the feature that needs it."""

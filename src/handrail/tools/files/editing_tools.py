@@ -20,6 +20,7 @@ from handrail.contract.text.neutralisation import (
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.files.document_reading import read_notebook
 from handrail.tools.files.lines_and_diffs import (
     LineReplacement,
     SpanReplacement,
@@ -41,7 +42,7 @@ from handrail.tools.files.lines_and_diffs import (
     replace_invalid_bytes,
     split_lines,
 )
-from handrail.tools.files.reading_and_search import read_bytes, read_lines_or_image
+from handrail.tools.files.reading_and_search import get_max_answer_bytes, read_bytes, read_lines_or_image
 from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_spec, make_closed_object_schema
 
 # Line operations on a text: replace a range, insert at a line, append. Pure functions.
@@ -190,9 +191,9 @@ class ReadTool(Tool):
     spec = file_read_spec(
         id="read",
         description=(
-            "Read a text file by lines, a byte range of any file, or an image. Returns text without line "
-            "numbers, up to 200 KB unless the operator set another limit; `next` is the offset to continue "
-            "from, or null at the end. Lines are cut at 2,000 characters. To list a folder use glob."
+            "Read a text file by lines, a PDF by pages, a Jupyter notebook by cells, a byte range of any file, or an image. "
+            "Returns text without line numbers, up to 200 KB unless the operator set another limit; `next` is the offset "
+            "to continue from, or null at the end. Lines are cut at 2,000 characters. To list a folder use glob."
         ),
         parameters=make_closed_object_schema(
             {
@@ -200,16 +201,22 @@ class ReadTool(Tool):
                 "offset": {
                     "type": "integer",
                     "description": (
-                        "First line, counted from 1, or first byte, counted from 0. -20 starts 20 before the end. "
+                        "First line, page or cell, counted from 1, or first byte, counted from 0. -20 starts 20 before the end. "
                         "Default: the start"
                     ),
                 },
                 "limit": {
                     "type": "integer",
                     "minimum": 1,
-                    "description": "Maximum number of lines or bytes. Default: as many as fit",
+                    "description": "Maximum number of lines, pages, cells or bytes. Default: as many as fit",
                 },
-                "unit": {"enum": ["lines", "bytes"], "default": "lines", "description": "Unit of offset and limit"},
+                "unit": {
+                    "enum": ["lines", "bytes"],
+                    "description": (
+                        "Unit of offset and limit. lines: a notebook as JSON text. Default: pages of a PDF, cells of a "
+                        "notebook, else lines"
+                    ),
+                },
             },
             ["path"],
         ),
@@ -223,6 +230,11 @@ class ReadTool(Tool):
         try:
             if args.get("unit") == "bytes":
                 return await read_bytes(runtime, path, offset or 0, args.get("limit"))
+            if "unit" not in args and path.lower().endswith(".ipynb"):
+                most = get_max_answer_bytes(runtime)
+                cells = await read_notebook(runtime, path, offset or 1, args.get("limit"), most)
+                if cells is not None:
+                    return cells
             return await read_lines_or_image(runtime, path, offset or 1, args.get("limit"))
         except ToolError as error:
             raise await _explain_error(error, path, runtime) from None

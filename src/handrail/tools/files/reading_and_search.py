@@ -13,6 +13,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileLineRange, FileSearchResult, SearchOmission
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.files.document_reading import PDF_START, read_pdf
 from handrail.tools.tool_declarations import MAX_PATH, MAX_PATTERN, file_read_spec, make_closed_object_schema
 
 MAX_IMAGE = 20 * 1024 * 1024
@@ -27,7 +28,6 @@ _IMAGES = (
 )
 _BINARIES = (
     (b"\x7fELF", "an ELF program or library"),
-    (b"%PDF-", "a PDF document"),
     (b"PK\x03\x04", "a ZIP archive, or an office document or package in one"),
     (b"\x1f\x8b", "gzip data"),
     (b"BZh", "bzip2 data"),
@@ -52,11 +52,13 @@ def get_max_answer_bytes(runtime: Runtime) -> int:
 
 
 async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: int | None) -> dict[str, object]:
-    """Read the lines from ``first`` on that fit into an answer, or an image.
+    """Read the lines from ``first`` on that fit into an answer, an image, or the pages of a PDF.
 
     :raises ToolError: ``invalid_input`` for another binary file, or lines beyond the end
     """
     most = get_max_answer_bytes(runtime)
+    if path.lower().endswith(".pdf") and (await runtime.files.read_bytes(path, max_bytes=5)).data == PDF_START:
+        return await read_pdf(runtime, path, first, count, most)
     found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
     if not found.lines and found.size:
         raise ToolError(
@@ -64,6 +66,8 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
             kind="invalid_input",
         )
     text = "\n".join(found.lines)
+    if text.startswith(PDF_START.decode()):
+        return await read_pdf(runtime, path, first, count, most)
     if _looks_binary(text):
         return await _image_data(runtime, path, found.size)
     lines = found.lines
@@ -130,6 +134,8 @@ def format_byte_range(data: bytes, begin: int, size: int, most: int) -> dict[str
 async def _image_data(runtime: Runtime, path: str, size: int) -> dict[str, object]:
     head = (await runtime.files.read_bytes(path, max_bytes=_SNIFF_BYTES)).data
     media_type = detect_image_type(head)
+    if head.startswith(PDF_START):
+        return await read_pdf(runtime, path, 1, None, get_max_answer_bytes(runtime))
     if media_type is None:
         what = next((name for magic, name in _BINARIES if head.startswith(magic)), "unknown type")
         raise ToolError(
