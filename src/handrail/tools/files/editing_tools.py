@@ -20,7 +20,7 @@ from handrail.contract.text.neutralisation import (
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.document_reading import read_notebook
+from handrail.tools.files.document_text import read_notebook
 from handrail.tools.files.lines_and_diffs import (
     LineReplacement,
     SpanReplacement,

@@ -13,7 +13,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileLineRange, FileSearchResult, SearchOmission
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.document_reading import PDF_START, read_pdf
+from handrail.tools.files.document_text import PDF_START, read_pdf
 from handrail.tools.tool_declarations import MAX_PATH, MAX_PATTERN, file_read_spec, make_closed_object_schema
 
 MAX_IMAGE = 20 * 1024 * 1024
