@@ -107,6 +107,11 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
             "a rule with `{confined}` allowed the call",
             "The programs of the call had no network, and could write in the workspace only.",
         ),
+        "same_looking_paths": Key(
+            "array of text",
+            "another path differs from an argument only in how an accent is encoded",
+            "The other paths, spelled out. A tool takes them in this form.",
+        ),
         "lock_wait_ms": Key("number", "the call waited", "Time that the call waited for its locks, in milliseconds."),
         "network": Key(
             "object",

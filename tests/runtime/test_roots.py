@@ -63,10 +63,10 @@ def test_a_workspace_that_is_no_folder_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_newlines_escapes_and_bad_bytes_in_names_are_shown_spelled_out(tmp_path: Path) -> None:
     roots = SessionRoots(tmp_path)
-    assert roots.resolve_path("a\nb").display_path == "a\\nb"
-    assert roots.resolve_path("\x1b[31mred").display_path == "\\x1b[31mred"
-    assert roots.resolve_path(os.fsdecode(b"bad\xff")).display_path == "bad\\xff"
-    assert roots.resolve_path("a\u202etxt").display_path == "a\\u202etxt"
+    assert roots.resolve_path("a\nb").display_path == "a⟦U+000A⟧b"
+    assert roots.resolve_path("\x1b[31mred").display_path == "⟦U+001B⟧[31mred"
+    assert roots.resolve_path(os.fsdecode(b"bad\xff")).display_path == "bad⟦U+DCFF⟧"
+    assert roots.resolve_path("a\u202etxt").display_path == "a⟦U+202E⟧txt"
     assert roots.resolve_path("grün/日本.md").display_path == "grün/日本.md"
 
 

@@ -224,7 +224,8 @@ async def test_names_of_any_bytes_are_told_apart_and_shown_safely(workspace: Pat
         Path(os.fsdecode(folder + b"/" + name)).write_bytes(b"needle \xff\n")
     found = await searching().grep("needle")
     assert lines(found) == [
-        (name, 1, "needle \ufffd") for name in ("7", r"\xff\xfe", r"esc\x1b[31m", r"new\nline", "sp ace:12:x")
+        (name, 1, "needle \ufffd")
+        for name in ("7", "esc⟦U+001B⟧[31m", "new⟦U+000A⟧line", "sp ace:12:x", "⟦U+DCFF,DCFE⟧")
     ]
     assert set((await searching().glob("*")).paths) == {match.path for match in found.matches}
 
@@ -250,12 +251,13 @@ async def test_a_file_named_like_a_note_hides_nobody_behind_another_name(workspa
 def test_a_note_is_taken_off_only_after_the_file_it_is_about() -> None:
     note = b'./a: WARNING: stopped searching binary file after match (found "\\0" byte around offset 7)\n'
     assert [
-        path for path, *_ in RipgrepOutputParser().feed(b"./a\x001\x000\x00x\n" + note + b"./b\x002\x003\x00y\n")
+        path
+        for path, *_ in RipgrepOutputParser().feed(b"./a\x001\x001\x000\x00x\n" + note + b"./b\x002\x001\x003\x00y\n")
     ] == [
         b"./a",
         b"./b",
     ]
-    assert [path for path, *_ in RipgrepOutputParser().feed(note + b"./b\x002\x003\x00y\n")] == [note + b"./b"]
+    assert [path for path, *_ in RipgrepOutputParser().feed(note + b"./b\x002\x001\x003\x00y\n")] == [note + b"./b"]
 
 
 async def test_what_may_not_be_read_is_left_out_and_does_not_tell_what_is_in_it(
@@ -391,7 +393,7 @@ pieces = st.lists(
 
 @given(pieces, st.integers(1, 7))
 def test_records_are_read_alike_however_they_arrive(records: list[tuple[bytes, int, bytes]], size: int) -> None:
-    stream = b"".join(b"%s\0%d\0%d\0%s\n" % (path, line, line, text) for path, line, text in records)
+    stream = b"".join(b"%s\0%d\0%d\0%d\0%s\n" % (path, line, 1, line, text) for path, line, text in records)
     reader = RipgrepOutputParser()
     found: list[tuple[bytes, int, bytes]] = []
     for at in range(0, len(stream), size):
@@ -505,8 +507,8 @@ async def test_a_line_that_does_not_stand_in_the_judged_file_is_not_shown(
     """ripgrep listed a file and opened a link that took its place: it reports the other file's line under this name."""
     put(workspace, {"notes.txt": "plain\n", ".env": "KEY=secret\n", "true.txt": "x\nKEY=true\n"})
     faking(
-        r"printf './notes.txt\0001\0000\000KEY=secret\n'; printf './true.txt\0002\0002\000KEY=true\n';"
-        r"printf './true.txt\0002\0000\000KEY=true\n'; printf './gone.txt\0001\0000\000KEY=secret\n'"
+        r"printf './notes.txt\0001\0001\0000\000KEY=secret\n'; printf './true.txt\0002\0001\0002\000KEY=true\n';"
+        r"printf './true.txt\0002\0001\0000\000KEY=true\n'; printf './gone.txt\0001\0001\0000\000KEY=secret\n'"
     )
     assert lines(await searching(nothing_like(".env")).grep("KEY")) == [("true.txt", 2, "KEY=true")]
 
@@ -519,7 +521,7 @@ async def test_a_link_that_is_still_in_a_files_place_shows_nothing(
     target = "private/.env" if link == "notes.txt" else "private"
     (workspace / link).symlink_to(target)
     name = link if link == "notes.txt" else "folder/.env"
-    faking(rf"printf './{name}\0001\0000\000KEY=secret\n'")
+    faking(rf"printf './{name}\0001\0001\0000\000KEY=secret\n'")
     search = searching(nothing_like("private"))
     assert lines(await search.grep("KEY")) == []
     faking(rf"printf './{name}\000'")

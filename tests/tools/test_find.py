@@ -14,7 +14,7 @@ async def test_files_are_listed_by_pattern(desk: Desk) -> None:
     assert await desk.call("glob", pattern="**/*.py") == {"paths": ["a.py", "src/b.py"]}
     assert await desk.call("glob", pattern="*.py", path="src") == {"paths": ["src/b.py"]}
     assert await desk.call("glob", pattern=".github/*") == {"paths": [".github/ci.yml"]}
-    assert await desk.call("glob", pattern="*.none") == {"paths": []}
+    assert await desk.call("glob", pattern="*.none") == {"paths": [], "searched_files": 2}
 
 
 async def test_matches_are_listed_with_path_line_and_text(desk: Desk) -> None:
@@ -25,7 +25,7 @@ async def test_matches_are_listed_with_path_line_and_text(desk: Desk) -> None:
     }
     only = await desk.call("grep", pattern="i.*", glob="*.py")
     assert [match["path"] for match in only["matches"]] == ["a.py"]
-    assert await desk.call("grep", pattern="i.", literal=True) == {"matches": []}
+    assert await desk.call("grep", pattern="i.", literal=True) == {"matches": [], "searched_files": 2}
 
 
 async def test_more_than_the_bound_is_said(desk: Desk) -> None:
@@ -46,4 +46,5 @@ async def test_what_no_rule_allows_is_left_out_and_counted(desk: Desk) -> None:
 async def test_outside_the_workspace_nothing_is_found(desk: Desk) -> None:
     await refused(desk.call("grep", pattern="x", path=".."), "denied")
     await refused(desk.call("glob", pattern="*", path="/etc"), "denied")
-    assert await desk.call("glob", pattern="../**") == {"paths": []}
+    await refused(desk.call("glob", pattern="../**"), "denied")
+    await refused(desk.call("grep", pattern="x", glob="/etc/**"), "denied")

@@ -46,10 +46,17 @@ async def test_names_and_messages_of_any_bytes_come_through(desk: Desk, repo: Re
     for name in names:
         repo.put(name, "x\n")
     found = await desk.call("git.status")
-    assert set(found["untracked"]) == {"caf\\xe9", "snö", "two\nlines", "-dash", " ?? blank", '"quoted"\t'}
-    added = await desk.call("git.add", paths=["caf\\xe9", "-dash", "two\nlines"])
-    assert set(added["staged"]) == {"caf\\xe9", "-dash", "two\nlines"}
-    assert set((await desk.call("git.add", all=True))["staged"]) == {"snö", " ?? blank", '"quoted"\t'}
+    assert set(found["untracked"]) == {
+        "caf⟦U+DCE9⟧",
+        "snö",
+        "two⟦U+000A⟧lines",
+        "-dash",
+        "⟦U+0020⟧?? blank",
+        '"quoted"⟦U+0009⟧',
+    }
+    added = await desk.call("git.add", paths=["caf⟦U+DCE9⟧", "-dash", "two⟦U+000A⟧lines"])
+    assert set(added["staged"]) == {"caf⟦U+DCE9⟧", "-dash", "two⟦U+000A⟧lines"}
+    assert set((await desk.call("git.add", all=True))["staged"]) == {"snö", "⟦U+0020⟧?? blank", '"quoted"⟦U+0009⟧'}
     tree = repo.git("write-tree")
     who = b"R\xe9my <r@example.org> 1700000000 +0530"
     message = b"caf\xe9 \xff\n\nbody\x1b[2J \xe2\x82\xac\n"
@@ -59,7 +66,7 @@ async def test_names_and_messages_of_any_bytes_come_through(desk: Desk, repo: Re
     commit = (await desk.call("git.log"))["commits"][0]
     assert (commit["subject"], commit["body"]) == ("caf\\xe9 \\xff", "body\x1b[2J €")
     assert (commit["author"], commit["date"]) == ("R\\xe9my <r@example.org>", "2023-11-15T03:43:20+05:30")
-    assert {one["path"] for one in (await desk.call("git.show"))["files"]} >= {"caf\\xe9", "two\nlines"}
+    assert {one["path"] for one in (await desk.call("git.show"))["files"]} >= {"caf⟦U+DCE9⟧", "two⟦U+000A⟧lines"}
 
 
 async def test_a_folder_without_a_repository_says_what_makes_one(desk: Desk, repo: Repo, tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ TABLE = {
     ),
     "edit": file_changing("path* old* new* replace_all"),
     "file.patch": file_changing("path* operations*"),
-    "glob": file_reading("pattern* path", "search", max_entries=1000),
-    "grep": file_reading("pattern* path glob ignore_case literal", "search", max_entries=200),
+    "glob": file_reading("pattern* path hidden ignored", "search", max_entries=1000),
+    "grep": file_reading("pattern* path glob ignore_case literal hidden ignored", "search", max_entries=200),
     "bash": Row(
         "command* timeout_ms background",
         "execute",
@@ -111,7 +111,7 @@ TABLE = {
     "file.delete": Row(
         "path* recursive", "delete", "write", ("file:{path}:X",), WORKSPACE, WORKSPACE, targets=("fs.write={path}",)
     ),
-    "tree": file_reading("path depth hidden max_entries", "search"),
+    "tree": file_reading("path depth hidden ignored max_entries", "search"),
     "json_read": file_reading("path* pointer"),
     "json_write": file_changing("path* pointer value remove"),
     "python": Row(

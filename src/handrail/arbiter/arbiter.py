@@ -406,6 +406,7 @@ class Arbiter:
                 located: dict[str, ResolvedPath] = {}
                 call.resolved_paths = located
                 call.required_locks = self.lock_resolver.resolve(spec, arguments, call.lane.environment.roots, located)
+                call.same_looking_paths = [one for where in located.values() for one in where.same_looking]
             except ToolError as error:
                 raise CallRefusal("validate", error.kind, error.text) from None
         else:
@@ -558,6 +559,8 @@ class Arbiter:
             metadata["untrusted_source"] = call.entry.untrusted_source
         if call.unsupported_requests:
             metadata["unsupported_client_requests"] = sorted(call.unsupported_requests)
+        if call.same_looking_paths:
+            metadata["same_looking_paths"] = call.same_looking_paths
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         if call.job is not None:

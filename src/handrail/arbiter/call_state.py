@@ -351,6 +351,9 @@ class Call:
     None after any ``await``, so that they are resolved again.
     """
 
+    same_looking_paths: Sequence[str] = ()
+    """Existing paths that its arguments could be mistaken for."""
+
     # ── 3 authorise: authorisation, asking ──
     verdict: PolicyVerdict | None = None
     rules: RuleBook | None = None

@@ -349,11 +349,7 @@ class _AccessCheck:
         ):
             return refused
         subject: PathSubject | str = value if capability == "net.fetch" else make_path_subject(value, self._roots)
-        if (
-            fixed := explain_mandatory_refusal(
-                capability, subject, value if value.isprintable() else escape_terminal_controls(value)
-            )
-        ) is not None:
+        if (fixed := explain_mandatory_refusal(capability, subject, escape_terminal_controls(value))) is not None:
             return f"{fixed.rstrip('.')}."
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
         own = prepared.tool_rules
@@ -365,7 +361,7 @@ class _AccessCheck:
             and (capability, value) not in self._exact
         ):
             # The user or a rule allowed another path. A deny counts as for any path.
-            place = CallTarget(capability, value, self._roots.resolve_path(value).display_path, subject)
+            place = CallTarget(capability, value, self._roots.resolve_exact_path(value).display_path, subject)
             if (
                 action != "deny"
                 and (question := prepared.explain_protected_write(place, tool if same_kind else None)) is not None

@@ -209,7 +209,7 @@ def find_redirection_targets(script: ShellScript, roots: PathResolver) -> list[C
     for redirection in script.files:
         assert redirection.capability is not None
         try:
-            where = roots.resolve_path(redirection.target)
+            where = roots.resolve_exact_path(redirection.target)
         except ToolError:
             if how == "guessed":
                 continue

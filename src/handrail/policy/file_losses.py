@@ -87,11 +87,11 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
     :param inner: the name of the replaced file if the path is a folder
     """
     try:
-        where = roots.resolve_path(path)
+        where = roots.resolve_exact_path(path)
         if inner and is_marked(inner):
             return _is_full_folder(where.absolute)
         if inner and Path(where.absolute).is_dir():
-            where = roots.resolve_path(f"{path}/{inner}")
+            where = roots.resolve_exact_path(f"{path}/{inner}")
     except ToolError:
         return False
     if where.root != roots.workspace:

@@ -6,16 +6,18 @@ import os
 import re
 import stat
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, takewhile
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.file_services import ResolvedPath
-from handrail.contract.text.glob_patterns import compile_path_glob
+from handrail.contract.text.glob_patterns import WILDCARDS, compile_path_glob
+from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.text.text_encodings import (
     MARKED_ENCODINGS,
     UTF_8_MARK,
@@ -31,6 +33,8 @@ from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYML
 MAX_PATTERN = 32 * 1024
 MAX_LINE_BYTES = 500
 """The maximum number of bytes of a matching line in results."""
+_BEFORE_MATCH = 150
+"""How many bytes of a long line are shown before its match."""
 _MAX_ALTERNATIVES = 256
 _TYPE_NAME = "handrail"
 _PROGRAM_NAME = "rg.exe" if sys.platform == "win32" else "rg"
@@ -49,6 +53,7 @@ _GREP_OPTIONS = (
     "--with-filename",
     "--line-number",
     "--crlf",
+    "--column",
     "--byte-offset",
     r"--field-match-separator=\x00",
     f"--max-columns={MAX_LINE_BYTES}",
@@ -56,6 +61,7 @@ _GREP_OPTIONS = (
     "--regex-size-limit=10M",
     "--dfa-size-limit=20M",
 )
+_NAME_OPTIONS = (*_COMMON_OPTIONS, "--files-with-matches", "--binary", "--regex-size-limit=10M", "--dfa-size-limit=20M")
 _BINARY_NOTE_TAIL = (
     rb": (?:WARNING: stopped searching binary file after match|binary file matches)"
     rb' \(found "\\0" byte around offset [0-9]+\)\n'
@@ -112,44 +118,101 @@ class SearchPathFilter:
     """
 
     patterns: tuple[str, ...] = ()
-    compiled: tuple[re.Pattern[str], ...] = ()
+    compiled: tuple[tuple[re.Pattern[str], bool], ...] = ()
+    """Each pattern, and whether it names a hidden file or folder, and so includes hidden ones."""
     negated: bool = False
     hidden: bool = False
+    ignores: Literal["all", "below", "none"] = "all"
+    """Which ignore files count: all, those of the folder and below it, or none."""
 
     @staticmethod
-    def parse(pattern: str, *, hidden: bool = False, anywhere: bool = False) -> SearchPathFilter:
-        """Parse a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``.
+    def parse(pattern: str, *, hidden: bool = False, ignored: bool = False, anywhere: bool = False) -> SearchPathFilter:
+        """Parse a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``. It may be spelled as a shown path.
 
+        :param ignored: whether ignored files pass
         :param anywhere: whether a pattern of one part matches in any folder, and a leading ``!`` excludes
         :raises ToolError: ``invalid_input`` if the pattern is invalid, or its braces expand to too many patterns
         """
         negated = anywhere and pattern.startswith("!")
-        body = pattern.removeprefix("!") if negated else pattern
-        parts = tuple(one.removeprefix("./").lstrip("/") for one in expand_braces(body))
+        body = restore_path(pattern.removeprefix("!") if negated else pattern)
+        parts = tuple(map(_normalize_pattern, expand_braces(body)))
         if anywhere:
             parts = tuple(one if "/" in one else f"**/{one}" for one in parts)
+        dotted = [any(name.startswith((".", "[.]")) for name in one.split("/")) for one in parts]
         try:
-            compiled = tuple(compile_path_glob(one, subtree=negated) for one in parts)
+            compiled = tuple(
+                (compile_path_glob(fold_spelling(one.lstrip("/")), subtree=negated), names_hidden)
+                for one, names_hidden in zip(parts, dotted, strict=True)
+            )
         except ValueError as error:
             raise ToolError(str(error), kind="invalid_input") from None
-        return SearchPathFilter(parts, compiled, negated, hidden)
+        return SearchPathFilter(parts, compiled, negated, hidden, "none" if ignored else "all")
 
-    def build_arguments(self) -> tuple[str, ...]:
-        """Return ripgrep's options for as much of the filter as they can express."""
-        hidden = ("--hidden", "--glob=!.git") if self.hidden else ()
+    def find_common_folder(self) -> str:
+        """Return the folder that every pattern begins with, or an empty text."""
+        if self.negated or not self.patterns:
+            return ""
+        heads = [list(takewhile(_is_literal, one.split("/")[:-1])) for one in self.patterns]
+        common = heads[0]
+        for head in heads[1:]:
+            common = [name for name, _ in takewhile(lambda pair: pair[0] == pair[1], zip(common, head, strict=False))]
+        return "/".join(common)
+
+    def make_relative_to(self, folder: str) -> SearchPathFilter:
+        """Return the filter for the paths below the folder that every pattern begins with."""
+        parts = tuple(one[len(folder) :].lstrip("/") for one in self.patterns)
+        compiled = tuple(
+            (compile_path_glob(fold_spelling(part), subtree=False), names_hidden)
+            for part, (_, names_hidden) in zip(parts, self.compiled, strict=True)
+        )
+        return replace(self, patterns=parts, compiled=compiled)
+
+    def build_arguments(self, *, by_name: bool = True) -> tuple[str, ...]:
+        """Return ripgrep's options for as much of the filter as they can express.
+
+        :param by_name: whether only files with a wanted name are listed
+        """
+        shows_hidden = self.hidden or (not self.negated and any(names_hidden for _, names_hidden in self.compiled))
+        options = ("--hidden", "--glob=!.git") if shows_hidden else ()
+        options += {"all": (), "below": ("--no-ignore-parent",), "none": ("--no-ignore",)}[self.ignores]
         names = {one.rpartition("/")[2] for one in self.patterns}
-        if self.negated or not all(_PLAIN_NAME.match(n) and n.strip("*") and "**" not in n for n in names):
-            return hidden
+        if (
+            not by_name
+            or self.negated
+            or not all(n.isascii() and _PLAIN_NAME.match(n) and n.strip("*") and "**" not in n for n in names)
+        ):
+            return options
         types = [f"--type-add={_TYPE_NAME}:{name}" for name in sorted(names)]
-        return (*hidden, *types, f"--type={_TYPE_NAME}") if types else hidden
+        return (*options, *types, f"--type={_TYPE_NAME}") if types else options
 
     def matches(self, path: str) -> bool:
         """Return whether a path, relative to the folder, passes the filter."""
-        if not self.hidden and (path.startswith(".") or "/." in path):
-            return False  # a type includes hidden files
+        is_shown = self.hidden or not is_hidden_path(path)  # a type includes hidden files
         if not self.patterns:
-            return True
-        return self.negated != any(one.match(path) for one in self.compiled)
+            return is_shown
+        path = fold_spelling(path)
+        if self.negated:
+            return is_shown and not any(one.match(path) for one, _ in self.compiled)
+        return any((is_shown or names_hidden) and one.match(path) for one, names_hidden in self.compiled)
+
+    def matches_in_other_case(self, path: str) -> bool:
+        """Return whether a path that does not pass would pass in another letter case."""
+        return any(compile_path_glob(one, subtree=False, any_case=True).match(path) for one in self.patterns)
+
+
+def is_hidden_path(path: str) -> bool:
+    """Return whether a name of a relative path begins with a dot."""
+    return path.startswith(".") or "/." in path
+
+
+def _is_literal(name: str) -> bool:
+    return WILDCARDS.isdisjoint(name)
+
+
+def _normalize_pattern(pattern: str) -> str:
+    parts = pattern.split("/")
+    kept = [part for place, part in enumerate(parts) if part not in ("", ".") or (place == 0 and part == "")]
+    return "/".join([*kept, "**"] if parts[-1] == "" and len(parts) > 1 else kept)
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -199,10 +262,11 @@ def _split_choices(text: str, start: int) -> tuple[list[str], int]:
 
 
 def build_grep_arguments(
-    pattern: str, wanted: SearchPathFilter, *, ignore_case: bool, literal: bool, target: str
+    pattern: str, wanted: SearchPathFilter, *, ignore_case: bool, literal: bool, target: str, names_only: bool = False
 ) -> list[str]:
     """Return ripgrep's arguments for one search.
 
+    :param names_only: whether to list the files with a match, also binary ones, instead of the lines
     :param target: ``.`` or ``./NAME``
     :raises ToolError: ``invalid_input`` for a pattern that cannot be passed on
     """
@@ -212,20 +276,23 @@ def build_grep_arguments(
             f"It must be text of at most {MAX_PATTERN} characters.",
             kind="invalid_input",
         )
+    forms = dict.fromkeys((pattern, unicodedata.normalize("NFC", pattern)))
+    if "[" not in pattern or literal:  # a set would take the accent for a character of its own
+        forms[unicodedata.normalize("NFD", pattern)] = None
     return [
-        *_GREP_OPTIONS,
+        *(_NAME_OPTIONS if names_only else _GREP_OPTIONS),
         *wanted.build_arguments(),
         "--ignore-case" if ignore_case else "--case-sensitive",
         *(("--fixed-strings",) if literal else ()),
-        f"--regexp={pattern}",
+        *(f"--regexp={form}" for form in forms),
         "--",
         target,
     ]
 
 
-def build_files_arguments(wanted: SearchPathFilter) -> list[str]:
+def build_files_arguments(wanted: SearchPathFilter, *, by_name: bool = True) -> list[str]:
     """Return ripgrep's arguments for listing files instead of searching in them."""
-    return [*_COMMON_OPTIONS, "--files", *wanted.build_arguments(), "--", "."]
+    return [*_COMMON_OPTIONS, "--files", *wanted.build_arguments(by_name=by_name), "--", "."]
 
 
 def build_encoding_probe_arguments(wanted: SearchPathFilter, target: str) -> list[str]:
@@ -257,6 +324,7 @@ def is_searchable(encoding: TextEncoding) -> bool:
 class RipgrepMatch(NamedTuple):
     """One match as ripgrep reports it.
 
+    :param column: of the first match in the line, in bytes from 1
     :param offset: of the line in the file, in bytes of UTF-8 after the byte order mark
     :param text: of the line, perhaps cut; see :func:`is_first_line_of`
     :param raw_path: the path with a note about a binary file before it, if there is one
@@ -264,6 +332,7 @@ class RipgrepMatch(NamedTuple):
 
     path: bytes
     line: int
+    column: int
     offset: int
     text: bytes
     raw_path: bytes
@@ -282,7 +351,7 @@ def is_first_line_of(text: bytes, found: bytes) -> bool:
 class RipgrepOutputParser:
     """A parser that takes ripgrep's output in pieces and yields each match.
 
-    A record is ``path NUL line NUL offset NUL text LF``. A path may contain line ends, and ripgrep prints a note about
+    A record is ``path NUL line NUL column NUL offset NUL text LF``. A path may contain line ends, and ripgrep prints a note about
     a binary file between two records. So the note about the last file is removed from the next path. ``whole`` is the
     path with the note, in case a file really has that name.
     """
@@ -297,23 +366,25 @@ class RipgrepOutputParser:
         while True:
             path_end = buffer.find(b"\0", at)
             line_end = buffer.find(b"\0", path_end + 1)
-            offset_end = buffer.find(b"\0", line_end + 1)
+            column_end = buffer.find(b"\0", line_end + 1)
+            offset_end = buffer.find(b"\0", column_end + 1)
             text_end = buffer.find(b"\n", offset_end + 1)
-            if path_end == -1 or line_end == -1 or offset_end == -1 or text_end == -1:
+            if path_end == -1 or line_end == -1 or column_end == -1 or offset_end == -1 or text_end == -1:
                 break
             whole = buffer[at:path_end]
             path = whole
             note = _BINARY_NOTE.match(whole) if b'"\\0"' in whole else None
             if note is not None and note[1] == self._last:
                 path = whole[note.end() :]
-            number, offset = buffer[path_end + 1 : line_end], buffer[line_end + 1 : offset_end]
-            if not number.isdigit() or not offset.isdigit() or max(len(number), len(offset)) > _MOST_DIGITS:
+            number, column = buffer[path_end + 1 : line_end], buffer[line_end + 1 : column_end]
+            offset = buffer[column_end + 1 : offset_end]
+            if not all(one.isdigit() and len(one) <= _MOST_DIGITS for one in (number, column, offset)):
                 raise ToolError(
                     f"The output of ripgrep could not be read at {whole[:200]!r}. Search in another folder.",
                     kind="backend",
                 )
             text = buffer[offset_end + 1 : text_end].removesuffix(b"\r")  # --crlf adds it where a line has none
-            yield RipgrepMatch(path, int(number), int(offset), text, whole)
+            yield RipgrepMatch(path, int(number), int(column), int(offset), text, whole)
             self._last = path
             at = text_end + 1
         self.rest = buffer[at:]
@@ -413,6 +484,7 @@ class UnverifiedMatch(NamedTuple):
 
     located: ResolvedPath
     line: int
+    column: int
     offset: int
     text: bytes
     encoding: TextEncoding | None = None
@@ -421,7 +493,10 @@ class UnverifiedMatch(NamedTuple):
 def keep_verified_matches(
     hits: Sequence[UnverifiedMatch], hidden: HiddenFileRecord, may: AccessCheck
 ) -> Iterator[UnverifiedMatch]:
-    """Yield the hits whose line is at the reported place in the allowed file, with the line in UTF-8."""
+    """Yield the hits whose line is at the reported place in the allowed file, with the line in UTF-8.
+
+    Of a long line, the text is the part around the match.
+    """
     for located, same in groupby(hits, key=lambda hit: hit.located):
         try:
             descriptor = secure_open.open_beneath(located, secure_open.READ_FLAGS)
@@ -433,11 +508,10 @@ def keep_verified_matches(
                 continue
             checked = list(same)
             content = _SearchedText(descriptor, found.st_size, checked[0].encoding)
-            yield from (
-                content.convert_to_utf8(hit)
-                for hit in checked
-                if is_first_line_of(hit.text, content.read_at(hit.offset))
-            )
+            for hit in checked:
+                if is_first_line_of(hit.text, content.read_at(hit.offset)):
+                    is_cut = _CUT_NOTE.search(hit.text) is not None
+                    yield content.convert_to_utf8(_show_around_match(hit, content) if is_cut else hit)
         except OSError:
             continue
         finally:
@@ -467,6 +541,28 @@ def group_by_encoding(
         if encoding is not None and not encoding.is_utf8 and encoding.mark not in _UTF_16:
             found.setdefault(encoding, {})[target] = located
     return found
+
+
+def _show_around_match(hit: UnverifiedMatch, content: _SearchedText) -> UnverifiedMatch:
+    """Return a hit in a long line with the text around the match."""
+    begin = 0 if hit.column <= MAX_LINE_BYTES - _BEFORE_MATCH else hit.column - 1 - _BEFORE_MATCH
+    text, newline, _ = content.read_at(hit.offset + begin)[: MAX_LINE_BYTES + 1].partition(b"\n")
+    cut = not newline and len(text) > MAX_LINE_BYTES
+    shown = _trim_partial_characters(text[:MAX_LINE_BYTES].rstrip(b"\r"), is_beginning=not begin)
+    return hit._replace(text=b"".join(("…".encode() if begin else b"", shown, "…".encode() if cut else b"")))
+
+
+def _trim_partial_characters(text: bytes, *, is_beginning: bool) -> bytes:
+    """Return text without the parts of UTF-8 characters at its ends. Other bytes stay."""
+    begin = 0
+    while not is_beginning and begin < min(3, len(text)) and text[begin] & 0xC0 == 0x80:
+        begin += 1
+    try:
+        text[begin:].decode()
+    except UnicodeDecodeError as error:
+        if begin + error.start > len(text) - 4:
+            return text[begin : begin + error.start]
+    return text[begin:]
 
 
 def keep_regular_unlinked_files(paths: Sequence[ResolvedPath]) -> Iterator[ResolvedPath]:

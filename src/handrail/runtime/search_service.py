@@ -13,6 +13,7 @@ import dataclasses
 import os
 import signal
 import stat
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Protocol, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
-from handrail.contract.services.file_services import FileSearchResult, LineMatch, ResolvedPath
+from handrail.contract.services.file_services import FileSearchResult, LineMatch, ResolvedPath, SearchOmission
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
@@ -36,6 +37,7 @@ from handrail.runtime.ripgrep import (
     choose_encoding,
     find_ripgrep,
     group_by_encoding,
+    is_hidden_path,
     is_searchable,
     keep_regular_unlinked_files,
     keep_verified_matches,
@@ -48,7 +50,15 @@ _SORTED_AT_ONCE = 10_000
 _MOST_PROBED = 2_000
 """The most files whose encoding is looked at for one search."""
 _FILES_AT_ONCE = 200
+_EXPLANATION_TIMEOUT_S = 10.0
+"""How long a search without results may look for the reason."""
+_MOST_LISTED = 200_000
+"""How many files are listed for it."""
 _T = TypeVar("_T")
+
+
+class _ArgumentBuilder(Protocol):
+    def __call__(self, wanted: SearchPathFilter, *, names_only: bool = False) -> Sequence[str]: ...
 
 
 class RipgrepSearch:
@@ -83,15 +93,44 @@ class RipgrepSearch:
         glob: str | None = None,
         ignore_case: bool = False,
         literal: bool = False,
+        hidden: bool = False,
+        ignored: bool = False,
         max_matches: int = 10_000,
     ) -> FileSearchResult:
         place = self._resolve_target(path)
-        wanted = SearchPathFilter()
-        if glob is not None:
-            wanted = SearchPathFilter.parse(glob, hidden=place.file is not None, anywhere=True)
-        arguments = build_grep_arguments(pattern, wanted, ignore_case=ignore_case, literal=literal, target=place.target)
         if place.file is not None:
             self._check_readable(place.file)
+        wanted = SearchPathFilter(hidden=hidden or place.file is not None, ignores="none" if ignored else "all")
+        if glob is not None:
+            wanted = SearchPathFilter.parse(glob, hidden=wanted.hidden, ignored=ignored, anywhere=True)
+            place, wanted = self._enter_named_folder(place, wanted)
+
+        def build(wanted: SearchPathFilter, *, names_only: bool = False) -> Sequence[str]:
+            return build_grep_arguments(
+                pattern,
+                wanted,
+                ignore_case=ignore_case,
+                literal=literal,
+                target=place.target,
+                names_only=names_only,
+            )
+
+        hits, unsearched = await self._find_lines(place, wanted, build(wanted), max_matches, pattern)
+        if hits:
+            found = await _run_in_thread(lambda: _collect_matches(hits, max_matches))
+        else:
+            found = await self._explain_no_lines(place, wanted, build, max_matches, pattern)
+        return dataclasses.replace(found, unsearched_count=unsearched)
+
+    async def _find_lines(
+        self,
+        place: _SearchTarget,
+        wanted: SearchPathFilter,
+        arguments: Sequence[str],
+        max_matches: int,
+        pattern: str,
+    ) -> tuple[list[UnverifiedMatch], int]:
+        """Return the matches, and how many files have an encoding that ripgrep does not know."""
         judge = _ShownFileFilter(self._roots, self._may, self._hidden, place.folder.absolute)
         records = RipgrepOutputParser()
         hits: list[UnverifiedMatch] = []
@@ -99,12 +138,12 @@ class RipgrepSearch:
         def look(piece: bytes) -> None:
             reported: list[UnverifiedMatch] = []
             for found in records.feed(piece):
-                located = judge.locate_shown(found.path, None if glob is None else wanted)
+                located = judge.locate_shown(found.path, wanted)
                 if located is None or (
                     found.raw_path != found.path and judge.locate_shown(found.raw_path, None) is None
                 ):
                     continue
-                reported.append(UnverifiedMatch(located, found.line, found.offset, found.text))
+                reported.append(UnverifiedMatch(located, found.line, found.column, found.offset, found.text))
             hits.extend(islice(keep_verified_matches(reported, self._hidden, self._may), max_matches + 1 - len(hits)))
 
         async with contextlib.aclosing(self._stream_output(place, arguments, records)) as output:
@@ -117,8 +156,7 @@ class RipgrepSearch:
             others, unsearched = await self._search_other_encodings(place, wanted, judge, arguments, max_matches)
             searched_again = {hit.located for hit in others}
             hits[:] = [*(hit for hit in hits if hit.located not in searched_again), *others]
-        found = await _run_in_thread(lambda: _collect_matches(hits, max_matches))
-        return dataclasses.replace(found, unsearched_count=unsearched)
+        return hits, unsearched
 
     async def _search_other_encodings(
         self,
@@ -155,7 +193,7 @@ class RipgrepSearch:
                 async with contextlib.aclosing(self._stream_output(place, chosen, records)) as output:
                     async for piece in output:
                         reported = [
-                            UnverifiedMatch(group[name], found.line, found.offset, found.text, encoding)
+                            UnverifiedMatch(group[name], found.line, found.column, found.offset, found.text, encoding)
                             for found in records.feed(piece)
                             if (name := os.fsdecode(found.path)) in group
                         ]
@@ -164,8 +202,44 @@ class RipgrepSearch:
                         hits += await _run_in_thread(lambda kept=kept: list(kept))
         return hits, unsearched
 
+    async def _explain_no_lines(
+        self,
+        place: _SearchTarget,
+        wanted: SearchPathFilter,
+        build: _ArgumentBuilder,
+        max_matches: int,
+        pattern: str,
+    ) -> FileSearchResult:
+        """Return a result without matches that says what was searched, or the matches of a named ignored folder."""
+        count: int | None = None
+        omissions: Counter[str] = Counter()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXPLANATION_TIMEOUT_S):
+                if place.file is None:
+                    listed = await self._list_shown(place, build_files_arguments(wanted), wanted)
+                    if not listed and place.is_named and wanted.ignores == "all":
+                        wanted = dataclasses.replace(wanted, ignores="below")
+                        listed = await self._list_shown(place, build_files_arguments(wanted), wanted)
+                        if listed:
+                            hits, _ = await self._find_lines(place, wanted, build(wanted), max_matches, pattern)
+                            if hits:
+                                return await _run_in_thread(lambda: _collect_matches(hits, max_matches))
+                else:
+                    listed = {place.file.absolute} if wanted.matches(Path(place.file.absolute).name) else set[str]()
+                count = len(listed)
+                whole = dataclasses.replace(wanted, hidden=True, ignores="none")
+                for one in await self._list_shown(place, build(whole, names_only=True), whole):
+                    omissions["binary" if one in listed else self._classify_omission(place, wanted, one)] += 1
+        return FileSearchResult(searched_count=count, omissions=omissions)
+
     async def glob(
-        self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        hidden: bool = False,
+        ignored: bool = False,
+        max_paths: int = 100_000,
     ) -> FileSearchResult:
         place = self._resolve_target(path)
         if place.file is not None:
@@ -173,7 +247,12 @@ class RipgrepSearch:
                 f"`{place.file.display_path}` is a file. glob lists folders. Use read to see a file.",
                 kind="invalid_input",
             )
-        wanted = SearchPathFilter.parse(pattern, hidden=hidden)
+        wanted = SearchPathFilter.parse(pattern, hidden=hidden, ignored=ignored)
+        place, wanted = self._enter_named_folder(place, wanted)
+        found = await self._find_paths(place, wanted, max_paths)
+        return found if found.paths or found.denied_count else await self._explain_no_paths(place, wanted, max_paths)
+
+    async def _find_paths(self, place: _SearchTarget, wanted: SearchPathFilter, max_paths: int) -> FileSearchResult:
         judge = _ShownFileFilter(self._roots, self._may, self._hidden, place.folder.absolute)
         records = RipgrepOutputParser()
         paths: list[str] = []
@@ -200,6 +279,85 @@ class RipgrepSearch:
         shown = await _run_in_thread(lambda: tuple(_sort_paths(paths[:max_paths])))
         return FileSearchResult(paths=shown, is_truncated=more, denied_count=skipped)
 
+    async def _explain_no_paths(
+        self, place: _SearchTarget, wanted: SearchPathFilter, max_paths: int
+    ) -> FileSearchResult:
+        """Return a result without paths that says what was searched, or the paths of a named ignored folder."""
+        count: int | None = None
+        omissions: Counter[str] = Counter()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXPLANATION_TIMEOUT_S):
+                listed = await self._list_shown(place, build_files_arguments(wanted, by_name=False), None)
+                if not listed and place.is_named and wanted.ignores == "all":
+                    wanted = dataclasses.replace(wanted, ignores="below")
+                    if (found := await self._find_paths(place, wanted, max_paths)).paths:
+                        return found
+                    listed = await self._list_shown(place, build_files_arguments(wanted, by_name=False), None)
+                count = len(listed)
+                whole = dataclasses.replace(wanted, hidden=True, ignores="none")
+                start = len(place.folder.absolute.rstrip("/")) + 1
+                for one in await self._list_shown(place, build_files_arguments(whole, by_name=False), None):
+                    if whole.matches(one[start:]):
+                        omissions[self._classify_omission(place, wanted, one)] += 1
+                    elif one in listed and wanted.matches_in_other_case(one[start:]):
+                        omissions["case"] += 1
+        return FileSearchResult(searched_count=count, omissions=omissions)
+
+    async def _list_shown(
+        self, place: _SearchTarget, arguments: Sequence[str], wanted: SearchPathFilter | None
+    ) -> set[str]:
+        """Return the files that ripgrep lists with these arguments, as far as they may be shown."""
+        judge = _ShownFileFilter(self._roots, self._may, self._hidden, place.folder.absolute)
+        records = RipgrepOutputParser()
+        listed: set[str] = set()
+
+        def look(piece: bytes) -> None:
+            found, records.rest = split_complete_names(records.rest, piece)
+            located = (judge.locate_shown(raw, wanted) for raw in found)
+            listed.update(one.absolute for one in located if one is not None)
+
+        async with contextlib.aclosing(self._stream_output(place, arguments, records)) as output:
+            async for piece in output:
+                await _run_in_thread(lambda piece=piece: look(piece))
+                if len(listed) > _MOST_LISTED:
+                    raise TimeoutError
+        return listed
+
+    @staticmethod
+    def _classify_omission(place: _SearchTarget, wanted: SearchPathFilter, absolute: str) -> SearchOmission:
+        relative = absolute[len(place.folder.absolute.rstrip("/")) + 1 :]
+        return "hidden" if is_hidden_path(relative) and not wanted.hidden else "ignored"
+
+    def _enter_named_folder(
+        self, place: _SearchTarget, wanted: SearchPathFilter
+    ) -> tuple[_SearchTarget, SearchPathFilter]:
+        """Return the folder that the patterns name, and the filter below it.
+
+        The folder may be hidden, ignored or a link, or be named by its absolute path.
+
+        :raises ToolError: ``invalid_input`` if it is not below the folder of the search
+        """
+        named = wanted.find_common_folder()
+        if not named or place.file is not None:
+            return place, wanted
+        top = place.folder.absolute.rstrip("/")
+        located = self._roots.resolve_path(named)
+        is_absolute = named.startswith("/")
+        if not is_absolute or not located.is_inside:
+            outside, located = located, self._roots.resolve_path(f"{top}/{named.lstrip('/')}")
+            if not located.is_inside or (is_absolute and Path(outside.absolute).is_dir()):
+                place_outside = outside if is_absolute else located
+                raise ToolError(self._roots.explain_path_outside_roots(place_outside), kind="denied")
+        if not located.is_inside or not Path(located.absolute).is_dir():
+            return place, wanted
+        if not is_beneath(located.absolute, place.folder.absolute):
+            raise ToolError(
+                f"The pattern leads to `{located.display_path}`, which is outside `{place.folder.display_path}`. Pass that "
+                "folder in `path`, and a pattern relative to it.",
+                kind="invalid_input",
+            )
+        return _SearchTarget(located, None, is_named=True), wanted.make_relative_to(named)
+
     def _resolve_target(self, path: str) -> _SearchTarget:
         located = self._roots.resolve_path(path)
         if not located.is_inside:
@@ -209,7 +367,7 @@ class RipgrepSearch:
         except OSError as error:
             raise secure_open.os_error_for_model(error, located, "searching") from error
         if stat.S_ISDIR(mode):
-            return _SearchTarget(located, None)
+            return _SearchTarget(located, None, is_named=located.absolute not in self._roots.writable)
         if not stat.S_ISREG(mode):
             raise secure_open.not_regular_error(located)
         return _SearchTarget(self._roots.locate_canonical(str(Path(located.absolute).parent)), located)
@@ -276,10 +434,14 @@ class RipgrepSearch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _SearchTarget:
-    """The target of a search: a folder, and the one file in it if a file was named."""
+    """The target of a search: a folder, and the one file in it if a file was named.
+
+    :param is_named: whether the call names the folder, so that it is searched even if it is ignored
+    """
 
     folder: ResolvedPath
     file: ResolvedPath | None
+    is_named: bool = False
 
     @property
     def target(self) -> str:

@@ -159,7 +159,7 @@ class SandboxedShell:
         denials = self._profile.denials
         found: list[str] = []
         for path in paths:
-            absolute = self._roots.resolve_path(path).absolute
+            absolute = self._roots.resolve_exact_path(path).absolute
             if (denials is not None and denials.is_hidden(absolute)) or self._may("fs.read", absolute) is not None:
                 found.append(path)
         return found

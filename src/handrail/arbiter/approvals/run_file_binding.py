@@ -7,6 +7,7 @@ change a file in between, since they wait for the lock; a background program can
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -71,9 +72,13 @@ class RunFileFinder:
             return {}
         named = [value for value in arguments.values() if isinstance(value, str) and 0 < len(value) < 1_024]
         starts = [self._roots.workspace]
-        for folder in (*folders, *named):
-            if folder and "\0" not in folder and (there := self._folder(self._roots.workspace, folder)) is not None:
+        for folder in filter(None, folders):
+            if "\0" not in folder and (there := self._folder(self._roots.workspace, folder)) is not None:
                 starts.append(there)
+        for text in named:
+            with contextlib.suppress(ToolError):  # most are not a path
+                if (there := self._folder(self._roots.workspace, self._roots.resolve_path(text).absolute)) is not None:
+                    starts.append(there)
         return _RunFileSearch(self, starts).find_marks(steps)
 
     def resolve_in_workspace(self, folder: str, word: str) -> ResolvedPath | None:
@@ -84,7 +89,7 @@ class RunFileFinder:
         if "\0" in path or not os.path.lexists(path):
             return None
         try:
-            located = self._roots.resolve_path(path)
+            located = self._roots.resolve_exact_path(path)
         except ToolError:
             return None
         if located.is_inside:

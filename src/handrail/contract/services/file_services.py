@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 FileKind = Literal["file", "directory", "symlink", "other"]
+SearchOmission = Literal["hidden", "ignored", "binary", "case"]
+"""Why a search left a file out. ``case``: its name is in another letter case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,23 @@ class FileLineRange:
     def last_line_number(self) -> int:
         """The number of the last line."""
         return self.first + len(self.lines) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FilePages:
+    """The text of pages of a document, from page ``first`` (1-based) on.
+
+    :param next: the page to continue at, or None at the end
+    :param total: the number of pages
+    :param size: the bytes of the file
+    """
+
+    path: str
+    pages: tuple[str, ...]
+    first: int
+    next: int | None
+    total: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +132,17 @@ class FileService(Protocol):
         In a file without any ``\n``, each ``\r`` ends a line.
 
         :param first: the first line; below 0 it counts from the end (-1 is the last line)
+        """
+        ...
+
+    async def read_pages(
+        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000
+    ) -> FilePages:
+        """Read the text of pages of a PDF, in a separate process with limits of time and memory.
+
+        :param first: the first page; below 0 it counts from the end
+        :raises ToolError: ``unavailable`` without the extra ``pdf``, or for an encrypted document; ``limit`` if it costs
+            too much; ``failed`` for a file that is not a PDF
         """
         ...
 
@@ -183,10 +213,19 @@ class FileSearchResult:
     reveal the content of a file."""
     unsearched_count: int = 0
     """How many text files have an encoding that the search does not know."""
+    searched_count: int | None = None
+    """If nothing was found: how many files were searched, or None if counting took too long."""
+    omissions: Mapping[str, int] = field(default_factory=dict[str, int])
+    """If nothing was found: how many files would have matched, by :data:`SearchOmission`, the reason for
+    which they were left out."""
 
 
 class SearchService(Protocol):
-    """ripgrep below the roots: it respects ignore files, follows no links and is bounded for any pattern."""
+    """ripgrep below the roots: it respects ignore files, follows no links and is bounded for any pattern.
+
+    A folder that a call names is searched even if it is hidden or ignored, whether in ``path`` or at the start of the
+    pattern.
+    """
 
     async def grep(
         self,
@@ -196,15 +235,31 @@ class SearchService(Protocol):
         glob: str | None = None,
         ignore_case: bool = False,
         literal: bool = False,
+        hidden: bool = False,
+        ignored: bool = False,
         max_matches: int = 10_000,
     ) -> FileSearchResult:
-        """Search file contents with a regular expression."""
+        """Search file contents with a regular expression.
+
+        :param hidden: also search hidden files
+        :param ignored: also search files that an ignore file excludes
+        """
         ...
 
     async def glob(
-        self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        hidden: bool = False,
+        ignored: bool = False,
+        max_paths: int = 100_000,
     ) -> FileSearchResult:
-        """Find files by a path pattern."""
+        """Find files by a path pattern.
+
+        :param hidden: also find hidden files; without it, only those that a part of the pattern with a dot names
+        :param ignored: also find files that an ignore file excludes
+        """
         ...
 
 
@@ -216,11 +271,13 @@ class ResolvedPath(NamedTuple):
 
     :param absolute: canonical: no ``..`` and no link in the existing part; a tail that does not exist yet stays as
         written
-    :param display_path: relative inside the workspace, absolute elsewhere; control characters and invalid UTF-8 are escaped
+    :param display_path: relative inside the workspace, absolute elsewhere; characters that a reader can
+        miss are escaped, and :meth:`PathResolver.resolve_path` takes the escapes back
     :param is_inside: whether the path is below any root
     :param root: that root, or None
     :param is_writable: whether that root may be written at all
     :param relative_path: the path relative to the root, by which it is opened; ``.`` for the root itself
+    :param same_looking: other entries whose paths differ only in how an accent is encoded, spelled out
     """
 
     absolute: str
@@ -229,6 +286,7 @@ class ResolvedPath(NamedTuple):
     root: str | None = None
     is_writable: bool = False
     relative_path: str = ""
+    same_looking: tuple[str, ...] = ()
 
 
 class PathResolver(Protocol):
@@ -238,7 +296,14 @@ class PathResolver(Protocol):
     """Absolute and canonical."""
 
     def resolve_path(self, path: str, /) -> ResolvedPath:
-        """Resolve ``path`` as it is now.
+        """Resolve a path of a tool's argument as it is now. It may be spelled as a message showed it.
+
+        :raises ToolError: for a text that cannot name a file
+        """
+        ...
+
+    def resolve_exact_path(self, path: str, /) -> ResolvedPath:
+        """Resolve a path that is spelled as on the disk, such as a word of a shell text.
 
         :raises ToolError: for a text that cannot name a file
         """

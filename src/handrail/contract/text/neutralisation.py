@@ -13,10 +13,12 @@ direction mark next to right-to-left letters, tabs and line ends.
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 EscapeKind = Literal["control", "invisible", "direction", "marker", "action", "envelope"]
@@ -316,22 +318,63 @@ def _end(piece: EscapedPiece) -> int:
     return piece.end
 
 
-def escape_terminal_controls(text: str) -> str:
-    r"""Return ``text`` with escapes for characters that a terminal acts on or hides.
+# Names and paths. Their escapes have the form above, and cover every character that a reader can miss or mistake.
 
-    For example ``\n``, ``\x1b``, ``\xff`` and ``\u202e``.
+_EDGE_SPACES = re.compile(r"(?:(?<=/)|\A) +| +(?=/|\Z)")
+
+
+def escape_terminal_controls(text: str) -> str:
+    """Return a name or path in the form to show, which :func:`restore_path` takes back.
+
+    Escaped are control and invisible characters, other spaces than U+0020, spaces at the start or end of a name, bytes
+    that are not UTF-8, and text in the form of an escape.
     """
-    if text.isprintable():
+    if text.isascii() and text.isprintable() and " " not in text:
         return text
+    hidden = {at for piece in _unseen(text) for at in range(piece.start, piece.end)}
+    hidden.update(at for at, char in enumerate(text) if not char.isprintable())
+    hidden.update(at for spaces in _EDGE_SPACES.finditer(text) for at in range(*spaces.span()))
+    hidden.update(escape.start() for escape in _ESCAPE.finditer(text))
     out: list[str] = []
-    for char in text:
-        code = ord(char)
-        if 0xDC80 <= code <= 0xDCFF:  # an invalid UTF-8 byte, in the form of surrogateescape
-            out.append(f"\\x{code - 0xDC00:02x}")
-        elif char == "\\":
-            out.append("\\\\")
-        elif char.isprintable():
-            out.append(char)
+    for is_hidden, run in groupby(range(len(text)), hidden.__contains__):
+        characters = [text[at] for at in run]
+        if is_hidden:
+            out.append(f"{OPEN}U+{','.join(f'{ord(character):04X}' for character in characters)}{CLOSE}")
         else:
-            out.append(char.encode("unicode_escape", "backslashreplace").decode("ascii"))
+            out += characters
     return "".join(out)
+
+
+def spell_out_path(text: str) -> str:
+    """Return a path with an escape for every character beyond ASCII, so that it looks like no other path."""
+    return re.sub(
+        r"[^\x20-\x7e]+", lambda run: f"{OPEN}U+{','.join(f'{ord(char):04X}' for char in run[0])}{CLOSE}", text
+    )
+
+
+def restore_path(text: str) -> str:
+    """Return the name or path that :func:`escape_terminal_controls` or :func:`neutralise_text` showed as ``text``.
+
+    An escape of a character that neither of them escapes stays as it is, so that it cannot spell a ``/``.
+    """
+    return _ESCAPE.sub(_path_original, text) if OPEN in text else text
+
+
+def _path_original(match: re.Match[str]) -> str:
+    if match[2] is not None:
+        return match[2]
+    codes = [int(code, 16) for code in match[1].split(",")]
+    return "".join(map(chr, codes)) if all(map(_is_escaped_in_paths, codes)) else match[0]
+
+
+def _is_escaped_in_paths(code: int) -> bool:
+    if code < 0x80:
+        return 0 < code <= 0x20 or code == 0x7F
+    return code <= 0x10FFFF and not (0xD800 <= code < 0xDC80 or 0xDCFF < code < 0xE000)
+
+
+def fold_spelling(name: str) -> str:
+    """Return one spelling for all names that look alike: accents as single characters, and every space as U+0020."""
+    if name.isascii():
+        return name
+    return "".join(" " if char.isspace() and char >= "\x80" else char for char in unicodedata.normalize("NFC", name))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from acp import schema
 
 from handrail.contract.calls_and_results import Result
+from handrail.contract.text.neutralisation import restore_path
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.cli.terminal_output import escape_invisible, to_one_line
 
@@ -77,8 +78,11 @@ def list_call_files(spec: ToolSpec | None, arguments: Mapping[str, Any], workdir
 
 
 def to_protocol_path(path: str, workdir: str) -> str:
-    """Return a path in the form that the protocol requires."""
-    return os.path.normpath(os.path.join(workdir, path))  # noqa: PTH118 - text only: nothing is looked up
+    """Return an argument or a shown path in the form that the protocol requires."""
+    real = restore_path(path)
+    if any("\ud800" <= char < "\ue000" for char in real):  # bytes that are not UTF-8, which JSON cannot hold
+        real = path
+    return os.path.normpath(os.path.join(workdir, real))  # noqa: PTH118 - text only: nothing is looked up
 
 
 class EditorDiff(NamedTuple):

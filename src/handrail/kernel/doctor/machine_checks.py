@@ -107,6 +107,7 @@ _EXTRAS = {
     "openai": ("openai", "--model openai:NAME"),
     "anthropic": ("anthropic", "--model anthropic:NAME"),
     "gemini": ("google.genai", "--model gemini:NAME"),
+    "pdf": ("pypdf", "reading PDF files"),
     "search": ("onnxruntime", "finding tools by meaning"),
     "web": ("trafilatura", "web_fetch of HTML pages"),
 }

@@ -1,5 +1,6 @@
 """Matching of rule patterns with an argv, a path, a host, or the arguments by name.
 
+Paths that look the same are one path for a rule: how an accent is encoded, and which space is used, does not matter.
 A :class:`RuleRanking` has the rules that can matter to one question, most specific first, and finds the first that matches a
 subject. One regular expression tries all path patterns at once. Other patterns are tried one by one.
 """
@@ -27,6 +28,7 @@ from handrail.contract.text.glob_patterns import (
     pattern_length,
 )
 from handrail.contract.text.host_names import HostPattern, parse_host, parse_host_pattern, rule_matches_host
+from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.tool.requires import Capability
 from handrail.policy.rules.pattern_lexer import (
     ANY_ARGUMENTS,
@@ -328,6 +330,10 @@ class _RankedPathRules:
 
     def find_winner(self, relative: str, absolute: str) -> RankedRule | None:
         """Return the first rule that matches a path, or the one that matches every path."""
+        if not absolute.isascii():
+            is_outside = relative is absolute
+            absolute = fold_spelling(absolute)
+            relative = absolute if is_outside else fold_spelling(relative)
         places = self._names.find_matching_globs(absolute if self._split_absolute else relative)
         if (self._any_relative is not None and self._any_relative.match(relative) is not None) or (
             self._any_absolute is not None and self._any_absolute.match(absolute) is not None
@@ -422,7 +428,7 @@ def _compared_path_pattern(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
     """
     if not rule.pattern or rule.pattern == "*":
         return "every", ""
-    pattern = normalize_path_pattern(rule.pattern)
+    pattern = fold_spelling(restore_path(normalize_path_pattern(rule.pattern)))
     if fault_in_pattern(pattern) is not None:
         return ("every" if rule.action == "deny" else "none"), ""
     if pattern.startswith("/"):
@@ -476,8 +482,12 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
     def test(path: PathSubject) -> bool:
         form, pattern = outside if path.relative is None else inside
         if form == "relative":
-            return path.relative is not None and path_matches(pattern, path.relative, any_case=rule.any_case)
-        return form == "every" or (form == "absolute" and path_matches(pattern, path.absolute, any_case=rule.any_case))
+            return path.relative is not None and path_matches(
+                pattern, fold_spelling(path.relative), any_case=rule.any_case
+            )
+        return form == "every" or (
+            form == "absolute" and path_matches(pattern, fold_spelling(path.absolute), any_case=rule.any_case)
+        )
 
     return test
 

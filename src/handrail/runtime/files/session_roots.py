@@ -11,14 +11,22 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import sys
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.services.file_services import ResolvedPath
-from handrail.contract.text.neutralisation import escape_terminal_controls
+from handrail.contract.text.neutralisation import (
+    escape_terminal_controls,
+    fold_spelling,
+    restore_path,
+    spell_out_path,
+)
 
 # The kernel's own path resolution (openat2), called by ctypes.
 
@@ -108,6 +116,8 @@ def find_openat2_problem() -> str | None:
 MAX_PATH_BYTES = 4095
 """The kernel's limit for one path, without its final NUL."""
 MAX_NAME_BYTES = 255
+MAX_COMPARED_NAMES = 20_000
+"""How many entries of a folder are compared with a name that does not exist there."""
 _MAX_CHARACTER_BYTES = 4
 """The maximum length of one character in bytes."""
 
@@ -155,8 +165,23 @@ class SessionRoots:
     def resolve_path(self, path: str) -> ResolvedPath:
         """Return the canonical form of ``path``, which is absolute or relative to the workspace.
 
+        The path may be spelled as a message showed it, or in a way that looks the same. See :meth:`_find_meant_path`.
+
         :raises ToolError: ``invalid_input`` for a text that cannot name a file: empty, with NUL, too long or not
-            encodable; ``unavailable`` if the workspace has become a link to another folder
+            encodable, or for one that means several files; ``unavailable`` if the workspace has become a link to
+            another folder
+        """
+        if path.isascii() and " " not in path and "\\" not in path:
+            return self.resolve_exact_path(path)
+        _check_path(restore_path(path))
+        meant, alike = self._find_meant_path(path)
+        located = self.resolve_exact_path(meant)
+        return located._replace(same_looking=alike) if alike else located
+
+    def resolve_exact_path(self, path: str) -> ResolvedPath:
+        """Return the canonical form of a path that is spelled as on the disk, such as a word of a shell text.
+
+        :raises ToolError: as :meth:`resolve_path`
         """
         if not (0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path):
             _check_path(path)
@@ -168,11 +193,66 @@ class SessionRoots:
             raise lost
         return located
 
+    def _find_meant_path(self, path: str) -> tuple[str, tuple[str, ...]]:
+        """Return ``path`` as it is spelled on the disk, and other entries that look the same.
+
+        An escape of a shown path stands for its character. If nothing has that name, an entry with the text of the
+        escape is meant, or the one that git shows so in quotes, or the only one that looks the same.
+
+        :raises ToolError: ``invalid_input`` if several look the same, and none is spelled so
+        """
+        restored = restore_path(path)
+        if self._exists(restored):
+            return restored, () if restored != path else self._list_other_forms(path)
+        for other in dict.fromkeys((path, _unquote_git_path(path))):
+            if other != restored and self._exists(other):
+                return other, ()
+        found = ""
+        for part in path.split("/"):
+            name = restore_path(part)
+            if name == part and (not part.isascii() or " " in part) and not self._exists(found + part):
+                name = self._find_same_looking(found, part) or part
+            found += f"{name}/"
+        return found[:-1], ()
+
+    def _exists(self, path: str) -> bool:
+        return os.path.lexists(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
+
+    def _list_other_forms(self, path: str) -> tuple[str, ...]:
+        """Return the entries that differ from ``path`` only in how an accent is encoded, spelled out."""
+        forms = dict.fromkeys(unicodedata.normalize(form, path) for form in ("NFC", "NFD"))
+        return tuple(spell_out_path(form) for form in forms if form != path and self._exists(form))
+
+    def _find_same_looking(self, folder: str, name: str) -> str | None:
+        """Return the only entry of ``folder`` that looks like ``name``; None if there is none.
+
+        :raises ToolError: ``invalid_input`` if there are several
+        """
+        place = resolve_canonical(os.path.join(self.workspace, folder).rstrip("/") or "/")  # noqa: PTH118 - see above
+        if not self.locate_canonical(place).is_inside:
+            return None
+        wanted = fold_spelling(name)
+        try:
+            with os.scandir(place) as entries:
+                names = [one.name for one in islice(entries, MAX_COMPARED_NAMES)]
+        except (OSError, ValueError):
+            return None
+        found = [one for one in names if one != name and fold_spelling(one) == wanted]
+        if len(found) > 1:
+            shown = " and ".join(f"`{spell_out_path(folder + one)}`" for one in sorted(found)[:3])
+            raise ToolError(
+                f"`{escape_terminal_controls(folder + name)}` could mean several files, which look the same: {shown}. Use "
+                "one of these spellings.",
+                kind="invalid_input",
+            )
+        return found[0] if found else None
+
     def find_link(self, path: str, located: ResolvedPath) -> str | None:
         """Return the shown path of a link if the last name of ``path`` is one; None if it is not.
 
         :param located: the resolved ``path``
         """
+        path = self._find_meant_path(path)[0]
         folder, _, name = os.path.join(self.workspace, path).rstrip("/").rpartition("/")  # noqa: PTH118 - see above
         if name in ("", ".", ".."):
             return None
@@ -184,9 +264,9 @@ class SessionRoots:
         for root, within, writable in self._roots_by_length:
             if absolute.startswith(within) or absolute == root:
                 inner = absolute[len(within) :] or "."
-                shown = inner if root == self.workspace else absolute
-                if shown is not inner or not shown.isprintable():
-                    shown = self.format_path(absolute)
+                shown = inner if root == self.workspace else self.format_path(absolute)
+                if shown is inner:
+                    shown = escape_terminal_controls(inner)
                 return ResolvedPath(absolute, shown, True, root, writable, inner)
         return ResolvedPath(absolute, escape_terminal_controls(absolute), False)
 
@@ -207,6 +287,26 @@ class SessionRoots:
         if absolute.startswith(self._workspace_prefix):
             absolute = absolute[len(self._workspace_prefix) :]
         return escape_terminal_controls(absolute)
+
+
+_GIT_ESCAPE = re.compile(rb'\\([0-7]{3}|x[0-9a-f]{2}|[abfnrtv"\\])')
+_GIT_CHARACTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
+
+
+def _unquote_git_path(path: str) -> str:
+    """Return the path that git shows as ``path``: in quotes, with escapes, and bytes as numbers."""
+    if "\\" not in path:
+        return path
+    with contextlib.suppress(UnicodeEncodeError):
+        inner = path[1:-1] if len(path) > 2 and path[0] == path[-1] == '"' else path
+        return os.fsdecode(_GIT_ESCAPE.sub(_git_byte, os.fsencode(inner)))
+    return path
+
+
+def _git_byte(match: re.Match[bytes]) -> bytes:
+    if len(match[1]) == 3:
+        return bytes((int(match[1][1:], 16) if match[1][:1] == b"x" else int(match[1], 8) & 0xFF,))
+    return bytes((_GIT_CHARACTERS.get(match[1][0], match[1][0]),))
 
 
 def _check_path(path: str) -> None:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.neutralisation import EscapedText
+from handrail.contract.text.neutralisation import EscapedText, escape_terminal_controls, restore_path
 from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text, replace_invalid_bytes, strip_mark
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.files.document_text import read_notebook
 from handrail.tools.files.lines_and_diffs import (
     LineReplacement,
     UnifiedDiff,
@@ -27,7 +28,7 @@ from handrail.tools.files.lines_and_diffs import (
     make_diff_of_texts,
     split_lines,
 )
-from handrail.tools.files.reading_and_search import read_bytes, read_lines_or_image
+from handrail.tools.files.reading_and_search import get_max_answer_bytes, read_bytes, read_lines_or_image
 from handrail.tools.files.text_changes import (
     EscapeNotes,
     apply_line_replacements,
@@ -57,9 +58,9 @@ class ReadTool(Tool):
     spec = file_read_spec(
         id="read",
         description=(
-            "Read a text file by lines, a byte range of any file, or an image. Returns text without line "
-            "numbers, up to 200 KB unless the operator set another limit; `next` is the offset to continue "
-            "from, or null at the end. Lines are cut at 2,000 characters. To list a folder use glob."
+            "Read a text file by lines, a PDF by pages, a Jupyter notebook by cells, a byte range of any file, or an image. "
+            "Returns text without line numbers, up to 200 KB unless the operator set another limit; `next` is the offset "
+            "to continue from, or null at the end. Lines are cut at 2,000 characters. To list a folder use glob."
         ),
         parameters=make_closed_object_schema(
             {
@@ -67,16 +68,22 @@ class ReadTool(Tool):
                 "offset": {
                     "type": "integer",
                     "description": (
-                        "First line, counted from 1, or first byte, counted from 0. -20 starts 20 before the end. "
+                        "First line, page or cell, counted from 1, or first byte, counted from 0. -20 starts 20 before the end. "
                         "Default: the start"
                     ),
                 },
                 "limit": {
                     "type": "integer",
                     "minimum": 1,
-                    "description": "Maximum number of lines or bytes. Default: as many as fit",
+                    "description": "Maximum number of lines, pages, cells or bytes. Default: as many as fit",
                 },
-                "unit": {"enum": ["lines", "bytes"], "default": "lines", "description": "Unit of offset and limit"},
+                "unit": {
+                    "enum": ["lines", "bytes"],
+                    "description": (
+                        "Unit of offset and limit. lines: a notebook as JSON text. Default: pages of a PDF, cells of a "
+                        "notebook, else lines"
+                    ),
+                },
             },
             ["path"],
         ),
@@ -90,6 +97,11 @@ class ReadTool(Tool):
         try:
             if args.get("unit") == "bytes":
                 return await read_bytes(runtime, path, offset or 0, args.get("limit"))
+            if "unit" not in args and path.lower().endswith(".ipynb"):
+                most = get_max_answer_bytes(runtime)
+                cells = await read_notebook(runtime, path, offset or 1, args.get("limit"), most)
+                if cells is not None:
+                    return cells
             return await read_lines_or_image(runtime, path, offset or 1, args.get("limit"))
         except ToolError as error:
             raise await _explain_error(error, path, runtime) from None
@@ -435,16 +447,17 @@ async def _explain_error(error: ToolError, path: str, runtime: Runtime) -> ToolE
 
 
 async def _missing_file_error(error: ToolError, path: str, runtime: Runtime) -> ToolError:
-    folder, name = posixpath.split(path.rstrip("/"))
+    folder, name = posixpath.split(restore_path(path).rstrip("/"))
     try:
         names = [posixpath.basename(entry.path) for entry in await runtime.files.list(folder or ".")]
     except ToolError:
         return error
-    alike = nearest_names(name, names)
+    alike = nearest_names(escape_terminal_controls(name), names)
     if not alike:
         return error
+    folder = escape_terminal_controls(folder)
     shown = ", ".join(posixpath.join(folder, one) for one in alike)
     return ToolError(
-        f"File {path} does not exist. Similar names: {shown}. Use one of these, or create the file with write.",
+        f"File {posixpath.join(folder, escape_terminal_controls(name))} does not exist. Similar names: {shown}. Use one of these, or create the file with write.",
         kind=error.kind,
     )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ToolError
-from handrail.contract.services.file_services import FileLineRange, FileSearchResult
+from handrail.contract.services.file_services import FileLineRange, FileSearchResult, SearchOmission
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.text_encodings import UTF_8, UTF_8_MARK
 from handrail.contract.tool.tool_protocol import Tool
+from handrail.tools.files.document_text import PDF_START, read_pdf
 from handrail.tools.tool_declarations import MAX_PATH, MAX_PATTERN, file_read_spec, make_closed_object_schema
 
 MAX_IMAGE = 20 * 1024 * 1024
@@ -28,7 +29,6 @@ _IMAGES = (
 )
 _BINARIES = (
     (b"\x7fELF", "an ELF program or library"),
-    (b"%PDF-", "a PDF document"),
     (b"PK\x03\x04", "a ZIP archive, or an office document or package in one"),
     (b"\x1f\x8b", "gzip data"),
     (b"BZh", "bzip2 data"),
@@ -51,11 +51,13 @@ def get_max_answer_bytes(runtime: Runtime) -> int:
 
 
 async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: int | None) -> dict[str, object]:
-    """Read the lines from ``first`` on that fit into an answer, or an image.
+    """Read the lines from ``first`` on that fit into an answer, an image, or the pages of a PDF.
 
     :raises ToolError: ``invalid_input`` for another binary file, or lines beyond the end
     """
     most = get_max_answer_bytes(runtime)
+    if path.lower().endswith(".pdf") and (await runtime.files.read_bytes(path, max_bytes=5)).data == PDF_START:
+        return await read_pdf(runtime, path, first, count, most)
     found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
     if not found.lines and found.size:
         raise ToolError(
@@ -63,6 +65,8 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
             kind="invalid_input",
         )
     text = "\n".join(found.lines)
+    if text.startswith(PDF_START.decode()):
+        return await read_pdf(runtime, path, first, count, most)
     if _looks_binary(text):
         return await _image_data(runtime, path, found.size)
     lines = found.lines
@@ -133,6 +137,8 @@ def format_byte_range(data: bytes, begin: int, size: int, most: int) -> dict[str
 async def _image_data(runtime: Runtime, path: str, size: int) -> dict[str, object]:
     head = (await runtime.files.read_bytes(path, max_bytes=_SNIFF_BYTES)).data
     media_type = detect_image_type(head)
+    if head.startswith(PDF_START):
+        return await read_pdf(runtime, path, 1, None, get_max_answer_bytes(runtime))
     if media_type is None:
         what = next((name for magic, name in _BINARIES if head.startswith(magic)), "unknown type")
         raise ToolError(
@@ -210,6 +216,16 @@ _FOLDER = {
     "default": ".",
     "description": "Folder to search",
 }
+_HIDDEN = {
+    "type": "boolean",
+    "default": False,
+    "description": "Include files and folders whose names start with a dot",
+}
+_IGNORED = {
+    "type": "boolean",
+    "default": False,
+    "description": "Include files that an ignore file such as .gitignore excludes",
+}
 
 
 class GlobTool(Tool):
@@ -218,7 +234,7 @@ class GlobTool(Tool):
         description=(
             "Find files by name or path pattern: `*` matches within a name, `**` across folders, e.g. "
             "`src/**/*.py`. Returns up to 1,000 paths, sorted. Skips ignored files, and hidden files unless "
-            "a part of the pattern starts with a dot."
+            "a part of the pattern starts with a dot. A folder that you name is always searched."
         ),
         parameters=make_closed_object_schema(
             {
@@ -229,6 +245,8 @@ class GlobTool(Tool):
                     "description": "Pattern for the path within `path`",
                 },
                 "path": _FOLDER,
+                "hidden": _HIDDEN,
+                "ignored": _IGNORED,
             },
             ["pattern"],
         ),
@@ -238,9 +256,12 @@ class GlobTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        pattern: str = args["pattern"]
-        hidden = any(part.startswith(".") and part not in (".", "..") for part in pattern.split("/"))
-        found = await runtime.search.glob(pattern, args.get("path", "."), hidden=hidden)
+        found = await runtime.search.glob(
+            args["pattern"],
+            args.get("path", "."),
+            hidden=args.get("hidden", False),
+            ignored=args.get("ignored", False),
+        )
         return {"paths": list(found.paths), **_describe_omitted_entries(found, "a narrower pattern or path")}
 
 
@@ -250,7 +271,8 @@ class GrepTool(Tool):
         description=(
             "Search file contents for a text or regular expression, e.g. where a function is used, line by "
             "line (Rust syntax: no look-around, no back-references). Returns up to 200 matches as path, line "
-            "and text, sorted. Skips hidden, binary and ignored files. Use it instead of grep in bash."
+            "and text, sorted. Skips hidden, binary and ignored files, except in a folder that you name. Use it instead of "
+            "grep in bash."
         ),
         parameters=make_closed_object_schema(
             {
@@ -265,10 +287,12 @@ class GrepTool(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": MAX_PATTERN,
-                    "description": "Only files with a matching name, e.g. `*.py`. Default: all",
+                    "description": "Only files with a matching name or path, e.g. `*.py` or `src/**/*.ts`. Default: all",
                 },
                 "ignore_case": {"type": "boolean", "default": False, "description": "Ignore upper and lower case"},
                 "literal": {"type": "boolean", "default": False, "description": "Treat `pattern` as plain text"},
+                "hidden": _HIDDEN,
+                "ignored": _IGNORED,
             },
             ["pattern"],
         ),
@@ -284,6 +308,8 @@ class GrepTool(Tool):
             glob=args.get("glob"),
             ignore_case=args.get("ignore_case", False),
             literal=args.get("literal", False),
+            hidden=args.get("hidden", False),
+            ignored=args.get("ignored", False),
         )
         return {
             "matches": [{"path": m.path, "line": m.line, "text": m.text} for m in found.matches],
@@ -309,7 +335,8 @@ class TreeTool(Tool):
                     "default": 3,
                     "description": "Levels to show",
                 },
-                "hidden": {"type": "boolean", "default": False, "description": "Include hidden files and folders"},
+                "hidden": _HIDDEN,
+                "ignored": _IGNORED,
                 "max_entries": {
                     "type": "integer",
                     "minimum": 1,
@@ -324,8 +351,11 @@ class TreeTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path: str = args.get("path", ".")
-        found = await runtime.search.glob("**", path, hidden=args.get("hidden", False))
-        below = "" if path in (".", "./") else path.rstrip("/").removeprefix("./") + "/"
+        found = await runtime.search.glob(
+            "**", path, hidden=args.get("hidden", False), ignored=args.get("ignored", False)
+        )
+        folder = (await runtime.files.stat(path)).path
+        below = "" if folder == "." else f"{folder}/"
         lines: list[str] = []
 
         def arrange() -> bool:
@@ -335,7 +365,7 @@ class TreeTool(Tool):
             return root.add_tree_lines(lines, 0, args.get("depth", 3), args.get("max_entries", 400))
 
         cut = await asyncio.to_thread(arrange) if len(found.paths) > _FEW else arrange()
-        answer: dict[str, object] = {"path": path, "files": len(found.paths), "tree": "\n".join(lines)}
+        answer: dict[str, object] = {"path": folder, "files": len(found.paths), "tree": "\n".join(lines)}
         if cut:
             answer["has_more"] = "The tree is incomplete. Use a narrower path, a smaller depth or more max_entries."
         return {**answer, **_describe_omitted_entries(found, "a narrower path")}
@@ -391,4 +421,25 @@ def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[st
         fields["has_more"] = f"The list is incomplete. Use {narrower}."
     if found.denied_count:
         fields["skipped"] = found.denied_count
+    if not found.matches and not found.paths and not found.denied_count:
+        fields["searched_files"] = found.searched_count
+        left_out = [explain(count) for why, explain in _OMISSIONS.items() if (count := found.omissions.get(why, 0))]
+        if left_out:
+            fields["left_out"] = left_out
     return fields
+
+
+def _explain_omission(what: str, remedy: str) -> Callable[[int], str]:
+    return lambda count: f"{count:,} {'file' if count == 1 else 'files'} {what} would match. {remedy}"
+
+
+_OMISSIONS: Mapping[SearchOmission, Callable[[int], str]] = {
+    "hidden": _explain_omission("with a hidden name or folder", "To include them, set `hidden`."),
+    "ignored": _explain_omission(
+        "that an ignore file excludes", "To include them, set `ignored`, or name their folder in `path`."
+    ),
+    "binary": _explain_omission(
+        "with binary content", "To see the content, use read with `unit: bytes`, or a program in bash."
+    ),
+    "case": _explain_omission("in another letter case", "To find them, write the pattern in their case."),
+}

@@ -11,6 +11,7 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git import git_output_parsers
 from handrail.tools.git.git_output_parsers import (
@@ -28,6 +29,7 @@ from handrail.tools.git.git_repository import (
     GitRepository,
     check_single_commit,
     decode_git_output,
+    find_meant_paths,
     open_repository,
     parse_git_output,
     run_in_thread_if_many,
@@ -68,7 +70,7 @@ class GitAddTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
-        return await stage_changes(repository, args.get("paths", []))
+        return await stage_changes(repository, await find_meant_paths(runtime, args.get("paths", [])))
 
 
 async def stage_changes(repository: GitRepository, paths: Sequence[str], *, new: bool = True) -> dict[str, Any]:
@@ -124,7 +126,9 @@ def _describe_staged_files(
     for path in paths:
         inner = repository.to_work_tree_path(path).encode("utf-8", "surrogateescape")
         if inner != b"." and not (_first_from(touched, inner) == inner or _is_within(touched, inner)):
-            left_out[path] = "The path has no unstaged changes, is ignored, or does not exist."
+            left_out[escape_terminal_controls(path)] = (
+                "The path has no unstaged changes, is ignored, or does not exist."
+            )
     if left_out:
         answer["not_staged"] = dict(list(left_out.items())[:MOST_LISTED])
     return answer
@@ -358,7 +362,7 @@ class GitCheckoutTool(Tool):
             check_single_commit(args["ref"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        paths, track = args.get("paths", []), args.get("track", False)
+        paths, track = await find_meant_paths(runtime, args.get("paths", [])), args.get("track", False)
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
         ref = [check_single_commit(args["ref"])] if "ref" in args else []
         await refuse_wrong_content(repository, ref[0] if ref else None, paths)

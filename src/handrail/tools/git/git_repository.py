@@ -13,6 +13,7 @@ from handrail.contract.errors import ErrorKind, ToolError, decode_text
 from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.host_names import ParsedUrl, parse_url
+from handrail.contract.text.neutralisation import escape_terminal_controls, fold_spelling, restore_path
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 # Settings that keep git from running other programs, whatever a repository's configuration says.
@@ -195,7 +196,6 @@ _UNKNOWN = re.compile(
 )
 _HALF_DONE = re.compile(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
 """``git checkout`` exits with 0 even if it could not replace a file."""
-_SHOWN = re.compile(r"\\x([89a-f][0-9a-f])")
 _CONFIG_IN_USE = re.compile(r"config file .*: Device or resource busy")
 """Another program is running, for which the file is mounted."""
 _IDENTITY = re.compile(r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE)
@@ -265,11 +265,11 @@ class GitRepository:
     # ── paths ────────────────────────────────────────────────────────────────────────────────────
 
     def to_work_tree_path(self, path: str) -> str:
-        r"""Return a path relative to the work tree. ``\xhh`` is a byte as :meth:`shown` spells it.
+        """Return a path relative to the work tree.
 
         :raises ToolError: ``invalid_input`` if the path is outside the work tree
         """
-        absolute = resolve_tool_path(self.runtime, _SHOWN.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), path))
+        absolute = resolve_tool_path(self.runtime, path)
         if absolute == self.top:
             return "."
         if not absolute.startswith(self.top.rstrip("/") + "/"):
@@ -293,14 +293,14 @@ class GitRepository:
         return found
 
     def to_display_path(self, raw: bytes) -> str:
-        r"""Return a path of git's relative to the workspace. A byte that is not UTF-8 becomes ``\xhh``."""
+        """Return a path of git's relative to the workspace, in the form to show."""
         prefix = self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]
-        path = decode_git_output(raw)
-        return f"{prefix}/{path}" if prefix else path
+        path = raw.decode("utf-8", "surrogateescape")
+        return escape_terminal_controls(f"{prefix}/{path}" if prefix else path)
 
     @property
     def display_top(self) -> str:
-        return self.top[len(self.runtime.workdir.rstrip("/")) + 1 :] or "."
+        return escape_terminal_controls(self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]) or "."
 
     async def find_rule_hidden_paths(self, paths: Iterable[bytes], most: int) -> set[bytes]:
         """Return the paths that rules hide from programs, whose content git must not show either.
@@ -376,7 +376,7 @@ async def open_repository(runtime: Runtime, folder: str, *, writing: bool = Fals
 
     :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old
     """
-    place = resolve_tool_path(runtime, folder)
+    place = resolve_tool_path(runtime, await find_meant_path(runtime, folder))
     environment = make_git_environment(runtime.workdir, writing=writing)
     asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
     where, listed = await asyncio.gather(
@@ -420,6 +420,25 @@ async def run_git_unchecked(
             kind="unavailable",
         )
     return done
+
+
+async def find_meant_path(runtime: Runtime, path: str) -> str:
+    """Return the path of a tool's argument as it is spelled on the disk, or as git knows it if it was deleted."""
+    if path.isascii() and not {" ", "\\"} & set(path):
+        return path
+    restored = restore_path(path)
+    try:
+        there = resolve_tool_path(runtime, restore_path((await runtime.files.stat(path)).path))
+    except ToolError:
+        return restored
+    spellings = {fold_spelling(resolve_tool_path(runtime, one)) for one in (path, restored)}
+    # Through a link, another path leads there, and git has the link.
+    return there if "\\" in path or fold_spelling(there) in spellings else restored
+
+
+async def find_meant_paths(runtime: Runtime, paths: Sequence[str]) -> list[str]:
+    """Return the result of :func:`find_meant_path` for each path."""
+    return [await find_meant_path(runtime, path) for path in paths]
 
 
 def resolve_tool_path(runtime: Runtime, path: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git import git_output_parsers
 from handrail.tools.git.git_output_parsers import (
@@ -27,6 +28,8 @@ from handrail.tools.git.git_repository import (
     check_revision,
     check_single_commit,
     decode_git_output,
+    find_meant_path,
+    find_meant_paths,
     open_repository,
     parse_git_output,
     run_in_thread_if_many,
@@ -173,10 +176,9 @@ class GitLogTool(Tool):
         ]
         words += ["--no-show-signature", "--no-ext-diff", "--no-textconv", "--no-notes", "--decorate=short"]
         words += [check_revision(args["ref"])] if "ref" in args else []
+        about = repository.make_pathspecs(await find_meant_paths(runtime, args.get("paths", ())))
         try:
-            found = await repository.parse_command_output(
-                git_output_parsers.parse_commits, *words, "--", *repository.make_pathspecs(args.get("paths", ()))
-            )
+            found = await repository.parse_command_output(git_output_parsers.parse_commits, *words, "--", *about)
         except GitCommandError as error:
             if "does not have any commits yet" not in error.message:
                 raise
@@ -221,7 +223,7 @@ class GitBlameTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path: str = args["path"]
+        path = await find_meant_path(runtime, args["path"])
         folder = path.rstrip("/").rpartition("/")[0]
         repository = await open_repository(runtime, folder or ("/" if path.startswith("/") else "."))
         first, count = args.get("first", 1), args.get("count", 300)
@@ -247,7 +249,7 @@ class GitBlameTool(Tool):
             if number not in made:
                 made[number] = _author_data(number, about)
         answer: dict[str, Any] = {
-            "path": path,
+            "path": escape_terminal_controls(path),
             "commits": made,
             "lines": [{"line": line, "commit": number, "text": row} for number, line, _, row in found[:count]],
         }
@@ -480,7 +482,7 @@ class GitShowTool(Tool):
 
 
 async def _file_data(repository: GitRepository, ref: str, path: str) -> dict[str, Any]:
-    inner = repository.to_work_tree_path(path)
+    inner = repository.to_work_tree_path(await find_meant_path(repository.runtime, path))
     at = f"{ref}:{'' if inner == '.' else inner}"
     kind = decode_git_output(await repository.read_git_output("cat-file", "-t", at)).strip()
     if kind != "blob":
@@ -502,7 +504,7 @@ async def make_diff_data(
     :param args: the arguments of the call, with ``paths``, ``context`` and ``counts_only``
     :param names: a command that lists differing names without reading files, unlike ``git diff``
     """
-    paths = args.get("paths", ())
+    paths = await find_meant_paths(repository.runtime, args.get("paths", ()))
     about = repository.make_pathspecs(paths)
     listing = names or ["diff", *ends, "--no-renames", *_PLAIN]
     options = ("--raw", "-z", "--ignore-submodules=dirty")

@@ -8,6 +8,7 @@ from typing import Any
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import git_server_command_option
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.neutralisation import escape_terminal_controls, restore_path
 from handrail.contract.tool.requires import NetRequires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
@@ -17,6 +18,7 @@ from handrail.tools.git.git_output_parsers import FOLDER, WRITES_CONFIG
 from handrail.tools.git.git_repository import (
     GitRepository,
     decode_git_output,
+    find_meant_path,
     get_transport_kind,
     is_beneath,
     is_same_web_url,
@@ -64,7 +66,7 @@ class GitInitTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path: str = args.get("path", ".")
+        path = await find_meant_path(runtime, args.get("path", "."))
         branch = check_branch_name(args.get("branch", "main"))
         word = _folder_argument(runtime, path)
         try:
@@ -83,7 +85,7 @@ class GitInitTool(Tool):
         )
         if done.exit_code:
             raise make_git_error(words, done)
-        return {"repository": path, "branch": branch}
+        return {"repository": escape_terminal_controls(path), "branch": branch}
 
 
 class GitCloneTool(Tool):
@@ -146,12 +148,12 @@ class GitCloneTool(Tool):
         if "url" in args:
             origin, protocols = str(parse_web_url(args["url"])), _WEB
         else:
-            origin, protocols = resolve_tool_path(runtime, args["source"]), _PATH
+            origin, protocols = resolve_tool_path(runtime, await find_meant_path(runtime, args["source"])), _PATH
             if not is_beneath(origin, runtime.workdir):
                 raise ToolError(
                     f"`source` is outside the workspace: {args['source']}. Use a folder inside it.", kind="denied"
                 )
-        path = args.get("path") or posixpath.basename(origin.rstrip("/")).removesuffix(".git")
+        path = restore_path(args.get("path", "")) or posixpath.basename(origin.rstrip("/")).removesuffix(".git")
         word = _folder_argument(runtime, path)
         words = ["clone", "--quiet", "--no-recurse-submodules", "--no-local", "--origin=origin"]
         words += [f"--branch={check_branch_name(args['branch'])}"] if "branch" in args else []

@@ -1,0 +1,136 @@
+"""Answers of ``read`` for documents: a PDF by page, a Jupyter notebook by cell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from handrail.contract.errors import ToolError
+from handrail.contract.services.tool_runtime import Runtime
+
+PDF_START = b"%PDF-"
+_MAX_OUTPUT = 10_000
+"""The most characters that are shown of one output of a cell."""
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_NO_TEXT = "(This page has no text. It may be a scan: convert it to images with a program in bash, and read these.)"
+
+
+async def read_pdf(runtime: Runtime, path: str, first: int, count: int | None, max_bytes: int) -> dict[str, object]:
+    """Read the text of the pages from ``first`` on that fit into an answer."""
+    found = await runtime.files.read_pages(path, first=first, count=count, max_bytes=max_bytes)
+    parts = [
+        f"--- page {number} ---\n{text.strip() or _NO_TEXT}" for number, text in enumerate(found.pages, found.first)
+    ]
+    return {
+        "path": found.path,
+        **_join_parts(parts, max_bytes, found.first, found.total, "page"),
+        "size": found.size,
+    }
+
+
+async def read_notebook(
+    runtime: Runtime, path: str, first: int, count: int | None, max_bytes: int
+) -> dict[str, object] | None:
+    """Read the cells from ``first`` on that fit into an answer; None if the file has another form or is too large.
+
+    :raises ToolError: ``invalid_input`` for cells beyond the end
+    """
+    try:
+        found = await runtime.files.read_bytes(path)
+    except ToolError as error:
+        if error.kind == "limit":
+            return None
+        raise
+    cells = await asyncio.to_thread(_parse_cells, found.data)
+    if cells is None:
+        return None
+    begin = max(1, len(cells) + first + 1) if first < 0 else first
+    if begin > max(1, len(cells)):
+        raise ToolError(
+            f"`offset` is beyond the end of {found.path}: cell {begin}. The notebook has {len(cells)} cells. Pass a smaller "
+            "`offset`.",
+            kind="invalid_input",
+        )
+    wanted = cells[begin - 1 :][:count]
+    parts = [_show_cell(number, cell) for number, cell in enumerate(wanted, begin)]
+    return {
+        "path": found.path,
+        **_join_parts(parts, max_bytes, begin, len(cells), "cell"),
+        "size": found.size,
+    }
+
+
+def _join_parts(parts: Sequence[str], max_bytes: int, first: int, total: int, what: str) -> dict[str, object]:
+    """Return as many parts as fit, with the numbers of the first and last, and of the one to continue with."""
+    used, kept = 0, list[str]()
+    for part in parts:
+        used += len(json.dumps(part, ensure_ascii=False).encode("utf-8", "replace"))
+        if used > max_bytes and kept:
+            break
+        kept.append(part if used <= max_bytes else f"{part[: max_bytes // 4]}\n(The rest of this {what} is too long.)")
+    last = first + len(kept) - 1
+    return {
+        "text": "\n\n".join(kept),
+        f"first_{what}": first,
+        f"last_{what}": last,
+        "next": last + 1 if last < total else None,
+        f"total_{what}s": total,
+    }
+
+
+def _parse_cells(data: bytes) -> list[Mapping[str, Any]] | None:
+    """Return the cells of a notebook; None if it is none."""
+    try:
+        notebook: Any = json.loads(data.decode("utf-8-sig"))
+        sheets: Any = notebook.get("worksheets")
+        cells: Any = sheets[0]["cells"] if "cells" not in notebook and sheets else notebook["cells"]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cast("list[object]", cells)):
+        return None
+    return cast("list[Mapping[str, Any]]", cells)
+
+
+def _show_cell(number: int, cell: Mapping[str, Any]) -> str:
+    kind = str(cell.get("cell_type", "unknown"))[:40]
+    lines = [f"--- cell {number} ({kind}) ---", _join_text(cell.get("source", cell.get("input", "")))]
+    outputs: object = cell.get("outputs")
+    for output in cast("list[object]", outputs) if isinstance(outputs, list) else ():
+        if isinstance(output, dict):
+            lines += [f"--- output of cell {number} ---", *_show_output(cast("Mapping[str, Any]", output))]
+    return "\n".join(lines)
+
+
+def _show_output(output: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the text of an output, and a note for each of its other forms if it has none."""
+    if output.get("output_type") in ("error", "pyerr"):
+        trace = _join_text(output.get("traceback", ""), "\n")
+        yield _shorten(trace or f"{output.get('ename')}: {output.get('evalue')}")
+        return
+    forms: object = output.get("data", output)
+    data: Mapping[str, Any] = cast("Mapping[str, Any]", forms) if isinstance(forms, dict) else {}
+    text = next((data[name] for name in ("text/plain", "text") if name in data), None)
+    others = [name for name in data if "/" in name and name != "text/plain"]
+    if text is not None:
+        yield _shorten(_join_text(text))
+    for name in others:
+        if text is None or name.startswith("image/"):
+            yield f"({name}, {len(_join_text(data[name])):,} characters, not shown)"
+
+
+def _shorten(text: str) -> str:
+    text = _TERMINAL_CODES.sub("", text).rstrip("\n")
+    if len(text) <= _MAX_OUTPUT:
+        return text
+    return f"{text[:_MAX_OUTPUT]}\n({len(text) - _MAX_OUTPUT:,} more characters of this output are not shown)"
+
+
+def _join_text(value: object, separator: str = "") -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return separator.join(one for one in cast("list[object]", value) if isinstance(one, str))
+    return json.dumps(value, ensure_ascii=False, default=str)

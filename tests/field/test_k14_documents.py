@@ -1,0 +1,272 @@
+"""Reports about PDFs and notebooks of which a model sees bytes, base64 or nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.contract.session_protocols import Session
+from handrail.runtime.files import pdf_pages
+from handrail.testing.scripted_kernel import temporary_kernel
+
+
+@pytest.fixture
+def ws(tmp_path: Path) -> Path:
+    folder = tmp_path / "ws"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+async def session(tmp_path: Path) -> AsyncGenerator[Session]:
+    async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
+        session = await kernel.session(headless=True)
+        yield session
+        await session.suspend()
+
+
+async def read(session: Session, path: str, **arguments: Any) -> dict[str, Any]:
+    result = await session.call("read", {"path": path, **arguments})
+    assert result.ok, result
+    data: dict[str, Any] = result.data  # type: ignore[assignment]
+    return data
+
+
+async def refused(session: Session, path: str, **arguments: Any) -> tuple[str | None, str]:
+    result = await session.call("read", {"path": path, **arguments})
+    assert not result.ok, result
+    return result.error_kind, str(result.error_text)
+
+
+def make_pdf(contents: Sequence[bytes], *, parent: str = "2 0 R", filters: bytes = b"") -> bytes:
+    """A document with one page for each content stream."""
+    kids = b" ".join(b"%d 0 R" % (4 + 2 * at) for at in range(len(contents)))
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [%s] /Count %d >>" % (kids, len(contents)),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for at, content in enumerate(contents):
+        page = b"<< /Type /Page /Parent %s /MediaBox [0 0 612 792] /Contents %d 0 R " % (parent.encode(), 5 + 2 * at)
+        objects.append(page + b"/Resources << /Font << /F1 3 0 R >> >> >>")
+        objects.append(b"<< /Length %d %s>>\nstream\n%s\nendstream" % (len(content), filters, content))
+    data = bytearray(b"%PDF-1.4\n")
+    offsets: list[int] = []
+    for number, one in enumerate(objects, 1):
+        offsets.append(len(data))
+        data += b"%d 0 obj\n%s\nendobj\n" % (number, one)
+    start = len(data)
+    data += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    data += b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    data += b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, start)
+    return bytes(data)
+
+
+def say(text: str) -> bytes:
+    return b"BT /F1 12 Tf 72 720 Td (%s) Tj ET" % text.encode("latin-1")
+
+
+PAGES = [say(f"Text of page {number}.") for number in range(1, 6)]
+
+
+@pytest.mark.parametrize("name", ["report.pdf", "REPORT.PDF", "report"])
+async def test_a_pdf_is_read_by_page(session: Session, ws: Path, name: str) -> None:
+    (ws / name).write_bytes(make_pdf(PAGES))
+    found = await read(session, name)
+    assert found["text"].startswith("--- page 1 ---\nText of page 1.\n\n--- page 2 ---")
+    assert "Text of page 5." in found["text"]
+    assert (found["first_page"], found["last_page"], found["total_pages"], found["next"]) == (1, 5, 5, None)
+
+
+async def test_a_range_of_pages_is_read(session: Session, ws: Path) -> None:
+    (ws / "a.pdf").write_bytes(make_pdf(PAGES))
+    found = await read(session, "a.pdf", offset=2, limit=2)
+    assert found["text"] == "--- page 2 ---\nText of page 2.\n\n--- page 3 ---\nText of page 3."
+    assert found["next"] == 4
+    assert (await read(session, "a.pdf", offset=-1))["text"] == "--- page 5 ---\nText of page 5."
+    kind, text = await refused(session, "a.pdf", offset=6)
+    assert kind == "invalid_input" and "The document has 5 pages" in text
+    assert (await read(session, "a.pdf", unit="bytes", limit=8))["text"] == "%PDF-1.4"
+
+
+async def test_a_scan_says_that_it_has_no_text(session: Session, ws: Path) -> None:
+    (ws / "scan.pdf").write_bytes(make_pdf([b"0 0 612 792 re f", say("Some text.")]))
+    text = (await read(session, "scan.pdf"))["text"]
+    assert "--- page 1 ---\n(This page has no text. It may be a scan" in text and "Some text." in text
+
+
+@pytest.mark.parametrize(("password", "is_readable"), [("", True), ("secret", False)])
+@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-256"])
+async def test_an_encrypted_document_says_so_if_it_needs_a_password(
+    session: Session, ws: Path, password: str, is_readable: bool, algorithm: str
+) -> None:
+    from pypdf import PdfReader, PdfWriter
+
+    (ws / "plain.pdf").write_bytes(make_pdf(PAGES))
+    writer = PdfWriter(clone_from=PdfReader(ws / "plain.pdf"))
+    writer.encrypt(password, owner_password="owner", algorithm=algorithm)
+    writer.write(ws / "a.pdf")
+    if is_readable:
+        assert "Text of page 5." in (await read(session, "a.pdf"))["text"]
+    else:
+        kind, text = await refused(session, "a.pdf")
+        assert kind == "unavailable" and "encrypted with a password" in text and "copy without" in text
+
+
+async def test_without_the_extra_a_way_is_said(session: Session, ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ws / "a.pdf").write_bytes(make_pdf(PAGES))
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if "site-packages" not in one])
+    kind, text = await refused(session, "a.pdf")
+    assert kind == "unavailable" and "pip install 'handrail[pdf]'" in text and "pdftotext" in text
+
+
+async def test_a_long_document_is_read_in_parts(session: Session, ws: Path) -> None:
+    (ws / "long.pdf").write_bytes(make_pdf([say(f"{number} " + "x" * 3_000) for number in range(1, 201)]))
+    found = await read(session, "long.pdf")
+    assert 1 < found["last_page"] < 200 and found["next"] == found["last_page"] + 1
+    rest = await read(session, "long.pdf", offset=found["next"])
+    assert rest["text"].startswith(f"--- page {found['next']} ---\n{found['next']} xxx")
+
+
+async def test_ten_thousand_pages_are_bounded(session: Session, ws: Path) -> None:
+    (ws / "many.pdf").write_bytes(make_pdf([say("x")] * 10_000))
+    found = await read(session, "many.pdf")
+    assert found["total_pages"] == 10_000 and 0 < found["last_page"] <= pdf_pages.MAX_PAGES
+    assert (await read(session, "many.pdf", offset=9_999))["last_page"] == 10_000
+
+
+def compress(piece: bytes, times: int) -> bytes:
+    made = zlib.compressobj(1)
+    return b"".join((*(made.compress(piece * 1_000) for _ in range(times // 1_000)), made.flush()))
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "bomb": lambda: make_pdf([compress(b"0 ", 100_000_000)], filters=b"/Filter /FlateDecode "),
+    "many operators": lambda: make_pdf([compress(b"(x) Tj ", 5_000_000)], filters=b"/Filter /FlateDecode "),
+    "page tree in a circle": lambda: make_pdf(PAGES).replace(b"/Kids [4 0 R", b"/Kids [2 0 R"),
+    "cut": lambda: make_pdf(PAGES)[:700],
+    "only the mark": lambda: b"%PDF-1.7\n",
+    "noise": lambda: b"%PDF-1.7\n" + bytes(range(256)) * 400,
+    "cross-references in a circle": lambda: make_pdf(PAGES).replace(b"/Root 1 0 R", b"/Root 1 0 R /Prev 9"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_document_ends_with_an_answer(session: Session, ws: Path, name: str) -> None:
+    (ws / "a.pdf").write_bytes(HOSTILE[name]())
+    result = await session.call("read", {"path": "a.pdf"})
+    assert "Traceback" not in str(result)
+    assert result.ok or result.error_kind in ("failed", "limit"), result
+    (ws / "a.pdf").write_bytes(make_pdf(PAGES))
+    assert "Text of page 1." in (await read(session, "a.pdf"))["text"]
+
+
+async def test_a_rule_about_a_pdf_holds(tmp_path: Path, ws: Path) -> None:
+    (ws / "a.pdf").write_bytes(make_pdf(PAGES))
+    async with temporary_kernel(tmp_path, rules=["allow *", "deny fs.read a.pdf"]) as kernel:
+        session = await kernel.session(headless=True)
+        assert (await refused(session, "a.pdf"))[0] == "denied"
+        await session.suspend()
+
+
+IMAGE = "iVBORw0KGgo" * 5_000
+NOTEBOOK: dict[str, Any] = {
+    "cells": [
+        {"cell_type": "markdown", "metadata": {}, "source": ["# Title\n", "Some text."]},
+        {
+            "cell_type": "code",
+            "execution_count": 1,
+            "metadata": {},
+            "source": "print('hello')",
+            "outputs": [
+                {"output_type": "stream", "name": "stdout", "text": ["hel", "lo\n"]},
+                {
+                    "output_type": "execute_result",
+                    "data": {"text/plain": "<Figure>", "image/png": IMAGE},
+                    "metadata": {},
+                },
+                {"output_type": "display_data", "data": {"text/html": "<b>x</b>"}, "metadata": {}},
+            ],
+        },
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "source": [],
+            "outputs": [
+                {"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["\x1b[31mE\x1b[0m: v", "line"]},
+                {"output_type": "stream", "name": "stdout", "text": "y" * 50_000},
+            ],
+        },
+    ],
+    "metadata": {},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+
+
+async def test_a_notebook_is_read_by_cell(session: Session, ws: Path) -> None:
+    (ws / "a.ipynb").write_text(json.dumps(NOTEBOOK))
+    found = await read(session, "a.ipynb")
+    text: str = found["text"]
+    assert text.startswith("--- cell 1 (markdown) ---\n# Title\nSome text.\n\n--- cell 2 (code) ---\nprint('hello')\n")
+    assert "--- output of cell 2 ---\nhello\n" in text and "<Figure>\n(image/png, 55,000 characters, not shown)" in text
+    assert "(text/html, 8 characters, not shown)" in text
+    assert "E: v\nline\n" in text and "(40,000 more characters of this output are not shown)" in text
+    assert "iVBOR" not in text
+    assert (found["first_cell"], found["last_cell"], found["total_cells"], found["next"]) == (1, 3, 3, None)
+
+
+async def test_a_range_of_cells_is_read(session: Session, ws: Path) -> None:
+    (ws / "a.ipynb").write_text(json.dumps(NOTEBOOK))
+    found = await read(session, "a.ipynb", offset=1, limit=1)
+    assert found["text"] == "--- cell 1 (markdown) ---\n# Title\nSome text." and found["next"] == 2
+    assert (await read(session, "a.ipynb", offset=-1))["first_cell"] == 3
+    kind, text = await refused(session, "a.ipynb", offset=4)
+    assert kind == "invalid_input" and "3 cells" in text
+
+
+async def test_a_notebook_is_edited_as_before(session: Session, ws: Path) -> None:
+    original = json.dumps(NOTEBOOK, indent=1) + "\n"
+    (ws / "a.ipynb").write_text(original)
+    await read(session, "a.ipynb")
+    assert (await session.call("edit", {"path": "a.ipynb", "old": "print('hello')", "new": "print('you')"})).ok
+    assert (ws / "a.ipynb").read_text() == original.replace("print('hello')", "print('you')")
+    assert (
+        await session.call("json_write", {"path": "a.ipynb", "pointer": "/cells/1/source", "value": "print('me')"})
+    ).ok
+    assert '"cell_type": "markdown"' in (await read(session, "a.ipynb", unit="lines", limit=5))["text"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "not json\n", "[]", "{}", '{"cells": 1}', '{"cells": [1]}', '{"worksheets": [1]}', "[" * 100_000],
+)
+async def test_a_file_that_is_no_notebook_is_read_as_text(session: Session, ws: Path, text: str) -> None:
+    (ws / "a.ipynb").write_text(text)
+    assert (await read(session, "a.ipynb"))["first_line"] == 1
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        {},
+        {"cell_type": "code", "source": 1, "outputs": 2},
+        {"cell_type": "code", "source": [1, None], "outputs": [1, None, {}, {"data": 1}, {"output_type": "error"}]},
+        {"cell_type": ["x"], "source": {"a": 1}, "outputs": [{"data": {"image/png": ["a", "b"]}}]},
+    ],
+)
+async def test_a_cell_of_any_form_is_shown(session: Session, ws: Path, cell: dict[str, Any]) -> None:
+    (ws / "a.ipynb").write_text(json.dumps({"cells": [cell, {"cell_type": "markdown", "source": "last"}]}))
+    assert (await read(session, "a.ipynb"))["text"].endswith("--- cell 2 (markdown) ---\nlast")
+
+
+async def test_an_old_notebook_is_read_by_cell(session: Session, ws: Path) -> None:
+    old = {"worksheets": [{"cells": [{"cell_type": "code", "input": ["1 + 1"], "outputs": [{"text": ["2"]}]}]}]}
+    (ws / "a.ipynb").write_text(json.dumps(old))
+    assert (await read(session, "a.ipynb"))["text"] == "--- cell 1 (code) ---\n1 + 1\n--- output of cell 1 ---\n2"
