@@ -124,6 +124,11 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
             "the program of an MCP server wrote files into its own folder",
             "Names of the files and of the folder, which the user and other tools do not see.",
         ),
+        "server_meta": Key(
+            "object",
+            "an MCP server sent `_meta` with its result",
+            "The server's `_meta`, up to 16 KiB, without names of Handrail. MCP clients get it in their own `_meta`.",
+        ),
         "state_id": Key("text", "errors of a step", "Id of the tool session that the step belongs to."),
         "documentation_required": Key(
             "text",

@@ -219,6 +219,7 @@ RUNTIME: Mapping[str, Any] = {
     "build": ("markerbuild",),
     "build_timeout_ms": 87_654,
     "output_schema": {"type": "object", "properties": {"markeroutput": {"type": "string"}}},
+    "client_listing": {"title": "markertitle"},
     "provider_support": {"markerprovider": {"markeroption": 1}},
     "max_output": 65_432,
     "max_entries": 76_543,

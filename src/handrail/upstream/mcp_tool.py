@@ -28,6 +28,7 @@ from handrail.contract.tool.spec import (
 )
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool.tool_protocol import Tool
+from handrail.upstream.client.json_rpc_messages import encode_message
 from handrail.upstream.client.task_calls import can_be_called_only_as_task
 from handrail.upstream.client.upstream_session import GRANT_BY_METHOD, RpcError
 from handrail.upstream.server_definition import JsonItem, ServerDefinition
@@ -39,6 +40,8 @@ _IN_AN_ID = re.compile(r"[A-Za-z0-9_-]")
 MAX_ID = 49
 """Characters of an id: clients put ``mcp__handrail__`` before it, and models take names of 64 characters."""
 _DIGEST = 8
+MAX_META_BYTES = 16 * 1024
+"""Bytes of a result's ``_meta`` that travel with it."""
 _HEADER = "x-mcp-header"
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _MISSING_CAPABILITY = -32021
@@ -260,7 +263,8 @@ class McpTool(Tool):
             raise to_tool_error(self.definition.name, error) from None
         result = result_from_mcp_content(answer)
         meta = strip_own_metadata(answer.get("_meta"))
-        result = result.with_metadata(server_meta=meta) if meta else result
+        fits = meta and len(encode_message(meta)) <= MAX_META_BYTES
+        result = result.with_metadata(server_meta=meta) if fits else result
         if folder := upstream.scratch_folder:
             after = await asyncio.to_thread(_list_scratch_files, folder)
             note = _describe_new_files(self.definition.name, folder, before, after)
