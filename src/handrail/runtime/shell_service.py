@@ -135,7 +135,7 @@ class SandboxedShell:
         """
         given = _check_given_variables(command, environment or {})
         argv = self._build_argv(command)
-        folder = self._resolve_folder(cwd)
+        folder = self._resolve_folder(cwd, further=trusted)
         if isinstance(command, str) and folder != self._profile.workspace and not _REDIRECTING.isdisjoint(command):
             raise ToolError(
                 "A shell command with '<' or '>' runs only in the workspace folder. Leave `cwd` out and name "
@@ -213,13 +213,17 @@ class SandboxedShell:
         if refusal is not None:
             raise ToolError(refusal, kind="denied")
 
-    def _resolve_folder(self, cwd: str | None) -> str:
+    def _resolve_folder(self, cwd: str | None, *, further: bool = False) -> str:
+        """Return the canonical working directory.
+
+        :param further: whether it may lie in another root than the workspace
+        """
         if (lost := explain_lost_root(self._profile.workspace)) is not None:
             raise lost
         if cwd is None:
             return self._profile.cwd or self._profile.workspace
         located = self._roots.resolve_path(cwd)
-        if not is_beneath(located.absolute, self._profile.workspace):
+        if not is_beneath(located.absolute, self._profile.workspace) and not (further and located.is_inside):
             raise ToolError(
                 f"The working directory `{located.display_path}` is outside the workspace "
                 f"{escape_terminal_controls(self._profile.workspace)}. Use a folder inside it.",
