@@ -99,6 +99,11 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
             "Where the tool ran: `runtime` for the process of the kernel, the name of a sandbox, or both with `+`.",
         ),
         "error_kind": Key("text", "errors", "One of the [error kinds](#error-kinds)."),
+        "arguments_read_as": Key(
+            "object",
+            "arguments were sent as JSON text or null",
+            "By argument, what the kernel read instead. [Arguments in another form](#arguments-in-another-form) has the rule.",
+        ),
         "read_only": Key(
             "true", "the command is proved to change nothing", "The programs of the call could not write."
         ),
@@ -456,6 +461,19 @@ def _results() -> str:
             ("kind", "meaning", "what to do"),
             [(f"`{kind}`", *ERRORS[kind]) for kind in get_args(ErrorKind)],
         ),
+        "## Arguments in another form",
+        "",
+        'Several models send an argument as its JSON text, such as `"offset": "2"`, or null for one that they leave out. One rule holds '
+        "for all tools. It applies only if the arguments do not match the schema, and only if they match afterwards:",
+        "",
+        "- If the schema accepts no text at a place, and the text there is the JSON of a value of an accepted type, Handrail takes the "
+        "value. An argument that may be text stays text.",
+        "- If a property may be missing and may not be null, Handrail leaves out a null.",
+        "",
+        "`metadata.arguments_read_as` names each such argument. Rules, approvals and the tool see the value. The log has what was sent. "
+        "Everything else is `invalid_input`, with all problems at once. In the text of the arguments, a string may contain raw line "
+        "feeds and tabs. Comments, trailing commas, single quotes and code fences are refused.",
+        "",
         "## Metadata",
         "",
         "A key is absent if it does not apply. Keys that a tool adds itself appear next to these, up to 16 KiB.",
