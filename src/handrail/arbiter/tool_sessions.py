@@ -157,9 +157,9 @@ class ToolSessions:
             if step is not None:
                 if problems := step.list_problems({"input": sent}):
                     repaired = repair_arguments(step, {"input": sent})
-                    if repaired is None or STEP_INPUT not in repaired[0]:
+                    if repaired is None or "input" not in repaired[0]:
                         raise CallRefusal("validate", "invalid_input", f"`{entry.id}`: " + "; ".join(problems))
-                    sent, call.argument_repairs = repaired[0][STEP_INPUT], repaired[1]
+                    sent, call.argument_repairs = repaired[0]["input"], repaired[1]
                 call.arguments[STEP_INPUT] = step.coerce_integers({"input": sent})["input"]
 
     def _check_ended(self, call: Call, step: ToolSessionStep) -> None:
