@@ -161,11 +161,13 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
         "truncated_as": Key(
             "text",
             "the data was truncated",
-            "Content of `data.head`: `text`, `JSON text` or `entries`, and the key that they come from.",
+            "Content of `data.head`: `text`, `JSON text` or `entries`, and the key that they come from. A `text` has its end in "
+            "`data.tail`.",
         ),
         "output_path": Key("text", "the data was truncated", "File with the full output. The tool `read` can read it."),
         "output_bytes": Key("integer", "the data was truncated", "Size of the full output in bytes."),
-        "omitted_bytes": Key("integer", "a text was truncated", "Bytes that are not in `data.head`."),
+        "omitted_bytes": Key("integer", "a text was truncated", "Bytes between `data.head` and `data.tail`, or after `data.head`."),
+        "omitted_at": Key("integer", "a text was truncated", "Number of bytes before the omitted ones."),
         "entries": Key("integer", "a list was truncated", "Number of entries in the full list."),
         "omitted_entries": Key("integer", "a list was truncated", "Number of entries that are not in `data.head`."),
         "output_kept_bytes": Key("integer", "the file is not complete", "Bytes of the output that the file holds."),

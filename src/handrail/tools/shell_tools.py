@@ -64,8 +64,8 @@ class BashTool(Tool):
         description=(
             "Run a shell command in the workspace root, in a sandbox that reaches only the hosts that the user allows. "
             "Each call starts a new shell: `cd`, variables and background processes do not persist. No interactive "
-            "commands. Returns exit_code and output, stdout and stderr together, up to 200 KB; all of a "
-            "longer output is in the file output_path. A non-zero exit code is not an error."
+            "commands. Returns exit_code and output, stdout and stderr together, up to 200 KB. Of a "
+            "longer output, head and tail have the ends, and the file output_path has all. A non-zero exit code is not an error."
         ),
         parameters=make_closed_object_schema(
             {
