@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.kernel.test_undo import AllowAll
+from tests.tools.repositories import made
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.job_and_tool_services import KEYS, parse_keys
@@ -105,3 +107,37 @@ async def test_a_variable_of_a_toolchain_cannot_be_passed(
             code = f"import os; print(os.environ.get('{name}', ''))"
             assert (await session.call("python", {"code": code})).data["output"].strip() == shown
             await session.suspend()
+
+
+@pytest.mark.skipif(shutil.which("vi") is None, reason="needs vi")
+@pytest.mark.parametrize("command", ["vi a.txt", "EDITOR=vi git commit", "sh -c 'vi a.txt; echo next'"])
+async def test_an_editor_holds_the_workspace_until_its_time_is_up(command: str, tmp_path: Path) -> None:
+    made(tmp_path / "ws").commit("one", a__txt="a\n")
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        session = await kernel.session(approval_handler=AllowAll())
+        await session.call("write", {"path": "b.txt", "content": "b"})
+        await session.call("bash", {"command": "git add b.txt"})
+        answer = await session.call("bash", {"command": command, "timeout_ms": 300_000})
+        assert answer.ok and answer.data["exit_code"] != 0, answer
+        assert "waited for a terminal" in answer.data["notes"][0] and "terminal.start" in answer.data["notes"][0]
+        await session.suspend()
+
+
+@pytest.mark.parametrize(
+    "command", ["less a.txt", "more a.txt", "cat", "read x", "python3", "python3 -i", "git log", "git rebase -i HEAD"]
+)
+async def test_programs_that_ask_end_without_a_terminal(command: str, tmp_path: Path) -> None:
+    made(tmp_path / "ws").commit("one", a__txt="a\n")
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        session = await kernel.session(approval_handler=AllowAll())
+        answer = await session.call("bash", {"command": command, "timeout_ms": 300_000})
+        assert answer.ok and "exit_code" in answer.data, answer
+        await session.suspend()
+
+
+async def test_a_program_that_only_prints_the_words_of_an_editor_goes_on(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        session = await kernel.session(approval_handler=AllowAll())
+        answer = await session.call("bash", {"command": "echo 'Input is not from a terminal'; sleep 4; echo done"})
+        assert answer.data["output"].endswith("done\n") and answer.data["exit_code"] == 0
+        await session.suspend()
