@@ -166,7 +166,9 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
         ),
         "output_path": Key("text", "the data was truncated", "File with the full output. The tool `read` can read it."),
         "output_bytes": Key("integer", "the data was truncated", "Size of the full output in bytes."),
-        "omitted_bytes": Key("integer", "a text was truncated", "Bytes between `data.head` and `data.tail`, or after `data.head`."),
+        "omitted_bytes": Key(
+            "integer", "a text was truncated", "Bytes between `data.head` and `data.tail`, or after `data.head`."
+        ),
         "omitted_at": Key("integer", "a text was truncated", "Number of bytes before the omitted ones."),
         "entries": Key("integer", "a list was truncated", "Number of entries in the full list."),
         "omitted_entries": Key("integer", "a list was truncated", "Number of entries that are not in `data.head`."),
