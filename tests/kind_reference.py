@@ -99,6 +99,11 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
             "Where the tool ran: `runtime` for the process of the kernel, the name of a sandbox, or both with `+`.",
         ),
         "error_kind": Key("text", "errors", "One of the [error kinds](#error-kinds)."),
+        "arguments_read_as": Key(
+            "object",
+            "arguments were sent as JSON text or null",
+            "By argument, what the kernel read instead. [Arguments in another form](#arguments-in-another-form) has the rule.",
+        ),
         "read_only": Key(
             "true", "the command is proved to change nothing", "The programs of the call could not write."
         ),
@@ -171,11 +176,15 @@ METADATA: Mapping[str, Mapping[str, Key]] = {
         "truncated_as": Key(
             "text",
             "the data was truncated",
-            "Content of `data.head`: `text`, `JSON text` or `entries`, and the key that they come from.",
+            "Content of `data.head`: `text`, `JSON text` or `entries`, and the key that they come from. A `text` has its end in "
+            "`data.tail`.",
         ),
         "output_path": Key("text", "the data was truncated", "File with the full output. The tool `read` can read it."),
         "output_bytes": Key("integer", "the data was truncated", "Size of the full output in bytes."),
-        "omitted_bytes": Key("integer", "a text was truncated", "Bytes that are not in `data.head`."),
+        "omitted_bytes": Key(
+            "integer", "a text was truncated", "Bytes between `data.head` and `data.tail`, or after `data.head`."
+        ),
+        "omitted_at": Key("integer", "a text was truncated", "Number of bytes before the omitted ones."),
         "entries": Key("integer", "a list was truncated", "Number of entries in the full list."),
         "omitted_entries": Key("integer", "a list was truncated", "Number of entries that are not in `data.head`."),
         "output_kept_bytes": Key("integer", "the file is not complete", "Bytes of the output that the file holds."),
@@ -471,6 +480,19 @@ def _results() -> str:
             ("kind", "meaning", "what to do"),
             [(f"`{kind}`", *ERRORS[kind]) for kind in get_args(ErrorKind)],
         ),
+        "## Arguments in another form",
+        "",
+        'Several models send an argument as its JSON text, such as `"offset": "2"`, or null for one that they leave out. One rule holds '
+        "for all tools. It applies only if the arguments do not match the schema, and only if they match afterwards:",
+        "",
+        "- If the schema accepts no text at a place, and the text there is the JSON of a value of an accepted type, Handrail takes the "
+        "value. An argument that may be text stays text.",
+        "- If a property may be missing and may not be null, Handrail leaves out a null.",
+        "",
+        "`metadata.arguments_read_as` names each such argument. Rules, approvals and the tool see the value. The log has what was sent. "
+        "Everything else is `invalid_input`, with all problems at once. In the text of the arguments, a string may contain raw line "
+        "feeds and tabs. Comments, trailing commas, single quotes and code fences are refused.",
+        "",
         "## Metadata",
         "",
         "A key is absent if it does not apply. Keys that a tool adds itself appear next to these, up to 16 KiB.",

@@ -10,7 +10,7 @@ ROWS: dict[str, str] = {
     "K-02": "A model is told name, description and parameters; nothing of the runtime view can reach it.",
     "K-03": "The runtime view of a manifest is read in full, with locks in both notations and an executable beneath the tool's own folder; each setting has the value that the operator set or its default, checked by key at the start, a secret one is one of the operator's secrets, handed over like them, and a required one without a value withholds the tool with the line to add.",
     "K-04": "Every id has a reversible wire name of at most 64 characters, and two ids that would share one are refused.",
-    "K-05": "Arguments are checked first: all problems at once, by path, type and expectation, with no coercion and no unknown argument; then by the tool itself, before anybody is asked.",
+    "K-05": "Arguments are checked first: all problems at once, by path, type and expectation, with no silent coercion and no unknown argument; then by the tool itself, before anybody is asked.",
     "K-06": "A schema fetches nothing, and an invalid or hostile one is refused at load or bounded at run.",
     "K-07": "Every answer is one envelope with an error kind of a closed set; a program's exit code is an output.",
     "K-08": "Answers of four other shapes are read into the envelope and written from it: status and summary, text or parts with an exit code, a card of text, html and error (an error suppresses the rest, html is kept from models), and MCP content.",

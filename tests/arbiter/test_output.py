@@ -98,12 +98,14 @@ async def test_a_long_text_is_cut_between_characters_and_the_sidecar_has_all_of_
     if beside and taken > limit // 4:
         assert result.metadata["truncated_as"] == "JSON text"
         return
-    head = result.data["head"]
-    assert result.data == {"head": head, **beside}
-    assert limit - taken - 3 <= len(head.encode()) <= limit - taken
-    assert room.sidecar(shaped) == text and text.startswith(head)
+    head, tail = result.data["head"], result.data["tail"]
+    assert result.data == {"head": head, "tail": tail, **beside}
+    kept = len(head.encode()) + len(tail.encode())
+    assert limit - taken - 6 <= kept <= limit - taken
+    assert room.sidecar(shaped) == text and text.startswith(head) and text.endswith(tail)
     assert result.metadata["output_bytes"] == size
-    assert result.metadata["omitted_bytes"] == size - len(head.encode()) > 0
+    assert result.metadata["omitted_bytes"] == size - kept > 0
+    assert result.metadata["omitted_at"] == len(head.encode())
 
 
 @pytest.mark.proves("O-01")
@@ -199,7 +201,7 @@ async def test_an_error_is_cut_as_well(room: Room) -> None:
     assert shaped.result.error_text == "é" * 150
     assert (metadata["error_bytes"], metadata["error_omitted_bytes"]) == (800, 500)
     assert Path(metadata["error_path"]).read_text() == text
-    assert shaped.result.data == {"head": "x" * 301} and room.sidecar(shaped) == "x" * 900
+    assert shaped.result.data == {"head": "x" * 151, "tail": "x" * 150} and room.sidecar(shaped) == "x" * 900
 
 
 @pytest.mark.proves("O-02")

@@ -83,7 +83,10 @@ async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -
     )
     spec = ToolSpec("tool", "…", max_output=10)
     shaped = await shaper.shape_output(spec, "x" * 20, METADATA, call_id="c", session_id="s")
-    assert shaped.result.data == {"head": "x" * 10} and "No such file" in shaped.result.metadata["output_save_error"]
+    assert (
+        shaped.result.data == {"head": "x" * 5, "tail": "x" * 5}
+        and "No such file" in shaped.result.metadata["output_save_error"]
+    )
     spec = ToolSpec("tool", "…")
     shaped = await shaper.shape_output(spec, b"bytes", METADATA, call_id="c", session_id="s")
     assert (

@@ -129,7 +129,8 @@ async def test_what_is_sent_has_to_be_of_the_form_that_the_tool_asks_for(session
     for wrong, text in (({"page": 0}, "input.page"), ({"pages": 1}, "input.pages"), ("one", "input"), (None, "input")):
         answer = await step(session, state, wrong)
         assert answer.error_kind == "invalid_input" and text in str(answer.error_text)
-    assert (await step(session, state, {"page": 1})).data["step"] == {"page": 1}, "nothing was sent before"
+    textual = await step(session, state, '{"page": "1"}')
+    assert textual.ok and textual.data["step"] == {"page": 1}, textual
     huge = await session.call("tool.step", {"id": state, "input": {"page": 1, "x": "y" * (11 << 20)}})
     assert huge.error_kind == "invalid_input"
     assert (await step(session, state, {"page": 2})).data["step"] == {"page": 2}

@@ -122,6 +122,8 @@ async def test_instructions_that_are_a_link_out_of_the_workspace_stay_unread(tar
     (workspace / "AGENTS.md").symlink_to(target)
     system = await _system_text(tmp_path)
     assert "root:" not in system and "## AGENTS.md" not in system
+    leads_out = target in ("../secret.txt", "/etc/passwd")
+    assert ("it is a link that leads out of the workspace: AGENTS.md." in system) == leads_out
 
 
 def _marked(blocks: list[dict[str, Any]]) -> list[int]:

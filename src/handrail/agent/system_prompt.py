@@ -156,6 +156,14 @@ def _is_file_within(root: Path, path: Path) -> bool:
         return False
 
 
+def _leads_out_of(root: Path, path: Path) -> bool:
+    """Return whether a path is a link to something that exists outside ``root``."""
+    try:
+        return path.is_symlink() and not path.resolve(strict=True).is_relative_to(root.resolve())
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
 async def read_project_instructions(session: Session, workspace: str, folder: str | None = None) -> str:
     """Return the project section of the system text; ``""`` if the project has no instruction files.
 
@@ -182,6 +190,8 @@ async def read_project_instructions(session: Session, workspace: str, folder: st
             f"## {path}\n\n{_quote_lines(text[:max_characters])}" + (f"\n{_CUT}" if len(text) > max_characters else "")
         )
         max_characters -= len(text)
+    if outside := [name for name in MANIFEST_KEYS if _leads_out_of(Path(workspace), Path(workspace, name))]:
+        kept.insert(0, f"Not read, because it is a link that leads out of the workspace: {', '.join(outside)}.")
     return "\n\n".join((_INTRO, *reversed(kept))) if kept else ""
 
 

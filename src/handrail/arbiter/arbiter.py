@@ -98,12 +98,22 @@ def _prevalidate(
     given, compact, _ = parse_proposed_arguments(proposed)
     if given is None:
         return None
-    lane, call.entry, call.arguments = call.lane, entry, entry.validate_arguments(given, parsed=True)
+    repairs: dict[str, str] = {}
+    lane, call.entry = call.lane, entry
+    call.arguments = entry.validate_arguments(given, parsed=True, repairs=repairs)
     located: dict[str, ResolvedPath] = {}
     wants = lock_resolver.resolve(spec, call.arguments, lane.environment.roots, located)
     verdict = authorisation.evaluate(call, located)
     return PrevalidationResult(
-        proposed, given, compact, call.arguments, wants, lane.authority.own_capability_layer, lane.rules, verdict
+        proposed,
+        given,
+        compact,
+        call.arguments,
+        repairs,
+        wants,
+        lane.authority.own_capability_layer,
+        lane.rules,
+        verdict,
     )
 
 
@@ -361,6 +371,7 @@ class Arbiter:
             if fault := self._propose(call, looked.sent_arguments, looked.arguments_json):
                 raise CallRefusal("validate", "invalid_input", f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
             call.arguments, call.required_locks = looked.arguments, looked.required_locks
+            call.argument_repairs = looked.repairs
             return spec
         entry = call.entry
         arguments, compact, fault = parse_proposed_arguments(call.proposed)
@@ -374,7 +385,9 @@ class Arbiter:
             kind = call.proposed.problem_kind if call.proposed.problem is not None else "invalid_input"
             raise CallRefusal("validate", kind, f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
         try:
-            arguments = entry.validate_arguments(arguments, parsed=isinstance(call.proposed.arguments, (str, bytes)))
+            parsed = isinstance(call.proposed.arguments, (str, bytes))
+            arguments = entry.validate_arguments(arguments, parsed=parsed, repairs=(repairs := {}))
+            call.argument_repairs = repairs
         except UnfinishedArgumentCheck:
             raise
         except ToolError as error:
@@ -549,6 +562,8 @@ class Arbiter:
     def _metadata(self, call: Call) -> dict[str, Any]:
         assert call.entry is not None
         metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "sandbox": call.entry.sandbox}
+        if call.argument_repairs:
+            metadata["arguments_read_as"] = dict(call.argument_repairs)
         if call.read_only:
             metadata["read_only"] = True
         if call.network_attempts or call.entry.spec.requires.net.by_rule:

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from handrail.arbiter.generator_steps import GeneratorSteps
@@ -289,6 +290,7 @@ class PrevalidationResult(NamedTuple):
 
     :param sent_arguments: the arguments as the model sent them, and ``arguments_json`` their JSON
     :param arguments: the arguments as the tool receives them
+    :param repairs: what was read differently from how it was sent, by path
     :param layer: the capability layer that the verdict is based on, with ``rules``
     """
 
@@ -296,6 +298,7 @@ class PrevalidationResult(NamedTuple):
     sent_arguments: dict[str, Any]
     arguments_json: bytes | None
     arguments: dict[str, Any]
+    repairs: dict[str, str]
     required_locks: tuple[RequiredLock, ...]
     layer: CapabilityLayer
     rules: RuleBook
@@ -339,6 +342,8 @@ class Call:
     # ── 1 resolve, 2 validate: the arbiter; `states` for stateful tools, `asking` for arguments that a user changed ──
     entry: ToolEntry | None = None
     arguments: dict[str, Any] | None = None
+    argument_repairs: Mapping[str, str] = MappingProxyType({})
+    """What was read differently from how it was sent, by path."""
     owns_arguments: bool = False
     session_step: ToolSessionStep | None = None
     """The tool session that it opens, continues or closes; None unless its tool is stateful."""

@@ -19,6 +19,7 @@ from handrail.arbiter.call_state import Call, CallRefusal, LiveToolSession, Tool
 from handrail.arbiter.generator_steps import END_OF_STEPS, GeneratorIgnoredClose, GeneratorSteps
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ErrorKind, ToolError
+from handrail.contract.schema.argument_repair import repair_arguments
 from handrail.contract.schema.argument_validation import ParametersSchema
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.neutralisation import escape_terminal_controls
@@ -155,7 +156,10 @@ class ToolSessions:
             step = check_spec(state.entry.spec).step
             if step is not None:
                 if problems := step.list_problems({"input": sent}):
-                    raise CallRefusal("validate", "invalid_input", f"`{entry.id}`: " + "; ".join(problems))
+                    repaired = repair_arguments(step, {"input": sent})
+                    if repaired is None or "input" not in repaired[0]:
+                        raise CallRefusal("validate", "invalid_input", f"`{entry.id}`: " + "; ".join(problems))
+                    sent, call.argument_repairs = repaired[0]["input"], repaired[1]
                 call.arguments[STEP_INPUT] = step.coerce_integers({"input": sent})["input"]
 
     def _check_ended(self, call: Call, step: ToolSessionStep) -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.errors import Diagnostic, ToolError
+from handrail.contract.schema.argument_repair import repair_arguments
 from handrail.contract.schema.argument_validation import CoarseProblemList, ParametersSchema, UnfinishedArgumentCheck
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
@@ -127,6 +128,7 @@ class ToolEntry:
         *,
         parsed: bool = False,
         known_problems: Mapping[ParametersSchema, Sequence[str]] | None = None,
+        repairs: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """Validate ``arguments`` and return them in the form for the tool, with whole numbers as integers.
 
@@ -134,6 +136,8 @@ class ToolEntry:
 
         :param parsed: whether they came from JSON text
         :param known_problems: the known problems of these arguments, by schema
+        :param repairs: receives, by path, what was read differently from how it was sent
+            (:mod:`handrail.contract.schema.argument_repair`); None: nothing is
         :raises UnfinishedArgumentCheck: if the check exceeds the budget
         :raises ToolError: ``invalid_input`` with the problems; ``backend`` if the tool's check failed itself
         """
@@ -147,7 +151,11 @@ class ToolEntry:
             text = f"{self.spec.id}: {'; '.join(problems)}"
             if isinstance(problems, CoarseProblemList):
                 raise UnfinishedArgumentCheck(text, schema, arguments, problems)
-            raise ToolError(text, kind="invalid_input")
+            repaired = None if repairs is None else repair_arguments(schema, arguments)
+            if repaired is None or repairs is None:
+                raise ToolError(text, kind="invalid_input")
+            arguments = repaired[0]
+            repairs |= repaired[1]
         whole = self.schema.coerce_integers(arguments)
         try:
             if self.answered_by is not None:

@@ -33,7 +33,7 @@ from handrail.policy.rules.rules_and_modes import (
 from handrail.record.commit_log import Record
 from handrail.registry.agent_folders import find_agents
 from handrail.runtime.call_runtime import SessionSharedServices
-from handrail.runtime.files.session_roots import FurtherRoots, SessionRoots
+from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.secret_store import read_passed_variables
 from handrail.session.call_recovery import load_project_rules
 from handrail.session.inbound.trigger_scheduler import SessionInboundServices, WorkspaceInboundServices
@@ -86,7 +86,7 @@ def make_session_lane(
     further, kept, shipped = context.further_roots, str(folders.user_data_folder), list[Rule]()
     if context.authority.requires_folder(kept):
         folders.prepare_user_data()
-        further = FurtherRoots(further.readable, (*further.writable, kept))
+        further = replace(further, writable=(*further.writable, kept))
         shipped = limit_reading_rules_to_folder(kept)
     around = SessionSharedServices(
         session_id=session_id,

@@ -94,7 +94,7 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
             where = roots.resolve_exact_path(f"{path}/{inner}")
     except ToolError:
         return False
-    if where.root != roots.workspace:
+    if not where.is_writable:
         return False
     try:
         found = os.lstat(where.absolute)
@@ -102,10 +102,12 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
         return False
     if not stat.S_ISDIR(found.st_mode) and not (stat.S_ISREG(found.st_mode) and found.st_size):
         return False
+    if where.root != roots.workspace:  # neither git nor undo has its files
+        return removed or not stat.S_ISDIR(found.st_mode) or _is_full_folder(where.absolute)
     relative = where.relative_path
     if destroying_forms.is_cache(relative):
         return False
-    repository = _RepositoryFiles(roots.workspace)
+    repository = _RepositoryFiles(roots)
     if destroying_forms.is_build_output(relative) and repository.ignores(relative):
         return False
     if stat.S_ISDIR(found.st_mode):
@@ -125,12 +127,13 @@ def _is_full_folder(path: str) -> bool:
 class _RepositoryFiles:
     """What a git repository says about paths of the workspace, read from its files."""
 
-    def __init__(self, workspace: str) -> None:
-        self._workspace = Path(workspace)
+    def __init__(self, roots: PathResolver) -> None:
+        self._roots = roots
+        self._workspace = Path(roots.workspace)
 
     def ignores(self, relative: str) -> bool:
         """Return whether git certainly ignores a path, and tracks nothing in it."""
-        index = self._read(".git/index", _MAX_INDEX_BYTES)
+        index = self._read_index()
         if index is None or self._tracks(index, relative):
             return False
         text = self._read(".gitignore", _MAX_IGNORE_BYTES)
@@ -143,7 +146,7 @@ class _RepositoryFiles:
 
     def has_content(self, relative: str, found: os.stat_result) -> bool:
         """Return whether the index has a file exactly as it is now."""
-        index = self._read(".git/index", _MAX_INDEX_BYTES)
+        index = self._read_index()
         start = -1 if index is None else _entry_of(index, relative)
         if index is None or start < 0:
             return False
@@ -155,6 +158,18 @@ class _RepositoryFiles:
         if index[:4] != b"DIRC" or index[4:8] not in (b"\0\0\0\2", b"\0\0\0\3"):
             return True
         return _entry_of(index, relative) >= 0 or _entry_of(index, f"{relative}/", whole=False) >= 0
+
+    def _read_index(self) -> bytes | None:
+        """Return the index of the repository, also if a ``.git`` file leads to another root of the session."""
+        link = self._read(".git", _MAX_IGNORE_BYTES)
+        if link is None:
+            return self._read(".git/index", _MAX_INDEX_BYTES)
+        marker, _, place = link.decode("utf-8", "surrogateescape").strip().partition(":")
+        try:
+            index = self._roots.resolve_path(f"{place.strip()}/index")
+        except ToolError:
+            return None
+        return self._read(index.absolute, _MAX_INDEX_BYTES) if marker == "gitdir" and index.is_inside else None
 
     def _read(self, name: str, most: int) -> bytes | None:
         path = self._workspace / name

@@ -344,10 +344,11 @@ class CallRuntime:
         """Return ``profile`` as the confinement of the call narrows it."""
         if self.confinement is None:
             return profile
+        kept = self._environment.roots.further.repositories if self.confinement.changes_repository else ()
         return replace(
             profile,
-            writable=(),
-            read_only_roots=(*profile.read_only_roots, *profile.writable),
+            writable=kept,
+            read_only_roots=(*profile.read_only_roots, *(one for one in profile.writable if one not in kept)),
             confined=True,
             repositories_read_only=not self.confinement.changes_repository,
         )

@@ -9,7 +9,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, takewhile
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
@@ -73,6 +73,9 @@ _LABELS = {"CP949": "windows-949"}
 _BINARY_NOTE = re.compile(rb"(.*?)" + _BINARY_NOTE_TAIL, re.DOTALL)
 _END_OF_NOTE = re.compile(_BINARY_NOTE_TAIL)
 _PATTERN_ERROR = re.compile(r"regex|size limit|literal|pattern|UTF-8")
+_MOST_REASON = 300
+_EXCERPT = 30
+"""The characters of a pattern that a message shows on each side of a fault."""
 _PLAIN_NAME = re.compile(r"[\w.*?+@, =~-]+\Z")
 
 
@@ -408,17 +411,33 @@ def ripgrep_exit_error(exit_code: int, output: bytes) -> ToolError | None:
     if exit_code in (0, 1) or (exit_code == 2 and not text):
         return None
     if exit_code == 2 and _PATTERN_ERROR.search(text):
-        reason = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
-            0
-        ]  # it suggests options that callers cannot set
         return ToolError(
-            f"{reason}\nCorrect the pattern, or set `literal` to search for the exact text.",
+            f"The pattern is invalid: {_describe_pattern_error(text)}. Correct the pattern, or set `literal` to search for the exact text.",
             kind="invalid_input",
         )
     return ToolError(
         f"ripgrep failed with exit code {exit_code}: {text or 'no message'}. Use a simpler pattern or a smaller folder.",
         kind="backend",
     )
+
+
+def _describe_pattern_error(text: str) -> str:
+    """Return what is wrong with a pattern and where, from ripgrep's message, which repeats all of a long pattern."""
+    said = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
+        0
+    ]  # it suggests options that callers cannot set
+    reason = said.rpartition("\nerror: ")[2].strip()
+    if reason == said.strip():
+        return reason if len(reason) <= _MOST_REASON else "it is too long or too complex"
+    lines = said.splitlines()
+    for line, marks in pairwise(lines):
+        at = marks.find("^")
+        if at >= 0 and not marks.strip(" ^"):
+            start = re.match(r" *(?:[0-9]+: )?(?:\(\?:)?", line)
+            begin = max(at - _EXCERPT, 0 if start is None else start.end())
+            shown = line[begin : min(at + _EXCERPT, len(line) - line.endswith(")"))]  # ripgrep puts it into a group
+            return f"{reason}, near `{shown}`" if shown else reason
+    return reason
 
 
 # Verification of search results against the files that may be read.

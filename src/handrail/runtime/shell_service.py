@@ -93,8 +93,11 @@ class SandboxedShell:
             trusted=trusted_program,
             attempts=attempts,
         )
+        watch = None if on_output is None else _EditorWatch(process, on_output)
         try:
-            output, errors, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
+            output, errors, dropped = await process.communicate(
+                stdin, MAX_OUTPUT_BYTES, None if watch is None else watch.receive_output
+            )
             try:
                 code = await process.wait()
             except ProtectedPathViolation as veto:
@@ -109,12 +112,21 @@ class SandboxedShell:
                 on_output(f"\n[handrail: {process.violation.text}]\n".encode())
             raise
         finally:
+            if watch is not None:
+                watch.stop()
             await end_process(process)
         said = errors or output
         bound = None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, said)
         limit = bound.text if bound else None
         shown = command if isinstance(command, str) else " ".join(command)
         notes = explain_refusals(process, ProgramEnd(shown, code, said, self._capabilities, attempts))
+        if watch is not None and watch.ended_editor:
+            notes = (
+                f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so it was ended. Use edit "
+                "or write to change a file, an option such as git commit -m for a message, or terminal.start for an interactive "
+                "program.",
+                *notes,
+            )
         return CompletedProcess(code, output, dropped, -code if code < 0 else None, limit, notes, errors)
 
     async def start_authorized_program(
@@ -135,7 +147,7 @@ class SandboxedShell:
         """
         given = _check_given_variables(command, environment or {})
         argv = self._build_argv(command)
-        folder = self._resolve_folder(cwd)
+        folder = self._resolve_folder(cwd, further=trusted)
         if isinstance(command, str) and folder != self._profile.workspace and not _REDIRECTING.isdisjoint(command):
             raise ToolError(
                 "A shell command with '<' or '>' runs only in the workspace folder. Leave `cwd` out and name "
@@ -213,13 +225,17 @@ class SandboxedShell:
         if refusal is not None:
             raise ToolError(refusal, kind="denied")
 
-    def _resolve_folder(self, cwd: str | None) -> str:
+    def _resolve_folder(self, cwd: str | None, *, further: bool = False) -> str:
+        """Return the canonical working directory.
+
+        :param further: whether it may lie in another root than the workspace
+        """
         if (lost := explain_lost_root(self._profile.workspace)) is not None:
             raise lost
         if cwd is None:
             return self._profile.cwd or self._profile.workspace
         located = self._roots.resolve_path(cwd)
-        if not is_beneath(located.absolute, self._profile.workspace):
+        if not is_beneath(located.absolute, self._profile.workspace) and not (further and located.is_inside):
             raise ToolError(
                 f"The working directory `{located.display_path}` is outside the workspace "
                 f"{escape_terminal_controls(self._profile.workspace)}. Use a folder inside it.",
@@ -231,6 +247,58 @@ class SandboxedShell:
                 kind="failed",
             )
         return located.absolute
+
+
+_WAITS_FOR_TERMINAL = b"Input is not from a terminal"
+"""What vi says before it waits forever. The other editors, pagers and prompts end by themselves without a terminal."""
+_EDITOR_WAIT_S = 3.0
+_EDITORS = re.compile(r"(?:r|n|g)?vi(?:m|ew|mdiff)?(?:\.[a-z0-9]+)?|ex")
+
+
+class _EditorWatch:
+    """A watch over the output of a program that ends it if an editor in it waits for a terminal."""
+
+    def __init__(self, process: Process, on_output: Callable[[bytes], None]) -> None:
+        self._process = process
+        self._on_output = on_output
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._said = b""
+        self.ended_editor = ""
+
+    def receive_output(self, piece: bytes) -> None:
+        self._on_output(piece)
+        self._said = self._said[-len(_WAITS_FOR_TERMINAL) :] + piece
+        if self._timer is not None or _WAITS_FOR_TERMINAL in self._said:
+            self.stop()
+            self._timer = asyncio.get_running_loop().call_later(_EDITOR_WAIT_S, self._end_editor)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end_editor(self) -> None:
+        names = (_read_program_name(pid) for pid in _list_descendants(self._process.pid))
+        self.ended_editor = next((name for name in names if _EDITORS.fullmatch(name) is not None), "")
+        if self.ended_editor:
+            self._ending = asyncio.ensure_future(self._process.kill())
+
+
+def _list_descendants(pid: int) -> Sequence[int]:
+    """Return the processes that a process and its children started."""
+    found = [pid]
+    for one in found:
+        for children in Path(f"/proc/{one}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found[1:]
+
+
+def _read_program_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _also_keep(

@@ -27,7 +27,7 @@ from handrail.arbiter.stoppable_execution import run_uninterrupted
 from handrail.arbiter.subagent_delegation import check_subagent_can_start
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalHandler, ApprovalKind, ApprovalRequest
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID
+from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID, parse_keys
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.policy import rule_suggestions
 from handrail.policy.call_evaluation import PolicyVerdict
@@ -109,7 +109,7 @@ def find_typed_command(call: Call) -> CallTarget | None:
             return None
         whole = f"cd {shlex.quote(str(folder))} && {command}"
         return CallTarget("shell.run", command, format_command(whole), parse_script(whole))
-    text, keys = str(arguments.get("text") or ""), str(arguments.get("keys") or "").split()
+    text, keys = str(arguments.get("text") or ""), parse_keys(str(arguments.get("keys") or ""))
     shared, terminal_id = call.lane.environment.terminals, str(arguments.get("id"))
     terminal = shared.find(terminal_id)
     command = _find_start_command(call.lane, terminal_id) if terminal is None else terminal.command

@@ -97,6 +97,7 @@ _OF_THE_OUTPUT = frozenset(
         "output_path",
         "output_bytes",
         "omitted_bytes",
+        "omitted_at",
         "entries",
         "omitted_entries",
         "output_save_error",

@@ -62,9 +62,10 @@ class TruncatedOutput(NamedTuple):
     """A truncated output and its full text."""
 
     data: dict[str, Any]
-    """``head``, and the small other keys."""
+    """``head``, ``tail`` of a text, and the small other keys."""
     counts: dict[str, Any]
-    """Metadata: ``truncated_as``, and ``output_bytes`` and ``omitted_bytes``, or ``entries`` and ``omitted_entries``."""
+    """Metadata: ``truncated_as``, and ``output_bytes``, ``omitted_bytes`` and ``omitted_at``, or ``entries`` and
+    ``omitted_entries``."""
     whole: str
     """The text for the output file."""
 
@@ -89,7 +90,7 @@ def truncate_output(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[
         if texts:
             key = max(texts)[1]
             others, size = _other_members(members, key)
-            if size <= spec.max_output // _SMALL and "head" not in others:
+            if size <= spec.max_output // _SMALL and others.keys().isdisjoint(("head", "tail")):
                 return _truncate_text(members[key], key, others, size, spec.max_output)
     # Indented, so that the sidecar can be read and searched by lines.
     return _truncate_text(
@@ -106,16 +107,23 @@ def _truncate_text(
     text: str, key: str | None, others: dict[str, Any], size: int, max_output: int, kind: str = "text"
 ) -> TruncatedOutput | None:
     encoded = text.encode()
-    limit = max_output - size
+    limit = max(0, max_output - size)
     if len(encoded) <= limit and kind == "text":
         return None  # only its escapes in JSON made it too long
-    head = cut_to_bytes(encoded, limit)
+    parts = {"head": cut_to_bytes(encoded, limit)}
+    if kind == "text":  # a program says at the end how it went
+        half = limit // 2
+        parts = {
+            "head": cut_to_bytes(encoded, limit - half),
+            "tail": encoded[len(encoded) - half :].decode("utf-8", "ignore"),
+        }
     counts = {
         "truncated_as": kind if key is None else f"{kind} of {key!r}",
         "output_bytes": len(encoded),
-        "omitted_bytes": len(encoded) - len(head.encode()),
+        "omitted_bytes": len(encoded) - sum(len(part.encode()) for part in parts.values()),
+        "omitted_at": len(parts["head"].encode()),
     }
-    return TruncatedOutput({"head": head, **others}, counts, text)
+    return TruncatedOutput({**parts, **others}, counts, text)
 
 
 def _truncate_entries(
@@ -413,7 +421,7 @@ class OutputShaper:
         found = truncate_output(model.data, orjson.dumps(model.data), call.spec, str)
         if found is not None and "output_path" not in more and result.data is not None:
             whole = result.data if isinstance(result.data, str) else _format_data(result.data)
-            entries = {key: value for key, value in found.counts.items() if key != "omitted_bytes"}
+            entries = {key: value for key, value in found.counts.items() if key not in ("omitted_bytes", "omitted_at")}
             more |= {"truncated": True, **entries, "output_bytes": len(whole.encode())}
             self._write_sidecar(call, whole, more)
         return Result(model.type, model.data if found is None else found.data, error_text, more)

@@ -188,6 +188,17 @@ def find_protection(relative: str) -> PathProtection | None:
     return _find_by_parts([fold_name(part) for part in parts if part not in ("", ".")])
 
 
+@lru_cache(maxsize=256)
+def git_folder_prefix(root: str) -> str:
+    """Return the part of a root's path from its ``.git`` on, with a slash at its end; empty if the root is in no ``.git``.
+
+    A path relative to such a root is protected like the same path of a repository in the workspace.
+    """
+    names = root.rstrip("/").split("/")
+    start = next((index for index, name in enumerate(names) if fold_name(name) == GIT), len(names))
+    return "".join(f"{name}/" for name in names[start:])
+
+
 def find_tool_protection(relative: str) -> PathProtection | None:
     """Return why a file tool does not write a path: :func:`find_protection`, or state of version control."""
     parts = relative.split("/")

@@ -219,6 +219,11 @@ class ParametersSchema:
         except ValueError as error:
             return [f"the arguments are not JSON values ({str(error)[:200]})"]
 
+    def iterate_errors(self, arguments: dict[str, Any]) -> Iterator[rs.ValidationError]:
+        """Yield the errors of JSON ``arguments``; none if listing them exceeds the budget."""
+        if self._effort.is_cheap(arguments) or self._effort.estimate(arguments).listing <= LIST_BUDGET:
+            yield from self._validator.iter_errors(arguments)
+
     def fits_at_any_cost(self, arguments: dict[str, Any]) -> bool:
         """Return whether ``arguments`` match, at any cost. For a process with its own limits."""
         return self._accepts(arguments)

@@ -6,6 +6,7 @@ has such a service if its kernel was built with an implementation. Otherwise no 
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.contract.calls_and_results import Result
+from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 if TYPE_CHECKING:
     from handrail.contract.sandbox_protocol import CompletedProcess
@@ -306,6 +309,59 @@ KEYS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The characters that each key sends, as on terminals of the VT100 family."""
+_KEY_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "return": "enter",
+        "cr": "enter",
+        "esc": "escape",
+        "bspace": "backspace",
+        "bs": "backspace",
+        "dc": "delete",
+        "del": "delete",
+        "ic": "insert",
+        "ins": "insert",
+        "spc": "space",
+        "npage": "page-down",
+        "ppage": "page-up",
+        "pgdn": "page-down",
+        "pgup": "page-up",
+        "pagedown": "page-down",
+        "pageup": "page-up",
+        **{f"arrow{one}": one for one in ("up", "down", "left", "right")},
+        "ctrl-\\": "ctrl-backslash",
+        "ctrl-[": "escape",
+    }
+)
+"""Names of tmux and of other tools, in lower case, with ours."""
+_CTRL = re.compile(r"(?:c-|\^|ctrl\+|control[-+])(?=.)")
+
+
+def parse_keys(text: str) -> tuple[str, ...]:
+    """Return the names of :data:`KEYS` for names separated by spaces, also in the spelling of tmux (``C-c``, ``Enter``, ``BSpace``).
+
+    :raises ToolError: ``invalid_input`` for an unknown name
+    """
+    found: list[str] = []
+    for name in text.split():
+        low = _CTRL.sub("ctrl-", name.lower(), count=1)
+        low = _KEY_ALIASES.get(low, low)
+        if low not in KEYS:
+            near = " or ".join(f"`{one}`" for one in nearest_names(low, KEYS, 2))
+            raise ToolError(
+                f"The key {quote_excerpt(name, 40)} is unknown. {f'Did you mean {near}?' if near else ''} Keys are enter, tab, space, "
+                "escape, backspace, delete, insert, up, down, left, right, home, end, page-up, page-down, ctrl-a to ctrl-z and "
+                "ctrl-backslash, or C-c and the other names of tmux. Type other text with `text`.".replace("  ", " "),
+                kind="invalid_input",
+            )
+        found.append(low)
+    if len(found) > MAX_KEYS:
+        raise ToolError(
+            f"`keys` has {len(found)} keys. The limit is {MAX_KEYS}. Send the rest in another call.",
+            kind="invalid_input",
+        )
+    return tuple(found)
+
+
 MAX_KEYS = 64
 TERMINAL_START_ID = "terminal.start"
 """The tool that opens a terminal."""

@@ -263,6 +263,8 @@ def find_program_run(data: object) -> ProgramRunSummary:
     """Return the run of a program that a result's data describe."""
     fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
     output: str | None = next((fields[name] for name in _TEXT_KEYS if isinstance(fields.get(name), str)), None)
+    if output is not None and isinstance(tail := fields.get("tail"), str):  # the middle was left out
+        output = f"{output}\n[…]\n{tail}"
     code, number, by = _number(fields.get("exit_code")), _number(fields.get("signal")), None
     if number is not None or (code is not None and code < 0):
         code, by = None, _signal_name(-(code or 0) if number is None else number)

@@ -277,7 +277,7 @@ def summarize_result(data: object) -> tuple[list[str], bool]:
         hunks = [line for line in changes.splitlines() if not line.startswith(("diff ", "index ", "--- ", "+++ "))]
         return _head_lines(hunks, DIFF_LINES), True
     if "exit_code" in members:
-        output = [line for line in str(members.get("output", "")).splitlines() if line.strip()]
+        output = [line for line in _output_text(members).splitlines() if line.strip()]
         code = members["exit_code"]
         return (_head_lines(output) if not code else [f"exit code {code}", *_tail_lines(output)]), False
     for name in ("paths", "matches", "head", "results"):
@@ -287,6 +287,11 @@ def summarize_result(data: object) -> tuple[list[str], bool]:
         if isinstance(members.get(name), str):
             return _head_lines(members[name].splitlines()), False
     return _head_lines([_json(members)]), False
+
+
+def _output_text(members: Mapping[str, Any]) -> str:
+    """Return the output of a program, or the parts that are left of it."""
+    return str(members.get("output", f"{members.get('head', '')}\n{members.get('tail', '')}"))
 
 
 def _describe_entry(entry: Any) -> str:

@@ -65,7 +65,10 @@ async def to_mcp_result(kernel: Kernel, client: McpClientState, tool_id: str, re
     shown = result
     if result.metadata.get("truncated") and isinstance(data, dict):
         cut = cast("dict[str, Any]", data)
-        if set(cut) == {"head"}:
+        if cut.keys() <= {"head", "tail"} and isinstance(head := cut.get("head"), str):
+            gap = f"\n[{result.metadata.get('omitted_bytes', 0)} bytes omitted]\n" if "tail" in cut else ""
+            shown = Result(result.type, f"{head}{gap}{cut.get('tail', '')}", result.error_text, result.metadata)
+        elif cut.keys() == {"head"}:
             shown = Result(result.type, cut["head"], result.error_text, result.metadata)
     wire = result_to_mcp_content(shown, stored)
     if result.metadata.get("truncated"):

@@ -43,7 +43,7 @@ def check_write_spares_git(located: ResolvedPath, data: bytes) -> None:
     if (found := _find_link_protection(located)) is not None:
         raise ToolError(found.refusal_text(located.display_path), kind="denied")
     parts = located.relative_path.split("/")
-    for count in range(1, len(parts)):
+    for count in range(len(parts)):
         if _is_git_directory(located, parts[:count]):
             raise ToolError(PathProtection("state").refusal_text(located.display_path), kind="denied")
     relative = located.relative_path

@@ -22,7 +22,12 @@ from threading import Lock
 from typing import Literal, Protocol, TypeVar
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import find_tool_protection, is_private_key, private_key_refusal_text
+from handrail.contract.protected.path_protection import (
+    find_tool_protection,
+    git_folder_prefix,
+    is_private_key,
+    private_key_refusal_text,
+)
 from handrail.contract.services.file_services import (
     EntryChange,
     FileByteRange,
@@ -657,7 +662,7 @@ class RootedFiles:
         if not located.is_inside:
             raise ToolError(self._roots.explain_path_outside_roots(located), kind="denied")
         if capability == "fs.write":
-            found = find_tool_protection(located.relative_path)
+            found = find_tool_protection(git_folder_prefix(located.root or "") + located.relative_path)
             if found is not None and not found.requires_approval:  # the rules decide on the others
                 raise ToolError(found.refusal_text(located.display_path), kind="denied")
         elif is_private_key(located.relative_path):

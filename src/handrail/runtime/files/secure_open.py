@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -163,9 +163,18 @@ def resolve_further_roots(
                 )
             )
     faults += _find_nested_root_problems(roots, found)
-    readable = (real for real, access in found.items() if access == "read")
-    writable = (real for real, access in found.items() if access == "write")
-    return FurtherRoots(tuple(readable), tuple(writable)), faults
+    faults += _find_work_tree_problems(roots, found, workspace)
+    readable = tuple(real for real, access in found.items() if access == "read")
+    writable = tuple(real for real, access in found.items() if access == "write")
+    return FurtherRoots(readable, writable, tuple(filter(is_git_directory, writable))), faults
+
+
+def is_git_directory(folder: str) -> bool:
+    """Return whether git takes a folder for the directory of a repository or of a linked work tree."""
+    if not os.path.lexists(f"{folder}/HEAD"):
+        return False
+    names = ("commondir",) if os.path.lexists(f"{folder}/commondir") else ("objects", "refs")
+    return all(os.path.lexists(f"{folder}/{name}") for name in names)
 
 
 def _find_further_root_problem(root: AgentFurtherRoot, real: str, workspace: str, own: Sequence[str]) -> str | None:
@@ -203,6 +212,25 @@ def _find_nested_root_problems(
                     f"roots[{index}].access",
                     f"{root.path!r} is inside `{other}`, which can be written. Set `access` to 'write' here too.",
                 )
+
+
+def _find_work_tree_problems(
+    roots: Sequence[AgentFurtherRoot], found: Collection[str], workspace: str
+) -> Iterator[tuple[str, str]]:
+    """Yield a problem for each repository around the workspace whose work tree is not a root.
+
+    git would take all files outside the workspace for deleted, and ``git commit -a`` would record that.
+    """
+    for index, root in enumerate(roots):
+        top, _, name = _resolve_root(root).rpartition("/")
+        if name != ".git" or f"{top}/{name}" not in found or top == workspace or not is_beneath(workspace, top):
+            continue
+        if not any(is_beneath(top, other) for other in found):
+            yield (
+                f"roots[{index}].path",
+                f"{root.path!r} is the repository around the workspace `{workspace}`, and git would take the files outside the "
+                f"workspace for deleted. Add a root with path '{top}' and access 'read', too.",
+            )
 
 
 def _resolve_root(root: AgentFurtherRoot) -> str:

@@ -124,10 +124,14 @@ _MAX_CHARACTER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class FurtherRoots:
-    """The folders of an agent besides the workspace: absolute, canonical paths."""
+    """The folders of an agent besides the workspace: absolute, canonical paths.
+
+    :param repositories: the writable ones that are git directories
+    """
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    repositories: tuple[str, ...] = ()
 
 
 NO_FURTHER_ROOTS = FurtherRoots()

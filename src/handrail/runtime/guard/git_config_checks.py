@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.protected.path_protection import fold_name
-from handrail.runtime.files.secure_open import READ_FLAGS
+from handrail.runtime.files.secure_open import READ_FLAGS, is_git_directory
 from handrail.runtime.guard import git_config_reader
 from handrail.runtime.guard.git_config_reader import UnreadableConfig, find_changed_unsafe_keys, parse_config
 from handrail.runtime.guard.quarantine import FileSnapshot, read_single_named_file
@@ -127,6 +127,54 @@ def _find_git_directory(work_tree: str) -> str | None:
     if not text.startswith("gitdir:"):
         return None
     return os.path.realpath(Path(work_tree, text.removeprefix("gitdir:").strip()))
+
+
+class RepositoryLocation(NamedTuple):
+    """The folders of the repository that git finds from a folder, as the files outside of any sandbox say.
+
+    :param work_tree: the folder with the ``.git``
+    :param common: the git directory, which all linked work trees share
+    :param objects: the further folders with its objects
+    :param is_valid: whether the git directory exists, and belongs to this work tree
+    """
+
+    work_tree: str
+    common: str
+    objects: tuple[str, ...]
+    is_valid: bool
+
+
+def find_repository_of(folder: str) -> RepositoryLocation | None:
+    """Return the repository that git would find from a folder if it saw all files; None without one."""
+    while folder:
+        if (place := _find_git_directory(folder)) is not None:
+            break
+        folder = folder.rpartition("/")[0]
+    else:
+        return None
+    common, _, name = place.rpartition("/worktrees/")
+    is_linked = bool(common) and "/" not in name
+    if not is_linked:
+        common = place
+    return RepositoryLocation(folder, common, _list_borrowed_objects(common), _belongs_to(place, folder, is_linked))
+
+
+def _belongs_to(directory: str, work_tree: str, is_linked: bool) -> bool:
+    """Return whether a folder is a git directory that does not name another work tree."""
+    if not is_git_directory(directory):
+        return False
+    if is_linked:
+        return os.path.realpath(_read_single_line_file(f"{directory}/gitdir")) == os.path.realpath(f"{work_tree}/.git")
+    entries = git_config_reader.read_paths_named_in_file(f"{directory}/config")[1]
+    named = [entry.value for entry in entries if entry.key == "core.worktree" and entry.value]
+    return not named or os.path.realpath(Path(directory, named[-1])) == work_tree
+
+
+def _list_borrowed_objects(common: str) -> tuple[str, ...]:
+    """Return the folders of objects that a repository takes from others (gitrepository-layout(5), alternates)."""
+    lines = _read_single_line_file(f"{common}/objects/info/alternates").splitlines()
+    paths = (os.path.realpath(Path(f"{common}/objects", line)) for line in lines if line and "\0" not in line)
+    return tuple(path for path in paths if path.endswith("/objects") and Path(path).is_dir())
 
 
 def _read_single_line_file(path: str) -> str:

@@ -96,7 +96,7 @@ class GuardedSandbox:
                 break
         kept = self._snapshots if prepared.aftermath is not None else None
         changes = _RunChanges(
-            kept, places[0], prepared.profile, lambda work: self._run_with_exclusive_folders(work, places)
+            kept, places, prepared.profile, lambda work: self._run_with_exclusive_folders(work, places)
         )
         try:
             await changes.begin((profile.callers or (profile.call,)) if profile.call else ())
@@ -334,18 +334,20 @@ def _on_event_loop() -> bool:
 class _RunChanges:
     """The tracker of what one process changes in the workspace: as a whole, or in each call of a long-running process.
 
+    :param places: the workspace, and the other folders that it can write, whose files are not kept
     :param run: runs a look, at once or in a thread
     """
 
     def __init__(
         self,
         snapshots: WorkspaceSnapshots | None,
-        place: GuardedFolder,
+        places: Sequence[GuardedFolder],
         profile: SandboxProfile,
         run: Callable[[Callable[[], None]], Awaitable[None]],
     ) -> None:
         self._snapshots = snapshots
-        self._place = place
+        self._place, *self._further = places
+        self._versions: list[int] = []
         self._profile = profile
         self._run = run
         self._tracker: ProgramChangeTracker | None = None
@@ -359,6 +361,7 @@ class _RunChanges:
 
         def begin() -> None:
             self._tracker = snapshots.begin(self._place.tree, self._profile, callers)
+            self._versions = [place.tree.version for place in self._further]
 
         try:
             await self._run(begin)
@@ -369,8 +372,16 @@ class _RunChanges:
         """Record what has changed since then. The folder was looked at just now."""
         tracker, self._tracker = self._tracker, None
         if self._snapshots is not None and tracker is not None:
-            await self._run(partial(self._snapshots.finish, self._place.tree, tracker))
+            await self._run(partial(self._record, self._snapshots, tracker))
             self.notes = tracker.notes
+
+    def _record(self, snapshots: WorkspaceSnapshots, tracker: ProgramChangeTracker) -> None:
+        further: list[str] = []
+        for place, seen in zip(self._further, self._versions, strict=True):
+            place.refresh()
+            if place.tree.version != seen:
+                further.append(place.root)
+        snapshots.finish(self._place.tree, tracker, further)
 
 
 class GuardedProcess(ProcessWrapper):

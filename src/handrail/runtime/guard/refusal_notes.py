@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, P
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_folders
+from handrail.runtime.guard.git_config_checks import find_repository_of
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.sandbox.view.toolchains import find_toolchains
 
@@ -81,6 +82,9 @@ _MISSING_PATH = re.compile(
     r"(/[^\s:'\"\u2018\u2019]+)['\"\u2019]?: No such file or directory"
     r"|No such file or directory[^\n/]{0,20}['\" ](/[^\s:'\"]+)"
 )
+_NO_REPOSITORY = re.compile(
+    rb"not a git repository|object directory [^\n]+ does not exist; check|unable to normalize alternate object path"
+)
 _PRIVATE_FOLDERS = ("/etc", "/tmp", "/dev", "/proc", "/run")  # noqa: S108 - names to compare with
 _HOME_PROGRAMS = (
     ".local/bin",
@@ -123,6 +127,8 @@ def explain_refusals(process: Process, end: ProgramEnd) -> tuple[str, ...]:
     notes = [*process.kept_file_notes, *_explain_refused_hosts(end.attempts)]
     paths = [*_explain_paths(process, said)]
     notes += paths
+    if _NO_REPOSITORY.search(said) is not None and (note := explain_outside_repository(process.profile)) is not None:
+        notes.append(note)
     if end.exit_code != 0:
         failures = _find_failures(end, said)
         if any(one.refusal_reason is not None for one in end.attempts):
@@ -166,6 +172,12 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramEnd
             return (
                 "This call only reads, so everything was read-only for its programs. If it must write, use a command or a "
                 "tool that is meant to."
+            )
+        case "read-only" if profile.confined:
+            return (
+                "This call runs confined, so its programs write only in the workspace, in $HOME and in /tmp, and version control "
+                "data only if the text of the call has a git command. Write there, run git in a separate call, or ask the user "
+                "for a rule that names this command."
             )
         case "read-only":
             return (
@@ -247,12 +259,52 @@ def _explain_outside_paths(said: str, profile: SandboxProfile) -> Iterator[str]:
             *profile.read_only_roots,
             *find_toolchains(profile.workspace).mounts,
         )
-        if not any(path == folder or path.startswith(f"{folder}/") for folder in seen):
+        if not _is_beneath_any(path, seen):
             yield (
                 f"`{escape_terminal_controls(path)}` is outside the folders that programs see: the workspace, $HOME, /tmp and the "
                 "system's folders. Use a path there, or ask the user to add the folder to [[roots]] of the agent."
             )
             return
+
+
+def explain_outside_repository(profile: SandboxProfile) -> str | None:
+    """Return where the repository of a working directory is if programs do not see it, and how the user grants it."""
+    found = find_repository_of(profile.cwd or profile.workspace)
+    if found is None:
+        return None
+    seen = (profile.workspace, *profile.writable, *profile.read_only_roots)
+    unseen = [path for path in (found.work_tree, found.common) if not _is_beneath_any(path, seen)]
+    if not unseen:
+        unseen = [path for path in found.objects if not _is_beneath_any(path, seen)]
+    if not unseen:
+        return None
+    top, common = escape_terminal_controls(found.work_tree), escape_terminal_controls(found.common)
+    begin = (
+        f"The git repository of `{top}` is outside the workspace, and programs do not see its git directory `{common}`"
+    )
+    if not found.is_valid:
+        return (
+            f"{begin}. That folder is not the repository of this work tree. Do not create another repository here. Ask the user "
+            "to repair the link in `.git` (git worktree repair)."
+        )
+    if found.objects and found.common not in unseen:
+        begin = f"The git repository of `{top}` takes objects from folders that programs do not see"
+    grants = {path: '"read"' for path in unseen if not _is_beneath_any(path, [one for one in unseen if one != path])}
+    if found.common in unseen:
+        also = found.common in grants
+        grants[found.common] = '"read", or "write" for commits' if also else '"write" for commits'
+    listed = ", and ".join(
+        f'path = "{escape_terminal_controls(path)}" with access = {access}' for path, access in grants.items()
+    )
+    opening = f"open `{top}` as the workspace, or to " if found.work_tree in unseen else ""
+    return (
+        f"{begin}. Do not create another repository here. Ask the user to {opening}grant the folder in [[roots]] of the agent's "
+        f"manifest (agents/NAME/agent.toml), if it is the right one: {listed}."
+    )
+
+
+def _is_beneath_any(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def _is_program(path: Path) -> bool:
@@ -269,11 +321,11 @@ def _explain_paths(process: GuardedProcess, said: bytes) -> Iterator[str]:
     top = profile.workspace.rstrip("/") + "/"
     for path in profile.masked:
         shown = path.removeprefix(top)
-        if _mentions(said, shown):
+        if _mentions(said, shown, is_file=Path(path).is_file()):
             yield _explain_hidden(path, escape_terminal_controls(shown), profile.denials)
     for path in profile.pinned:
         shown = path.removeprefix(top)
-        if _mentions(said, shown):
+        if _mentions(said, shown, is_file=Path(path).is_file()):
             yield _explain_read_only(path, shown, process)
 
 
@@ -329,6 +381,7 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
     return why.refusal_text(shown)
 
 
-def _mentions(said: bytes, shown: str) -> bool:
-    """Return whether an output contains the last two names of a path."""
-    return os.fsencode("/".join(shown.split("/")[-2:])) in said
+def _mentions(said: bytes, shown: str, *, is_file: bool) -> bool:
+    """Return whether an output contains the last two names of a path, and nothing below a file."""
+    names = re.escape(os.fsencode("/".join(shown.split("/")[-2:])))
+    return re.search(names + b"(?!/)" if is_file else names, said) is not None

@@ -130,6 +130,8 @@ class ProgramChangeTracker:
         """The calls and jobs whose changes cannot be told from its own."""
         self.uncovered: Mapping[str, tuple[int, int]] = {}
         """The folders whose files are not known, with inode and change time."""
+        self.further: tuple[str, ...] = ()
+        """The folders outside the workspace in which files changed meanwhile."""
         self.is_recovered = False
         """Whether a former process started it, which was killed."""
         self.problem = ""
@@ -196,14 +198,16 @@ class WorkspaceSnapshots:
             self._running.append(tracker)
         return tracker
 
-    def finish(self, tree: FolderTree, tracker: ProgramChangeTracker) -> None:
+    def finish(self, tree: FolderTree, tracker: ProgramChangeTracker, further: Sequence[str] = ()) -> None:
         """Record what a program changed, after its sandbox is empty.
 
         :param tree: the workspace as of a look just now
+        :param further: the folders outside the workspace in which files changed
         :raises NeedsThread: if it takes too long for the event loop
         """
         with self._lock:
             tracker.ended_ns = tracker.ended_ns or time.time_ns()
+            tracker.further = tuple(further)
             try:
                 self._settle(tree, tracker.closed)
             except OSError as error:  # the next look records it
@@ -269,9 +273,12 @@ class WorkspaceSnapshots:
         problem = tracker.problem
         if touched:
             problem = f"{problem} Files in {_join_names(touched)} changed, and Handrail does not keep them.".strip()
+        if tracker.further:
+            named = _join_names(tracker.further)
+            problem = f"{problem} Files in {named} changed, and Handrail keeps only files of the workspace.".strip()
         with self.store.transaction():
             self.store.remove_open_run(tracker.callers)
-            if changes or touched:
+            if changes or touched or tracker.further:
                 operation = UndoableOperation(
                     0,
                     "program",

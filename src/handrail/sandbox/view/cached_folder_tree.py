@@ -24,6 +24,7 @@ from handrail.contract.protected.path_protection import (
     PathProtection,
     find_protection,
     fold_name,
+    git_folder_prefix,
     has_path_dependent_entries,
     needs_full_path_check,
 )
@@ -79,6 +80,7 @@ class CachedFolder:
     """A folder as it was when it was last read.
 
     :ivar relative: the path from the tree's root; empty for the root itself
+    :ivar compared: the path by which its entries are protected. It begins with ``.git`` in a git directory of any name
     :ivar files: names of entries that are neither folders nor links
     :ivar pipes: those of them that are FIFOs
     :ivar linked: those of them with several names
@@ -91,6 +93,7 @@ class CachedFolder:
     __slots__ = (
         "_entries",
         "_numbers",
+        "compared",
         "ctime",
         "files",
         "folders",
@@ -108,8 +111,9 @@ class CachedFolder:
         "relative",
     )
 
-    def __init__(self, path: str, relative: str, within: bool) -> None:
+    def __init__(self, path: str, relative: str, within: bool, compared: str) -> None:
         self.path = path
+        self.compared = compared
         self.relative = relative
         self.is_in_protected = within
         self.inode = self.ctime = -1
@@ -129,6 +133,11 @@ class CachedFolder:
     def child_paths(self, name: str) -> tuple[str, str]:
         """Return the absolute path of an entry, and its path relative to the root."""
         return f"{self.path.rstrip('/')}/{name}", f"{self.relative}/{name}" if self.relative else name
+
+    def compared_child_path(self, name: str) -> str:
+        """Return the path by which an entry is protected."""
+        compared = ".git" if self.is_repository else self.compared
+        return f"{compared}/{name}" if compared else name
 
     def record_folder_status(self, found: os.stat_result, now_ns: int) -> None:
         """Record the status of the folder before it is read.
@@ -214,7 +223,7 @@ class CachedFolder:
 
         That is a folder with a HEAD, and either ``objects`` and ``refs`` or ``commondir``.
         """
-        if fold_name(self.relative.rpartition("/")[2]) == ".git":
+        if fold_name(self.compared.rpartition("/")[2]) == ".git":
             return True
         if "HEAD" not in self.files and "HEAD" not in self.links:
             return False
@@ -222,12 +231,12 @@ class CachedFolder:
         return {"objects", "refs"} <= folders or "commondir" in self.files or "commondir" in self.links
 
     def _find_protected(self) -> Iterator[ProtectedEntry]:
-        led = any(has_path_dependent_entries(part) for part in self.relative.split("/"))
+        led = any(has_path_dependent_entries(part) for part in self.compared.split("/"))
         for names, folder, link in ((self.files, False, False), (self.folders, True, False), (self.links, False, True)):
             for name in names:
                 why = GIT_NAMES.get(name) if self.is_repository else None
                 if why is None and (led or needs_full_path_check(name)):
-                    why = find_protection(self.child_paths(name)[1])
+                    why = find_protection(self.compared_child_path(name))
                 if why is not None and not (folder and fold_name(name) == ".git"):
                     yield ProtectedEntry(self.child_paths(name)[0], why, folder, link)
 
@@ -265,7 +274,7 @@ class FolderTree:
         """
         changed, self._unfinished, self._left = self._unfinished, True, self.max_files
         if not self.order:
-            self.order = [CachedFolder(self.root, "", False)]
+            self.order = [CachedFolder(self.root, "", False, git_folder_prefix(self.root).rstrip("/"))]
         status, now_ns, gone = os.lstat, time.time_ns(), False
         for folder in self.order:
             try:
@@ -345,8 +354,9 @@ class FolderTree:
                 path, relative = folder.child_paths(name)
                 inside = folder.is_in_protected or path in within
                 below = known.get(path)
-                if below is None or below.is_in_protected != inside:
-                    below = CachedFolder(path, relative, inside)
+                compared = folder.compared_child_path(name)
+                if below is None or below.is_in_protected != inside or below.compared != compared:
+                    below = CachedFolder(path, relative, inside, compared)
                     self._read_first(below)
                 waiting.append(below)
         self.order = order

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import WORKSPACE_FILE, PathProtection, find_protection
+from handrail.contract.protected.path_protection import (
+    WORKSPACE_FILE,
+    PathProtection,
+    find_protection,
+    git_folder_prefix,
+)
 from handrail.contract.sandbox_protocol import PathDenials, SandboxProfile
 from handrail.sandbox.view.cached_folder_tree import CachedFolder, FolderTree, ProtectedEntry
 from handrail.sandbox.view.sandbox_user import FileIdentity, LookupCache
@@ -103,7 +108,7 @@ def find_fixed_links(
     """
     found = {entry.path: entry.why for entry in entries if entry.link and not is_writable_by_programs(entry, denials)}
     for path in _find_inner_links(tree):
-        if (why := find_protection(path[len(tree.root.rstrip("/")) + 1 :])) is not None:
+        if (why := find_protection(git_folder_prefix(tree.root) + path[len(tree.root.rstrip("/")) + 1 :])) is not None:
             found[path] = why
     return found
 

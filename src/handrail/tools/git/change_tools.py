@@ -363,7 +363,7 @@ class GitCheckoutTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         paths, track = await find_meant_paths(runtime, args.get("paths", [])), args.get("track", False)
-        repository = await open_repository(runtime, args.get("repository", "."), writing=True)
+        repository = await open_repository(runtime, args.get("repository", "."), writing=True, changes_files=True)
         ref = [check_single_commit(args["ref"])] if "ref" in args else []
         await refuse_wrong_content(repository, ref[0] if ref else None, paths)
         if paths:
@@ -494,7 +494,7 @@ class GitMergeTool(Tool):
             check_single_commit(args["ref"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        repository = await open_repository(runtime, args.get("repository", "."), writing=True)
+        repository = await open_repository(runtime, args.get("repository", "."), writing=True, changes_files=True)
         if args.get("abort", False):
             await refuse_wrong_content(repository, "HEAD", [repository.top])
             await repository.run_git_command("merge", "--abort")
@@ -581,7 +581,9 @@ class GitStashTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         action: str = args.get("action", "push")
-        repository = await open_repository(runtime, args.get("repository", "."), writing=True)
+        repository = await open_repository(
+            runtime, args.get("repository", "."), writing=True, changes_files=action not in ("list", "show", "drop")
+        )
         if action == "push":
             return await _push_stash(repository, args)
         stashes = await _list_stashes(repository)

@@ -118,7 +118,7 @@ def find_configured_filters(found: Sequence[GitConfigEntry]) -> frozenset[str]:
 
 
 def make_git_environment(
-    workdir: str,
+    outermost: str,
     found: Sequence[GitConfigEntry] = (),
     *,
     writing: bool = False,
@@ -126,6 +126,7 @@ def make_git_environment(
 ) -> dict[str, str]:
     """Return the environment variables for git.
 
+    :param outermost: the folder above which git looks for no repository
     :param found: the repository's configuration
     :param writing: whether to fail if a filter that is not run would change the stored content
     :param protocols: the transports that git may use, such as ``http:https``
@@ -155,7 +156,7 @@ def make_git_environment(
         "GIT_MERGE_AUTOEDIT": "no",
         "GIT_TEMPLATE_DIR": "",
         "GIT_ADVICE": "0",
-        "GIT_CEILING_DIRECTORIES": posixpath.dirname(workdir),
+        "GIT_CEILING_DIRECTORIES": posixpath.dirname(outermost),
         "LC_ALL": "C.UTF-8",
         "LANGUAGE": "C",
         "GIT_CONFIG_COUNT": str(len(settings)),
@@ -208,9 +209,10 @@ _NO_IDENTITY = (
 
 @dataclass(frozen=True, slots=True)
 class GitRepository:
-    """A repository in the workspace, opened for one call.
+    """A repository of the workspace, opened for one call.
 
     :param top: the absolute path of its work tree
+    :param outermost: the folder above which git looks for no repository
     :param directory: the absolute path of its git directory
     :param entries: its configuration and ours
     """
@@ -220,6 +222,7 @@ class GitRepository:
     directory: str
     entries: tuple[GitConfigEntry, ...]
     writing: bool
+    outermost: str
 
     @property
     def unrun_filters(self) -> frozenset[str]:
@@ -244,9 +247,7 @@ class GitRepository:
         :param variables: additional environment variables
         :raises ToolError: with git's message, for any other exit code
         """
-        environment = make_git_environment(
-            self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols
-        )
+        environment = make_git_environment(self.outermost, self.entries, writing=self.writing, protocols=protocols)
         done = await run_git_unchecked(self.runtime, self.top, words, {**environment, **(variables or {})}, stdin)
         if done.exit_code not in codes:
             raise await self.make_error_with_hints(words, done)
@@ -294,13 +295,15 @@ class GitRepository:
 
     def to_display_path(self, raw: bytes) -> str:
         """Return a path of git's relative to the workspace, in the form to show."""
-        prefix = self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]
         path = raw.decode("utf-8", "surrogateescape")
+        if not is_beneath(self.top, self.runtime.workdir):
+            return escape_terminal_controls(posixpath.relpath(f"{self.top}/{path}", self.runtime.workdir))
+        prefix = self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]
         return escape_terminal_controls(f"{prefix}/{path}" if prefix else path)
 
     @property
     def display_top(self) -> str:
-        return escape_terminal_controls(self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]) or "."
+        return escape_terminal_controls(posixpath.relpath(self.top, self.runtime.workdir))
 
     async def find_rule_hidden_paths(self, paths: Iterable[bytes], most: int) -> set[bytes]:
         """Return the paths that rules hide from programs, whose content git must not show either.
@@ -354,7 +357,7 @@ class GitRepository:
         )
 
     async def _unknown_name_error(self, words: Sequence[str], text: str) -> ToolError | None:
-        environment = make_git_environment(self.runtime.workdir, self.entries)
+        environment = make_git_environment(self.outermost, self.entries)
         listing = ("for-each-ref", "--format=%(refname:short)", "--count=2000")
         done = await run_git_unchecked(self.runtime, self.top, listing, environment)
         known = decode_git_output(done.output).split()
@@ -371,13 +374,19 @@ class GitRepository:
         return None
 
 
-async def open_repository(runtime: Runtime, folder: str, *, writing: bool = False) -> GitRepository:
+async def open_repository(
+    runtime: Runtime, folder: str, *, writing: bool = False, changes_files: bool = False
+) -> GitRepository:
     """Open the repository that contains ``folder``.
 
-    :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old
+    :param changes_files: whether the tool may change any file of the work tree, which then lies in the workspace
+    :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old, ``denied`` if its work tree is
+        outside the workspace
     """
-    place = resolve_tool_path(runtime, await find_meant_path(runtime, folder))
-    environment = make_git_environment(runtime.workdir, writing=writing)
+    place, outermost = resolve_tool_path(runtime, await find_meant_path(runtime, folder)), runtime.workdir
+    if is_beneath(place, outermost):
+        outermost = await _find_outermost_folder(runtime)
+    environment = make_git_environment(outermost, writing=writing)
     asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
     where, listed = await asyncio.gather(
         run_git_unchecked(runtime, place, asked, environment),
@@ -395,13 +404,37 @@ async def open_repository(runtime: Runtime, folder: str, *, writing: bool = Fals
             kind="unavailable",
         )
     top, directory = (line.decode("utf-8", "surrogateescape") for line in where.output.split(b"\n")[:2])
-    if not is_beneath(top, runtime.workdir):
+    shown = decode_git_output(top.encode("utf-8", "surrogateescape"))
+    if not is_beneath(top, runtime.workdir) and not await _is_readable(runtime, top):
         raise ToolError(
-            f"The work tree of the repository at {folder} is outside the workspace: "
-            f"{decode_git_output(top.encode('utf-8', 'surrogateescape'))} (core.worktree). Ask the user to work in it.",
+            f"The work tree of the repository at {folder} is outside the workspace: {shown} (core.worktree). Ask the user to "
+            "open this folder as the workspace.",
             kind="denied",
         )
-    return GitRepository(runtime, top, directory, entries, writing)
+    if changes_files and not is_beneath(top, runtime.workdir):
+        raise ToolError(
+            f"The work tree of the repository at {folder} is larger than the workspace: {shown}. This tool would change files "
+            "outside the workspace. Ask the user to open this folder as the workspace.",
+            kind="denied",
+        )
+    return GitRepository(runtime, top, directory, entries, writing, outermost)
+
+
+async def _find_outermost_folder(runtime: Runtime) -> str:
+    """Return the workspace, or the folder of the repository around it if the user has granted that folder."""
+    folder = runtime.workdir
+    while (folder := posixpath.dirname(folder)) != "/":
+        if await _is_readable(runtime, folder) and await _is_readable(runtime, f"{folder}/.git"):
+            return folder
+    return runtime.workdir
+
+
+async def _is_readable(runtime: Runtime, path: str) -> bool:
+    try:
+        await runtime.files.stat(path)
+    except ToolError:
+        return False
+    return True
 
 
 async def run_git_unchecked(
@@ -550,10 +583,12 @@ def _no_repository_error(folder: str, done: CompletedProcess) -> ToolError:
             kind="failed",
         )
     if "not a git repository" in message:
-        elsewhere = message.partition("not a git repository: ")[2]
-        why = f": its .git leads to {elsewhere}, outside the workspace" if elsewhere[:1] == "/" else ""
+        if done.notes:  # they say where it is
+            return ToolError(
+                f"{folder} is not in a git repository that tools see. {' '.join(done.notes)}", kind="failed"
+            )
         return ToolError(
-            f"{folder} is not in a git repository inside the workspace{why}. "
+            f"{folder} is not in a git repository inside the workspace. "
             "Create one with git.init, or clone one with git.clone.",
             kind="failed",
         )

@@ -1,0 +1,113 @@
+"""Arguments that a model sent as JSON text or as null, in the form that the schema asks for. Nothing is guessed.
+
+Several models send ``edits='[{…}]'``, ``offset="2"`` or ``null`` for an optional argument. There is one rule for all tools:
+
+- If the schema accepts no string at a place, and the string there is the JSON text of a value of an accepted type, that
+  value is taken.
+- If a property may be missing and may not be null, a null is left out.
+
+The rule applies only to arguments that do not match the schema, and only if they match after it. The caller says in the
+result what was read differently.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import jsonschema_rs as rs
+
+from handrail.contract.schema.argument_validation import ParametersSchema, format_json_path
+from handrail.contract.text.strict_json import InvalidJsonText, json_type_name, parse_object
+
+_MAX_ROUNDS = 4
+"""A value that was read can contain more such values."""
+_MAX_REPAIRS = 100
+_MAX_TEXT_BYTES = 256 * 1024
+
+
+def repair_arguments(
+    schema: ParametersSchema, arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]] | None:
+    """Return matching arguments, and by path what was read differently; None if the rule does not make them match."""
+    repaired: dict[str, Any] = copy.deepcopy(dict(arguments))
+    notes: dict[str, str] = {}
+    for _ in range(_MAX_ROUNDS):
+        wrong = [(error, _accepted(error)) for error in schema.iterate_errors(repaired)]
+        if not wrong:
+            return (repaired, notes) if notes and not schema.list_problems(repaired) else None
+        for error, accepted in wrong:
+            if len(notes) >= _MAX_REPAIRS or not _repair(repaired, error, accepted, notes):
+                return None
+    return None
+
+
+def _accepted(error: rs.ValidationError) -> frozenset[str]:
+    """Return the types that are accepted at the place of an error; empty if its value is not repaired."""
+    kinds = rs.ValidationErrorKind
+    match error.kind:
+        case kinds.Type(types=types):
+            return frozenset(types)
+        case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
+            return _accepted_by_branches(error, branches)
+        case kinds.Enum(options=options):
+            return frozenset(json_type_name(option) for option in options)
+        case kinds.Constant(expected_value=value):
+            return frozenset((json_type_name(value),))
+        case _:
+            return frozenset()
+
+
+def _accepted_by_branches(
+    whole: rs.ValidationError, branches: Sequence[Sequence[rs.ValidationError]]
+) -> frozenset[str]:
+    """Return the types that the alternatives accept at the place of the whole; empty if one fails for another reason."""
+    found: set[str] = set()
+    for branch in branches:
+        types = [_accepted(error) for error in branch if error.instance_path == whole.instance_path]
+        if not types or not all(types):
+            return frozenset()
+        found.update(one for one in types[0] if all(one in others for others in types))
+    return frozenset(found)
+
+
+def _repair(
+    arguments: dict[str, Any], error: rs.ValidationError, accepted: frozenset[str], notes: dict[str, str]
+) -> bool:
+    """Change the value at the place of an error by the rule, and return whether that was possible."""
+    path = error.instance_path
+    if not path:
+        return False
+    *parents, last = path
+    holder: Any = arguments
+    for part in parents:
+        holder = holder[part]
+    value = holder[last]
+    shown = format_json_path(path)
+    is_declared = ("properties", last) in pairwise(error.schema_path)  # a key of a map is not a property
+    if value is None and isinstance(last, str) and is_declared and accepted and "null" not in accepted:
+        del cast("dict[str, Any]", holder)[last]
+        notes[shown] = "null, left out"
+        return True
+    if not isinstance(value, str) or not accepted or "string" in accepted:
+        return False
+    read = _read_json(value)
+    kind = json_type_name(read)
+    if kind == "number" and "number" not in accepted and read.is_integer():
+        kind = "integer"
+    if read is None or not (kind in accepted or (kind == "integer" and "number" in accepted)):
+        return False
+    holder[last] = read
+    notes[shown] = f"JSON text, read as {kind}"
+    return True
+
+
+def _read_json(text: str) -> Any:
+    """Return the value of a JSON text; None if it is null or not JSON."""
+    try:
+        read = parse_object(f'{{"value":{text}}}', max_bytes=_MAX_TEXT_BYTES, raw_controls=True)
+    except InvalidJsonText:
+        return None
+    return read["value"] if read.keys() == {"value"} else None

@@ -1,0 +1,252 @@
+"""Reports about arguments that arrive as the JSON text of the right value, or as null for an optional one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.agent.provider_bench import Kind as ProviderKind
+from tests.agent.provider_bench import bench, each_provider
+
+from handrail.agent.agent_loop import Agent
+from handrail.contract.schema.argument_repair import repair_arguments
+from handrail.contract.schema.argument_validation import compile_schema
+from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool_protocol import Tool
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.provider_servers import ReplyCall, ScriptedReply
+from handrail.testing.scripted_kernel import temporary_kernel
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools, make_tool_entry
+
+RULES = ("allow edit", "allow multi_edit", "allow write", "allow demo.*", "allow mcp:t:*")
+ITEM = {
+    "type": "object",
+    "properties": {"old": {"type": "string"}, "all": {"type": "boolean"}},
+    "required": ["old"],
+    "additionalProperties": False,
+}
+PROPERTIES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "count": {"type": "integer", "minimum": 1},
+    "ratio": {"type": "number"},
+    "flag": {"type": "boolean"},
+    "items": {"type": "array", "items": ITEM},
+    "options": {"type": "object", "properties": {"depth": {"type": "integer"}}, "additionalProperties": False},
+    "either": {"type": ["string", "integer"]},
+    "choice": {"oneOf": [{"type": "integer"}, {"type": "array", "items": {"type": "string"}}]},
+    "short": {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "integer"}]},
+    "level": {"enum": [1, 2]},
+    "word": {"enum": ["on", "1"]},
+    "nullable": {"type": ["integer", "null"]},
+    "map": {"type": "object", "additionalProperties": {"type": "string"}},
+    "shared": {"$ref": "#/$defs/shared"},
+}
+PARAMETERS = {
+    "type": "object",
+    "properties": PROPERTIES,
+    "required": ["text"],
+    "$defs": {"shared": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+}
+TAKEN: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({"count": "2"}, {"count": 2}, ["count"]),
+    ({"count": " 2\n"}, {"count": 2}, ["count"]),
+    ({"count": "2.0"}, {"count": 2}, ["count"]),
+    ({"ratio": "2"}, {"ratio": 2}, ["ratio"]),
+    ({"ratio": "-1.5e1"}, {"ratio": -15.0}, ["ratio"]),
+    ({"flag": "true"}, {"flag": True}, ["flag"]),
+    ({"items": '[{"old": "a"}]'}, {"items": [{"old": "a"}]}, ["items"]),
+    (
+        {"items": '[{"old": "a\nb", "all": "true"}]'},
+        {"items": [{"old": "a\nb", "all": True}]},
+        ["items", "items[0].all"],
+    ),
+    ({"items": [{"old": "1", "all": "false"}]}, {"items": [{"old": "1", "all": False}]}, ["items[0].all"]),
+    ({"items": ['{"old": "x"}']}, {"items": [{"old": "x"}]}, ["items[0]"]),
+    ({"options": '{"depth": "3"}'}, {"options": {"depth": 3}}, ["options", "options.depth"]),
+    ({"choice": '["a"]'}, {"choice": ["a"]}, ["choice"]),
+    ({"choice": "7"}, {"choice": 7}, ["choice"]),
+    ({"level": "1"}, {"level": 1}, ["level"]),
+    ({"shared": '{"n": "4"}'}, {"shared": {"n": 4}}, ["shared", "shared.n"]),
+    ({"count": None, "items": None}, {}, ["count", "items"]),
+    ({"options": {"depth": None}}, {"options": {}}, ["options.depth"]),
+]
+KEPT: list[dict[str, Any]] = [
+    {"text": "12"},
+    {"text": "[1]"},
+    {"either": "3"},
+    {"word": "1"},
+    {"nullable": None},
+    {"map": {"a": "1"}},
+    {"short": "12"},
+]
+REFUSED: list[dict[str, Any]] = [
+    {"count": "two"},
+    {"count": "0"},
+    {"count": "1.5"},
+    {"count": "true"},
+    {"count": "null"},
+    {"count": ""},
+    {"count": '1, "flag": true'},
+    {"count": '"2"'},
+    {"count": True},
+    {"flag": "True"},
+    {"flag": "1"},
+    {"flag": 1},
+    {"items": "a.txt"},
+    {"items": '[{"old": "a"}'},
+    {"items": '[{"old": "a", "old": "b"}]'},
+    {"items": '{"old": "a"}'},
+    {"items": [None]},
+    {"items": [{"old": None}]},
+    {"short": "123"},
+    {"word": "2"},
+    {"text": None},
+    {"text": 5},
+    {"map": {"a": None}},
+    {"shared": {"n": None}},
+    {"count": "2", "unknown": 1},
+]
+
+
+class Take(Tool):
+    spec = ToolSpec(
+        id="demo.take", description="Give the arguments back.", parameters=PARAMETERS, side_effect="write", locks=()
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return args
+
+
+def as_type(value: Any) -> str:
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize(("sent", "taken", "paths"), TAKEN, ids=str)
+async def test_a_value_sent_as_its_json_text_is_refused(
+    sent: dict[str, Any], taken: dict[str, Any], paths: list[str], tmp_path: Path
+) -> None:
+    async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
+        session = await kernel.session()
+        result = await session.call("demo.take", {"text": "5", **sent})
+        assert result.ok and as_type(result.data) == as_type({"text": "5", **taken}), result
+        assert list(result.metadata["arguments_read_as"]) == paths
+        await session.suspend()
+
+
+@pytest.mark.parametrize("sent", KEPT, ids=str)
+async def test_what_the_schema_accepts_stays_as_it_was_sent(sent: dict[str, Any], tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
+        session = await kernel.session()
+        result = await session.call("demo.take", {"text": "5", "count": "2", **sent})
+        assert result.ok and as_type(result.data) == as_type({"text": "5", "count": 2} | sent), result
+        assert list(result.metadata["arguments_read_as"]) == ["count"]
+        assert "arguments_read_as" not in (await session.call("demo.take", {"text": "5", **sent})).metadata
+        await session.suspend()
+
+
+@pytest.mark.parametrize("sent", REFUSED, ids=str)
+async def test_what_is_not_that_value_is_refused_with_every_problem(sent: dict[str, Any], tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
+        session = await kernel.session()
+        result = await session.call("demo.take", {"text": "5"} | sent)
+        assert result.error_kind == "invalid_input"
+        for name in sent:
+            assert f"`{name}" in str(result.error_text)
+        await session.suspend()
+
+
+@each_provider
+async def test_a_model_that_sends_text_is_answered_in_one_call(kind: ProviderKind, tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "a.txt").write_text("one\ntwo\ntwo\n")
+    read = ReplyCall("read", {"path": "a.txt", "offset": "1", "limit": None})
+    edit = ReplyCall("edit", {"path": "a.txt", "old": "two", "new": "2", "replace_all": "true"})
+    async with (
+        temporary_kernel(tmp_path, rules=RULES) as kernel,
+        bench(kind, ScriptedReply(read), ScriptedReply(edit), ScriptedReply("done")) as b,
+    ):
+        session = await kernel.session()
+        outcome = await Agent(session, b.model).complete("go")
+        assert outcome.ok and outcome.calls == 2
+        assert "JSON text, read as boolean" in json.dumps(b.server.requests[2].body)
+        await session.suspend()
+    assert (tmp_path / "ws" / "a.txt").read_text() == "one\n2\n2\n"
+
+
+async def test_rules_and_locks_see_what_the_tool_gets(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "a.txt").write_text("one\n")
+    edits = json.dumps([{"old": "one", "new": "1"}])
+    async with temporary_kernel(tmp_path, rules=[*RULES, "deny fs.write a.txt"]) as kernel:
+        session = await kernel.session()
+        await session.call("read", {"path": "a.txt"})
+        assert (await session.call("multi_edit", {"path": "a.txt", "edits": edits})).error_kind == "denied"
+        await session.suspend()
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        session = await kernel.session()
+        await session.call("read", {"path": "a.txt"})
+        assert (await session.call("multi_edit", {"path": "a.txt", "edits": edits})).ok
+        await session.suspend()
+    assert (tmp_path / "ws" / "a.txt").read_text() == "1\n"
+
+
+async def test_a_tool_of_a_server_follows_the_same_rule(tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "n": {"type": "integer"}},
+        "required": ["text"],
+    }
+    server = StdioServerProgram(tmp_path, [make_tool_entry("echo", inputSchema=schema)])
+    async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=RULES) as kernel:
+        await approve_tools(kernel, "t")
+        session = await kernel.session()
+        result = await session.call("t_echo", {"text": "7", "n": "7"})
+        assert result.ok and "7" in str(result.data)
+        assert list(result.metadata["arguments_read_as"]) == ["n"]
+        assert (await session.call("t_echo", {"text": "7", "n": "seven"})).error_kind == "invalid_input"
+        await session.suspend()
+
+
+async def test_taking_the_value_ends_sooner_than_refusing_it(tmp_path: Path) -> None:
+    async def measure(*arguments: Any) -> tuple[int, int]:
+        replies = [call_reply(("demo__take", {"text": "x", "items": one})) for one in arguments]
+        model = PlaybackModel(*replies, text_reply("done"))
+        async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
+            session = await kernel.session()
+            outcome = await Agent(session, model).complete("go")
+            assert outcome.ok
+            await session.suspend()
+        return outcome.turns, outcome.input_tokens
+
+    items = [{"old": "a", "all": True}]
+    taken = await measure(json.dumps(items))
+    refused = await measure(f"{json.dumps(items)},", items)  # not JSON, so it is refused, then corrected
+    assert taken[0] == 2 < refused[0] == 3 and taken[1] < refused[1]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+SCHEMA = compile_schema(PARAMETERS)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(PROPERTIES)), JSON | JSON.map(json.dumps), max_size=4))
+def test_whatever_is_taken_matches_the_schema_and_nothing_that_matched_changes(sent: dict[str, Any]) -> None:
+    sent = {"text": "x"} | sent
+    before = json.dumps(sent)
+    found = repair_arguments(SCHEMA, sent)
+    assert json.dumps(sent) == before
+    if not SCHEMA.list_problems(sent):
+        assert found is None
+    if found is not None:
+        assert not SCHEMA.list_problems(found[0]) and found[1]
+        assert found[0].keys() <= sent.keys()
+        roots = {path.partition(".")[0].partition("[")[0] for path in found[1]}
+        assert all(found[0][name] == sent[name] for name in found[0] if name not in roots)
