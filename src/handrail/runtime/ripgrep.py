@@ -106,12 +106,16 @@ class SearchPathFilter:
     compiled: tuple[re.Pattern[str], ...] = ()
     negated: bool = False
     hidden: bool = False
+    any_case: bool = False
 
     @staticmethod
-    def parse(pattern: str, *, hidden: bool = False, anywhere: bool = False) -> SearchPathFilter:
+    def parse(
+        pattern: str, *, hidden: bool = False, anywhere: bool = False, any_case: bool = False
+    ) -> SearchPathFilter:
         """Parse a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``.
 
         :param anywhere: whether a pattern of one part matches in any folder, and a leading ``!`` excludes
+        :param any_case: whether the folder takes names in another case for the same
         :raises ToolError: ``invalid_input`` if the pattern is invalid, or its braces expand to too many patterns
         """
         negated = anywhere and pattern.startswith("!")
@@ -120,16 +124,20 @@ class SearchPathFilter:
         if anywhere:
             parts = tuple(one if "/" in one else f"**/{one}" for one in parts)
         try:
-            compiled = tuple(compile_path_glob(one, subtree=negated) for one in parts)
+            compiled = tuple(compile_path_glob(one, subtree=negated, any_case=any_case) for one in parts)
         except ValueError as error:
             raise ToolError(str(error), kind="invalid_input") from None
-        return SearchPathFilter(parts, compiled, negated, hidden)
+        return SearchPathFilter(parts, compiled, negated, hidden, any_case)
 
     def build_arguments(self) -> tuple[str, ...]:
         """Return ripgrep's options for as much of the filter as they can express."""
         hidden = ("--hidden", "--glob=!.git") if self.hidden else ()
         names = {one.rpartition("/")[2] for one in self.patterns}
-        if self.negated or not all(_PLAIN_NAME.match(n) and n.strip("*") and "**" not in n for n in names):
+        if (
+            self.negated
+            or self.any_case
+            or not all(_PLAIN_NAME.match(n) and n.strip("*") and "**" not in n for n in names)
+        ):
             return hidden
         types = [f"--type-add={_TYPE_NAME}:{name}" for name in sorted(names)]
         return (*hidden, *types, f"--type={_TYPE_NAME}") if types else hidden

@@ -22,6 +22,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.services.file_services import FileSearchResult, LineMatch, ResolvedPath
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
+from handrail.origins.listed_paths import folds_names
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
@@ -81,7 +82,8 @@ class RipgrepSearch:
         place = self._resolve_target(path)
         wanted = SearchPathFilter()
         if glob is not None:
-            wanted = SearchPathFilter.parse(glob, hidden=place.file is not None, anywhere=True)
+            any_case = folds_names(place.folder.absolute)
+            wanted = SearchPathFilter.parse(glob, hidden=place.file is not None, anywhere=True, any_case=any_case)
         arguments = build_grep_arguments(pattern, wanted, ignore_case=ignore_case, literal=literal, target=place.target)
         if place.file is not None:
             self._check_readable(place.file)
@@ -116,7 +118,7 @@ class RipgrepSearch:
                 f"`{place.file.display_path}` is a file. glob lists folders. Use read to see a file.",
                 kind="invalid_input",
             )
-        wanted = SearchPathFilter.parse(pattern, hidden=hidden)
+        wanted = SearchPathFilter.parse(pattern, hidden=hidden, any_case=folds_names(place.folder.absolute))
         judge = _ShownFileFilter(self._roots, self._may, self._hidden, place.folder.absolute)
         records = RipgrepOutputParser()
         paths: list[str] = []
