@@ -19,6 +19,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.session_protocols import Session
 from handrail.kernel.doctor import run_doctor_checks
 from handrail.origins.listed_paths import find_listed_path, folds_names, spell_as_listed
+from handrail.origins.program_lookup import ProgramRefused, find_program, register_open_workspaces
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.sandbox import tier_probe
 from handrail.store.state_folders import locate_folders
@@ -243,6 +244,17 @@ def test_a_workspace_opened_in_another_spelling_is_the_same_workspace(disk: Path
     one, other = (locate_folders(disk / name, state) for name in ("Project", "PROJECT"))
     assert one.workspace == other.workspace == disk / "Project" and one.key == other.key
     assert SessionRoots(disk / "project").workspace == str(disk / "Project")
+
+
+def test_a_program_of_an_open_workspace_is_refused_in_each_spelling(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (disk / "Bin").mkdir()
+    (disk / "Bin" / "rg").write_text("#!/bin/sh\n")
+    (disk / "Bin" / "rg").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{disk}/BIN")
+    with register_open_workspaces(disk / "Bin"), pytest.raises(ProgramRefused):
+        find_program("rg")
 
 
 def test_doctor_names_each_folder_that_ignores_case(disk: Path, tmp_path: Path) -> None:
