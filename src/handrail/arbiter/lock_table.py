@@ -35,6 +35,7 @@ from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.text.strict_json import json_type_name
 from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill_template, template_argument_names
+from handrail.origins.listed_paths import find_listed_path, make_path_key
 from handrail.runtime.files.session_roots import SessionRoots
 
 # pyright: reportPrivateUsage=false
@@ -520,18 +521,24 @@ class CompiledLockTemplates:
 
 
 def _file_resources(absolute: str, roots: SessionRoots) -> tuple[LockResource, ...]:
-    """Return the resources of one file, by its canonical path."""
-    workspace = roots.workspace
+    """Return the resources of one file, by its canonical path.
+
+    All spellings of a file have the same resources, also of one that does not exist yet.
+    """
+    workspace, writable = roots.workspace, roots.writable
+    if (spelling := find_listed_path(absolute, is_listed=True)) is not None:
+        absolute, workspace = spelling.key, make_path_key(workspace)
+        writable = frozenset(map(make_path_key, writable))
     inside = workspace if workspace == "/" else workspace + "/"
     if absolute.startswith(inside) and absolute != inside:
         return ((WORKSPACE, *absolute[len(inside) :].split("/")),)
     if absolute == workspace:
         return ((WORKSPACE,),)
-    if any(absolute == root or absolute.startswith(root + "/") for root in roots.writable):
+    if any(absolute == root or absolute.startswith(root + "/") for root in writable):
         return ((WORKSPACE, "/", *absolute[1:].split("/")),)  # no name in the workspace is "/"
     elsewhere = (OUTSIDE_ROOTS,) if absolute == "/" else (OUTSIDE_ROOTS, *absolute[1:].split("/"))
     folder = absolute.rstrip("/") + "/"
-    if any(root.startswith(folder) for root in roots.writable):  # a folder that holds such a root covers it too
+    if any(root.startswith(folder) for root in writable):  # a folder that holds such a root covers it too
         return (elsewhere, (WORKSPACE,))
     return (elsewhere,)
 

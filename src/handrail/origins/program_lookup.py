@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import StartError
+from handrail.origins.listed_paths import make_path_key
 
 # The workspaces that are open in this process, and a check whether a path leads through one of them.
 #
@@ -124,7 +125,7 @@ def walk_folders_and_links(path: str) -> Iterator[str]:
 def find_enclosing_folder(path: str, folders: Iterable[str]) -> str | None:
     """Return the first of the canonical ``folders`` that an absolute path leads through or into, or None.
 
-    A path that cannot be followed counts as leading into the first one.
+    The path may be in another spelling. A path that cannot be followed counts as leading into the first one.
     """
     folders = tuple(folders)
     if not folders:
@@ -133,7 +134,11 @@ def find_enclosing_folder(path: str, folders: Iterable[str]) -> str | None:
         places = tuple(walk_folders_and_links(path))
     except (OSError, ValueError):
         return folders[0]
-    return next((folder for folder in folders if any(_contains(folder, place) for place in places)), None)
+    found = next((folder for folder in folders if any(_contains(folder, place) for place in places)), None)
+    if found is None and (respelled := {make_path_key(place) for place in places}.difference(places)):
+        keys = ((folder, make_path_key(folder)) for folder in folders)
+        found = next((folder for folder, key in keys if any(_contains(key, place) for place in respelled)), None)
+    return found
 
 
 def is_inside_folder(path: str, folder: str) -> bool:

@@ -17,6 +17,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
+from handrail.origins.listed_paths import folds_names
 from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy
 from handrail.policy.call_targets import (
     CallTarget,
@@ -348,7 +349,9 @@ class _AccessCheck:
             and (refused := self._check_capabilities(capability, value, value)) is not None
         ):
             return refused
-        subject: PathSubject | str = value if capability == "net.fetch" else make_path_subject(value, self._roots)
+        subject: PathSubject | str = (
+            value if capability == "net.fetch" else make_path_subject(value, self._roots.workspace)
+        )
         if (fixed := explain_mandatory_refusal(capability, subject, escape_terminal_controls(value))) is not None:
             return f"{fixed.rstrip('.')}."
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
@@ -405,7 +408,8 @@ class _AccessCheck:
         if same_book and isinstance(target, str) and ("shell.run", value) in self._exact:
             return None  # evaluated before the call, command by command
         script = parse_script(target) if isinstance(target, str) else make_argv_script(tuple(target))
-        whole = CallTarget("shell.run", value, format_command(value), script)
+        folding = folds_names(self._roots.workspace)
+        whole = CallTarget("shell.run", value, format_command(value), script, is_folding=folding)
         for touch in script_touches(script):
             if (refused := self._check_capabilities("shell.run", touch, whole.shown)) is not None:
                 return refused
@@ -566,7 +570,6 @@ class RulePathDenials:
         self.key: Hashable = (workspace, reading, writing, everything, None if above is None else above.key)
         self._above = above
         self._workspace = workspace
-        self._inner = workspace.rstrip("/") + "/"
         self._own = rank_rules(tuple(rule for rule in reading if rule.scope != "default"), "path")
         self._shipped = rank_rules(tuple(rule for rule in reading if rule.scope == "default"), "path")
         self._everything = RuleRanking(everything, "path")
@@ -636,9 +639,7 @@ class RulePathDenials:
         return self._above is not None and self._above.has_write_restriction(subject)
 
     def _subject(self, path: str) -> PathSubject:
-        if path.startswith(self._inner):
-            return PathSubject(path, path[len(self._inner) :])
-        return PathSubject(path, "." if path == self._workspace else None)
+        return make_path_subject(path, self._workspace)
 
 
 def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:

@@ -179,7 +179,7 @@ class ToolPolicy:
 
     def check_capabilities(self, target: CallTarget) -> PolicyFinding | None:
         """Return the refusal of the first layer that does not cover ``target``, or None."""
-        capability, value, shown, subject, redirected, _ = target
+        capability, value, shown, subject, redirected, *_ = target
         if (fixed := explain_mandatory_refusal(capability, subject, shown)) is not None:
             return PolicyFinding("deny", "capability", note=f"{fixed.rstrip('.')}.", target=target)
         if capability != "shell.run" and self.capabilities_cover(capability, value):
@@ -552,18 +552,20 @@ class ToolPolicy:
         if (reason := read_only_proof.why_git_shows_stored_files(argv)) is not None:
             note = f"{reason}; the tools git.show, git.log and git.diff omit those files"
             found = found._replace(action="ask", cause="program", note=note)
-        rule = self._find_name_question(argv)
+        rule = self._find_name_question(argv, is_folding=found.target is not None and found.target.is_folding)
         if rule is not None and STRICTNESS[rule.action] > STRICTNESS[found.action]:
             return found._replace(action=rule.action, cause="rule", rule=rule, note="")
         return found
 
-    def _find_name_question(self, argv: Sequence[str]) -> Rule | None:
+    def _find_name_question(self, argv: Sequence[str], *, is_folding: bool) -> Rule | None:
         """Return the rule that asks about reading a file that a command names, or denies it, the strictest; None if none does."""
+        exact = 0 if is_folding else None
         found: Rule | None = None
         for word in read_only_proof.find_possible_path_words(argv):
             path = posixpath.normpath(word)
             outside = path[:1] == "/" or path[:2] == ".."
-            rule = self._find_reading_rule(PathSubject(path, None) if outside else PathSubject(f"./{path}", path))
+            subject = PathSubject(path, None, exact) if outside else PathSubject(f"./{path}", path, exact)
+            rule = self._find_reading_rule(subject)
             if rule is not None and STRICTNESS[rule.action] > (0 if found is None else STRICTNESS[found.action]):
                 found = rule
         return found

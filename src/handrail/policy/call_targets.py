@@ -24,6 +24,7 @@ from handrail.contract.tool.requires import (
     union_of_layers,
 )
 from handrail.contract.tool.spec import ToolSpec, fill_template, object_properties_of, template_argument_names
+from handrail.origins.listed_paths import find_listed_path, folds_names
 from handrail.policy.file_losses import find_losses, is_lost_by_deletion
 from handrail.policy.rules.matchers import PathSubject, SubjectKind
 from handrail.policy.rules.pattern_lexer import quote_argv
@@ -52,6 +53,8 @@ class CallTarget(NamedTuple):
     shown: str
     subject: PathSubject | ShellScript | str
     redirected: Literal["", "plain", "guessed"] = ""
+    is_folding: bool = False
+    """Whether a command runs in a workspace that takes several spellings for one name."""
     losses: tuple[str, ...] | None = None
     """The files that a shell text, or a tool that deletes, removes or replaces for good. None if the file system was not asked."""
 
@@ -69,18 +72,19 @@ def subject_kind_of(spec: ToolSpec) -> SubjectKind:
     return "host" if families == {"net"} else "arguments"
 
 
-def make_path_subject(absolute: str, roots: PathResolver) -> PathSubject:
-    """Return an absolute path as rules see it: relative to the workspace if it lies in it."""
-    workspace = roots.workspace
+def make_path_subject(absolute: str, workspace: str) -> PathSubject:
+    """Return a canonical path as rules see it: relative to the workspace if it lies in it."""
+    spelling = find_listed_path(absolute, is_listed=True)
+    exact = None if spelling is None else spelling.exact_names
     length = len(workspace)
     if absolute.startswith(workspace):
         if absolute[length : length + 1] == "/":
-            return PathSubject(absolute, absolute[length + 1 :])
+            return PathSubject(absolute, absolute[length + 1 :], exact)
         if len(absolute) == length:
-            return PathSubject(absolute, ".")
+            return PathSubject(absolute, ".", exact)
         if workspace == "/":
-            return PathSubject(absolute, absolute[1:])
-    return PathSubject(absolute, None)
+            return PathSubject(absolute, absolute[1:], exact)
+    return PathSubject(absolute, None, exact)
 
 
 class TargetReader:
@@ -123,12 +127,8 @@ class TargetReader:
                 where = located.get(value)
                 if where is None:
                     where = located[value] = roots.resolve_path(value)
-                absolute = where.absolute
-                if where.root == roots.workspace:
-                    subject = PathSubject(absolute, where.relative_path)
-                else:
-                    subject = make_path_subject(absolute, roots)
-                target = CallTarget(capability, absolute, where.display_path, subject)
+                subject = make_path_subject(where.absolute, roots.workspace)
+                target = CallTarget(capability, where.absolute, where.display_path, subject)
                 return [self._add_losses(target, where, roots) if self._is_deleting else target]
         found: list[CallTarget] = []
         for capability, getters in self._getters:
@@ -136,7 +136,7 @@ class TargetReader:
             values = [value for getter in getters if (value := getter(arguments)) is not None] or [None]
             if capability == "shell.run":
                 for value in values:
-                    command = _command(value)
+                    command = _command(value)._replace(is_folding=folds_names(roots.workspace))
                     if isinstance(command.subject, ShellScript):
                         command = command._replace(losses=find_losses(command.subject, roots))
                     found.append(command)
@@ -152,7 +152,7 @@ class TargetReader:
                 where = located.get(text)
                 if where is None:
                     where = located[text] = roots.resolve_path(text)
-                subject = make_path_subject(where.absolute, roots)
+                subject = make_path_subject(where.absolute, roots.workspace)
                 target = CallTarget(cast("Capability", capability), where.absolute, where.display_path, subject)
                 found.append(self._add_losses(target, where, roots) if self._is_deleting else target)
         return found
@@ -214,7 +214,7 @@ def find_redirection_targets(script: ShellScript, roots: PathResolver) -> list[C
             if how == "guessed":
                 continue
             raise
-        subject = make_path_subject(where.absolute, roots)
+        subject = make_path_subject(where.absolute, roots.workspace)
         target = CallTarget(redirection.capability, where.absolute, where.display_path, subject, how)
         found[target.capability, target.value] = target
     return list(found.values())

@@ -98,14 +98,15 @@ class ConfiningPolicy(ToolPolicy):
         for target in verdict.targets:
             subject = target.subject
             if isinstance(subject, ShellScript):
-                objection = self._find_objection_to_text(subject, target.value)
+                objection = self._find_objection_to_text(subject, target)
             else:
                 objection = self._find_objection_to_place(target)
             if objection:
                 return objection
         return ""
 
-    def _find_objection_to_text(self, script: ShellScript, text: str) -> str:
+    def _find_objection_to_text(self, script: ShellScript, target: CallTarget) -> str:
+        text = target.value
         if script.unclear is not None:
             if not _is_readable(script, text):
                 return script.unclear
@@ -118,7 +119,7 @@ class ConfiningPolicy(ToolPolicy):
         ):
             return reason
         for command in script.commands:
-            if (rule := self._find_name_question(command.argv)) is not None:
+            if (rule := self._find_name_question(command.argv, is_folding=target.is_folding)) is not None:
                 return f"it names a file that the rule {rule.text!r} is about"
         return ""
 

@@ -127,13 +127,22 @@ class SearchPathFilter:
     hidden: bool = False
     ignores: Literal["all", "below", "none"] = "all"
     """Which ignore files count: all, those of the folder and below it, or none."""
+    any_case: bool = False
 
     @staticmethod
-    def parse(pattern: str, *, hidden: bool = False, ignored: bool = False, anywhere: bool = False) -> SearchPathFilter:
+    def parse(
+        pattern: str,
+        *,
+        hidden: bool = False,
+        ignored: bool = False,
+        anywhere: bool = False,
+        any_case: bool = False,
+    ) -> SearchPathFilter:
         """Parse a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``. It may be spelled as a shown path.
 
         :param ignored: whether ignored files pass
         :param anywhere: whether a pattern of one part matches in any folder, and a leading ``!`` excludes
+        :param any_case: whether the folder takes names in another case for the same
         :raises ToolError: ``invalid_input`` if the pattern is invalid, or its braces expand to too many patterns
         """
         negated = anywhere and pattern.startswith("!")
@@ -144,12 +153,15 @@ class SearchPathFilter:
         dotted = [any(name.startswith((".", "[.]")) for name in one.split("/")) for one in parts]
         try:
             compiled = tuple(
-                (compile_path_glob(fold_spelling(one.lstrip("/")), subtree=negated), names_hidden)
+                (
+                    compile_path_glob(fold_spelling(one.lstrip("/")), subtree=negated, any_case=any_case),
+                    names_hidden,
+                )
                 for one, names_hidden in zip(parts, dotted, strict=True)
             )
         except ValueError as error:
             raise ToolError(str(error), kind="invalid_input") from None
-        return SearchPathFilter(parts, compiled, negated, hidden, "none" if ignored else "all")
+        return SearchPathFilter(parts, compiled, negated, hidden, "none" if ignored else "all", any_case)
 
     def find_common_folder(self) -> str:
         """Return the folder that every pattern begins with, or an empty text."""
@@ -165,7 +177,7 @@ class SearchPathFilter:
         """Return the filter for the paths below the folder that every pattern begins with."""
         parts = tuple(one[len(folder) :].lstrip("/") for one in self.patterns)
         compiled = tuple(
-            (compile_path_glob(fold_spelling(part), subtree=False), names_hidden)
+            (compile_path_glob(fold_spelling(part), subtree=False, any_case=self.any_case), names_hidden)
             for part, (_, names_hidden) in zip(parts, self.compiled, strict=True)
         )
         return replace(self, patterns=parts, compiled=compiled)
@@ -182,6 +194,7 @@ class SearchPathFilter:
         if (
             not by_name
             or self.negated
+            or self.any_case
             or not all(n.isascii() and _PLAIN_NAME.match(n) and n.strip("*") and "**" not in n for n in names)
         ):
             return options

@@ -23,6 +23,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.services.file_services import FileSearchResult, LineMatch, ResolvedPath, SearchOmission
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
+from handrail.origins.listed_paths import folds_names
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
@@ -102,7 +103,10 @@ class RipgrepSearch:
             self._check_readable(place.file)
         wanted = SearchPathFilter(hidden=hidden or place.file is not None, ignores="none" if ignored else "all")
         if glob is not None:
-            wanted = SearchPathFilter.parse(glob, hidden=wanted.hidden, ignored=ignored, anywhere=True)
+            any_case = folds_names(place.folder.absolute)
+            wanted = SearchPathFilter.parse(
+                glob, hidden=wanted.hidden, ignored=ignored, anywhere=True, any_case=any_case
+            )
             place, wanted = self._enter_named_folder(place, wanted)
 
         def build(wanted: SearchPathFilter, *, names_only: bool = False) -> Sequence[str]:
@@ -247,7 +251,8 @@ class RipgrepSearch:
                 f"`{place.file.display_path}` is a file. glob lists folders. Use read to see a file.",
                 kind="invalid_input",
             )
-        wanted = SearchPathFilter.parse(pattern, hidden=hidden, ignored=ignored)
+        any_case = folds_names(place.folder.absolute)
+        wanted = SearchPathFilter.parse(pattern, hidden=hidden, ignored=ignored, any_case=any_case)
         place, wanted = self._enter_named_folder(place, wanted)
         found = await self._find_paths(place, wanted, max_paths)
         return found if found.paths or found.denied_count else await self._explain_no_paths(place, wanted, max_paths)

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from handrail.contract.errors import StartError, UsageError
+from handrail.contract.errors import StartError, ToolError, UsageError
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
+from handrail.origins.listed_paths import spell_as_listed
 
 if TYPE_CHECKING:
     from handrail.contract.tool.requires import PathVariables
@@ -536,9 +537,9 @@ def resolve_workspace(path: Path, *, allow_home: bool) -> Path:
     :raises StartError: if it is not an existing folder or, without ``allow_home``, not a project
     """
     try:
-        real = path.expanduser().resolve(strict=True)
+        real = Path(spell_as_listed(str(path.expanduser().resolve(strict=True))))
         is_folder = real.is_dir()
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ToolError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StartError(
             f"The workspace {str(path)!r} cannot be opened: {reason}. Pass an existing folder with --workspace DIR."

@@ -29,6 +29,7 @@ from handrail.contract.approval_requests import Approval, ApprovalAnswer, Approv
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID, parse_keys
 from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.origins.listed_paths import folds_names
 from handrail.policy import rule_suggestions
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.call_targets import CallTarget, format_command
@@ -103,12 +104,14 @@ def find_typed_command(call: Call) -> CallTarget | None:
     """
     arguments = call.arguments
     assert arguments is not None
+    is_folding = folds_names(call.lane.environment.roots.workspace)
     if call.tool_id == TERMINAL_START_ID:
         folder, command = arguments.get("cwd"), str(arguments.get("command", DEFAULT_COMMAND))
         if folder is None:
             return None
         whole = f"cd {shlex.quote(str(folder))} && {command}"
-        return CallTarget("shell.run", command, format_command(whole), parse_script(whole))
+        script = parse_script(whole)
+        return CallTarget("shell.run", command, format_command(whole), script, is_folding=is_folding)
     text, keys = str(arguments.get("text") or ""), parse_keys(str(arguments.get("keys") or ""))
     shared, terminal_id = call.lane.environment.terminals, str(arguments.get("id"))
     terminal = shared.find(terminal_id)
@@ -128,7 +131,8 @@ def find_typed_command(call: Call) -> CallTarget | None:
         else ShellScript((), _KEYS, is_plain=False)
     )
     shown = format_command(text or " ".join(keys))
-    return CallTarget("shell.run", shell_text_for_rules(text, open_line=taken or hidden), shown, script)
+    value = shell_text_for_rules(text, open_line=taken or hidden)
+    return CallTarget("shell.run", value, shown, script, is_folding=is_folding)
 
 
 def find_shell_folders(call: Call) -> tuple[str | None, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError
 from handrail.kernel.doctor.machine_checks import DoctorCheck, run_check_isolated
+from handrail.origins.listed_paths import can_avoid_mounts, folds_names
 from handrail.record.commit_log import read_unwritten_records
 from handrail.record.log_reader import LogReader
 from handrail.runtime.files import atomic_write
@@ -32,6 +33,7 @@ def check_storage(folders: StateFolders) -> list[DoctorCheck]:
     """Check the folders and their content, without writing or waiting."""
     return [
         *run_check_isolated("workspace", lambda: _check_workspace(folders)),
+        *run_check_isolated("file names", lambda: check_file_names(str(folders.workspace))),
         *run_check_isolated("hard links", lambda: _check_hard_links(folders)),
         *run_check_isolated("state", lambda: _check_state(folders)),
         *run_check_isolated("log", lambda: _check_log(folders)),
@@ -41,6 +43,22 @@ def check_storage(folders: StateFolders) -> list[DoctorCheck]:
 
 def _check_workspace(folders: StateFolders) -> Iterator[DoctorCheck]:
     yield from _check_folder("workspace", folders.workspace, "the file tools cannot change files there")
+
+
+def check_file_names(folder: str) -> Iterator[DoctorCheck]:
+    """Check whether a folder is on a file system that takes several spellings for one name."""
+    if not folds_names(folder):
+        return
+    about = (
+        f"{folder} is on a file system that takes several spellings for one name, such as another letter case. Rules, "
+        "locks and protected names count for all spellings of a file"
+    )
+    if can_avoid_mounts(folder):
+        about += (
+            ". A sandbox can close only one spelling there, so no program starts while rules hide a file in it from "
+            "programs, or deny programs to write one"
+        )
+    yield DoctorCheck("file names", "warning", about, "keep it on a file system that distinguishes letter case")
 
 
 def _check_hard_links(folders: StateFolders) -> Iterator[DoctorCheck]:

@@ -31,7 +31,7 @@ from handrail.kernel.doctor.machine_checks import (
     check_token_costs,
     run_check_isolated,
 )
-from handrail.kernel.doctor.storage_checks import check_lease_holder, check_storage
+from handrail.kernel.doctor.storage_checks import check_file_names, check_lease_holder, check_storage
 from handrail.kernel.kernel_assembly import collect_process_rules, parse_rule_texts
 from handrail.kernel.sandbox_selection import choose_unlimited_sandbox, make_limited_sandbox
 from handrail.origins.import_guard import can_import_module
@@ -232,6 +232,8 @@ def _load_entries(found: MergedConfiguration, folders: StateFolders) -> Iterable
 def _check_agent(found: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the configured agent for faults that prevent its start, and the rules for unknown tools."""
     loaded = load_agent(found, found.settings.agent, folders)
+    for folder in (*loaded.further_roots.readable, *loaded.further_roots.writable):
+        yield from check_file_names(folder)
     confinement = ToolConfinement(make_limited_sandbox(found), _refuse_to_run, _refuse_to_run)
     sources = make_tool_sources(found, loaded.checked_agent, folders, confinement, make_placeholder_secrets(found))
     generation, _, faults = load_tools_and_rules(sources, 1, loaded)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
-from handrail.contract.protected.path_protection import find_protection
+from handrail.contract.protected.path_protection import find_protection, fold_name
 from handrail.contract.services.resource_services import SOURCE_PREFIX
 from handrail.contract.text.glob_patterns import (
     WILDCARDS,
@@ -64,10 +65,14 @@ _ARGV_CACHE = 256
 
 
 class PathSubject(NamedTuple):
-    """A canonical path. ``relative`` is relative to the workspace, and None outside it."""
+    """A canonical path. ``relative`` is relative to the workspace, and None outside it.
+
+    :param exact_names: if folders on its way fold names: how many names from the beginning are compared exactly; else None
+    """
 
     absolute: str
     relative: str | None
+    exact_names: int | None = None
 
 
 RuleSubject = Sequence[str] | PathSubject | str | Mapping[str, Any]
@@ -120,7 +125,7 @@ class RuleRanking:
             return None
         if self.kind == "path" and type(subject) is PathSubject:  # nearly every call about files
             table, relative = self._inside, subject.relative
-            if table is None or relative is None:
+            if table is None or relative is None or subject.exact_names is not None:
                 found = self._winner_of_path(subject)
             else:
                 found = table.find_winner(relative, subject.absolute)
@@ -151,6 +156,8 @@ class RuleRanking:
         return None
 
     def _winner_of_path(self, path: PathSubject) -> RankedRule | None:
+        if path.exact_names is not None:
+            return next((candidate for candidate in self.ranked if candidate.matches(path)), None)
         if path.relative is None:
             if self._outside is None:
                 self._outside = _RankedPathRules(self.ranked, inside=False)
@@ -464,9 +471,14 @@ def names_protected_path(rule: Rule, path: PathSubject) -> bool:
     place = path.absolute if literal.startswith("/") or path.relative is None else path.relative
     if literal == place:
         return True
-    if not place.startswith(f"{literal}/"):
+    names = place.split("/")
+    below = len(names) - literal.count("/") - 1
+    head = "/".join(names[: len(names) - below])
+    exact = None if path.exact_names is None else _exact_names_of(path, place)
+    if literal != head and (exact is None or not _matches_same_letters(escape_as_pattern(literal), head, exact)):
         return False
-    below = place[len(literal) + 1 :].count("/") + 1
+    if below == 0:
+        return True
     inside = (path.relative or place).split("/")[:-below]
     found = find_protection("/".join(inside[-_MAX_PROTECTED_NAMES:] if path.relative is None else inside))
     return found is not None and found.requires_approval
@@ -481,15 +493,58 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
 
     def test(path: PathSubject) -> bool:
         form, pattern = outside if path.relative is None else inside
-        if form == "relative":
-            return path.relative is not None and path_matches(
-                pattern, fold_spelling(path.relative), any_case=rule.any_case
-            )
-        return form == "every" or (
-            form == "absolute" and path_matches(pattern, fold_spelling(path.absolute), any_case=rule.any_case)
-        )
+        if form in ("every", "none"):
+            return form == "every"
+        place = path.absolute if form == "absolute" or path.relative is None else path.relative
+        if path_matches(pattern, fold_spelling(place), any_case=rule.any_case):
+            return True
+        if path.exact_names is None:
+            return False
+        if rule.action == "allow":
+            return _matches_same_letters(pattern, place, _exact_names_of(path, place))
+        return _matches_folded(pattern, place)
 
     return test
+
+
+# Paths on whose way a folder takes several spellings for one name. What a file system compares as equal differs in details,
+# and so does each rule: one that denies or asks matches each spelling that any file system takes for the name. One that
+# allows matches the same letters in another case or normal form, and only in the folders that fold names.
+
+
+def _exact_names_of(path: PathSubject, place: str) -> int:
+    """Return how many names from the beginning of ``place``, a form of ``path``, are compared exactly."""
+    assert path.exact_names is not None
+    left_out = path.absolute.count("/") + 1 - (0 if place == "." else place.count("/") + 1)
+    return max(0, path.exact_names + 1 - left_out)
+
+
+def _matches_same_letters(pattern: str, place: str, exact: int) -> bool:
+    """Return whether a pattern matches a path in another case or normal form.
+
+    :param exact: how many names from the beginning the pattern has to name as they are
+    """
+    wanted, names = pattern.split("/"), place.split("/")
+    if wanted[:exact] != names[:exact] or len(wanted) <= exact:
+        return False
+    left = _fold_letters("/".join(wanted[exact:]))
+    return fault_in_pattern(left) is None and path_matches(left, _fold_letters("/".join(names[exact:])))
+
+
+def _fold_letters(text: str) -> str:
+    return unicodedata.normalize("NFC", text).lower()
+
+
+def _matches_folded(pattern: str, place: str) -> bool:
+    """Return whether a pattern matches a path as the least exact file system compares names."""
+    folded = "/".join(
+        _fold_pattern_part(part) if has_wildcard(part) else fold_name(part) for part in pattern.split("/")
+    )
+    return fault_in_pattern(folded) is not None or path_matches(folded, "/".join(map(fold_name, place.split("/"))))
+
+
+def _fold_pattern_part(part: str) -> str:
+    return unicodedata.normalize("NFKC", part).casefold()
 
 
 # Hosts and arguments.

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import Literal, Protocol, TypeVar
 
@@ -531,6 +532,13 @@ class RootedFiles:
     async def move(self, path: str, to: str) -> EntryChange:
         source, target = self._locate_entry(path), self._authorize("fs.write", to)
         self._require_writable(source, target)
+        is_respelled = target.absolute == source.absolute and self._roots.find_link(to, target) is None
+        if is_respelled and Path(to).name != Path(source.absolute).name:
+            raise ToolError(
+                f"`{source.display_path}` was not renamed: its file system takes the new name for the old one. Move it to "
+                "another name first, and then to this one.",
+                kind="invalid_input",
+            )
         if is_beneath(target.absolute, source.absolute):
             raise ToolError(
                 f"`{target.display_path}` is `{source.display_path}` or lies in it. Use another target.",

@@ -17,6 +17,7 @@ from typing import Literal
 from handrail.contract.agent_manifest import AgentFurtherRoot
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.origins.listed_paths import spell_as_listed
 from handrail.runtime.files.session_roots import (
     AT_FDCWD,
     BENEATH,
@@ -236,8 +237,8 @@ def _find_work_tree_problems(
 def _resolve_root(root: AgentFurtherRoot) -> str:
     """Return the canonical path of a root; empty if its text cannot name a folder."""
     try:
-        return os.path.realpath(Path(root.path).expanduser())
-    except (OSError, RuntimeError, ValueError):
+        return spell_as_listed(os.path.realpath(Path(root.path).expanduser()))
+    except (OSError, RuntimeError, ToolError, ValueError):
         return ""
 
 

@@ -1,8 +1,8 @@
 """The canonical form of a path, on which rules are evaluated, and its short form to show.
 
 A model's path may climb, be relative or follow links. :meth:`SessionRoots.resolve_path` returns the one absolute path that names the
-same thing without any of that, so that a rule, a lock and an open mean the same file. The result is only a *name*: callers
-open it below the root without following links, so a swap in between fails.
+same thing without any of that, so that a rule, a lock and an open mean the same file. It has the names that the folders list, also where case does not
+matter. The result is only a *name*: callers open it below the root without following links, so a swap in between fails.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from handrail.contract.text.neutralisation import (
     restore_path,
     spell_out_path,
 )
+from handrail.origins.listed_paths import is_exact_on_device, spell_as_listed
 
 # The kernel's own path resolution (openat2), called by ctypes.
 
@@ -85,19 +86,24 @@ def openat2(folder: int, path: str, flags: int, resolve: int, mode: int = 0) -> 
 
 
 def resolve_canonical(path: str) -> str:
-    """Return :func:`os.path.realpath` of an absolute path without NUL.
+    """Return :func:`os.path.realpath` of an absolute path without NUL, with the names that the folders list.
 
-    If no part of the path is a link, this takes one system call.
+    If no part of the path is a link, and the folder is known to be exact, this takes three short system calls.
+
+    :raises ToolError: ``denied`` for a spelling that opens an entry which its folder does not list
     """
     if _ON_LINUX and path.startswith("/") and "//" not in path and "/." not in path and not path.endswith("/"):
         raw = os.fsencode(path)
         descriptor = _syscall(_OPENAT2, AT_FDCWD, raw, _LOOKUP_HOW, ctypes.sizeof(_OpenHow))
         if descriptor >= 0:
-            os.close(descriptor)
-            return path
+            try:
+                device = os.fstat(descriptor).st_dev
+            finally:
+                os.close(descriptor)
+            return path if is_exact_on_device(path, device) else spell_as_listed(path)
         if ctypes.get_errno() == errno.ENOENT:  # so no earlier part of the path is a link
-            return path
-    return os.path.realpath(path)
+            return spell_as_listed(path)
+    return spell_as_listed(os.path.realpath(path))
 
 
 def find_openat2_problem() -> str | None:
@@ -150,13 +156,13 @@ class SessionRoots:
         readable: Sequence[str | os.PathLike[str]] = (),
         further: FurtherRoots = NO_FURTHER_ROOTS,
     ) -> None:
-        self.workspace = os.path.realpath(workspace)
+        self.workspace = spell_as_listed(os.path.realpath(workspace))
         if not Path(self.workspace).is_dir():
             raise StartError(
                 f"The workspace '{escape_terminal_controls(str(workspace))}' is not a folder. Create it, or name another one."
             )
         self._workspace_prefix = f"{self.workspace.rstrip('/')}/"
-        self.readable: tuple[str, ...] = tuple(os.path.realpath(root) for root in readable)
+        self.readable: tuple[str, ...] = tuple(spell_as_listed(os.path.realpath(root)) for root in readable)
         self.further = further
         self.writable: frozenset[str] = frozenset((self.workspace, *further.writable))
         # The longest first, so that a root within a root is found by its own name.
@@ -173,7 +179,7 @@ class SessionRoots:
 
         :raises ToolError: ``invalid_input`` for a text that cannot name a file: empty, with NUL, too long or not
             encodable, or for one that means several files; ``unavailable`` if the workspace has become a link to
-            another folder
+            another folder; ``denied`` for a spelling that opens an entry which its folder does not list
         """
         if path.isascii() and " " not in path and "\\" not in path:
             return self.resolve_exact_path(path)
@@ -260,7 +266,7 @@ class SessionRoots:
         folder, _, name = os.path.join(self.workspace, path).rstrip("/").rpartition("/")  # noqa: PTH118 - see above
         if name in ("", ".", ".."):
             return None
-        entry = f"{resolve_canonical(folder or '/').rstrip('/')}/{name}"
+        entry = spell_as_listed(f"{resolve_canonical(folder or '/').rstrip('/')}/{name}")
         return None if entry == located.absolute else self.format_path(entry)
 
     def locate_canonical(self, absolute: str) -> ResolvedPath:

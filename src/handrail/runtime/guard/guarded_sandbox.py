@@ -18,7 +18,9 @@ from typing import TypeVar
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import VCS_CONFIG
 from handrail.contract.sandbox_protocol import PathDenials, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
+from handrail.origins.listed_paths import can_avoid_mounts
 from handrail.runtime.files.atomic_write import replace_by_private_copies
 from handrail.runtime.guard.post_run_check import GuardedFolder, PostRunCheck, ProtectedPathViolation
 from handrail.runtime.guard.running_programs import running_programs
@@ -264,7 +266,10 @@ def _prepare_start(
         if writes and place in places:
             pinned += _find_pinned(place, profile.denials)
             pinned += place.tree.list_repositories() if profile.repositories_read_only else ()
-        masked += _find_hidden(place, profile, writes=writes)
+        hidden = _find_hidden(place, profile, writes=writes)
+        masked += hidden
+        if place.tree.can_avoid_mounts and profile.denials is not None:
+            _check_no_avoidable_mounts(place, profile, hidden, writes=writes and place in places)
         masked += protected_mounts.find_blocking_pipes(place.tree, every=git)
     masked += filter(protected_mounts.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
     shared = _make_files_private(places, {*pinned, *masked}) if writes else ()
@@ -285,6 +290,35 @@ def _prepare_start(
     if aftermath is not None:
         aftermath.remember_mounted_paths(pinned)
     return _StartConditions(kept, aftermath, shared, in_use, free)
+
+
+def _check_no_avoidable_mounts(
+    place: GuardedFolder, profile: SandboxProfile, hidden: Sequence[str], *, writes: bool
+) -> None:
+    """Check that no rule depends on a mount that a program avoids by another spelling of a path.
+
+    A search opens each file by its listed name, so its mounts suffice.
+
+    :raises ToolError: ``denied`` if a rule does
+    """
+    denials = profile.denials
+    assert denials is not None
+    shown = hidden if profile.may_read is None else ()
+    fixed = place.find_rule_read_only_paths(denials) if writes else ()
+    found = [(path, "read") for path in shown] + [(path, "write") for path in fixed]
+    found = [one for one in found if can_avoid_mounts(one[0].rpartition("/")[0] or "/")]
+    if not found:
+        return
+    access = found[0][1]
+    paths = [path for path, one in found if one == access]
+    named = protected_mounts.format_first_paths((place.root,), paths)
+    raise ToolError(
+        f"No program was started: it could {access} {named} by another spelling of the name, and rules deny that to programs. "
+        f"{escape_terminal_controls(paths[0].rpartition('/')[0])} is on a file system that ignores letter case or Unicode "
+        "forms. A sandbox can close only one spelling there. Use the file tools. The user can move the folder to "
+        f"another file system, or allow these paths with rules such as 'allow fs.{access} NAME'.",
+        kind="denied",
+    )
 
 
 def _find_pinned(place: GuardedFolder, denials: PathDenials | None) -> tuple[str, ...]:

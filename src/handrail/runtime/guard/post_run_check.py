@@ -45,6 +45,10 @@ _MAX_NAMED_FINDINGS = 8
 _TOO_MANY_HIDDEN_REASON = (
     f"rules hide such names from programs, and a sandbox can hide at most {protected_mounts.MAX_MOUNTS:,} of them"
 )
+_CHANGED_BELOW_MOUNT = (
+    "another process replaced it while the program ran, and the program could write it from then on",
+    "the program could write it by another spelling of its name",
+)
 _NO_ORIGINALS: Mapping[str, OriginalPathState] = {}
 _MAX_FINDINGS = 1_000
 _MOST_ORIGINALS = 2_000
@@ -213,8 +217,14 @@ class PostRunCheck:
         A configuration that is compared by keys anyway is left out.
         """
         self._mounted = [{} for _ in self._places]
+        again = [  # a program may reach these below the mounts
+            entry.path
+            for place, before in zip(self._places, self._before, strict=True)
+            for entry in (before.entries.values() if place.tree.can_avoid_mounts else ())
+            if not entry.link and not protected_mounts.is_writable_by_programs(entry, self._denials)
+        ]
         order = sorted(range(len(self._places)), key=lambda number: len(self._places[number].root), reverse=True)
-        for path in paths:
+        for path in dict.fromkeys((*paths, *again)):
             for number in order:
                 if path.startswith(self._places[number].root.rstrip("/") + "/"):
                     original = self._places[number].originals.remember(path)
@@ -488,10 +498,7 @@ class PostRunCheck:
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
             became = f"could not be put back ({error.strerror}) and the user has to look at it"
-        self._add_finding(
-            f"{shown} {became}, because another process replaced it while the program ran, and the program "
-            "could write it from then on"
-        )
+        self._add_finding(f"{shown} {became}, because {_CHANGED_BELOW_MOUNT[tree.can_avoid_mounts]}")
 
     def _restore_and_describe(self, root: str, path: str, original: OriginalPathState, fate: FileFate) -> str:
         """Restore a path and return the result as a message says it."""

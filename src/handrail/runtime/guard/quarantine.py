@@ -19,6 +19,7 @@ from typing import Literal
 
 from handrail.contract.errors import ToolError
 from handrail.contract.text.neutralisation import escape_terminal_controls
+from handrail.origins.listed_paths import can_avoid_mounts
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
 from handrail.runtime.guard.git_config_reader import MAX_CONFIG_BYTES
@@ -319,7 +320,7 @@ class OriginalPathStates:
         """Return what happened to ``path`` since its state was taken.
 
         ``edited`` is the same file with other content. Nothing in the sandbox can have written it, since the mount
-        stays on the file and it has no second name. ``replaced`` is another file, or one that could be written by
+        stays on the file and it has no second name or spelling. ``replaced`` is another file, or one that could be written by
         another name.
         """
         try:
@@ -336,7 +337,7 @@ class OriginalPathStates:
         if original.snapshot is not None and self._has_content(path, status, original.snapshot):
             return "same"
         same_file = identity[:3] == original.identity[:3] and original.birth_ns is not None
-        alone = status.st_nlink == original.links == 1
+        alone = status.st_nlink == original.links == 1 and not can_avoid_mounts(path.rpartition("/")[0])
         return "edited" if same_file and alone and read_birth_ns(path) == original.birth_ns else "replaced"
 
     def _has_content(self, path: str, status: os.stat_result, kept: FileSnapshot) -> bool:

@@ -28,6 +28,7 @@ from handrail.contract.protected.path_protection import (
     has_path_dependent_entries,
     needs_full_path_check,
 )
+from handrail.origins.listed_paths import can_avoid_mounts, forget_folder
 
 _TICK_NS = 25_000_000
 """Longer than a tick of any kernel's coarse clock, which file systems take their times from and which lags by a tick.
@@ -95,6 +96,7 @@ class CachedFolder:
         "_numbers",
         "compared",
         "ctime",
+        "device",
         "files",
         "folders",
         "inode",
@@ -116,7 +118,7 @@ class CachedFolder:
         self.compared = compared
         self.relative = relative
         self.is_in_protected = within
-        self.inode = self.ctime = -1
+        self.inode = self.ctime = self.device = -1
         self.files: tuple[str, ...] = ()
         self.pipes: tuple[str, ...] = ()
         self.linked: dict[str, HardLinkedFile] = {}
@@ -146,7 +148,9 @@ class CachedFolder:
         """
         ctime = found.st_ctime_ns
         tick = _TICK_NS if ctime % 1_000_000_000 else _COARSE_TICK_NS
-        self.inode = found.st_ino
+        if self.inode != -1 and (self.device, self.inode) != (found.st_dev, found.st_ino):
+            forget_folder(self.path)
+        self.device, self.inode = found.st_dev, found.st_ino
         self.ctime = ctime if ctime < now_ns - tick else -1
 
     def read(self, most: int = sys.maxsize) -> bool:
@@ -255,6 +259,8 @@ class FolderTree:
         """Every folder, the outer before the inner."""
         self.file_count = 0
         """The number of files in all folders."""
+        self.can_avoid_mounts = False
+        """Whether programs reach some path below a mount by another spelling. There each protected entry counts by itself."""
         self.max_files = sys.maxsize
         """How many files a look may read. Evaluating a file takes longer than reading it."""
         self._left = self.max_files
@@ -343,13 +349,17 @@ class FolderTree:
         """Rebuild the order of folders: read new ones and drop missing ones."""
         known = {folder.path: folder for folder in self.order if not (gone and folder.inode == -1)}
         root = known.get(self.root)
+        avoidable: dict[int, bool] = {}
         order: list[CachedFolder] = []
         waiting = [] if root is None else [root]
         while waiting:
             folder = waiting.pop()
             order.append(folder)
+            if folder.device not in avoidable:
+                avoidable[folder.device] = can_avoid_mounts(folder.path)
             # A rule may open a folder that requires approval; its unwritable entries stay protected.
-            within = {entry.path for entry in folder.protected if entry.folder and not entry.why.requires_approval}
+            whole = () if avoidable[folder.device] else folder.protected
+            within = {entry.path for entry in whole if entry.folder and not entry.why.requires_approval}
             for name in reversed(folder.folders):
                 path, relative = folder.child_paths(name)
                 inside = folder.is_in_protected or path in within
@@ -360,6 +370,7 @@ class FolderTree:
                     self._read_first(below)
                 waiting.append(below)
         self.order = order
+        self.can_avoid_mounts = any(avoidable.values())
 
     def _read_first(self, folder: CachedFolder) -> None:
         now_ns = time.time_ns()
