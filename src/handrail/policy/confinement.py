@@ -227,7 +227,7 @@ _INTERPRETERS = frozenset(
 """Programs that run code of their words or their input, and the command that sets a variable which may name code."""
 _DESTROYING_CODE = re.compile(
     r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
-    r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s"
+    r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|(?<!-)exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s"
     r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|;|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
     r"|\b(?:writeFile|writeFileSync|File\.write)\s*\([^,()]*,\s*(?:''|\"\")\s*\)"
     r"|\bdrop\s+(?:table|view|index|trigger|schema|database)\b|\bdelete\s+from\b|(?:^|[\s'\"])\.(?:shell|system|save|restore|output|once)\b",
