@@ -13,6 +13,7 @@ from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_RULE_TEXTS,
     MODE_RULE_TEXTS,
+    READ_ONLY_VARIABLE,
     Rule,
     Scope,
     format_shipped_rules,
@@ -58,8 +59,13 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
         ),
         RuleSet(
             "reviewer",
-            "For an agent that looks and changes nothing. Allows reading, and git commands that show history. Denies every write.",
-            ("deny effect:write", "deny fs.write", *_SHOWING_GIT, *(f"deny {what}" for what in _SENDING)),
+            "For an agent that looks and changes nothing. Allows reading, and git commands that show history. Asks about every other "
+            "command. Denies every write.",
+            (
+                *("deny effect:write", "deny fs.write", "ask bash", "ask python", f"allow bash {READ_ONLY_VARIABLE}"),
+                *_SHOWING_GIT,
+                *(f"deny {what}" for what in _SENDING),
+            ),
         ),
         RuleSet(
             "ci",
