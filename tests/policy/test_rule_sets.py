@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, book, rule
+from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, rule
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, parse_entry

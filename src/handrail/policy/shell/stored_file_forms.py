@@ -40,6 +40,8 @@ def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredFile
         return [] if match is None else [StoredFileAccess("history", (), match.group())]
     found: list[StoredFileAccess] = []
     for command in script.commands:
+        if "git" not in " ".join(command.argv):
+            continue
         for argv in confinement_proof.list_run_commands(command.argv):
             access = _find_access(argv, command.folders)
             if access.scope:
@@ -48,6 +50,8 @@ def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredFile
 
 
 def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredFileAccess:
+    if not argv:
+        return StoredFileAccess("", folders, "")
     if program_name(argv) != "git":
         match = _PRINTING_WORDS.search(" ".join(argv)) if not read_only_proof.changes_nothing(argv) else None
         return StoredFileAccess("" if match is None else "history", folders, "" if match is None else match.group())
