@@ -192,7 +192,9 @@ def test_a_rule_that_names_no_tool_or_server_now_is_a_warning_with_a_proposal(pl
         ("ask wirte*", "Did you mean 'write*'?"),
         ("allow mcp:quite-another:*", "does not name an MCP server that is configured"),
     ):
-        file.write_text(f'rules = ["{rule}", "allow mcp:github:*", "allow mcp:*:push", "deny git.*", "ask *"]\n{servers}')
+        file.write_text(
+            f'rules = ["{rule}", "allow mcp:github:*", "allow mcp:*:push", "deny git.*", "ask *"]\n{servers}'
+        )
         found = checked(place, file)["rules"]
         assert found.state == "warning" and named in found.detail and rule in found.detail, found
         assert found.detail.count("matches no call now") == 1, found

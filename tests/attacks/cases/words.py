@@ -111,7 +111,7 @@ _HISTORY_MODES = (
 async def _show_history(home: Home, mode: str, rules: tuple[str, ...], blob: str) -> list[str]:
     """The texts that show what is hidden, in one mode and under these rules."""
     said: list[str] = []
-    async with home.kernel(name="words-history", rules=[*rules, "deny fs.read secrets/**"]) as kernel:
+    async with home.kernel(name="words-history", rules=[*rules, "deny fs.read secrets/**"], asked=()) as kernel:
         session = await kernel.session(mode=mode)
         for text in (
             "git log -p", "git log -p -- .env", "git log -U1", "git log -S TOP --stat -p", "git show", "git show HEAD", "git show HEAD:.env",
