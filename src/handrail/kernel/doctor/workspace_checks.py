@@ -243,7 +243,9 @@ def _check_rules_without_tools(found: MergedConfiguration, generation: Generatio
         return  # which the check of the servers says
     rules = parse_rule_texts(collect_process_rules(found, ()), generation)
     if idle := list(find_rules_without_tools(rules, {*generation.entries, *generation.other_tool_ids}, servers)):
-        remedy = "correct the name, unless its tool or server comes later; handrail tools and handrail mcp list show them"
+        remedy = (
+            "correct the name, unless its tool or server comes later; handrail tools and handrail mcp list show them"
+        )
         yield DoctorCheck("rules", "warning", " ".join(idle), remedy)
 
 
