@@ -20,6 +20,7 @@ from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_p
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, permission_rank
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
 from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_VARIABLE,
@@ -172,7 +173,27 @@ def _find_confined_rule(rules: RuleBook, spec: ToolSpec, origin: str | None) -> 
         if rule.pattern == CONFINED_VARIABLE
         and (is_about_tool(rule, spec, origin) or is_about_capability(rule, "shell.run"))
     ]
-    return max(found, key=lambda rule: (rule.scope != "default", permission_rank(rule)), default=None)
+    confined = max(found, key=lambda rule: (rule.scope != "default", permission_rank(rule)), default=None)
+    return None if confined is None or _is_overruled(confined, rules, spec, origin) else confined
+
+
+_EVERY_COMMAND = frozenset({"", "*", ANY_ARGUMENTS})
+"""The patterns of rules about every call of a tool that runs commands."""
+
+
+def _is_overruled(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> bool:
+    """Return whether a rule about every call asks or denies, so that a rule with ``{confined}`` answers for none.
+
+    Otherwise it would answer for a file that a command opens, although a more exact rule allows only the command.
+    """
+    return any(
+        rule.action != "allow"
+        and rule.scope != "default"
+        and rule.pattern in _EVERY_COMMAND
+        and (confined.scope == "default" or permission_rank(rule) >= permission_rank(confined))
+        and (is_about_tool(rule, spec, origin) or is_about_capability(rule, "shell.run"))
+        for rule in rules.all_rules
+    )
 
 
 def _rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> RuleBook:
