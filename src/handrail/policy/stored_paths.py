@@ -357,7 +357,7 @@ class _ObjectStore:
         if index[:8] != b"\xfftOc\0\0\0\2" or not pack_path.exists():
             raise UnreadableStoreError
         with pack_path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            pack = _Pack(index, data)
+            pack = _PackFile(index, data)
             self._objects += len(pack.names)
             for count, (offset, name) in enumerate(sorted(pack.names.items())):
                 if not count % 512:
@@ -367,7 +367,7 @@ class _ObjectStore:
                     self._add(kind, name, pack.read_object(offset))
 
 
-class _Pack:
+class _PackFile:
     """One pack file (gitformat-pack(5))."""
 
     def __init__(self, index: bytes, data: mmap.mmap) -> None:
