@@ -157,7 +157,7 @@ def test_a_hidden_file_in_the_history_asks_and_summaries_do_not(
 )
 def test_only_a_rule_that_names_every_word_allows_it(repository: Path, rules: tuple[str, ...]) -> None:
     add_secret(repository)
-    for command in ("git log -p", "git show HEAD", "git diff HEAD~1"):
+    for command in ("git log -p", "git show HEAD", "git diff HEAD~1", "git show", "git diff"):
         assert judge(repository, command, *rules).action == "ask", command
         assert judge(repository, command, f"allow bash {command}").action == "allow", command
 

@@ -45,7 +45,7 @@ from handrail.policy.rules.matchers import (
     rank_rule,
     rank_rules,
 )
-from handrail.policy.rules.pattern_lexer import bare_program_name
+from handrail.policy.rules.pattern_lexer import bare_program_name, split_pattern
 from handrail.policy.rules.rules_and_modes import (
     READ_ONLY_VARIABLE,
     STRICTNESS,
@@ -349,7 +349,7 @@ class ToolPolicy:
         if losses and not (found and all(map(_rule_names_whole_command, found))):
             note = f"it removes or replaces {', '.join(quote_excerpt(path, 80) for path in losses)}, which cannot be brought back"
             found.append(PolicyFinding("ask", "destroys", note=note, target=target))
-        if target.printed and not (found and all(map(_rule_names_whole_command, found))):
+        if target.printed and not (found and all(map(_rule_names_only_this_command, found))):
             found += self._find_printed_hidden_files(target)
         return found
 
@@ -658,6 +658,16 @@ def _is_path_named(rules: Iterable[Rule | None], subject: PathSubject | str) -> 
     """Return whether one of the rules names a path without a wildcard."""
     return isinstance(subject, PathSubject) and any(
         rule is not None and names_protected_path(rule, subject) for rule in rules
+    )
+
+
+def _rule_names_only_this_command(finding: PolicyFinding) -> bool:
+    """Return whether a rule allows exactly this command, and no other one: its pattern has no word for further arguments."""
+    rules = (finding.rule, None if finding.tool is None else finding.tool.rule)
+    return _rule_names_whole_command(finding) and any(
+        rule is not None and tuple(split_pattern(rule.pattern)) == finding.argv
+        for rule in rules
+        if rule and rule.pattern
     )
 
 
