@@ -665,9 +665,7 @@ def _rule_names_only_this_command(finding: PolicyFinding) -> bool:
     """Return whether a rule allows exactly this command, and no other one: its pattern has no word for further arguments."""
     rules = (finding.rule, None if finding.tool is None else finding.tool.rule)
     return _rule_names_whole_command(finding) and any(
-        rule is not None and tuple(split_pattern(rule.pattern)) == finding.argv
-        for rule in rules
-        if rule and rule.pattern
+        tuple(split_pattern(rule.pattern)) == finding.argv for rule in rules if rule is not None and rule.pattern
     )
 
 
