@@ -23,7 +23,7 @@ from pathlib import Path
 
 from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import AccessCheck, CapabilityLayer, CapabilitySet
-from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.path_denials import path_denials_of_rules
 from handrail.policy.rules.rules_and_modes import default_book
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox

@@ -37,7 +37,7 @@ name = "read"
 arguments = { path = "prices.py" }
 [[turns.calls]]
 name = "bash"
-arguments = { command = "git status && rm -rf build" }
+arguments = { command = "git status && rm -rf reports" }
 
 [[turns]]
 text = "Ten pieces are a bulk order already. I change the condition."
@@ -51,7 +51,7 @@ text = """
 ## Done
 
 - `prices.py` now gives the discount from **10 pieces** on.
-- I did not remove `build`, because you rejected it.
+- I did not remove `reports`, because you rejected it.
 """
 usage = { input = 2480, output = 64, cache_read = 2210, cost = 0.0019 }
 '''
@@ -64,7 +64,7 @@ arguments = { path = "prices.py" }
 [[turns]]
 [[turns.calls]]
 name = "bash"
-arguments = { command = "git status && rm -rf build" }
+arguments = { command = "git status && rm -rf reports" }
 [[turns.calls]]
 name = "edit"
 arguments = { path = "prices.py", old = "if pieces > 10:", new = "if pieces >= 10:" }
@@ -148,7 +148,7 @@ def draw_all(columns: int) -> dict[str, str]:
         handrail = [*prefork.handrail()]
         model = ["--model", "script:s.toml"]
         run = Screen(columns, [*handrail, "run", TASK, *model, *common], folder)
-        run.answer("> ", "r keep the build folder")
+        run.answer("> ", "r keep the reports")
         run.answer("> ", "o")
         shown = {"run": f"$ handrail run {TASK!r}\n{run.end()}"}
         shown["log"] = f"$ handrail log\n{Screen(columns, [*handrail, 'log', *common], folder).end()}"

@@ -23,6 +23,7 @@ BOARD = "BOARD.md"
 BOX = re.compile(r"\b(?:one|two|editor|terminal)-[0-9]+\b")
 
 EDIT = f"allow edit {BOARD}"
+ASK_RULES = ("ask bash ./tick …",)
 HOLD_RULES = ("allow bash ./wait-for-all", "allow bash ./tick-slowly *")
 WAIT = "./wait-for-all"
 
@@ -126,7 +127,7 @@ def make(folder: Path, edits: int) -> Place:
     git(place.workspace, "init", "--quiet")
     git(place.workspace, "add", "--all")
     git(place.workspace, "commit", "--quiet", "--message", "A checklist")
-    put(place.config, "")
+    put(place.config, f"rules = {json.dumps(ASK_RULES, ensure_ascii=False)}\n")
     place.config.parent.chmod(0o700)
     for name, turns in _scripts(place).items():
         put(script(place, name), json.dumps({"version": 1, "turns": turns}, indent=1))

@@ -64,7 +64,7 @@ def _woken(fixer: Worker) -> Effect:
 
 
 def _messages(reader: LogReader) -> Effect:
-    sql = "SELECT channel, taken, body FROM channel_message WHERE scope = '' ORDER BY number"
+    sql = "SELECT channel, consumed, body FROM channel_message WHERE scope = '' ORDER BY number"
     kept = [(channel, taken, json.loads(body)["sender"]) for channel, taken, body in reader.connection.execute(sql)]
     there = (WORK.partition("/")[2], 1, REVIEWER)
     back = (REPORTS.partition("/")[2], 1, FIXER)

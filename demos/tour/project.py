@@ -145,6 +145,7 @@ RULES = (
     "allow bash python3 -m unittest",
     "allow bash python3 scripts/publish.py *",
     "allow bash git diff *",
+    "ask bash git commit …",
     "deny bash curl *",
 )
 

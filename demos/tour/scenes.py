@@ -178,7 +178,7 @@ def _all(project: Project, port: int, *, confined: bool) -> list[Scene]:
         ),
         Scene(
             "A person decides",
-            "No rule speaks of commits, so somebody is asked and sees the whole command. Here a scripted person answers.",
+            "A rule asks about commits, so the user is asked and sees the whole command. Here a scripted person answers.",
             "I commit the two fixes.",
             (
                 _call("diff", "bash", command=f"git diff {project.base} shop"),

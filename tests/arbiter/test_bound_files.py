@@ -21,6 +21,9 @@ from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("P-07", "P-09")
 
+ASKED = ("ask bash",)
+"""Without this rule, these commands would run unasked, because they stay confined."""
+
 
 class Person:
     """Says yes once, after ``meanwhile`` has had its turn."""
@@ -61,7 +64,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 async def refused(place: Path, command: str, meanwhile: Callable[[], object], tool: str = "bash") -> Result:
-    async with temporary_kernel(place) as kernel:
+    async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session(approval_handler=Person(meanwhile))
         return await session.call(tool, {"command": command})
 
@@ -320,7 +323,7 @@ async def test_a_script_that_is_as_it_was_runs(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     put(place / "ws", {"run.sh": "echo it-ran\n"})
     person = Person()
-    async with temporary_kernel(place) as kernel:
+    async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session(approval_handler=person)
         result = await session.call("bash", {"command": "bash run.sh"})
     assert result.ok and "it-ran" in repr(result.data), result
@@ -335,7 +338,7 @@ async def test_a_job_in_the_background_is_bound_alike(tmp_path: Path) -> None:
     def rewrite() -> None:
         (place / "ws" / "run.sh").write_text("touch planted\n")
 
-    async with temporary_kernel(place) as kernel:
+    async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session(approval_handler=Person(rewrite))
         begun = await session.call("bash", {"command": "bash run.sh", "background": True})
         assert begun.ok, begun
@@ -349,7 +352,7 @@ async def test_other_arguments_that_a_person_gives_are_bound_when_they_give_them
     put(place / "ws", {"run.sh": "true\n", "other.sh": "echo other-ran\n"})
     given = ApprovalAnswer("once", arguments={"command": "bash other.sh"})
 
-    async with temporary_kernel(place) as kernel:
+    async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session(approval_handler=Person(answer=given))
         desk = kernel.approvals
         decided: list[Approval] = []
@@ -371,7 +374,7 @@ async def test_an_answer_that_comes_in_another_process_covers_what_was_asked_abo
     place = tmp_path.resolve()
     put(place / "ws", {"run.sh": "true\n", "same.sh": "true\n"})
     person = Person(answer=ApprovalAnswer("defer"))
-    async with temporary_kernel(place) as kernel:
+    async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session("ses_parked", approval_handler=person)
         first = await session.call("bash", {"command": "bash run.sh"}, key="k1")
         second = await session.call("bash", {"command": "bash same.sh"}, key="k2")
@@ -379,7 +382,7 @@ async def test_an_answer_that_comes_in_another_process_covers_what_was_asked_abo
         for row in kernel.approvals.list_pending():
             await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
     (place / "ws" / "run.sh").write_text("touch planted\n")
-    async with temporary_kernel(place) as kernel:
+    async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session("ses_parked", approval_handler=person)
         first = await session.call("bash", {"command": "bash run.sh"}, key="k1")
         second = await session.call("bash", {"command": "bash same.sh"}, key="k2")
@@ -394,7 +397,7 @@ async def test_a_line_typed_into_a_shell_is_bound_in_the_folder_of_the_shell(tmp
     put(place / "ws", {"sub/deep/run.sh": "true\n"})
     rewriting = Person()
     rules = ("allow terminal.start *", "allow terminal.read *")
-    async with temporary_kernel(place, rules=rules) as kernel:
+    async with temporary_kernel(place, rules=(*ASKED, *rules)) as kernel:
         session = await kernel.session(approval_handler=rewriting)
         begun = await session.call("terminal.start", {"command": "bash --noprofile --norc", "cwd": "sub"})
         assert begun.ok, begun
@@ -414,7 +417,7 @@ async def test_a_line_typed_into_a_shell_is_bound_in_the_folder_of_the_shell(tmp
 async def test_a_call_in_the_same_reply_cannot_change_what_another_one_was_approved_for(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     (place / "ws").mkdir()
-    async with temporary_kernel(place) as kernel:
+    async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session(approval_handler=Person())
         written, ran = await session.start_turn().call_all(
             [

@@ -28,7 +28,8 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def kernel(place: Path) -> AsyncIterator[Kernel]:
-    async with temporary_kernel(place) as opened:
+    """A kernel whose commands ask, so that the approved ones meet the whole sandbox, and not the narrow one of confined calls."""
+    async with temporary_kernel(place, rules=["ask effect:external"]) as opened:
         yield opened
 
 

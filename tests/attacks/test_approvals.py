@@ -99,7 +99,7 @@ async def test_arguments_changed_while_a_lock_is_waited_for_do_not_run(tmp_path:
 async def test_once_is_for_one_call_and_for_the_session_is_for_exactly_the_shown_rule(tmp_path: Path) -> None:
     """Source: "allow once" keyed by the tool's name, so that one approved command approved every other."""
     person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("session")])
-    async with temporary_kernel(tmp_path) as kernel:
+    async with temporary_kernel(tmp_path, rules=["ask bash"]) as kernel:
         session = await kernel.session(approval_handler=person)
         other = await kernel.session(approval_handler=ScriptedApprovalHandler())
         command = {"command": "mkdir -p '*'"}

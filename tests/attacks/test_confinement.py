@@ -103,7 +103,7 @@ async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeyp
     monkeypatch.setenv("PATH", f"{prefix}/bin:{os.environ['PATH']}")
     state, config = prefix / "var" / "state", place / "handrail.toml"
     config.touch()
-    async with open_kernel(place / "ws", state=state, config=config) as kernel:
+    async with open_kernel(place / "ws", state=state, config=config, rules=["ask effect:external"]) as kernel:
         session, other = (
             await kernel.session(approval_handler=Agreeing()),
             await kernel.session(approval_handler=Agreeing()),

@@ -95,7 +95,7 @@ async def test_a_link_that_takes_a_files_place_is_never_followed_out(
     place = tmp_path.resolve()
     # An edit judges, reads and writes: among swaps without a pause none would ever come through.
     with _swapping(place, 0.002 if name == "edit" else 0.0) as swaps:
-        async with temporary_kernel(place) as kernel:
+        async with temporary_kernel(place, rules=["ask effect:external"]) as kernel:
             session = await kernel.session(approval_handler=Agreeing())
             done, answered, result = 0, 0, None
             wanted = rounds // 10 if name in _SEARCHES else rounds
@@ -120,7 +120,7 @@ async def test_a_link_that_takes_an_entrys_place_moves_and_deletes_nothing_outsi
     place = tmp_path.resolve()
     moved = deleted = done = 0
     with _swapping(place, 0.002) as swaps:
-        async with temporary_kernel(place) as kernel:
+        async with temporary_kernel(place, rules=["ask effect:external"]) as kernel:
             session = await kernel.session(approval_handler=Agreeing())
             while done < rounds or swaps[0] < rounds or (not (moved and deleted) and done < 50 * rounds):
                 done += 1

@@ -151,6 +151,7 @@ class Home:
         *,
         workspace: Path | None = None,
         rules: Iterable[str] = (),
+        asked: Iterable[str] = ("ask effect:external",),
         tools: Iterable[Tool] = (),
         watchdogs: Iterable[Watchdog] = (),
         secrets: Mapping[str, str] | None = None,
@@ -160,6 +161,8 @@ class Home:
     ) -> AsyncGenerator[Kernel]:
         """Handrail on the project (or another folder), as the victim starts it.
 
+        :param asked: rules that bring questions about confined commands back, so that an attack meets the approval, or the whole
+            sandbox that an approved call has, and not the narrow one; empty for the default
         :param agent: the text of an agent's manifest, whose sessions it then opens; its id is ``guest``
         :param name: another one of its configuration and state, for a second kernel beside the first
         """
@@ -172,7 +175,7 @@ class Home:
                 folder.chmod(0o700)
         async with open_kernel(
             workspace or self.workspace,
-            rules=rules,
+            rules=[*asked, *rules],
             tools=tools,
             watchdogs=watchdogs,
             secrets=secrets,

@@ -152,6 +152,23 @@ def test_undo_gives_back_one_call_after_the_other(handrail: Program, tmp_path: P
     assert restored < removed < nothing
 
 
+def test_undo_continues_with_the_call_before_after_a_conflict(handrail: Program, tmp_path: Path) -> None:
+    model = script(
+        tmp_path, call("write", path="a", content="x"), call("write", path="b", content="x"), {"text": "Done."}
+    )
+    done = handrail("chat", "change it", "--model", model, "--rule", "allow fs.write **", stdin=b"")
+    session = re.search(r"ses_[0-9a-f]{22}", done.err)
+    assert session is not None, done.err
+    (handrail.workspace / "b").write_text("newer")
+    undone = handrail("chat", "--resume", session[0], "--model", model, stdin=b"/undo\n/undo\n/undo\n")
+    assert (handrail.workspace / "b").read_text() == "newer" and not (handrail.workspace / "a").exists(), undone.err
+    kept, removed, nothing = (
+        undone.err.index(one) for one in ("Undid nothing of", "removed     a", "Nothing more to undo")
+    )
+    assert kept < removed < nothing
+    assert "--overwrite` also undoes files that changed since" in undone.err
+
+
 def test_json_has_one_event_per_line(handrail: Program, tmp_path: Path) -> None:
     model = script(tmp_path, {"text": "One."}, {"text": "Two."})
     done = handrail("chat", "--model", model, "--json", stdin=b"a\nb\n")

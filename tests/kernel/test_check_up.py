@@ -181,6 +181,27 @@ def test_a_rule_that_keeps_a_kernel_from_starting_is_a_problem(place: Place, tmp
     assert f"{file}:1" in found["rules"].detail
 
 
+def test_a_rule_that_names_no_tool_or_server_now_is_a_warning_with_a_proposal(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "config" / "handrail.toml"
+    file.parent.mkdir()
+    servers = '[mcp.servers.github]\ncommand = "server"\n'
+    for rule, named in (
+        ("allow mcp:githb:*", "Did you mean 'mcp:github:*'?"),
+        ("deny mcp:githb:push", "Did you mean 'mcp:github:push'?"),
+        ("allow gti.*", "Did you mean 'git"),
+        ("ask wirte*", "Did you mean 'write*'?"),
+        ("allow mcp:quite-another:*", "does not name an MCP server that is configured"),
+    ):
+        file.write_text(
+            f'rules = ["{rule}", "allow mcp:github:*", "allow mcp:*:push", "deny git.*", "ask *"]\n{servers}'
+        )
+        found = checked(place, file)["rules"]
+        assert found.state == "warning" and named in found.detail and rule in found.detail, found
+        assert found.detail.count("matches no call now") == 1, found
+    file.write_text(f'rules = ["allow mcp:github:*", "deny git.*"]\n{servers}')
+    assert "rules" not in checked(place, file)
+
+
 def test_an_agent_that_cannot_start_is_a_problem_where_it_is_the_configured_one(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "config" / "handrail.toml"
     folder = file.parent / "agents" / "broken"

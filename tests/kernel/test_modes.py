@@ -119,5 +119,7 @@ async def test_an_explanation_says_the_mode_and_which_other_would_let_it_run(pla
             False,
             "make is not among the programs known to change nothing",
         )
-        assert "--mode auto" in explained.possible_changes
+        assert explained.action == "allow" and explained.confined is True
+        explained = await kernel.explain_call("write", {"path": "a", "content": "x"}, headless=False)
+        assert explained.action == "ask" and "--mode accept-edits" in explained.possible_changes
         assert "mode: ask" in str(explained)

@@ -116,7 +116,7 @@ async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agen
         await Agent(session, top, models=models(writer=writer)).complete("Go.")
         await pause.reached.wait()
         (child,) = session.tree_node.children
-        assert (await session.call("bash", {"command": "rm x"})).error_kind == "denied"
+        assert (await session.call("bash", {"command": "curl example.org"})).error_kind == "denied"
         (rule,) = kernel.approvals.list_rules()
         session.set_mode("accept-edits")
         session.add_rules("deny fs.write a/**")

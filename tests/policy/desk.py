@@ -22,7 +22,14 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.call_targets import agent_layer
-from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_book, parse_rule
+from handrail.policy.rules.rules_and_modes import (
+    CONFINED_RULE_TEXTS,
+    Rule,
+    RuleBook,
+    Scope,
+    default_book,
+    parse_rule,
+)
 from handrail.policy.watchdogs.api import Watchdog
 from handrail.runtime.files.session_roots import SessionRoots
 
@@ -77,7 +84,11 @@ def rule(text: str, scope: Scope = "session", source: str = "--rule") -> Rule:
 
 
 def book(*texts: str, shipped: bool = True) -> RuleBook:
-    return (default_book() if shipped else RuleBook()).with_rules(*map(rule, texts))
+    """A book with these rules, and the shipped ones without those for confined calls, which would answer what no rule decides."""
+    return (_SHIPPED if shipped else RuleBook()).with_rules(*map(rule, texts))
+
+
+_SHIPPED = RuleBook(tuple(one for one in default_book() if one.text not in CONFINED_RULE_TEXTS))
 
 
 @dataclass

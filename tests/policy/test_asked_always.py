@@ -8,8 +8,8 @@ from tests.policy.desk import BASH, EDIT, MOVE, WRITE, Desk, book, rule
 from handrail.contract.permission_modes import MODES
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_authorizer import path_denials_of_rules
 from handrail.policy.decision_explanation import explain
+from handrail.policy.path_denials import path_denials_of_rules
 from handrail.policy.rule_suggestions import suggest_rule
 from handrail.policy.rules.rules_and_modes import RuleBook, with_mode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import Desk, book
 
-from handrail.policy.call_authorizer import RulePathDenials, RulePathDenialsCache, path_denials_of_rules
+from handrail.policy.path_denials import RulePathDenials, RulePathDenialsCache, path_denials_of_rules
 
 pytestmark = pytest.mark.proves("P-01")
 

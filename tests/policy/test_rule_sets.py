@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, book, rule
+from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, rule
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, parse_entry
-from handrail.policy.rules.rules_and_modes import MODES, RuleBook, parse_rule, with_mode
+from handrail.policy.rules.rules_and_modes import MODES, RuleBook, default_book, parse_rule, with_mode
 from handrail.policy.rules.validation import check_rule, find_contradictions
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell_tools import BashTool, PythonTool
@@ -21,7 +21,7 @@ SPECS = {spec.id: spec for spec in (*GIT.values(), SHELL, PYTHON, READ, WRITE, E
 
 
 def chosen(*entries: str) -> RuleBook:
-    return book().with_rules(*(one for entry in entries for one in parse_entry(entry, scope="project")))
+    return default_book().with_rules(*(one for entry in entries for one in parse_entry(entry, scope="project")))
 
 
 @pytest.mark.parametrize(

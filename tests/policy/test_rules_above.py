@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
 
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_authorizer import path_denials_of_rules, restrict_provider_offer
+from handrail.policy.call_authorizer import restrict_provider_offer
 from handrail.policy.decision_explanation import explain
+from handrail.policy.path_denials import path_denials_of_rules
 from handrail.policy.rules.rules_and_modes import STRICTNESS, RuleBook, limit_to_parent, with_mode
 
 pytestmark = pytest.mark.proves("P-12")

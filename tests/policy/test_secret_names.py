@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.policy.desk import READ, WRITE, Desk, book
 
 from handrail.contract.text.glob_patterns import fault_in_pattern
-from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.path_denials import path_denials_of_rules
 from handrail.policy.rules.matchers import PathSubject, RuleRanking
 from handrail.policy.rules.rules_and_modes import (
     SECRET_FILE_NAMES,

@@ -1,5 +1,7 @@
 """Shell text: what is understood, what is not, and that nothing in between is ever taken for plain."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import shlex
@@ -8,9 +10,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from handrail.policy.shell import parser
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.reader import MAX_COMMANDS
 from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT
@@ -473,3 +476,33 @@ def test_texts_are_read_on_several_threads_at_once() -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(parse_script, texts * 5))
     assert found == [parse_script(text) for text in texts] * 5
+
+
+PIECES = st.sampled_from(
+    [
+        *("ls", "git", "a", "-x", "--y=z", "a=b", "'a b'", '"c d"', "''", "a'b'\"c\"", "2", "12", "if", "then", "time", "export", "[", "]", "do", "!"),
+        *("&&", "||", ";", "|", "&", "2>&1", ">/dev/null", "2>/dev/null", "2>", ">x", "#", "{", "}", "x;", ";y", "a|b", "$x", "~", "*", "\\a", "%1", "in"),
+        *("cd", "test", "true", "exit", "declare", "unset", "let", "'$x'", '"`"', "echo", "-", "--", "a:b", "a@b", "+x", ",", ".", "..", "/bin/ls"),
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(PIECES, min_size=1, max_size=9), st.sampled_from([" ", "  ", ""]))
+def test_a_text_of_plain_words_is_read_as_the_grammar_reads_it(pieces: list[str], blank: str) -> None:
+    """The regular expression that stands for the grammar either agrees with it or leaves the text to it."""
+    text = blank.join(pieces) if blank else " ".join(pieces).replace(" ;", ";")
+    plain = parser._list_plain_parts(text)
+    if plain is None:
+        return
+    raw = text.encode()
+    root = parser._parse_syntax_tree(raw)
+    assert root is not None and parser._find_unsupported_construct(root) is None, text
+    assert parser._parts(root, raw) == plain, text
+
+
+@pytest.mark.parametrize(
+    "text", ["ls -la src", "git diff 'a b' && ls \"c\" 2>&1 | head -5; pwd", "make >/dev/null 2>&1 || echo failed"]
+)
+def test_ordinary_texts_need_no_grammar(text: str) -> None:
+    assert parser._list_plain_parts(text) is not None

@@ -14,7 +14,7 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
-from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.path_denials import path_denials_of_rules
 from handrail.policy.rules.rules_and_modes import default_book
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, GuardedSandbox, ProtectedPathViolation

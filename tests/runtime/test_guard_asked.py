@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.sandbox_protocol import SandboxProfile
-from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.path_denials import path_denials_of_rules
 from handrail.policy.rules.rules_and_modes import default_book, parse_rule
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.shell_service import CompletedProcess, SandboxedShell

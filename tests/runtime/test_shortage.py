@@ -30,7 +30,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.policy.rules.rules_and_modes import default_book
-from handrail.policy.call_authorizer import path_denials_of_rules
+from handrail.policy.path_denials import path_denials_of_rules
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.shell_service import SandboxedShell

@@ -171,7 +171,7 @@ async def test_a_model_reads_a_skill_once_as_data_that_ends_where_it_ends(tmp_pa
         session = await kernel.session()
         model = PlaybackModel(
             call_reply(("skill", {"name": "deploy"})),
-            call_reply(("skill", {"name": "deploy"}), ("skill", {"name": "deplyo"}), ("bash", {"command": "./x"})),
+            call_reply(("skill", {"name": "deploy"}), ("skill", {"name": "deplyo"}), ("bash", {"command": "curl x"})),
             text_reply("."),
         )
         await Agent(session, model).complete("Deploy.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from handrail.arbiter.approvals.approval_broker import ApprovalBroker
 from handrail.arbiter.approvals.approval_flow import ApprovalFlow, find_typed_command
@@ -14,6 +14,7 @@ from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.findings import TraceStep as PolicyStep
+from handrail.policy.stored_paths import PrintedRepository, load_histories
 
 
 class CallAuthorisation:
@@ -36,6 +37,19 @@ class CallAuthorisation:
         else:
             verdict = self.evaluate(call, call.resolved_paths)
         call.resolved_paths = None
+        if verdict.action != "deny" and (unread := lane.authority.list_unread_histories(verdict)):
+            return self._read_histories_and_authorise(call, unread)
+        return self._authorise(call, verdict)
+
+    async def _read_histories_and_authorise(self, call: Call, unread: Sequence[PrintedRepository]) -> None:
+        """Decide a call that may print stored files, after the stored paths are known."""
+        await call.await_interruptible("authorise", lambda: load_histories(unread))
+        rest = self._authorise(call, self.evaluate(call))
+        if rest is not None:
+            await rest
+
+    def _authorise(self, call: Call, verdict: PolicyVerdict) -> Awaitable[None] | None:
+        lane = call.lane
         if verdict.action == "ask" or (verdict.action == "allow" and self._may_still_be_stopped(call, lane)):
             return self._apply_watchdogs_and_ask(call, verdict)
         self._conclude(call, verdict)

@@ -37,8 +37,8 @@ from handrail.kernel.approval_client import (
 )
 from handrail.kernel.sandbox_selection import make_limited_sandbox
 from handrail.policy.call_authorizer import CallAuthorizer
-from handrail.policy.call_authorizer import path_denials_of_rules as hides
 from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling_layer
+from handrail.policy.path_denials import path_denials_of_rules as hides
 from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_rules, with_mode
 from handrail.policy.rules.validation import check_rule, fault_outside_folders, find_contradictions, specs_of

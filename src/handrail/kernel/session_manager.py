@@ -20,7 +20,7 @@ from handrail.contract.rule_forms import normalise_rules
 from handrail.contract.services.subagent_services import SubagentTask, SubagentType
 from handrail.contract.session_protocols import ChildSession, StoppedWork
 from handrail.kernel.kernel_assembly import KernelComponents, make_session_rule_texts, parse_rule_texts
-from handrail.policy.call_authorizer import RulePathDenialsCache
+from handrail.policy.path_denials import RulePathDenialsCache
 from handrail.policy.rules.rules_and_modes import (
     Rule,
     limit_reading_rules_to_folder,

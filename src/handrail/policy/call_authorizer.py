@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from handrail.contract.agent_manifest import AgentManifest
-from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
-from handrail.contract.text.glob_patterns import compile_text_glob, escape_as_pattern
+from handrail.contract.text.glob_patterns import escape_as_pattern
 from handrail.contract.text.host_names import grant_covers_host
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
@@ -35,11 +33,12 @@ from handrail.policy.call_targets import (
 from handrail.policy.confinement import ConfiningPolicy
 from handrail.policy.findings import PolicyFinding, format_reason
 from handrail.policy.rule_suggestions import exact_target_pattern
-from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
+from handrail.policy.rules.matchers import PathSubject, RankedRule
 from handrail.policy.rules.pattern_lexer import quote_argv
-from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule, RuleBook, is_capability_glob
+from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule, RuleBook
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.program_risks import find_hidden_program_risk
+from handrail.policy.stored_paths import PrintedRepository
 
 if TYPE_CHECKING:
     from handrail.policy.watchdogs.api import Watchdog
@@ -172,6 +171,11 @@ class CallAuthorizer:
             if own.action == "deny":
                 return own
         return verdict
+
+    @staticmethod
+    def list_unread_histories(verdict: PolicyVerdict) -> tuple[PrintedRepository, ...]:
+        """Return the repositories whose history has to be read before the decision about a call is final."""
+        return tuple(one for target in verdict.targets for one in target.printed if one.has_unread_history)
 
     def evaluate_typed_input(
         self,
@@ -540,146 +544,3 @@ def restrict_provider_offer(spec: ToolSpec, rules: RuleBook, delegating_agent: s
             if rule.action == "deny" and rule.permission in ("net.fetch", "net.*") and rule.is_unconditional:
                 return ProviderToolOffer(spec, f"The rule {rule.text!r} denies tools that reach the network.")
     return ProviderToolOffer(spec)
-
-
-# Paths that a session's rules hide from every program in a sandbox, whichever call started it.
-#
-# A rule about a command lets a program run. It does not say what the program may read, so the sandbox hides each file that
-# no tool may read, and write-protects each file that no tool may write. Only rules about ``fs.read`` and ``fs.write``
-# decide here; a rule about one tool (``allow read .env``) is about that tool.
-
-_MATCH_ALL_PATTERNS = frozenset(("", "*", "**", ".", "./"))
-
-
-class RulePathDenials:
-    """The paths that a rule book hides from programs, or protects from writing.
-
-    Implements :class:`handrail.contract.sandbox_protocol.PathDenials`.
-
-    :ivar key: the rules and the workspace, equal for equal answers
-    """
-
-    def __init__(
-        self,
-        workspace: str,
-        reading: tuple[Rule, ...],
-        writing: tuple[Rule, ...],
-        everything: tuple[Rule, ...],
-        above: RulePathDenials | None = None,
-    ) -> None:
-        self.key: Hashable = (workspace, reading, writing, everything, None if above is None else above.key)
-        self._above = above
-        self._workspace = workspace
-        self._own = rank_rules(tuple(rule for rule in reading if rule.scope != "default"), "path")
-        self._shipped = rank_rules(tuple(rule for rule in reading if rule.scope == "default"), "path")
-        self._everything = RuleRanking(everything, "path")
-        self._writing = RuleRanking(writing, "path")
-        self.has_read_only = any(rule.action == "deny" for rule in writing) or (
-            above is not None and above.has_read_only
-        )
-
-    def is_hidden(self, path: str) -> bool:
-        """Return whether programs must not see this path.
-
-        Hidden are private keys, paths that a rule about them denies or asks about, and names that look like secrets and that
-        no rule allows.
-        """
-        subject = self._subject(path)
-        if subject.relative is not None and is_private_key(subject.relative):
-            return True
-        if self._above is not None and self._above.has_read_restriction(subject):
-            return True
-        used = self._find_read_rule(subject)
-        if used is not None:
-            return used.rule.action != "allow"
-        used = self._everything.find_winner(subject)
-        if used is not None and used.rule.action == "allow":
-            return False
-        used = self._shipped.find_winner(subject)
-        if used is None or used.rule.action == "allow":
-            return False
-        # A file of an installed package may have the name of a secret file. It is no secret, and programs need it.
-        return INSTALLED_PACKAGES.isdisjoint((subject.relative or subject.absolute).split("/"))
-
-    def has_read_restriction(self, subject: PathSubject) -> bool:
-        """Return whether a rule of this book, or of a parent's, denies or asks about reading this path."""
-        used = self._find_read_rule(subject)
-        if used is not None and used.rule.action != "allow":
-            return True
-        return self._above is not None and self._above.has_read_restriction(subject)
-
-    def _find_read_rule(self, subject: PathSubject) -> RankedRule | None:
-        used = self._own.find_winner(subject)
-        if used is not None and used.rule.action == "ask" and used.rule.pattern in _MATCH_ALL_PATTERNS:
-            return None  # a rule that asks about all reading is about tools; otherwise a program would see nothing
-        return used
-
-    def is_read_only(self, path: str) -> bool:
-        """Return whether a rule denies writing this path."""
-        if not self.has_read_only:
-            return False
-        if self._above is not None and self._above.is_read_only(path):
-            return True
-        used = self._writing.find_winner(self._subject(path))
-        return used is not None and used.rule.action == "deny"
-
-    def is_protected_write_allowed(self, path: str) -> bool:
-        """Return whether a rule names and allows writing this protected path, and no parent's rule restricts it."""
-        subject = self._subject(path)
-        used = self._writing.find_winner(subject)
-        if used is None or not names_protected_path(used.rule, subject):
-            return False
-        return self._above is None or not self._above.has_write_restriction(subject)
-
-    def has_write_restriction(self, subject: PathSubject) -> bool:
-        """Return whether a rule of this book, or of a parent's, denies or asks about writing this path."""
-        used = self._writing.find_winner(subject)
-        if used is not None and used.rule.action != "allow":
-            return True
-        return self._above is not None and self._above.has_write_restriction(subject)
-
-    def _subject(self, path: str) -> PathSubject:
-        return make_path_subject(path, self._workspace)
-
-
-def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
-    """Return what these rules hide from programs.
-
-    :returns: the same object for books with the same rules about paths
-    """
-    reading = tuple(rule for rule in rules if _is_about(rule, "fs.read"))
-    writing = tuple(rule for rule in rules if _is_about(rule, "fs.write"))
-    everything = tuple(rule for rule in rules if rule.permission == "*" and rule.is_unconditional)
-    above = None if rules.parent is None else path_denials_of_rules(rules.parent.inherited_rules, workspace)
-    return _cached_hidden_paths(workspace, reading, writing, everything, above)
-
-
-@lru_cache(maxsize=64)
-def _cached_hidden_paths(
-    workspace: str,
-    reading: tuple[Rule, ...],
-    writing: tuple[Rule, ...],
-    everything: tuple[Rule, ...],
-    above: RulePathDenials | None,
-) -> RulePathDenials:
-    return RulePathDenials(workspace, reading, writing, everything, above)
-
-
-def _is_about(rule: Rule, capability: Capability) -> bool:
-    if is_capability_glob(rule.permission):
-        return compile_text_glob(rule.permission).match(capability) is not None
-    return rule.permission == capability
-
-
-class RulePathDenialsCache:
-    """The last result of :func:`path_denials_of_rules`, made again when the rule book is another one."""
-
-    def __init__(self, workspace: str) -> None:
-        self._workspace = workspace
-        self._last: tuple[RuleBook, RulePathDenials] | None = None
-
-    def for_rules(self, rules: RuleBook) -> RulePathDenials:
-        """Return what these rules hide."""
-        if self._last is None or self._last[0] is not rules:
-            self._last = (rules, path_denials_of_rules(rules, self._workspace))
-        return self._last[1]

@@ -32,6 +32,7 @@ from handrail.policy.call_targets import (
     subject_kind_of,
 )
 from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
+from handrail.policy.path_denials import path_denials_of_rules
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
     PathSubject,
@@ -44,7 +45,7 @@ from handrail.policy.rules.matchers import (
     rank_rule,
     rank_rules,
 )
-from handrail.policy.rules.pattern_lexer import bare_program_name
+from handrail.policy.rules.pattern_lexer import bare_program_name, split_pattern
 from handrail.policy.rules.rules_and_modes import (
     READ_ONLY_VARIABLE,
     STRICTNESS,
@@ -73,6 +74,7 @@ class ToolPolicy:
         "_covered",
         "_reader",
         "_reading",
+        "_shipped_reading",
         "_watched",
         "capabilities",
         "default_tool_rules",
@@ -100,6 +102,7 @@ class ToolPolicy:
         self._caps: dict[Capability, tuple[RuleRanking, RuleRanking]] = {}
         self._covered: dict[str, Callable[[str], object]] = {}
         self._watched: nested_commands.WatchedPrograms | None = None
+        self._shipped_reading: RuleRanking | None = None
         self._reader = TargetReader(spec)
         self._reading: ToolPolicy | None = None
         """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""
@@ -294,8 +297,7 @@ class ToolPolicy:
         used = self.rank_capability_rules(target.capability)[0].find_winner(target.subject)
         reads = used is None and target.capability == "fs.read" and self.spec.single_command
         if reads and is_call_provably_read_only(targets):
-            shipped = (rule for rule in self.rules if rule.scope == "default" and rule.permission == "fs.read")
-            used = rank_rules(tuple(shipped), "path").find_winner(target.subject)
+            used = self._shipped_reading_rules.find_winner(target.subject)
         action, rule = ("ask", None) if used is None else (used.rule.action, used.rule)
         if target.redirected == "guessed" and action != "deny":
             return []  # the whole text requires approval
@@ -334,7 +336,7 @@ class ToolPolicy:
             if not denied and (finding := self._find_hidden_objection(target, script, by_arguments)) is not None:
                 denied = [finding] if finding.action == "deny" else []
             unclear = PolicyFinding("ask", "unclear", note=script.unclear, target=target)
-            return denied or [unclear]
+            return denied or [unclear, *self._find_printed_hidden_files(target)]
         if not any(finding.action == "deny" for finding in found):
             hidden = self._find_hidden_objection(target, script, by_arguments)
             found += [] if hidden is None else [hidden]
@@ -347,7 +349,28 @@ class ToolPolicy:
         if losses and not (found and all(map(_rule_names_whole_command, found))):
             note = f"it removes or replaces {', '.join(quote_excerpt(path, 80) for path in losses)}, which cannot be brought back"
             found.append(PolicyFinding("ask", "destroys", note=note, target=target))
+        if target.printed and not (found and all(map(_rule_names_only_this_command, found))):
+            found += self._find_printed_hidden_files(target)
         return found
+
+    def _find_printed_hidden_files(self, target: CallTarget) -> list[PolicyFinding]:
+        """Return a finding that asks if a text may print what a repository stores of a file that rules hide."""
+        for one in target.printed:
+            paths = one.list_paths()
+            hidden = (
+                ""
+                if paths is None
+                else path_denials_of_rules(self.rules, one.work_tree).find_hidden(one.work_tree, paths)
+            )
+            if paths is None:
+                note = f"{one.shown} can print hidden files as the repository stores them, and its stored files are unknown"
+            elif hidden:
+                note = f"{one.shown} can print {quote_excerpt(hidden, 80)} as the repository stores it, and the rules hide that file"
+            else:
+                continue
+            note = f"{note}. The tools git.diff, git.log and git.show omit hidden files"
+            return [PolicyFinding("ask", "protected", note=note, target=target)]
+        return []
 
     def evaluate_command(
         self, command: ShellCommand, target: CallTarget | None, by_arguments: RankedRule | None
@@ -571,9 +594,18 @@ class ToolPolicy:
         return found
 
     def _find_reading_rule(self, path: PathSubject) -> Rule | None:
-        own, shipped = self.rank_capability_rules("fs.read")
-        used = own.find_winner(path) or shipped.find_winner(path)
+        used = self.rank_capability_rules("fs.read")[0].find_winner(path) or self._shipped_reading_rules.find_winner(
+            path
+        )
         return None if used is None else used.rule
+
+    @property
+    def _shipped_reading_rules(self) -> RuleRanking:
+        """The shipped rules about reading, also those that allow what a name of a secret file would otherwise match."""
+        if self._shipped_reading is None:
+            shipped = (rule for rule in self.rules if rule.scope == "default" and rule.permission == "fs.read")
+            self._shipped_reading = rank_rules(tuple(shipped), "path")
+        return self._shipped_reading
 
     def _find_denial(
         self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
@@ -628,6 +660,14 @@ def _is_path_named(rules: Iterable[Rule | None], subject: PathSubject | str) -> 
     """Return whether one of the rules names a path without a wildcard."""
     return isinstance(subject, PathSubject) and any(
         rule is not None and names_protected_path(rule, subject) for rule in rules
+    )
+
+
+def _rule_names_only_this_command(finding: PolicyFinding) -> bool:
+    """Return whether a rule allows exactly this command, and no other one: its pattern has no word for further arguments."""
+    rules = (finding.rule, None if finding.tool is None else finding.tool.rule)
+    return _rule_names_whole_command(finding) and any(
+        tuple(split_pattern(rule.pattern)) == finding.argv for rule in rules if rule is not None and rule.pattern
     )
 
 

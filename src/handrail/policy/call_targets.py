@@ -31,6 +31,7 @@ from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.shell import command_wrappers, destroying_forms, read_only_proof
 from handrail.policy.shell.parser import ShellScript, parse_script
 from handrail.policy.shell.simple_commands import SPLIT, ShellCommand, has_marks, show_marks
+from handrail.policy.stored_paths import PrintedRepository, find_printed_repositories
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _MAX_SHOWN = 400
@@ -57,6 +58,8 @@ class CallTarget(NamedTuple):
     """Whether a command runs in a workspace that takes several spellings for one name."""
     losses: tuple[str, ...] | None = None
     """The files that a shell text, or a tool that deletes, removes or replaces for good. None if the file system was not asked."""
+    printed: tuple[PrintedRepository, ...] = ()
+    """The repositories of which a shell text may print stored files."""
 
 
 def subject_kind_of(spec: ToolSpec) -> SubjectKind:
@@ -138,7 +141,10 @@ class TargetReader:
                 for value in values:
                     command = _command(value)._replace(is_folding=folds_names(roots.workspace))
                     if isinstance(command.subject, ShellScript):
-                        command = command._replace(losses=find_losses(command.subject, roots))
+                        command = command._replace(
+                            losses=find_losses(command.subject, roots),
+                            printed=find_printed_repositories(command.subject, command.value, roots.workspace),
+                        )
                     found.append(command)
                     if isinstance(command.subject, ShellScript) and command.subject.files:
                         found += find_redirection_targets(command.subject, roots)

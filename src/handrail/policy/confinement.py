@@ -20,6 +20,7 @@ from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_p
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, permission_rank
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
 from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_VARIABLE,
@@ -173,15 +174,37 @@ def _find_confined_rule(rules: RuleBook, spec: ToolSpec, origin: str | None) -> 
         if rule.pattern == CONFINED_VARIABLE
         and (is_about_tool(rule, spec, origin) or is_about_capability(rule, "shell.run"))
     ]
-    return max(found, key=permission_rank, default=None)
+    confined = max(found, key=lambda rule: (rule.scope != "default", permission_rank(rule)), default=None)
+    return None if confined is None or _is_overruled(confined, rules, spec, origin) else confined
+
+
+_EVERY_COMMAND = frozenset({"", "*", ANY_ARGUMENTS})
+"""The patterns of rules about every call of a tool that runs commands."""
+
+
+def _is_overruled(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> bool:
+    """Return whether a rule about every call asks or denies, so that a rule with ``{confined}`` answers for none.
+
+    Otherwise it would answer for a file that a command opens, although a more exact rule allows only the command.
+    """
+    return any(
+        rule.action != "allow"
+        and rule.scope != "default"
+        and rule.pattern in _EVERY_COMMAND
+        and (confined.scope == "default" or permission_rank(rule) >= permission_rank(confined))
+        and (is_about_tool(rule, spec, origin) or is_about_capability(rule, "shell.run"))
+        for rule in rules.all_rules
+    )
 
 
 def _rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> RuleBook:
     """Return the rules that count next to a rule with ``{confined}``.
 
     As among all rules, a rule that names its permission less exactly loses: ``ask effect:external`` to ``allow bash
-    {confined}``.
+    {confined}``. No rule loses to a shipped one, which answers only if no other rule does.
     """
+    if confined.scope == "default":
+        return rules
     about_capability = is_about_capability(confined, "shell.run")
 
     def loses(rule: Rule) -> bool:
@@ -206,13 +229,31 @@ def _find_stricter(finding: PolicyFinding, rule: Rule) -> str:
 
 
 _INTERPRETERS = frozenset(
-    {"python", "python3", "node", "ruby", "perl", "php", "deno", "bun", "awk", "gawk", "mawk", "export"}
+    {
+        "python",
+        "python3",
+        "node",
+        "ruby",
+        "perl",
+        "php",
+        "deno",
+        "bun",
+        "awk",
+        "gawk",
+        "mawk",
+        "sqlite3",
+        "duckdb",
+        "export",
+    }
 )
 """Programs that run code of their words or their input, and the command that sets a variable which may name code."""
 _DESTROYING_CODE = re.compile(
     r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
-    r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s",
-    re.IGNORECASE,
+    r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|(?<!-)exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s"
+    r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|;|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
+    r"|\b(?:writeFile|writeFileSync|File\.write)\s*\([^,()]*,\s*(?:''|\"\")\s*\)"
+    r"|\bdrop\s+(?:table|view|index|trigger|schema|database)\b|\bdelete\s+from\b|(?:^|[\s'\"])\.(?:shell|system|save|restore|output|once)\b",
+    re.IGNORECASE | re.MULTILINE,
 )
 """Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""
 
@@ -223,11 +264,10 @@ _VERSION_CONTROL = re.compile(r"git|hg|jj|svn|bzr|fossil|sl|gt")
 
 def _only_runs_code(script: ShellScript, text: str) -> bool:
     """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
-    for command in script.commands:
-        if confinement_proof.why_not_confined(command.argv) is None:
+    for argv in (one for command in script.commands for one in confinement_proof.list_run_commands(command.argv)):
+        if confinement_proof.why_not_confined(argv) is None:
             continue
-        *_, inner = command_wrappers.split_wrapper_layers(command.argv)
-        if not inner or is_marked(inner[0]) or program_name(inner) not in _INTERPRETERS:
+        if not argv or is_marked(argv[0]) or program_name(argv) not in _INTERPRETERS:
             return False
     return bool(script.commands) and _DESTROYING_CODE.search(text) is None
 

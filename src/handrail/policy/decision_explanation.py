@@ -21,6 +21,7 @@ from handrail.policy.rules.matchers import RankedRule, RuleRanking, RuleSubject
 from handrail.policy.rules.rules_and_modes import DEFAULT_MODE, MODES, Action, Rule, RuleBook, with_mode
 from handrail.policy.shell import read_only_proof
 from handrail.policy.shell.parser import ShellScript
+from handrail.policy.stored_paths import load_histories
 
 # The trace of a verdict, computed only on request.
 
@@ -273,9 +274,16 @@ async def explain(
     :param substitute: the tool that answers in place of a locked id
     :param headless: whether the session denies calls that require approval
     """
-    verdict = authority.evaluate(
-        spec, arguments, rules=rules, roots=roots, parent=parent, origin=origin, substitute=substitute
-    )
+
+    def evaluate() -> PolicyVerdict:
+        return authority.evaluate(
+            spec, arguments, rules=rules, roots=roots, parent=parent, origin=origin, substitute=substitute
+        )
+
+    verdict = evaluate()
+    if unread := authority.list_unread_histories(verdict):
+        await load_histories(unread)
+        verdict = evaluate()
     verdict = await authority.ask_watchdogs(verdict, spec, arguments, session_id)
     effective: Action = "deny" if headless and verdict.action == "ask" else verdict.action
     return PolicyExplanation(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
@@ -46,12 +46,36 @@ def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
             continue
         *_, argv = command_wrappers.split_wrapper_layers(command.argv)
         removed = [(path, "", True) for path in destroying_forms.find_removed_paths(argv)]
-        replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv)]
+        made = _made_from(argv, script) if argv[0] in ("mv", "cp") else None
+        replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv) if path != made]
         for path, inner, is_removed in (*removed, *replaced)[:_MOST_PATHS]:
             for place in _places(command, path):
                 if len(found) < _MOST_LOSSES and _is_lost(place, inner, roots, removed=is_removed):
                     found[place] = None
     return tuple(found)
+
+
+_FILTERS = frozenset(
+    {"jq", "yq", "xq", "sed", "gsed", "awk", "gawk", "mawk", "sort", "uniq", "grep", "egrep", "rg", "tr", "cut", "fmt", "fold"}
+    | {"column", "expand", "unexpand", "iconv", "nl", "xmllint"}
+)  # fmt: skip
+"""Programs that print a file in another form."""
+
+
+def _made_from(argv: Sequence[str], script: ShellScript) -> str | None:
+    """Return the file that ``mv NEW OLD`` replaces by its own changed content, as in ``jq … OLD > NEW && mv NEW OLD``; else None."""
+    operands = destroying_forms.split_words(argv)[1]
+    if len(operands) != 2 or any(map(is_marked, operands)):
+        return None
+    new, old = operands
+    for command in script.commands:
+        writes = any(one.capability == "fs.write" and one.target == new for one in command.redirections)
+        reads = old in command.argv[1:] or any(
+            one.capability == "fs.read" and one.target == old for one in command.redirections
+        )
+        if writes:
+            return old if reads and command.argv[0] in _FILTERS and command.folders == (".",) else None
+    return None
 
 
 def is_lost_by_deletion(where: ResolvedPath, roots: PathResolver) -> bool:

@@ -6,7 +6,6 @@ Each rule is verified before it is suggested.
 from __future__ import annotations
 
 import json
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from handrail.policy.rules.matchers import PathSubject, exact_server_request_pat
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, quote_argv
 from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import parse_rule
-from handrail.policy.shell import read_only_proof
+from handrail.policy.shell import destroying_forms, read_only_proof
 from handrail.policy.shell.parser import ShellScript
 
 SESSION_SOURCE = "answered for this session"
@@ -42,9 +41,6 @@ _PROBE_WORDS = (
 """Further words of a command, one for each form that some program reads in its own way."""
 
 
-_DESTROYERS = frozenset(("rm", "rmdir", "shred", "dd", "truncate", "mkfs", "wipefs", "mv", "kill", "pkill", "killall"))
-"""Programs whose usual effect cannot be brought back."""
-_DESTROYING_GIT = frozenset(("clean", "reset", "checkout", "restore", "push", "filter-branch", "rebase", "stash"))
 _CAUSES = ("fault", "capability", "protected", "destroys", "unclear", "program", "rule", "no rule", "wait")
 """The causes of a finding, from the one that the user should see first."""
 
@@ -56,7 +52,9 @@ def list_concerns(verdict: PolicyVerdict) -> tuple[str, ...]:
     """
     asked = [finding for finding in verdict.findings if finding.action != "allow"]
     asked.sort(key=lambda one: (one.action != "deny", _harmlessness(one), _CAUSES.index(one.cause)))
-    reasons = (format_reason(finding, verdict.prepared.spec.id) for finding in asked)
+    reasons = [format_reason(finding, verdict.prepared.spec.id) for finding in asked]
+    if verdict.confinement_objection and any(one.cause in ("no rule", "unclear", "program") for one in asked):
+        reasons.insert(1, f"The call does not stay confined: {verdict.confinement_objection}.")
     return tuple(dict.fromkeys((*reasons, *(() if asked else (verdict.reason,)))))
 
 
@@ -65,8 +63,7 @@ def _harmlessness(finding: PolicyFinding) -> int:
     argv = finding.evaluated_argv
     if not argv:
         return 1 if finding.target is None or finding.target.capability != "fs.read" else 2
-    program = posixpath.basename(argv[0])
-    if program in _DESTROYERS or (program == "git" and not _DESTROYING_GIT.isdisjoint(argv[1:3])):
+    if finding.cause == "destroys" or destroying_forms.may_destroy(argv):
         return 0
     return 2 if read_only_proof.changes_nothing(argv) else 1
 

@@ -22,7 +22,7 @@ from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, Sa
 from handrail.contract.text.host_names import bracket_host, parse_url
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables, expand_requires
 from handrail.contract.tool_generation import ToolSource
-from handrail.policy.call_authorizer import path_denials_of_rules as hides
+from handrail.policy.path_denials import path_denials_of_rules as hides
 from handrail.policy.rules.matchers import RuleRanking
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook
 from handrail.runtime.secret_store import SecretStore

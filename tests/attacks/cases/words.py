@@ -94,6 +94,47 @@ async def _sub_command(home: Home) -> str | None:
     return breach(silent, "these ran without a question")
 
 
+_HISTORY_MODES = (
+    ("plan", ()),
+    ("accept-edits", ()),
+    ("accept-edits", ("@developer",)),
+    ("ask", ("@reviewer",)),
+    (
+        "ask",
+        ("allow bash", *(f"allow bash git {verb} …" for verb in ("show", "log", "diff", "blame", "grep", "cat-file"))),
+    ),
+    ("ask", ()),
+    ("auto", ()),
+)
+
+
+async def _show_history(home: Home, mode: str, rules: tuple[str, ...], blob: str) -> list[str]:
+    """The texts that show what is hidden, in one mode and under these rules."""
+    said: list[str] = []
+    async with home.kernel(name="words-history", rules=[*rules, "deny fs.read secrets/**"], asked=()) as kernel:
+        session = await kernel.session(mode=mode)
+        for text in (
+            "git log -p", "git log -p -- .env", "git log -U1", "git log -S TOP --stat -p", "git show", "git show HEAD", "git show HEAD:.env",
+            f"git show {blob}", f"git show --stat {blob}", "git diff 'HEAD^' HEAD", "git diff", "git diff --cached 'HEAD^'", "git diff --stat -p 'HEAD^'",
+            "git blame secrets/a.txt", "git blame HEAD -- .env", "git grep TOP HEAD", "git grep --cached TOP", "git grep TOP", f"git cat-file -p {blob}",
+            f"git cat-file blob {blob}", "git status -vv", "git archive HEAD", "git format-patch --stdout -1", "git stash show -p", "git log --cc",
+            "git rev-list --objects HEAD", "cd secrets && git show HEAD:./a.txt", "timeout 5 git --no-pager show", "git for-each-ref --format='%(raw)'",
+            "git diff --word-diff 'HEAD^'", "git log --color-words", "git show --name-only -U3 HEAD", "git diff --check 'HEAD^'", "/usr/bin/git show",
+            "git log -p --all", "git show 'HEAD^'", "git --git-dir=.git log -p --all", "git --git-dir .git show 'HEAD^'", "git -C . log -p --all", "git rev-list --all | xargs git show",
+            "for c in $(git rev-list --all); do git show $c; done", "sh -c 'git log -p --all'", "diff <(git show HEAD^) README.md",
+            "git diff-tree -p HEAD", "git fast-export --all", "git annotate secrets/a.txt", "git commit --dry-run -v", "git reflog -p",
+            "git range-diff 'HEAD^^..HEAD^' 'HEAD^..HEAD'", "git whatchanged -p", f"echo {blob} | git cat-file --batch", "eval 'git log -p --all'",
+            "x=log; git $x -p --all", "GIT_PAGER=cat git log -p --all", "(cd secrets; git log -p --all)", "git log -p --all | cat",
+        ):  # fmt: skip
+            if SECRET in said_by(await session.call("bash", {"command": text})):
+                said.append(f"{mode} {' '.join(rules)}: {text!r}")
+        for text in ("git log --oneline", "git status", "git diff --stat"):
+            done = await session.call("bash", {"command": text})
+            if not done.ok:
+                said.append(f"{mode} {' '.join(rules)}: {text!r} does not run")
+    return said
+
+
 async def _history(home: Home) -> str | None:
     """What is hidden now and was recorded once is shown by no command that runs without a question."""
     said: list[str] = []
@@ -105,23 +146,13 @@ async def _history(home: Home) -> str | None:
     try:
         (home.workspace / "secrets" / "a.txt").write_text(f"{SECRET}-CHANGED\n")
         blob = home.git("rev-parse", "HEAD:.env").strip()
-        for mode in ("plan", "accept-edits"):
-            async with home.kernel(name="words-history", rules=["deny fs.read secrets/**"]) as kernel:
-                session = await kernel.session(mode=mode)
-                for text in (
-                    "git log -p", "git log -p -- .env", "git log -U1", "git log -S TOP --stat -p", "git show", "git show HEAD", "git show HEAD:.env",
-                    f"git show {blob}", f"git show --stat {blob}", "git diff 'HEAD^' HEAD", "git diff", "git diff --cached 'HEAD^'", "git diff --stat -p 'HEAD^'",
-                    "git blame secrets/a.txt", "git blame HEAD -- .env", "git grep TOP HEAD", "git grep --cached TOP", "git grep TOP", f"git cat-file -p {blob}",
-                    f"git cat-file blob {blob}", "git status -vv", "git archive HEAD", "git format-patch --stdout -1", "git stash show -p", "git log --cc",
-                    "git rev-list --objects HEAD", "cd secrets && git show HEAD:./a.txt", "timeout 5 git --no-pager show", "git for-each-ref --format='%(raw)'",
-                    "git diff --word-diff 'HEAD^'", "git log --color-words", "git show --name-only -U3 HEAD", "git diff --check 'HEAD^'", "/usr/bin/git show",
-                ):  # fmt: skip
-                    answer = said_by(await session.call("bash", {"command": text}))
-                    if SECRET in answer:
-                        said.append(f"{mode}: {text!r}")
-                for text in ("git log --oneline", "git status", "git diff --stat"):
-                    if not (await session.call("bash", {"command": text})).ok:
-                        return f"{text!r} does not run in the mode {mode}"
+        for mode, rules in _HISTORY_MODES:
+            said += await _show_history(home, mode, rules, blob)
+        home.git("rm", "-r", "-q", "--cached", "secrets", ".env")
+        home.git("commit", "-q", "-m", "taken back")
+        home.git("gc", "-q")
+        for mode, rules in _HISTORY_MODES[-2:]:
+            said += [f"taken back: {text}" for text in await _show_history(home, mode, rules, blob)]
     finally:
         home.git("checkout", "-q", "-f", "main")
         home.git("branch", "-q", "-D", "recorded")

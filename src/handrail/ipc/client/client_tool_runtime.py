@@ -49,7 +49,13 @@ if TYPE_CHECKING:
     from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
     from handrail.contract.services.resource_services import ResourceService
     from handrail.contract.services.subagent_services import SubagentService
-    from handrail.contract.services.tool_runtime import NetworkService, ShellService, ToolStateService, UserService
+    from handrail.contract.services.tool_runtime import (
+        DocumentService,
+        NetworkService,
+        ShellService,
+        ToolStateService,
+        UserService,
+    )
     from handrail.contract.tool.spec import ToolSession
 
 
@@ -106,6 +112,7 @@ class ClientToolRuntime:
         channels: ChannelService
         files: FileService
         jobs: JobService
+        documents: DocumentService
         net: NetworkService
         resources: ResourceService
         tool_session: ToolSession

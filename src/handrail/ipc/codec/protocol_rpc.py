@@ -24,7 +24,14 @@ from handrail.contract.services.history_and_skill_services import SkillService, 
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.resource_services import ResourceListing, ResourceService, SourceResponse
 from handrail.contract.services.subagent_services import SubagentService
-from handrail.contract.services.tool_runtime import NetworkService, Runtime, ShellService, ToolStateService, UserService
+from handrail.contract.services.tool_runtime import (
+    DocumentService,
+    NetworkService,
+    Runtime,
+    ShellService,
+    ToolStateService,
+    UserService,
+)
 from handrail.contract.tool.spec import ToolSession
 from handrail.ipc.codec import wire_encoding
 from handrail.ipc.codec.tool_value_encoding import decode_return_value, encode_return_value
@@ -340,6 +347,7 @@ RUNTIME_SERVICES: Mapping[str, type] = {
     "client": ClientService,
     "files": FileService,
     "jobs": JobService,
+    "documents": DocumentService,
     "net": NetworkService,
     "resources": ResourceService,
     "search": SearchService,

@@ -37,6 +37,7 @@ from handrail.kernel.sandbox_selection import choose_unlimited_sandbox, make_lim
 from handrail.origins.import_guard import can_import_module
 from handrail.policy.call_targets import ceiling_layer
 from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS
+from handrail.policy.rules.validation import find_rules_without_tools
 from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.sandbox import tier_probe
 from handrail.store.state_folders import StateFolders, locate_folders
@@ -243,6 +244,23 @@ def _check_agent(found: MergedConfiguration, folders: StateFolders) -> Iterator[
     if of_rules := find_config_rule_faults(found, generation):
         remedy = "fix them there; a rule names a tool id, a glob or a capability"
         yield DoctorCheck("rules", "problem", str(LoadError(of_rules)), remedy)
+    elif generation is not None:
+        yield from _check_rules_without_tools(found, generation)
+
+
+def _check_rules_without_tools(found: MergedConfiguration, generation: Generation) -> Iterator[DoctorCheck]:
+    from handrail.upstream.server_config_loader import load_enabled_servers
+
+    try:
+        servers = [one.name for one in load_enabled_servers(found, make_placeholder_secrets(found))]
+    except LoadError:
+        return  # which the check of the servers says
+    rules = parse_rule_texts(collect_process_rules(found, ()), generation)
+    if idle := list(find_rules_without_tools(rules, {*generation.entries, *generation.other_tool_ids}, servers)):
+        remedy = (
+            "correct the name, unless its tool or server comes later; handrail tools and handrail mcp list show them"
+        )
+        yield DoctorCheck("rules", "warning", " ".join(idle), remedy)
 
 
 def find_config_rule_faults(config: MergedConfiguration, generation: Generation | None) -> tuple[Diagnostic, ...]:

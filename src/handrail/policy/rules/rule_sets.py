@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.policy.rules.rules_and_modes import (
-    CONFINED_VARIABLE,
+    CONFINED_RULE_TEXTS,
     MODE_RULE_TEXTS,
+    READ_ONLY_VARIABLE,
     Rule,
     Scope,
     format_shipped_rules,
@@ -38,7 +39,6 @@ class RuleSet(NamedTuple):
     texts: tuple[str, ...]
 
 
-_CONFINED = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFINED_VARIABLE}")
 _LOCAL_GIT = tuple(f"allow git.{verb}" for verb in ("add", "commit", "create_branch", "merge", "stash"))
 _SHOWING_GIT = tuple(f"allow bash git {verb} …" for verb in ("diff", "log", "show", "blame", "grep"))
 _SENDING = ("bash git push …", "git.push", "bash npm publish …", "bash cargo publish …")
@@ -52,15 +52,20 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
             "tests, builds, scripts. Asks before the network, before anything is sent, and before anything is destroyed.",
             (
                 *MODE_RULE_TEXTS["accept-edits"],
-                *_CONFINED,
+                *CONFINED_RULE_TEXTS,
                 *_SHOWING_GIT,
                 *_LOCAL_GIT,
             ),
         ),
         RuleSet(
             "reviewer",
-            "For an agent that looks and changes nothing. Allows reading, and git commands that show history. Denies every write.",
-            ("deny effect:write", "deny fs.write", *_SHOWING_GIT, *(f"deny {what}" for what in _SENDING)),
+            "For an agent that looks and changes nothing. Allows reading, and git commands that show history. Asks about every other "
+            "command. Denies every write.",
+            (
+                *("deny effect:write", "deny fs.write", "ask bash", "ask python", f"allow bash {READ_ONLY_VARIABLE}"),
+                *_SHOWING_GIT,
+                *(f"deny {what}" for what in _SENDING),
+            ),
         ),
         RuleSet(
             "ci",
@@ -68,7 +73,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
             "the log says so.",
             (
                 *MODE_RULE_TEXTS["accept-edits"],
-                *_CONFINED,
+                *CONFINED_RULE_TEXTS,
                 *_SHOWING_GIT,
                 *_LOCAL_GIT,
                 "deny net.fetch",

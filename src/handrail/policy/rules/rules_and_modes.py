@@ -42,6 +42,8 @@ READ_ONLY_VARIABLE = "{read-only}"
 """A variable of command patterns. It matches commands that are proved to change nothing (see ``read_only_proof``)."""
 CONFINED_VARIABLE = "{confined}"
 """A variable of command patterns. It answers for calls that stay confined (see :mod:`handrail.policy.confinement`)."""
+CONFINED_RULE_TEXTS = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFINED_VARIABLE}")
+"""The rules for commands and code that stay confined. They are part of the shipped rules, of the mode ``auto`` and of rule sets."""
 _COMMAND_VARIABLES = f"{READ_ONLY_VARIABLE}, for commands that provably change nothing, and {CONFINED_VARIABLE}, for calls that stay confined"
 
 WORKSPACE_VARIABLE = "{workspace}"
@@ -491,7 +493,7 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     :param readable: absolute folders outside the workspace that the session may read, such as its saved outputs
     """
     texts = [f"allow {permission}" for permission in (*SESSION_INTERNAL, *RESOURCE_IDS)]
-    texts.append(f"allow bash {READ_ONLY_VARIABLE}")
+    texts += [f"allow bash {READ_ONLY_VARIABLE}", *CONFINED_RULE_TEXTS]
     names: list[str] = []
     texts += [
         f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")
@@ -540,15 +542,15 @@ _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_FILE_NAMES)
 _EXAMPLES = tuple(f"allow fs.write **/{name}" for name in SECRET_NAME_EXCEPTIONS)
 _NAMES = frozenset((*_SECRETS, *_EXAMPLES))
-_CONFINED = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFINED_VARIABLE}")
 
 MODE_DESCRIPTIONS: Mapping[Mode, str] = {
     "plan": "Read only: denies tools that write or have external effects. Runs commands that provably change nothing, and tools that "
     "only read and reach hosts that a rule allows.",
-    "ask": "Requires approval for every call that no rule allows, except reading in the workspace. Adds no rules.",
-    "accept-edits": "Allows file tools in the workspace. Other calls require approval.",
-    "auto": "Also runs every command that stays confined: no network, writes in the workspace only, nothing destroyed. Other calls "
-    "require approval.",
+    "ask": "Reads in the workspace, and runs commands that stay confined: no network, writes in the workspace only, nothing destroyed. "
+    "File tools that change something and all other calls require approval, unless a rule allows them. Adds no rules.",
+    "accept-edits": "Also allows file tools that change files in the workspace. Other calls require approval.",
+    "auto": "Also allows local git tools, and keeps confined commands unasked next to rules about side effects. Other calls require "
+    "approval.",
 }
 MODE_RULE_TEXTS: Mapping[Mode, tuple[str, ...]] = {
     "plan": ("deny effect:write", "deny effect:external", "deny fs.write"),
@@ -560,7 +562,7 @@ MODE_RULE_TEXTS: Mapping[Mode, tuple[str, ...]] = {
         "ask file.delete **",
         *_SECRETS,
         *_EXAMPLES,
-        *_CONFINED,
+        *CONFINED_RULE_TEXTS,
         *(f"allow {tool}" for tool in _GIT_TOOLS),
         "ask effect:external",
     ),

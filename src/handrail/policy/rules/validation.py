@@ -293,6 +293,29 @@ def fault_outside_folders(rule: Rule, layer: CapabilityLayer) -> str | None:
     )
 
 
+def find_rules_without_tools(
+    rules: Iterable[Rule], tool_ids: Collection[str], servers: Collection[str]
+) -> Iterator[str]:
+    """Yield a warning for each rule about a server or a glob that names no tool now. Tools and servers may come later.
+
+    :param servers: the names of the configured MCP servers
+    """
+    for rule in rules:
+        permission = rule.permission
+        if permission.startswith("mcp:"):
+            name, known, what = permission.split(":")[1], servers, "an MCP server that is configured"
+        elif is_glob(permission) and permission != "*" and not is_capability_glob(permission):
+            name, known, what = permission, tool_ids, "any tool"
+        else:
+            continue
+        if any(compile_text_glob(name).match(one) for one in known):
+            continue
+        literal = name.rstrip("*?.")
+        near = nearest_names(literal, {*known, *(one.partition(".")[0] for one in known)}, 1)
+        hint = f" Did you mean {permission.replace(literal, near[0], 1)!r}?" if literal and near else ""
+        yield f"The rule {rule.text!r} matches no call now: {name!r} does not name {what}.{hint}"
+
+
 # Checks of rules against each other.
 
 

@@ -159,6 +159,8 @@ def find_wrapped_command_start(argv: Sequence[str]) -> int | None:
     name = argv[0]
     form = _WRAPPERS.get(name)
     if form is None:
+        if name[:1] != "/":
+            return None
         for folder in _FOLDERS:
             if name.startswith(folder) and (bare := name[len(folder) :]) not in _BUILTINS:
                 form = _WRAPPERS.get(bare)

@@ -279,7 +279,26 @@ def _find(argv: tuple[str, ...], depth: int) -> str | None:
     return None
 
 
+def list_run_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the commands that a command runs through its wrappers, ``xargs`` or ``find``; the command alone if it is none of them."""
+    *_, inner = command_wrappers.split_wrapper_layers(argv)
+    program = program_name(inner)
+    if program in ("xargs", "gxargs") and not isinstance(found := _command_of_xargs(tuple(inner)), str):
+        return [found]
+    if program in ("find", "gfind", "bfs"):
+        return list(risky_options.commands_of_find(inner)) or [tuple(inner)]
+    return [tuple(inner)]
+
+
 def _xargs(argv: tuple[str, ...], depth: int) -> str | None:
+    command = _command_of_xargs(argv)
+    if isinstance(command, str):
+        return command
+    return _why_not_confined(command, depth - 1) if command else None
+
+
+def _command_of_xargs(argv: tuple[str, ...]) -> tuple[str, ...] | str:
+    """Return the command of ``xargs`` with marks for its input, or why it is not understood, as half a sentence."""
     index = 1
     replaced = ""
     while index < len(argv) and argv[index][:1] == "-":
@@ -298,9 +317,34 @@ def _xargs(argv: tuple[str, ...], depth: int) -> str | None:
             return f"xargs {word} is not understood"
     command = argv[index:]
     if not command:
-        return None
-    command = tuple(word.replace(replaced, ANY_TEXT) for word in command) if replaced else (*command, SPLIT)
-    return _why_not_confined(command, depth - 1)
+        return ()
+    return tuple(word.replace(replaced, ANY_TEXT) for word in command) if replaced else (*command, SPLIT)
+
+
+_MAX_RUNNER_WORDS = 40
+
+
+def _runner(argv: tuple[str, ...], depth: int) -> str | None:
+    """Check a program whose words are commands, as a text each or together, such as ``hyperfine 'make test'``."""
+    if len(argv) > _MAX_RUNNER_WORDS:
+        return f"{argv[0]} has too many words"
+    for index, word in enumerate(argv[1:], 1):
+        text = word.partition("=")[2] if word[:1] == "-" else word
+        if is_marked(word):
+            return f"{argv[0]} runs a command that the text does not name"
+        if not text or text.isdigit():
+            continue
+        script = parse_script(text)
+        together = argv[index:] if word[:1] != "-" else ("true",)
+        for inner in (together, *(command.argv for command in script.commands)):
+            if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
+                return f"{argv[0]} may run {program_name(inner)}, which removes or replaces files"
+        reason = _why_script_not_confined(script, depth - 1) or _why_not_confined(tuple(together), depth - 1)
+        if reason is None and script.files:
+            reason = f"{argv[0]} runs a command that opens {script.files[0].target!r}"
+        if reason is not None:
+            return reason
+    return None
 
 
 def _python(argv: tuple[str, ...], depth: int) -> str | None:
@@ -387,6 +431,21 @@ _CHECKS: Mapping[str, _Check] = {
     **dict.fromkeys(("python", "python3"), _python),
     **dict.fromkeys(("sed", "gsed"), _sed),
     **dict.fromkeys(("make", "gmake"), _make),
+    **dict.fromkeys(
+        (
+            "hyperfine",
+            "watch",
+            "multitime",
+            "strace",
+            "ltrace",
+            "valgrind",
+            "perf",
+            "heaptrack",
+            "xvfb-run",
+            "concurrently",
+        ),
+        _runner,
+    ),
     "git": _git,
     "npx": _npx,
     **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _package_runner),

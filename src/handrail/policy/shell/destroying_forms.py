@@ -71,6 +71,11 @@ def why_destroys(argv: Sequence[str]) -> str | None:
     return None if check is None else check(argv)
 
 
+def may_destroy(argv: Sequence[str]) -> bool:
+    """Return whether a command may delete or overwrite something by its words, also what can be brought back."""
+    return why_destroys(argv) is not None or bool(find_removed_paths(argv)) or any(find_replaced_paths(argv))
+
+
 def is_cache(path: str) -> bool:
     """Return whether a path inside the workspace names something that a program makes again."""
     names = path.rstrip("/").split("/")

@@ -1,7 +1,8 @@
 """A parser of shell text: a list of simple commands, or the reason why the text is unclear.
 
 Two independent parsers must agree. One is tree-sitter's grammar for bash, of which only a closed list of node types is
-accepted. The other is :mod:`handrail.policy.shell.reader`, which reads exactly that subset and removes the quotes. An unknown
+accepted. For a text of plain words, one regular expression stands for it, because the grammar takes longer than all rules. The
+other is :mod:`handrail.policy.shell.reader`, which reads exactly that subset and removes the quotes. An unknown
 construct in either, or a word that they read differently, makes the whole text unclear. Nothing here runs or expands anything.
 """
 
@@ -133,6 +134,8 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
         return ShellScript(
             read.commands, f"the text has {count} commands (the maximum is {MAX_COMMANDS})", read.files, is_plain=False
         )
+    if read is not None and read.is_plain and read.commands and _list_plain_parts(text) == read.parts:
+        return ShellScript(read.commands, None, read.files, read.is_plain)
     raw = text.encode("utf-8")
     root = _parse_syntax_tree(raw if text.isascii() else raw.translate(_STAND_INS))
     if root is None:
@@ -203,7 +206,54 @@ def _explain_misleading_character(text: str) -> str | None:
     return None
 
 
-# The first parser: tree-sitter.
+# The first parser for texts of plain words: one regular expression.
+
+_MAX_PLAIN = 2_000
+_SAFE_WORD = r"""(?:[A-Za-z0-9_./:@%+,=-]++|'[^'\n]*+'|"[^"$`\\!\n]*+")++"""
+_TOKEN = rf"(?:&&|\|\||[;|]|(?:2>&1|[12]?>/dev/null)(?![^ ;|&])|{_SAFE_WORD})"
+_PLAIN_TEXT = re.compile(rf"(?: *+{_TOKEN})++ *+", re.ASCII)
+_PLAIN_TOKENS = re.compile(rf"({_TOKEN})", re.ASCII)
+_OPERATORS = frozenset({"&&", "||", ";", "|"})
+_PLAIN_REDIRECTIONS = frozenset({"2>&1", ">/dev/null", "1>/dev/null", "2>/dev/null"})
+
+
+def _list_plain_parts(text: str) -> tuple[tuple[str, ...], ...] | None:
+    """Return the parts of a text of plain words as the reader names them; None for any other text.
+
+    A word has only characters that no shell expands or splits, or quotes without expansions in them. A command begins with the
+    name of a program, or of a builtin that takes its words as a program does.
+    """
+    if len(text) > _MAX_PLAIN or not text.isascii() or _PLAIN_TEXT.fullmatch(text) is None:
+        return None
+    parts: list[list[str]] = []
+    command: list[str] | None = None
+    redirected = False
+    for token in _PLAIN_TOKENS.findall(text):
+        if token in _OPERATORS:
+            if command is None:
+                return None
+            command, redirected = None, False
+        elif token in _PLAIN_REDIRECTIONS:
+            if command is None:
+                return None
+            redirected = True
+            parts.append(["redirection", token])
+        elif command is not None:
+            if redirected:
+                return None  # the grammar takes the word for another target
+            command.append(token)
+        else:
+            if token in _NO_PROGRAMS or not _SIGNS_OF_NO_NAME.isdisjoint(token):
+                return None
+            command = ["command", token]
+            parts.append(command)
+    return None if command is None else tuple(map(tuple, parts))
+
+
+_SIGNS_OF_NO_NAME = frozenset("='\"%+,:@")
+
+
+# The first parser for all other texts: tree-sitter.
 
 
 def _find_unsupported_construct(root: Node) -> str | None:
@@ -367,6 +417,8 @@ SHELL_WORDS = frozenset(
     )
 )
 """Builtins and keywords of bash. They are no programs, or differ from the programs of the same name."""
+_NO_PROGRAMS = SHELL_WORDS - {"cd", "echo", "exit", "false", "printf", "pwd", "true", "type"}
+"""The words that do not begin a plain command."""
 
 
 def argv_of_single_program(script: ShellScript) -> tuple[str, ...] | None:

@@ -126,6 +126,8 @@ class ChatConversation:
         self._reader = reader
         self._interruption = interruption
         self._has_ended = False
+        self._kept_calls: set[str] = set()
+        """The calls that could not be undone since the last message. A further undo skips them."""
 
     def introduce(self, model: str, *, resumed: bool) -> None:
         """Print what the user talks with."""
@@ -164,6 +166,7 @@ class ChatConversation:
 
     async def _answer(self, text: str | None) -> None:
         """Run the agent with a message. An interruption ends the run, and the conversation goes on."""
+        self._kept_calls.clear()
         self._interruption.stop = self._agent.cancel
         async with aclosing(self._agent.run(text)) as events:
             async for event in events:
@@ -214,7 +217,16 @@ class ChatConversation:
 
     async def _undo_last_call(self) -> None:
         in_place = await self._session.undo(dry_run=True)
-        report = await self._session.undo(in_place.calls[-1])
+        left = [one for one in in_place.calls if one not in self._kept_calls]
+        if not left:
+            print_note(
+                f"Nothing more to undo. The changes of {', '.join(in_place.calls[-3:])} have newer versions, or are not known. "
+                f"`handrail undo {in_place.calls[-1]} --overwrite` also undoes files that changed since."
+            )
+            return
+        report = await self._session.undo(left[-1])
+        if not report.is_complete:
+            self._kept_calls.add(left[-1])
         for line in format_undo_report(report):
             print_note(to_one_line(line))
         if report.id:

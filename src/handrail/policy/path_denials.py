@@ -1,0 +1,171 @@
+"""The paths that a session's rules hide from every program in a sandbox, or protect from writing, whichever call started it.
+
+A rule about a command lets a program run. It does not say what the program may read, so the sandbox hides each file that
+no tool may read, and write-protects each file that no tool may write. Only rules about ``fs.read`` and ``fs.write``
+decide here; a rule about one tool (``allow read .env``) is about that tool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+
+from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
+from handrail.contract.text.glob_patterns import compile_text_glob
+from handrail.contract.tool.requires import Capability
+from handrail.policy.call_targets import make_path_subject
+from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
+from handrail.policy.rules.rules_and_modes import Rule, RuleBook, is_capability_glob
+
+_MAX_CHECKED = 64
+_MATCH_ALL_PATTERNS = frozenset(("", "*", "**", ".", "./"))
+
+
+class RulePathDenials:
+    """The paths that a rule book hides from programs, or protects from writing.
+
+    Implements :class:`handrail.contract.sandbox_protocol.PathDenials`.
+
+    :ivar key: the rules and the workspace, equal for equal answers
+    """
+
+    def __init__(
+        self,
+        workspace: str,
+        reading: tuple[Rule, ...],
+        writing: tuple[Rule, ...],
+        everything: tuple[Rule, ...],
+        above: RulePathDenials | None = None,
+    ) -> None:
+        self.key: Hashable = (workspace, reading, writing, everything, None if above is None else above.key)
+        self._above = above
+        self._workspace = workspace
+        self._own = rank_rules(tuple(rule for rule in reading if rule.scope != "default"), "path")
+        self._shipped = rank_rules(tuple(rule for rule in reading if rule.scope == "default"), "path")
+        self._everything = RuleRanking(everything, "path")
+        self._writing = RuleRanking(writing, "path")
+        self.has_read_only = any(rule.action == "deny" for rule in writing) or (
+            above is not None and above.has_read_only
+        )
+        self._checked: dict[str, tuple[frozenset[str], str]] = {}
+
+    def is_hidden(self, path: str) -> bool:
+        """Return whether programs must not see this path.
+
+        Hidden are private keys, paths that a rule about them denies or asks about, and names that look like secrets and that
+        no rule allows.
+        """
+        subject = self._subject(path)
+        if subject.relative is not None and is_private_key(subject.relative):
+            return True
+        if self._above is not None and self._above.has_read_restriction(subject):
+            return True
+        used = self._find_read_rule(subject)
+        if used is not None:
+            return used.rule.action != "allow"
+        used = self._everything.find_winner(subject)
+        if used is not None and used.rule.action == "allow":
+            return False
+        used = self._shipped.find_winner(subject)
+        if used is None or used.rule.action == "allow":
+            return False
+        # A file of an installed package may have the name of a secret file. It is no secret, and programs need it.
+        return INSTALLED_PACKAGES.isdisjoint((subject.relative or subject.absolute).split("/"))
+
+    def find_hidden(self, folder: str, names: frozenset[str]) -> str:
+        """Return one of these names of files in a folder that programs must not see; empty if there is none.
+
+        The answer for the last names of a folder is kept, and of further ones only the new names are checked.
+        """
+        known, hidden = self._checked.get(folder, (frozenset[str](), ""))
+        if known is not names:
+            if hidden not in names:
+                new = names - known
+                hidden = min((name for name in new if self.is_hidden(f"{folder}/{name}")), default="")
+            if len(self._checked) >= _MAX_CHECKED:
+                self._checked.clear()
+            self._checked[folder] = names, hidden
+        return hidden
+
+    def has_read_restriction(self, subject: PathSubject) -> bool:
+        """Return whether a rule of this book, or of a parent's, denies or asks about reading this path."""
+        used = self._find_read_rule(subject)
+        if used is not None and used.rule.action != "allow":
+            return True
+        return self._above is not None and self._above.has_read_restriction(subject)
+
+    def _find_read_rule(self, subject: PathSubject) -> RankedRule | None:
+        used = self._own.find_winner(subject)
+        if used is not None and used.rule.action == "ask" and used.rule.pattern in _MATCH_ALL_PATTERNS:
+            return None  # a rule that asks about all reading is about tools; otherwise a program would see nothing
+        return used
+
+    def is_read_only(self, path: str) -> bool:
+        """Return whether a rule denies writing this path."""
+        if not self.has_read_only:
+            return False
+        if self._above is not None and self._above.is_read_only(path):
+            return True
+        used = self._writing.find_winner(self._subject(path))
+        return used is not None and used.rule.action == "deny"
+
+    def is_protected_write_allowed(self, path: str) -> bool:
+        """Return whether a rule names and allows writing this protected path, and no parent's rule restricts it."""
+        subject = self._subject(path)
+        used = self._writing.find_winner(subject)
+        if used is None or not names_protected_path(used.rule, subject):
+            return False
+        return self._above is None or not self._above.has_write_restriction(subject)
+
+    def has_write_restriction(self, subject: PathSubject) -> bool:
+        """Return whether a rule of this book, or of a parent's, denies or asks about writing this path."""
+        used = self._writing.find_winner(subject)
+        if used is not None and used.rule.action != "allow":
+            return True
+        return self._above is not None and self._above.has_write_restriction(subject)
+
+    def _subject(self, path: str) -> PathSubject:
+        return make_path_subject(path, self._workspace)
+
+
+def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
+    """Return what these rules hide from programs.
+
+    :returns: the same object for books with the same rules about paths
+    """
+    reading = tuple(rule for rule in rules if _is_about(rule, "fs.read"))
+    writing = tuple(rule for rule in rules if _is_about(rule, "fs.write"))
+    everything = tuple(rule for rule in rules if rule.permission == "*" and rule.is_unconditional)
+    above = None if rules.parent is None else path_denials_of_rules(rules.parent.inherited_rules, workspace)
+    return _cached_hidden_paths(workspace, reading, writing, everything, above)
+
+
+@lru_cache(maxsize=64)
+def _cached_hidden_paths(
+    workspace: str,
+    reading: tuple[Rule, ...],
+    writing: tuple[Rule, ...],
+    everything: tuple[Rule, ...],
+    above: RulePathDenials | None,
+) -> RulePathDenials:
+    return RulePathDenials(workspace, reading, writing, everything, above)
+
+
+def _is_about(rule: Rule, capability: Capability) -> bool:
+    if is_capability_glob(rule.permission):
+        return compile_text_glob(rule.permission).match(capability) is not None
+    return rule.permission == capability
+
+
+class RulePathDenialsCache:
+    """The last result of :func:`path_denials_of_rules`, made again when the rule book is another one."""
+
+    def __init__(self, workspace: str) -> None:
+        self._workspace = workspace
+        self._last: tuple[RuleBook, RulePathDenials] | None = None
+
+    def for_rules(self, rules: RuleBook) -> RulePathDenials:
+        """Return what these rules hide."""
+        if self._last is None or self._last[0] is not rules:
+            self._last = (rules, path_denials_of_rules(rules, self._workspace))
+        return self._last[1]

@@ -1,0 +1,178 @@
+"""The default mode: commands that stay confined run unasked, and everything else asks as before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.policy.desk import BASH, EDIT, WRITE, Desk, rule
+
+from handrail.contract.permission_modes import Mode
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.call_evaluation import PolicyVerdict
+from handrail.policy.rules.rules_and_modes import CONFINED_RULE_TEXTS, default_book, with_mode
+
+pytestmark = pytest.mark.proves("P-16", "P-18")
+
+SPEC = replace(BASH, single_command=True)
+PYTHON = ToolSpec(
+    "python",
+    "Run code.",
+    {"type": "object", "properties": {"code": {"type": "string"}}},
+    BASH.requires,
+    single_command=True,
+)
+CONFINED = [
+    "pytest -q", "make test", "echo x > src/new.py", "sed -i s/a/b/ src/a.py", "python - <<'E'\nprint(1)\nE", "for f in *; do pytest \"$f\"; done",
+    "npm test 2>&1 | tail", "git add -A && git commit -m x", "x=1; run $x", "cp .env.example settings.example",
+]  # fmt: skip
+NOT_CONFINED = [
+    "curl https://example.org", "git push", "pip install x", "npm install", "ssh host", "rm -rf src", "git reset --hard", "git clean -fdx", "rm -rf .git",
+    "echo gone > src/a.py", "cat .env", "echo x > .env", "cp .env x", "touch .vscode/x", "python -c \"open('src/a.py', 'w').close()\"",
+]  # fmt: skip
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    folder = tmp_path / "ws"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src/a.py").write_text("a = 1\n")
+    return Desk(folder)
+
+
+def judge(desk: Desk, command: str, *rules: str, mode: Mode = "ask", spec: ToolSpec = SPEC) -> PolicyVerdict:
+    name = "code" if spec is PYTHON else "command"
+    book = with_mode(default_book().with_rules(*map(rule, rules)), mode)
+    return desk.authority.evaluate(spec, {name: command}, rules=book, roots=desk.roots)
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits"])
+@pytest.mark.parametrize("command", CONFINED)
+def test_a_command_that_stays_confined_runs_in_the_narrow_sandbox(desk: Desk, command: str, mode: Mode) -> None:
+    verdict = judge(desk, command, mode=mode)
+    assert verdict.action == "allow" and verdict.confinement is not None, verdict.reason
+    assert verdict.deciding_finding.rule is not None and verdict.deciding_finding.rule.scope == "default"
+    assert "allowed by the rule 'allow bash {confined}' (default scope). It runs confined" in verdict.reason
+
+
+@pytest.mark.parametrize("command", NOT_CONFINED)
+def test_what_needs_a_host_destroys_or_names_a_secret_asks(desk: Desk, command: str) -> None:
+    assert judge(desk, command).action == "ask"
+
+
+def test_code_runs_confined_too(desk: Desk) -> None:
+    assert judge(desk, "print(1)", spec=PYTHON).action == "allow"
+    assert judge(desk, "import shutil; shutil.rmtree('src')", spec=PYTHON).action == "ask"
+    assert judge(desk, "print(1)", "ask python", spec=PYTHON).action == "ask"
+
+
+@pytest.mark.parametrize("spec", [WRITE, EDIT])
+def test_file_tools_still_ask(desk: Desk, spec: ToolSpec) -> None:
+    book = default_book()
+    assert desk.authority.evaluate(spec, {"path": "src/a.py"}, rules=book, roots=desk.roots).action == "ask"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ask bash",
+        "ask shell.run",
+        "ask shell.*",
+        "ask *",
+        "ask effect:external",
+        "ask b*",
+        "project: ask bash",
+        "manifest: ask bash",
+    ],
+)
+def test_one_rule_brings_the_questions_back_however_it_names_the_tool(desk: Desk, text: str) -> None:
+    assert judge(desk, "pytest -q", text).action == "ask"
+
+
+@pytest.mark.parametrize(
+    "text", ["deny bash", "deny shell.run", "deny *", "deny effect:external", "deny bash pytest …"]
+)
+def test_a_rule_that_denies_stays_a_denial(desk: Desk, text: str) -> None:
+    assert judge(desk, "pytest -q", text).action == "deny"
+
+
+def test_the_documented_rules_ask_about_every_command_that_changes_something(desk: Desk) -> None:
+    rules = ("ask bash", "ask python", "allow bash {read-only}")
+    assert judge(desk, "pytest -q", *rules).action == "ask"
+    assert judge(desk, "git status && ls", *rules).action == "allow"
+    assert judge(desk, "pytest -q", *rules, "allow bash pytest …").action == "allow"
+
+
+def test_the_mode_plan_allows_no_more_than_before(desk: Desk) -> None:
+    assert judge(desk, "pytest -q", mode="plan").action == "deny"
+    assert judge(desk, "ls", mode="plan").action == "allow"
+
+
+def test_without_a_whole_sandbox_every_command_asks(desk: Desk) -> None:
+    verdict = judge(desk, "pytest -q", spec=replace(SPEC, confinement_gap="the sandbox has no limits"))
+    assert verdict.action == "ask"
+    assert judge(desk, "pytest -q", spec=BASH).action == "ask", "a call that does more than run its command"
+
+
+def test_a_tool_of_a_server_with_the_same_name_asks(desk: Desk) -> None:
+    found = desk.authority.evaluate(
+        SPEC, {"command": "pytest"}, rules=default_book(), roots=desk.roots, origin="mcp:x:bash"
+    )
+    assert found.action == "ask"
+
+
+def test_the_rules_are_shipped_and_visible() -> None:
+    assert {one.text for one in default_book() if one.text in CONFINED_RULE_TEXTS} == set(CONFINED_RULE_TEXTS)
+
+
+FILTERED = [
+    ("jq .a f.json > t && mv t f.json", True),
+    ("sort < f.json > t; mv t f.json", True),
+    ("sed s/a/b/ f.json > t && cp t f.json", True),
+    ("echo f.json > t && mv t f.json", False),
+    ("jq .a other > t && mv t f.json", False),
+    ("cat f.json; echo x > t && mv t f.json", False),
+    ("jq .a f.json > u && mv t f.json", False),
+    ("jq .a f.json > t && mv t src/a.py", False),
+]
+
+
+@pytest.mark.parametrize(("command", "allowed"), FILTERED)
+def test_a_file_that_is_replaced_by_its_own_changed_content_is_not_lost(
+    desk: Desk, command: str, allowed: bool
+) -> None:
+    (desk.workspace / "f.json").write_text("{}\n")
+    (desk.workspace / "t").write_text("")
+    assert (judge(desk, command).action == "allow") is allowed
+
+
+@pytest.mark.parametrize(
+    ("command", "allowed"),
+    [
+        ("sqlite3 app.db 'SELECT 1'", True),
+        ("sqlite3 app.db .tables", True),
+        ("sqlite3 app.db 'DROP TABLE users'", False),
+        ("sqlite3 app.db 'delete from users'", False),
+        ("sqlite3 app.db '.shell rm -rf src'", False),
+        ("sqlite3 app.db <<'E'\ndrop table x;\nE", False),
+        ("sqlite3 app.db < schema.sql", True),
+        ("hyperfine --warmup 1 'pytest -q' 'make test'", True),
+        ("hyperfine --prepare 'rm -rf src' 'make'", False),
+        ("hyperfine --prepare='git clean -fdx' make", False),
+        ("hyperfine 'rm src/a.py'", False),
+        ("hyperfine 'curl example.org'", False),
+        ("watch -n 2 ls src", True),
+        ("strace rm src/a.py", False),
+        ("hyperfine $x", False),
+        ("ls | xargs perl -pi -e 's/a/b/'", True),
+        ("ls | xargs perl -e 'unlink'", False),
+        ("find . -name '*.py' -exec perl -pi -e 's/a/b/' {} +", True),
+        ('node -e \'require("fs").writeFileSync("src/a.py", "")\'', False),
+        ("python3 -c \"import pathlib; pathlib.Path('src/a.py').write_text('')\"", False),
+        ("python3 -c \"import pathlib; pathlib.Path('x').write_text('x')\"", True),
+    ],
+)
+def test_programs_that_run_or_hold_other_texts_are_judged_by_them(desk: Desk, command: str, allowed: bool) -> None:
+    verdict = judge(desk, command)
+    assert (verdict.action == "allow") is allowed, verdict.reason
