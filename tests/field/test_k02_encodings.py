@@ -13,13 +13,13 @@ from tests.field.text_files import model_session
 
 from handrail.agent.providers.scripted_model import read_model_script
 from handrail.authoring.mcp_server_import import import_mcp_servers
+from handrail.config.foreign_server_files import read_foreign_server_file
 from handrail.config.toml_file import parse_config_file
 from handrail.contract.agent_manifest import parse_agent
 from handrail.contract.text.strict_json import parse_object
 from handrail.contract.text.text_encodings import read_file_text
 from handrail.contract.tool.manifest import parse_manifest
 from handrail.tools.files.text_changes import replace_exact_text
-from handrail.upstream.server_config_loader import read_servers_file
 
 FRENCH = '# réglages\nnom = "André"\nville = "Orléans"\n'
 JAPANESE = "# 設定ファイル\n名前 = テスト\n値 = これは値です。\n"
@@ -314,7 +314,7 @@ def test_a_file_of_settings_may_have_a_mark(tmp_path: Path, codec: str) -> None:
     servers = tmp_path / ".mcp.json"
     servers.write_bytes(marked('{"mcpServers": {"one": {"command": "prog"}}}', codec))
     assert [one.name for one in import_mcp_servers(servers, tmp_path)] == ["one"]
-    assert list(read_servers_file(servers, {}, lambda _: None)[0]) == ["one"]
+    assert [one.name for one in read_foreign_server_file(servers, tmp_path).servers] == ["one"]
     assert parse_object(marked('{"resources": []}', codec)) == {"resources": []}
 
 
