@@ -74,6 +74,8 @@ class Resolved:
     def resolve_path(self, path: str) -> ResolvedPath:
         return ResolvedPath(f"{self.workspace}/{path}", path, True, self.workspace, relative_path=path)
 
+    resolve_exact_path = resolve_path
+
 
 def cases(workspace: str) -> dict[str, Callable[[], object]]:
     variables = PathVariables(workspace=(workspace,))
