@@ -146,7 +146,7 @@ def test_a_file_that_is_no_file_is_a_fault_and_nobody_waits_for_it(layers: Layer
     with pytest.raises(LoadError, match="not a regular file"):
         load_configuration("/dev/zero", environment={})
     layers.config.rmdir()
-    layers.config.write_bytes(b"\xff\xfe")
+    layers.config.write_bytes(b"\xff\xff")
     assert "is not TOML" in layers.faults()[0]
 
 
@@ -189,6 +189,9 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "catalog.categories": ('{email = "Letters."}', {"email": "Letters."}),
         "mcp.files": ('["~/mcp.json"]', ["~/mcp.json"]),
         "mcp.servers": ("{}", dict[str, str]()),
+        "mcp.proxy": ("http://proxy.example:8080", "http://proxy.example:8080"),
+        "mcp.no_proxy": ('["intranet.example"]', ["intranet.example"]),
+        "mcp.ca_file": ("~/ca.pem", "~/ca.pem"),
         "mcp.serve": (
             '{tokens = {a = {secret = "A"}}, scopes = ["tools"]}',
             {**McpServeSettings().model_dump(), "tokens": {"a": {"secret": "A", "prefix": ""}}, "scopes": ["tools"]},

@@ -225,7 +225,7 @@ async def test_an_approval_is_bound_to_a_script_in_another_spelling(disk: Path) 
     (disk / "Build.sh").write_text("echo approved")
     handler = ScriptedApprovalHandler([ApprovalAnswer("once")])
     handler.may_answer.clear()
-    async with temporary_kernel(disk.parent) as kernel:
+    async with temporary_kernel(disk.parent, rules=["ask bash"]) as kernel:
         session = await kernel.session(approval_handler=handler)
         call = asyncio.ensure_future(session.call("bash", {"command": "sh BUILD.SH"}))
         await handler.request_received.wait()

@@ -22,7 +22,7 @@ TOOLS = [{
     "description": "Return the weather.",
     "icons": [{"src": "data:image/png;base64,iVBORw0KGgo=", "mimeType": "image/png", "sizes": ["16x16"]}],
     "inputSchema": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object",
-                    "properties": {"city": {"type": "string", "title": "City", "format": "uri-reference"}}, "required": ["city"]},
+                    "properties": {"city": {"type": "string", "title": "City", "format": "hostname"}}, "required": ["city"]},
     "outputSchema": {"type": "object", "properties": {"degrees": {"type": "number"}}, "required": ["degrees"]},
     "annotations": {"readOnlyHint": True, "destructiveHint": False, "title": "Hint"},
     "_meta": {"example.com/template": "ui://weather", "handrail/approved": True},

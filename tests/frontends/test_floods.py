@@ -238,14 +238,3 @@ async def test_a_yes_of_one_client_lets_no_other_run_where_they_share_a_session(
         assert (done["result"]["resultType"] == "complete") is (choice == "once")
         other = (await rpc.call("write", write))["result"]
         assert other["resultType"] == "input_required", "it is asked about again"
-
-
-async def test_where_clients_prove_who_they_are_a_yes_holds_for_the_session(tmp_path: Path) -> None:
-    async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
-        write = {"path": "a.txt", "content": "b"}
-        asked = (await rpc.call("write", write, token=ALICE))["result"]
-        (key,) = asked["inputRequests"]
-        said = {key: {"action": "accept", "content": {"decision": "session"}}}
-        await rpc.call("write", write, token=ALICE, requestState=asked["requestState"], inputResponses=said)
-        assert (await rpc.call("write", write, token=ALICE))["result"]["resultType"] == "complete"
-        assert (await rpc.call("write", write, token=BOB))["result"]["resultType"] == "input_required"

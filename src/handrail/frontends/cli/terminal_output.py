@@ -171,6 +171,13 @@ def read_edited_line(prompt: str) -> str:
     return input(escape_controls(prompt))
 
 
+def ask_for_line(question: str) -> str:
+    """Ask a question and return the line that the user types, which may be empty."""
+    import click
+
+    return str(click.prompt(escape_controls(question), default="", show_default=False))
+
+
 def ask_yes_or_no(question: str, *, err: bool = False) -> bool:
     """Ask the user a yes-or-no question, and return the answer.
 

@@ -116,11 +116,15 @@ def _setup_findings(config: MergedConfiguration, agents: Sequence[ValidatedAgent
     """Yield findings about unavailable tools, unanswered locked IDs, and settings of unknown tools."""
     from handrail.authoring.tool_linter import LintFinding
     from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
+    from handrail.contract.tool_generation import BUILT_IN
 
     known: set[str] = set()
+    configured = {tool for layer in config.tool_setting_layers for tool in layer.tools}
     for agent in agents:
         for entry in () if agent.generation is None else agent.generation.entries.values():
             known.add(entry.id)
+            if entry.source == BUILT_IN and entry.id not in configured:
+                continue  # a shipped tool that this operator does not use
             if entry.unavailable_reason is not None and (entry.status == "available" or entry.id in LOCKED_SHAPES):
                 yield LintFinding(
                     "warning", entry.source, "", f"{entry.id} is unavailable: {entry.unavailable_reason}", entry.id

@@ -21,8 +21,8 @@ from handrail.frontends.cli.commands.mcp_servers import (
 )
 from handrail.frontends.cli.shell_completion import complete_files
 from handrail.frontends.cli.terminal_output import (
+    ask_for_line,
     ask_yes_or_no,
-    escape_controls,
     print_escaped_line,
     print_json,
     print_note,
@@ -254,10 +254,8 @@ def _choose_files(setting: CommandOptions, workspace: Path, *, yes: bool) -> lis
     if not is_asking:
         return None
     while True:
-        text = click.prompt(
-            escape_controls("Files to import, such as 1 3, or all (nothing to stop)"), default="", show_default=False
-        )
-        words = str(text).replace(",", " ").split()
+        text = ask_for_line("Files to import, such as 1 3, or all (nothing to stop)")
+        words = text.replace(",", " ").split()
         if words == ["all"]:
             return [path for _, path, _ in rows]
         if all(word.isascii() and word.isdigit() and 0 < int(word) <= len(rows) for word in words):
