@@ -182,6 +182,7 @@ STARTING = {
     "frontends/cli/commands/mcp.py": _OWN,
     "policy/watchdogs/api.py": _OWN,
     "upstream/server_programs.py": _OWN,
+    "runtime/documents/document_service.py": "this interpreter, with a safe search path",
     "runtime/search_service.py": "a ripgrep that was found before",
     "sandbox/bubblewrap.py": "a bubblewrap by its absolute path, outside of every workspace",
     "sandbox/view/sandbox_user.py": "perl by its absolute path",
