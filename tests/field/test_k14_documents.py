@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handrail.contract.session_protocols import Session
-from handrail.runtime.files import pdf_pages
+from handrail.runtime.documents.document_service import MAX_PAGES
 from handrail.testing.scripted_kernel import temporary_kernel
 
 
@@ -137,7 +137,7 @@ async def test_a_long_document_is_read_in_parts(session: Session, ws: Path) -> N
 async def test_ten_thousand_pages_are_bounded(session: Session, ws: Path) -> None:
     (ws / "many.pdf").write_bytes(make_pdf([say("x")] * 10_000))
     found = await read(session, "many.pdf")
-    assert found["total_pages"] == 10_000 and 0 < found["last_page"] <= pdf_pages.MAX_PAGES
+    assert found["total_pages"] == 10_000 and 0 < found["last_page"] <= MAX_PAGES
     assert (await read(session, "many.pdf", offset=9_999))["last_page"] == 10_000
 
 
@@ -165,6 +165,21 @@ async def test_a_hostile_document_ends_with_an_answer(session: Session, ws: Path
     assert result.ok or result.error_kind in ("failed", "limit"), result
     (ws / "a.pdf").write_bytes(make_pdf(PAGES))
     assert "Text of page 1." in (await read(session, "a.pdf"))["text"]
+
+
+async def test_the_pages_before_a_page_that_costs_too_much_are_kept(session: Session, ws: Path) -> None:
+    pages = [zlib.compress(say("Before.")), compress(b"(x) Tj ", 1_000_000)]
+    (ws / "a.pdf").write_bytes(make_pdf(pages, filters=b"/Filter /FlateDecode "))
+    found = await read(session, "a.pdf")
+    assert (found["text"], found["last_page"], found["next"]) == ("--- page 1 ---\nBefore.", 1, 2)
+
+
+async def test_a_large_pdf_is_read_up_to_a_size(session: Session, ws: Path) -> None:
+    for name, mib in (("large", 40), ("huge", 129)):
+        (ws / f"{name}.pdf").write_bytes(make_pdf([say("Some text."), b"%" * (mib << 20)]))
+    assert (await read(session, "large.pdf", limit=1))["text"] == "--- page 1 ---\nSome text."
+    kind, text = await refused(session, "huge.pdf", limit=1)
+    assert kind == "limit" and "134,217,728" in text and "pdftotext" in text
 
 
 async def test_a_rule_about_a_pdf_holds(tmp_path: Path, ws: Path) -> None:

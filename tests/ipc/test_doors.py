@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.field.test_k14_documents import PAGES, make_pdf
 from tests.ipc.scripted import EVERYTHING, RULES, Scripted, files_in, other
 from tests.ipc.workshop import workshop
 
@@ -61,6 +62,8 @@ async def everything(on: Runtime) -> object:
         await caught(on.state.get("k")),
         await caught(on.state.put("k", {"n": [1, None, 2**70, "\udc80"]})),
         await caught(on.state.get("k")),
+        await caught(on.documents.extract_pdf_pages(make_pdf(PAGES), name="a.pdf", first=-4, count=2)),
+        await caught(on.documents.extract_pdf_pages(b"\xff", name="b.pdf")),
         await caught(on.call("t.other", {"n": 2})),
         await caught(on.call("t.missing", {})),
         on.tool_id,

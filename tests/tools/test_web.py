@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
+from tests.field.test_k14_documents import PAGES, compress, make_pdf, say
 from tests.tools.desk import Desk, refused
 from tests.web import Answer, Site, ok, redirect
 
 from handrail.contract.calls_and_results import Blob
+from handrail.contract.errors import ErrorKind
+from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.sandbox.tier_probe import RefusingSandbox
 
 pytestmark = pytest.mark.proves("T-09")
 
@@ -26,7 +32,24 @@ DOCUMENTATION = """<!doctype html><html><head><title>API</title><meta name="gene
     if f:
         print(f.read())</pre></div></body></html>"""
 HTML = "Content-Type: text/html; charset=utf-8"
+DOCUMENTS = ((PAGE.encode(), "text/html"), (make_pdf(PAGES), "application/pdf"))
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+
+
+class StartRecorder:
+    """A sandbox that records with which rights its processes started."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.started: list[tuple[CapabilitySet, SandboxProfile]] = []
+
+    @property
+    def tier(self) -> SandboxTier:
+        return self._sandbox.tier
+
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
+        self.started.append((capabilities, profile))
+        return await self._sandbox.start(capabilities, profile, program)
 
 
 def at(desk: Desk, site: Site) -> Desk:
@@ -114,6 +137,84 @@ async def test_an_image_is_an_image_and_other_binary_content_is_refused(desk: De
 
 
 @pytest.mark.parametrize(
+    "kind", ["application/pdf", "application/pdf; charset=binary", "application/octet-stream", "text/html", ""]
+)
+async def test_a_pdf_comes_as_its_text(desk: Desk, kind: str) -> None:
+    found = await fetch(desk, ok(make_pdf(PAGES), f"Content-Type: {kind}" if kind else "X-None: 1"))
+    assert str(found["text"]).startswith("--- page 1 ---\nText of page 1.\n\n--- page 2 ---\n")
+    assert (found["status"], found["last_page"], found["total_pages"]) == (200, 5, 5) and "notes" not in found
+
+
+async def test_a_long_pdf_comes_with_its_first_pages_and_the_number_of_all(desk: Desk) -> None:
+    pages = [say(f"{number} " + "x" * 3_000) for number in range(1, 201)]
+    found = await fetch(desk, ok(make_pdf(pages), "Content-Type: application/pdf"))
+    last, text = found["last_page"], str(found["text"])
+    assert isinstance(last, int) and 1 < last < found["total_pages"] == 200  # type: ignore[operator]
+    assert f"--- page {last} ---\n{last} xxx" in text and f"--- page {last + 1} ---" not in text
+    (note,) = found["notes"]  # type: ignore[misc]
+    assert f"first {last} of 200 pages" in note and "read" in note
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "part"),
+    [
+        (b"%PDF-1.7\n", "failed", "not a readable PDF"),
+        (b"<html>Sign in</html>", "failed", "not a readable PDF"),
+        (make_pdf([]), "failed", "has no pages"),
+        (make_pdf(PAGES) + b" " * (16 << 20), "limit", "Download it"),
+    ],
+    ids=["mark", "html", "empty", "long"],
+)
+async def test_a_pdf_without_text_to_return_is_an_error_with_its_url(
+    desk: Desk, body: bytes, kind: ErrorKind, part: str
+) -> None:
+    error = await refused(fetch(desk, ok(body, "Content-Type: application/pdf"), "/a.pdf"), kind, part, "/a.pdf")
+    assert "`offset`" not in str(error)
+
+
+@pytest.mark.parametrize(("body", "kind"), DOCUMENTS, ids=["html", "pdf"])
+async def test_a_document_is_parsed_without_the_workspace_and_network(confined: Desk, body: bytes, kind: str) -> None:
+    confined.put("secret.txt", "secret")
+    starts = confined.around.sandbox = StartRecorder(confined.around.sandbox)
+    await fetch(confined, ok(body, f"Content-Type: {kind}"))
+    ((capabilities, profile),) = starts.started
+    probe = (
+        "import socket, sys\n"
+        "try: print(open(sys.argv[1]).read())\n"
+        "except OSError: print('no file')\n"
+        "try: socket.create_connection(('127.0.0.1', int(sys.argv[2])), 5); print('network')\n"
+        "except OSError: print('no network')\n"
+    )
+    async with Site({}) as site:
+        argv = (sys.executable, "-I", "-S", "-c", probe, str(confined.workspace / "secret.txt"), str(site.port))
+        process = await starts.start(capabilities, profile, ProgramSpec(argv))
+        output, _, _ = await process.communicate(b"", 10_000)
+        await process.kill()
+    assert output.decode().split("\n")[:2] == ["no file", "no network"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "extra"),
+    [(*DOCUMENTS[0], "handrail[web]"), (*DOCUMENTS[1], "handrail[pdf]")],
+    ids=["html", "pdf"],
+)
+async def test_without_an_extra_its_installation_is_the_next_step(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, body: bytes, kind: str, extra: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if "site-packages" not in one])
+    await refused(fetch(desk, ok(body, f"Content-Type: {kind}")), "unavailable", f"pip install '{extra}'")
+
+
+async def test_a_document_is_read_where_programs_cannot_be_confined(desk: Desk) -> None:
+    desk.around.sandbox = RefusingSandbox(SandboxTier("none", "a machine without a sandbox"))
+    assert "Sentence 29" in str((await fetch(desk, ok(PAGE.encode(), HTML)))["text"])
+    found = await fetch(desk, ok(make_pdf(PAGES), "Content-Type: application/pdf"))
+    assert found["total_pages"] == 5
+    hostile = make_pdf([compress(b"(x) Tj ", 1_000_000)], filters=b"/Filter /FlateDecode ")
+    await refused(fetch(desk, ok(hostile, "Content-Type: application/pdf")), "limit", "10 s of processor time")
+
+
+@pytest.mark.parametrize(
     ("status", "step"),
     [
         ("404 Not Found", "Check the URL"),
@@ -130,6 +231,12 @@ async def test_a_failed_status_is_an_error_with_a_next_step(desk: Desk, status: 
         step,
     )
     assert error.data["text"] == "why"
+
+
+@pytest.mark.parametrize("body", [make_pdf(PAGES), b"PK\3\4\0\0\0"], ids=["pdf", "zip"])
+async def test_a_failed_status_is_named_also_if_its_page_has_no_text(desk: Desk, body: bytes) -> None:
+    answer = ok(body, "Content-Type: application/octet-stream", status="404 Not Found")
+    await refused(fetch(desk, answer), "backend", "404", "Check the URL")
 
 
 async def test_a_page_of_scripts_and_a_page_that_blocks_programs_say_so(desk: Desk) -> None:

@@ -15,7 +15,8 @@ from handrail.contract.text.host_names import parse_host, parse_url
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import ConfigKey, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.reading_and_search import detect_image_type
+from handrail.tools.files.document_text import PDF_START, make_pdf_answer
+from handrail.tools.files.reading_and_search import detect_image_type, get_max_answer_bytes
 from handrail.tools.tool_declarations import MAX_OUTPUT, make_closed_object_schema
 
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
@@ -57,6 +58,7 @@ class WebFetchTool(Tool):
         documentation=(
             "Returns `url` (of the last redirect), `status`, `content_type`, `title`, `text` and `links`.\n\n"
             "- HTML: the main content as text, with tables and code. Navigation and hidden elements are left out.\n"
+            "- PDF: the text of the first pages that fit, with `last_page` and `total_pages`.\n"
             "- JSON is indented. Other text is returned as it is. Images are returned as images.\n"
             "- `notes` says what limits the text: a page drawn by scripts, a page that blocks programs, hidden elements.\n"
             "- A longer text is cut, and `output_path` in the metadata names the file with the rest. Read it with `read`.\n"
@@ -71,10 +73,15 @@ class WebFetchTool(Tool):
         )
         answer = _describe_response(response)
         if response.status >= 400:
-            text = (await _read_text(runtime, response, {}))[:_MAX_ERROR_TEXT]
+            try:
+                text = (await _read_text(runtime, response, {}))[:_MAX_ERROR_TEXT]
+            except ToolError:  # the status matters more than the reason why its page has no text
+                text = ""
             raise ToolError(_explain_status(response), kind="backend", data={**answer, "text": text})
         if (media_type := detect_image_type(response.body)) is not None:
             return {**answer, "image": Blob(response.body, media_type)}
+        if _is_pdf(response):
+            return {**answer, **await _read_pdf(runtime, response)}
         text = await _read_text(runtime, response, answer)
         notes: list[str] = answer.pop("notes", [])
         if response.is_truncated:
@@ -141,6 +148,30 @@ async def _read_text(runtime: Runtime, response: HttpResponse, answer: dict[str,
         except (ValueError, RecursionError):
             return text
     return text
+
+
+def _is_pdf(response: HttpResponse) -> bool:
+    kind, _ = _parse_content_type(response.header("content-type") or "")
+    return kind in ("application/pdf", "application/x-pdf") or response.body.startswith(PDF_START)
+
+
+async def _read_pdf(runtime: Runtime, response: HttpResponse) -> dict[str, Any]:
+    """Return the text of the first pages of a PDF that fit into an answer."""
+    if response.is_truncated:
+        raise ToolError(
+            f"{response.url} is a PDF of more than {_MAX_PAGE_BYTES:,} bytes. Download it with a program in bash, and read "
+            "the file with read.",
+            kind="limit",
+        )
+    found = await make_pdf_answer(runtime, response.body, response.url, 1, None, get_max_answer_bytes(runtime))
+    last, total = found["last_page"], found["total_pages"]
+    answer: dict[str, Any] = {"text": found["text"], "last_page": last, "total_pages": total}
+    if found["next"] is not None:
+        answer["notes"] = [
+            f"The text is that of the first {last} of {total} pages. For the rest, download the document with a program in "
+            "bash, and read the file with read."
+        ]
+    return answer
 
 
 def _add_page_details(page: ExtractedPage, size: int, answer: dict[str, Any]) -> None:

@@ -62,23 +62,6 @@ class FileLineRange:
 
 
 @dataclass(frozen=True, slots=True)
-class FilePages:
-    """The text of pages of a document, from page ``first`` (1-based) on.
-
-    :param next: the page to continue at, or None at the end
-    :param total: the number of pages
-    :param size: the bytes of the file
-    """
-
-    path: str
-    pages: tuple[str, ...]
-    first: int
-    next: int | None
-    total: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class WriteResult:
     """The result of :meth:`FileService.write`."""
 
@@ -132,17 +115,6 @@ class FileService(Protocol):
         In a file without any ``\n``, each ``\r`` ends a line.
 
         :param first: the first line; below 0 it counts from the end (-1 is the last line)
-        """
-        ...
-
-    async def read_pages(
-        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000
-    ) -> FilePages:
-        """Read the text of pages of a PDF, in a separate process with limits of time and memory.
-
-        :param first: the first page; below 0 it counts from the end
-        :raises ToolError: ``unavailable`` without the extra ``pdf``, or for an encrypted document; ``limit`` if it costs
-            too much; ``failed`` for a file that is not a PDF
         """
         ...
 

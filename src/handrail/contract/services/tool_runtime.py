@@ -139,6 +139,19 @@ class ExtractedPage:
     is_simplified: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PdfPages:
+    """The text of pages of a PDF, from page ``first`` on, counted from 1.
+
+    :param pages: fewer than the rest of the document if they reach a limit; empty if ``first`` is beyond its end
+    :param total: the number of pages of the document
+    """
+
+    pages: tuple[str, ...]
+    first: int
+    total: int
+
+
 class DocumentService(Protocol):
     """Text from documents, extracted in a process with its own limits."""
 
@@ -148,6 +161,19 @@ class DocumentService(Protocol):
         :param charset: of its response, if it had one
         :param url: of the page, for links
         :raises ToolError: ``failed`` if the page exceeds the limits; ``unavailable`` without the libraries
+        """
+        ...
+
+    async def extract_pdf_pages(
+        self, document: bytes, *, name: str, first: int = 1, count: int | None = None, max_bytes: int = 200_000
+    ) -> PdfPages:
+        """Return the text of pages of a PDF.
+
+        :param name: of the document, for messages
+        :param first: the first page; below 0 it counts from the end
+        :param max_bytes: of the text as JSON; a first page that is longer is cut
+        :raises ToolError: ``unavailable`` without the extra ``pdf``, or for an encrypted document; ``limit`` if the first
+            page exceeds the limits; ``failed`` for a document that is not a PDF
         """
         ...
 

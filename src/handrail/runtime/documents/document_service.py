@@ -1,7 +1,7 @@
-"""The document service of the runtime: text from pages, extracted in a process that can be ended.
+"""The document service of the runtime: text from pages and PDFs, extracted in a process that can be ended.
 
 The process runs in a sandbox without the workspace and without network, where the machine has one, and always under its
-own limits of processor time and memory. A page that exceeds them costs the limit, not the kernel.
+own limits of processor time and memory. A document that exceeds them costs the limit, not the kernel.
 """
 
 from __future__ import annotations
@@ -12,37 +12,50 @@ import dataclasses
 import json
 import os
 import sys
-from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
-from handrail.contract.services.tool_runtime import ExtractedPage
+from handrail.contract.services.tool_runtime import ExtractedPage, PdfPages
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
-from handrail.origins.program_lookup import (
-    ProgramRefused,
-    find_enclosing_folder,
-    find_own_interpreter,
-    list_open_workspaces,
-)
-from handrail.runtime.documents.page_text import CPU_SECONDS, MEMORY_MIB
+from handrail.origins.import_guard import build_trusted_search_path
+from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
 from handrail.runtime.shell_service import end_process
 
-_LIBRARIES = ("resiliparse", "trafilatura")
-_MODULE = "handrail.runtime.documents.page_text"
-_START = f"import sys; sys.path[:0] = sys.argv[1:]; from {_MODULE} import main; main()"
-_TIMEOUT_S = 30.0
-"""Wall time of one process. The limit of processor time comes first, except on a busy machine."""
+
+class DocumentExtractor(NamedTuple):
+    """A module that extracts text with its ``extract_values``, and the limits of its process.
+
+    :param cpu_s: processor time, start-up included
+    :param memory_mib: address space
+    :param timeout_s: wall time; the limit of processor time comes first, except on a busy machine
+    """
+
+    module: str
+    cpu_s: int
+    memory_mib: int
+    timeout_s: float
+
+    @property
+    def limits_text(self) -> str:
+        """The limits that a document can exceed, for a message."""
+        return f"{self.cpu_s} s of processor time and {self.memory_mib} MiB"
+
+
+PAGE_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.page_text", 2, 1024, 30.0)
+PDF_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.pdf_text", 10, 1024, 60.0)
+MAX_PAGES = 500
+"""The most pages of a PDF that are read at once."""
+_START = "import sys; sys.path[:0] = sys.argv[4:]; from handrail.runtime.documents.document_process import main; main()"
 _MAX_ANSWER = 64 * 1024 * 1024
 _AT_ONCE = 2
-_slots = asyncio.Semaphore(_AT_ONCE)
-"""Processes of all sessions at a time."""
-_LIMITS = SandboxLimits(
-    cpu_s=CPU_SECONDS, memory_bytes=MEMORY_MIB << 20, call_memory_bytes=2 * MEMORY_MIB << 20, processes=16
-)
+_slots: dict[tuple[asyncio.AbstractEventLoop, DocumentExtractor], asyncio.Semaphore] = {}
+"""Processes of all sessions at a time. Slow PDFs do not keep web pages waiting."""
+_PROCESSES = 16
 _NOTHING = CapabilitySet((CapabilityLayer("extraction of text"),))
+_SITES = ("site-packages", "dist-packages")
+_PROGRAM_HINT = "use a program such as pdftotext in bash"
 
 
 class SandboxedDocuments:
@@ -56,21 +69,21 @@ class SandboxedDocuments:
         self._profile = profile
 
     async def extract_page(self, page: bytes, *, charset: str | None = None, url: str) -> ExtractedPage:
-        if not all(find_spec(library) for library in _LIBRARIES):
+        question: dict[str, object] = {"charset": charset, "url": url, "only_strip_tags": False}
+        async with _get_slots(PAGE_EXTRACTOR):
+            found, *_ = await self._run_extractor(PAGE_EXTRACTOR, question, page)
+            is_simplified = "error" in found and found["error"] != "missing"
+            if is_simplified:
+                found, *_ = await self._run_extractor(PAGE_EXTRACTOR, {**question, "only_strip_tags": True}, page)
+        if found.get("error") == "missing":
             raise ToolError(
                 "Text cannot be extracted from HTML: the extra 'web' is not installed. Ask the user to run "
                 "pip install 'handrail[web]', or fetch JSON or plain text.",
                 kind="unavailable",
             )
-        question: dict[str, object] = {"charset": charset, "url": url, "only_strip_tags": False}
-        async with _slots:
-            found = await self._run_program(question, page)
-            simplified = found is None
-            if found is None:
-                found = await self._run_program({**question, "only_strip_tags": True}, page)
-        if found is None:
+        if "error" in found:
             raise ToolError(
-                f"The text of {url} could not be extracted within {CPU_SECONDS} s and {MEMORY_MIB} MiB. Use another page, "
+                f"The text of {url} could not be extracted within {PAGE_EXTRACTOR.limits_text}. Use another page, "
                 "or a page with less content.",
                 kind="failed",
             )
@@ -81,76 +94,163 @@ class SandboxedDocuments:
             links=tuple((text, target) for text, target in found.get("links", ())),
             hidden_elements=found.get("hidden_elements", 0),
             scripts=found.get("scripts", 0),
-            is_simplified=simplified,
+            is_simplified=is_simplified,
         )
 
-    async def _run_program(self, question: dict[str, object], page: bytes) -> dict[str, Any] | None:
-        """Return the answer of the program; None if it exceeded a limit."""
+    async def extract_pdf_pages(
+        self, document: bytes, *, name: str, first: int = 1, count: int | None = None, max_bytes: int = 200_000
+    ) -> PdfPages:
+        question: dict[str, object] = {
+            "first": first,
+            "count": min(count or MAX_PAGES, MAX_PAGES),
+            "max_bytes": min(max_bytes, _MAX_ANSWER // 16),  # a character of 4 bytes is printed in 12
+        }
+        async with _get_slots(PDF_EXTRACTOR):
+            head, *pages = await self._run_extractor(PDF_EXTRACTOR, question, document)
+        if "error" in head:
+            raise _make_pdf_error(name, head["error"], str(head.get("text", "")))
+        total, begin = int(head["pages"]), int(head["first"])
+        pages = [one for one in pages if "text" in one]
+        if not pages and begin <= total:
+            raise ToolError(
+                f"Page {begin} of {name} could not be read within {PDF_EXTRACTOR.limits_text}. Read the next page, or "
+                f"{_PROGRAM_HINT}.",
+                kind="limit",
+            )
+        return PdfPages(tuple(str(one["text"]) for one in pages), begin, total)
+
+    async def _run_extractor(
+        self, extractor: DocumentExtractor, question: dict[str, object], document: bytes
+    ) -> list[dict[str, Any]]:
+        """Return the values of the answer, at least one. It has an ``error`` if the document has no text to return."""
+        folders = list(dict.fromkeys((str(Path(__file__).parents[3]), *build_trusted_search_path())))
+        limits = (str(extractor.cpu_s), str(extractor.memory_mib))
         try:
-            argv = (find_own_interpreter(), "-I", "-S", "-c", _START, *_list_import_folders())
+            argv = (find_own_interpreter(), "-I", "-S", "-c", _START, extractor.module, *limits, *folders)
         except ProgramRefused as error:
             raise ToolError(str(error), kind="unavailable") from None
-        data = json.dumps(question).encode() + b"\n" + page
-        output = b""
+        data = b"".join((json.dumps(question).encode(), b"\n", document))
+        output = bytearray()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_TIMEOUT_S):
-                run = self._run_confined if self._sandbox.tier.is_confining else _run_unconfined
-                output = await run(argv, data)
-        try:
-            return cast("dict[str, Any]", json.loads(output))
-        except ValueError:
-            return None
+            async with asyncio.timeout(extractor.timeout_s):
+                if self._sandbox.tier.is_confining:
+                    await self._run_confined(argv, data, output, extractor, _list_code_folders(folders))
+                else:
+                    await _run_unconfined(argv, data, output)
+        return _parse_values(output) or [{"error": "limit"}]
 
-    async def _run_confined(self, argv: tuple[str, ...], data: bytes) -> bytes:
+    async def _run_confined(
+        self,
+        argv: tuple[str, ...],
+        data: bytes,
+        output: bytearray,
+        extractor: DocumentExtractor,
+        readable: tuple[str, ...],
+    ) -> None:
+        memory_bytes = extractor.memory_mib << 20
         profile = dataclasses.replace(
             self._profile,
             workspace_writable=False,
-            readable=_list_code_folders(),
+            readable=readable,
             writable=(),
             read_only_roots=(),
             environment={},
-            limits=_LIMITS,
+            limits=SandboxLimits(
+                cpu_s=extractor.cpu_s,
+                memory_bytes=memory_bytes,
+                call_memory_bytes=2 * memory_bytes,
+                processes=_PROCESSES,
+            ),
         )
         process = await self._sandbox.start(_NOTHING, profile, ProgramSpec((_in_sandbox(argv[0]), *argv[1:])))
         try:
-            output, _, _ = await process.communicate(data, _MAX_ANSWER)
+            await process.communicate(data, _MAX_ANSWER, output.extend)
         finally:
             await end_process(process)
-        return output
 
 
-async def _run_unconfined(argv: tuple[str, ...], data: bytes) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={},
-        cwd="/",
-        start_new_session=True,
+def _make_pdf_error(name: str, why: str, text: str) -> ToolError:
+    if why == "missing":
+        return ToolError(
+            f"Reading the text of a PDF is not available: pypdf is not installed. Ask the user to run "
+            f"pip install 'handrail[pdf]', or {_PROGRAM_HINT}.",
+            kind="unavailable",
+        )
+    if why == "encrypted":
+        return ToolError(
+            f"{name} is encrypted with a password. Ask the user for a copy without a password.", kind="unavailable"
+        )
+    if why == "limit":
+        return ToolError(
+            f"{name} could not be read within {PDF_EXTRACTOR.limits_text}. Split the document, or {_PROGRAM_HINT}.",
+            kind="limit",
+        )
+    return ToolError(
+        f"{name} is not a readable PDF: {text or 'no details'}. Check the document, or {_PROGRAM_HINT}.", kind="failed"
     )
+
+
+def _get_slots(extractor: DocumentExtractor) -> asyncio.Semaphore:
+    loop = asyncio.get_running_loop()
+    for other in [one for one in _slots if one[0].is_closed()]:
+        del _slots[other]
+    return _slots.setdefault((loop, extractor), asyncio.Semaphore(_AT_ONCE))
+
+
+async def _run_unconfined(argv: tuple[str, ...], data: bytes, output: bytearray) -> None:
     try:
-        output, _ = await process.communicate(data)
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise ToolError(
+            f"The text of the document cannot be extracted: {error}. Ask the user to check the machine with handrail doctor.",
+            kind="unavailable",
+        ) from None
+    assert process.stdin is not None and process.stdout is not None
+    writing = asyncio.ensure_future(_write_input(process.stdin, data))
+    try:
+        while len(output) < _MAX_ANSWER and (piece := await process.stdout.read(1 << 16)):
+            output += piece
     finally:
+        writing.cancel()
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await asyncio.shield(process.wait())
-    return output
 
 
-def _list_import_folders() -> list[str]:
-    """Return the import path for the process, without open workspaces, where a call could have written."""
-    folders = list_open_workspaces()
-    wanted = dict.fromkeys((str(Path(__file__).parents[3]), *sys.path))
-    return [one for one in wanted if one.startswith("/") and find_enclosing_folder(one, folders) is None]
+async def _write_input(stdin: asyncio.StreamWriter, data: bytes) -> None:
+    with contextlib.suppress(
+        BrokenPipeError, ConnectionResetError
+    ):  # the process may end before it has read everything
+        stdin.write(data)
+        await stdin.drain()
+        stdin.close()
 
 
-@lru_cache(maxsize=1)
-def _list_code_folders() -> tuple[str, ...]:
-    """Return the folders of this Python and of Handrail that are not part of the system."""
+def _parse_values(output: bytearray) -> list[dict[str, Any]]:
+    """Return the values that the process printed whole."""
+    values: list[dict[str, Any]] = []
+    for line in output.splitlines():
+        try:
+            values.append(cast("dict[str, Any]", json.loads(line)))
+        except ValueError:  # the process ended in the middle of a line
+            break
+    return values
+
+
+def _list_code_folders(import_folders: list[str]) -> tuple[str, ...]:
+    """Return the folders of this Python, of Handrail and of packages that are not part of the system."""
     own = str(Path(__file__).parents[2])
-    found = dict.fromkeys(os.path.realpath(one) for one in (sys.prefix, sys.base_prefix, own))
+    packages = [one for one in import_folders if os.path.basename(one) in _SITES and os.path.isdir(one)]  # noqa: PTH112, PTH119
+    found = dict.fromkeys(os.path.realpath(one) for one in (sys.prefix, sys.base_prefix, own, *packages))
     return tuple(one for one in found if one not in ("/usr", "/"))
 
 

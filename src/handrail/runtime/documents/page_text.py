@@ -4,24 +4,19 @@ Documentation and articles need different extractors. An article is surrounded b
 which trafilatura separates well, but it loses tables and code. Documentation marks its content (``<main>``,
 ``role="main"``), so that container is read as a whole with resiliparse. ``bench/extraction.py`` measures both.
 
-This module runs in a separate process (:func:`main`), in a sandbox without files and network where there is one: a hostile
-page can keep each of these libraries busy for minutes.
+This module runs in a separate process (:mod:`~handrail.runtime.documents.document_process`): a hostile page can keep each of
+these libraries busy for minutes.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import logging
 import re
-import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
-CPU_SECONDS = 2
-"""Processor time of one extraction, start-up included."""
-MEMORY_MIB = 1024
-"""Address space of the process."""
 _MIN_MARKED_BLOCKS = 6
 """The number of ``<pre>``, ``<table>`` and ``<dl>`` elements from which a page is read as documentation."""
 _MIN_ARTICLE = 300
@@ -261,27 +256,13 @@ def _tidy(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def main() -> None:
-    """Extract the text of the page on the standard input, after a line of JSON, and print it as one JSON object.
+def extract_values(question: Mapping[str, Any], data: bytes) -> Iterator[dict[str, object]]:
+    """Yield the text of a page as one value.
 
-    The system ends the process at a limit.
+    :param question: the ``charset`` and the ``url`` of the page, and whether to ``only_strip_tags``
     """
-    import resource  # the kernel imports this module also on systems without it
-
-    limits = {
-        resource.RLIMIT_CPU: CPU_SECONDS,
-        resource.RLIMIT_AS: MEMORY_MIB * 1024 * 1024,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-    }
-    for kind, most in limits.items():
-        _, hard = resource.getrlimit(kind)
-        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (value, value))
-    head: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    page = decode_page(sys.stdin.buffer.read(), head["charset"])
-    if head["only_strip_tags"]:
-        answer: dict[str, Any] = {"text": strip_tags(page), "part": "whole"}
+    page = decode_page(data, question["charset"])
+    if question["only_strip_tags"]:
+        yield {"text": strip_tags(page), "part": "whole"}
     else:
-        answer = extract_page_text(page, head["url"])._asdict()
-    sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=True).encode())
+        yield extract_page_text(page, question["url"])._asdict()

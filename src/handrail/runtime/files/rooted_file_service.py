@@ -34,7 +34,6 @@ from handrail.contract.services.file_services import (
     FileByteRange,
     FileKind,
     FileLineRange,
-    FilePages,
     FileStat,
     ResolvedPath,
     WriteResult,
@@ -44,7 +43,6 @@ from handrail.contract.tool.requires import AccessCheck, Capability
 from handrail.runtime.files import atomic_write, entry_moves, secure_open
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
 from handrail.runtime.files.git_write_checks import check_write_spares_git
-from handrail.runtime.files.pdf_pages import read_pdf_pages
 from handrail.runtime.files.session_roots import CACHED, PATH_FLAGS, SessionRoots, find_openat2_problem, is_beneath
 from handrail.runtime.guard.running_programs import running_programs
 from handrail.runtime.ripgrep import HiddenFileRecord
@@ -452,23 +450,6 @@ class RootedFiles:
             )
 
         return await self._open_and_use_content(located, take)
-
-    async def read_pages(
-        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000
-    ) -> FilePages:
-        located = self._authorize("fs.read", path)
-
-        def open_document() -> tuple[int, int]:
-            with _OpenWithModelErrors(located, secure_open.READ_FLAGS, "reading") as descriptor:
-                found = secure_open.check_regular(descriptor, located)
-                self._check_not_hidden_alias(found, located)
-                return os.dup(descriptor), found.st_size
-
-        descriptor, size = await _run_in_thread(open_document)
-        try:
-            return await read_pdf_pages(descriptor, located, size, first, count, max_bytes)
-        finally:
-            os.close(descriptor)
 
     async def list(self, path: str) -> Sequence[FileStat]:
         located = self._authorize("fs.read", path)

@@ -12,6 +12,9 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
 
 PDF_START = b"%PDF-"
+MAX_PDF_BYTES = 128 * 1024 * 1024
+"""The largest PDF that is read. This process and that of the extraction hold all of it."""
+_PIECE_BYTES = 16 * 1024 * 1024
 _MAX_OUTPUT = 10_000
 """The most characters that are shown of one output of a cell."""
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -19,16 +22,55 @@ _NO_TEXT = "(This page has no text. It may be a scan: convert it to images with 
 
 
 async def read_pdf(runtime: Runtime, path: str, first: int, count: int | None, max_bytes: int) -> dict[str, object]:
-    """Read the text of the pages from ``first`` on that fit into an answer."""
-    found = await runtime.files.read_pages(path, first=first, count=count, max_bytes=max_bytes)
+    """Read the text of the pages from ``first`` on that fit into an answer.
+
+    :raises ToolError: ``invalid_input`` for pages beyond the end, ``limit`` for a file that is too large
+    """
+    shown, document = await _read_whole_file(runtime, path)
+    answer = await make_pdf_answer(runtime, document, shown, first, count, max_bytes)
+    return {"path": shown, **answer, "size": len(document)}
+
+
+async def make_pdf_answer(
+    runtime: Runtime, document: bytes, name: str, first: int, count: int | None, max_bytes: int
+) -> dict[str, object]:
+    """Return the text of the pages from ``first`` on that fit, with their numbers and the number of all pages.
+
+    :param name: of the document, for messages
+    :raises ToolError: ``invalid_input`` for pages beyond the end
+    """
+    found = await runtime.documents.extract_pdf_pages(
+        document, name=name, first=first, count=count, max_bytes=max_bytes
+    )
+    if not found.total:
+        raise ToolError(f"{name} has no pages. Check the document.", kind="failed")
+    if found.first > found.total:
+        raise ToolError(
+            f"`offset` is beyond the end of {name}: page {found.first}. The document has {found.total} pages. Pass a smaller "
+            "`offset`.",
+            kind="invalid_input",
+        )
     parts = [
         f"--- page {number} ---\n{text.strip() or _NO_TEXT}" for number, text in enumerate(found.pages, found.first)
     ]
-    return {
-        "path": found.path,
-        **_join_parts(parts, max_bytes, found.first, found.total, "page"),
-        "size": found.size,
-    }
+    return _join_parts(parts, max_bytes, found.first, found.total, "page")
+
+
+async def _read_whole_file(runtime: Runtime, path: str) -> tuple[str, bytes]:
+    """Return the path to show and the content of a file of at most :data:`MAX_PDF_BYTES`, read in pieces."""
+    pieces, done = list[bytes](), 0
+    while True:
+        found = await runtime.files.read_bytes(path, start=done, max_bytes=_PIECE_BYTES)
+        if found.size > MAX_PDF_BYTES:
+            raise ToolError(
+                f"{found.path} has {found.size:,} bytes. A PDF may have at most {MAX_PDF_BYTES:,}. Split the document, or use a "
+                "program such as pdftotext in bash.",
+                kind="limit",
+            )
+        pieces.append(found.data)
+        done += len(found.data)
+        if not found.data or done >= found.size:
+            return found.path, b"".join(pieces)
 
 
 async def read_notebook(
