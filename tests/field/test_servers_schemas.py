@@ -131,7 +131,7 @@ TOOLS += [
         told = "\n".join(faults_of(kernel))
         assert (
             "example.com/a.json" in told
-            and "#/definitions/none" in told
+            and "/definitions/none" in told
             and "an inputSchema that is not an object" in told
         )
         assert not {"t_far", "t_lost", "t_text", "t_words"} & kernel.generation.entries.keys()
