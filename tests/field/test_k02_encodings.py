@@ -332,7 +332,7 @@ async def test_text_is_found_in_files_of_any_encoding(
             if "UTF-32" in label:
                 assert "UTF-32" in answer["not_searched"] and answer["matches"] == []
             elif pattern == "nothing":
-                assert answer == {"matches": []}
+                assert answer == {"matches": [], "searched_files": 3}
             else:
                 assert {"path": "dir/a.txt", "line": 2, "text": line} in answer["matches"]
                 assert answer.get("encodings", {"dir/a.txt": label}) == {"dir/a.txt": label}

@@ -95,7 +95,7 @@ async def test_a_call_that_a_tool_makes_has_none_of_its_callers_secrets(tmp_path
 
 
 async def test_a_configured_value_that_cannot_be_redacted_is_given_to_nobody(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=TOOLS, settings=configured(tmp_path, "abc")) as kernel:
+    async with temporary_kernel(tmp_path, tools=TOOLS, settings=configured(tmp_path, "a?c")) as kernel:
         withheld = kernel.generation.entries["vault.length"].unavailable_reason
         assert withheld is not None and "cannot be redacted" in withheld and "3 characters" in withheld
 

@@ -32,6 +32,15 @@ def repair_arguments(
     schema: ParametersSchema, arguments: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]] | None:
     """Return matching arguments, and by path what was read differently; None if the rule does not make them match."""
+    try:
+        return _repair_in_rounds(schema, arguments)
+    except (ValueError, TypeError, RecursionError):  # values of a program's own call that no JSON text could hold
+        return None
+
+
+def _repair_in_rounds(
+    schema: ParametersSchema, arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]] | None:
     repaired: dict[str, Any] = copy.deepcopy(dict(arguments))
     notes: dict[str, str] = {}
     for _ in range(_MAX_ROUNDS):
