@@ -119,7 +119,7 @@ async def test_a_link_that_takes_an_entrys_place_moves_and_deletes_nothing_outsi
     """Source: ``mv`` and ``rm -r`` that were raced into another folder (CWE-367)."""
     place = tmp_path.resolve()
     moved = deleted = done = 0
-    with _swapping(place, 0.002) as swaps:
+    with _swapping(place, 0.01) as swaps:
         async with temporary_kernel(place, rules=["ask effect:external"]) as kernel:
             session = await kernel.session(approval_handler=Agreeing())
             while done < rounds or swaps[0] < rounds or (not (moved and deleted) and done < 50 * rounds):

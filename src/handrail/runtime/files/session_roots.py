@@ -85,6 +85,10 @@ def openat2(folder: int, path: str, flags: int, resolve: int, mode: int = 0) -> 
     raise OSError(errno.ELOOP, "the path keeps changing while it is resolved", path)
 
 
+_MOST_LOOKS = 8
+"""How often a path is resolved while links on its way are replaced."""
+
+
 def resolve_canonical(path: str) -> str:
     """Return :func:`os.path.realpath` of an absolute path without NUL, with the names that the folders list.
 
@@ -103,7 +107,21 @@ def resolve_canonical(path: str) -> str:
             return path if is_exact_on_device(path, device) else spell_as_listed(path)
         if ctypes.get_errno() == errno.ENOENT:  # so no earlier part of the path is a link
             return spell_as_listed(path)
-    return spell_as_listed(os.path.realpath(path))
+    return spell_as_listed(_resolve_links(path))
+
+
+def _resolve_links(path: str) -> str:
+    """Return :func:`os.path.realpath` of a path, which fails if a link on the way is replaced by a folder meanwhile."""
+    for _ in range(_MOST_LOOKS):
+        try:
+            return os.path.realpath(path)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    raise ToolError(
+        f"`{escape_terminal_controls(path)}` changes while it is resolved. Try again when nothing replaces its folders.",
+        kind="conflict",
+    )
 
 
 def find_openat2_problem() -> str | None:
