@@ -16,8 +16,18 @@ from handrail.testing.scripted_kernel import temporary_kernel
 pytestmark = pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="this machine cannot confine programs")
 
 
+_of_others: set[str] = set()
+"""Sandboxes that were there before a test, of another test in this process."""
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    _of_others.clear()
+    _of_others.update(waiting())
+
+
 def waiting() -> set[str]:
-    """The sandboxes that this process has started and that are still there."""
+    """The sandboxes that this process has started since the test began and that are still there."""
     found: set[str] = set()
     for task in Path("/proc/self/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -27,7 +37,7 @@ def waiting() -> set[str]:
                     found.add(child)
             except OSError:
                 continue
-    return found
+    return found - _of_others
 
 
 async def appeared() -> set[str]:
