@@ -343,7 +343,7 @@ class Call:
     entry: ToolEntry | None = None
     arguments: dict[str, Any] | None = None
     argument_repairs: Mapping[str, str] = MappingProxyType({})
-    """What was read differently from how it was sent, by path."""
+    """The arguments that were converted to the type that the schema asks for, by path, each with a description."""
     owns_arguments: bool = False
     session_step: ToolSessionStep | None = None
     """The tool session that it opens, continues or closes; None unless its tool is stateful."""

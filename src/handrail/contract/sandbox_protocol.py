@@ -137,8 +137,8 @@ class SandboxProfile:
     """Whether the program is a server that outlives calls. It may listen on its own loopback, and has a proxy even if it may
     reach no host, so that its attempts are seen."""
     tcp: tuple[str, ...] = ()
-    """Addresses that the program reaches at the same port of its own loopback, without HTTP. The capability set must name
-    them."""
+    """Addresses that the program can reach without HTTP, each at the same port of its loopback. The capability set must
+    name them."""
     unix_sockets: bool = False
     """Whether programs may create Unix sockets, and so reach every server that listens in a folder they see."""
     confined: bool = False

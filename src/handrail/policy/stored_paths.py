@@ -74,7 +74,7 @@ class PrintedRepository(NamedTuple):
 
 @dataclass
 class StoredPaths:
-    """What is known of one repository. The paths are relative to its work tree; None if they are unknown."""
+    """The known paths of one repository, relative to its work tree; None if they are unknown."""
 
     indexed: frozenset[str] | None = None
     index_state: object = None

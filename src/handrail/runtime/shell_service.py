@@ -250,7 +250,7 @@ class SandboxedShell:
 
 
 _WAITS_FOR_TERMINAL = b"Input is not from a terminal"
-"""What vi says before it waits forever. The other editors, pagers and prompts end by themselves without a terminal."""
+"""The line that vi prints before it waits forever. Other editors, pagers and prompts end by themselves without a terminal."""
 _EDITOR_WAIT_S = 3.0
 _EDITORS = re.compile(r"(?:r|n|g)?vi(?:m|ew|mdiff)?(?:\.[a-z0-9]+)?|ex")
 

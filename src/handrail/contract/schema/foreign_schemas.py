@@ -120,7 +120,7 @@ class _SchemaMender:
         self._dialect = dialect
 
     def mend(self, schema: object, depth: int) -> dict[str, Any] | bool:
-        """Return a schema with its words as they are meant. What is not a schema takes everything."""
+        """Return a schema in standard words. A value that is not a schema becomes one that accepts everything."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):

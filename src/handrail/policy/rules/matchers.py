@@ -507,9 +507,9 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
     return test
 
 
-# Paths on whose way a folder takes several spellings for one name. What a file system compares as equal differs in details,
-# and so does each rule: one that denies or asks matches each spelling that any file system takes for the name. One that
-# allows matches the same letters in another case or normal form, and only in the folders that fold names.
+# Paths below a folder that accepts several spellings of one name. File systems differ in the spellings that they accept. A
+# rule that denies or asks matches every spelling that any file system accepts. A rule that allows matches the same letters in
+# another case or normal form, and only in folders that fold names.
 
 
 def _exact_names_of(path: PathSubject, place: str) -> int:

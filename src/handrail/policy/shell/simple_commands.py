@@ -20,7 +20,7 @@ No text that is understood has such a character, so a marked word equals no lite
 """
 _MARKS = re.compile(r"[\x01-\x04]")
 SPLIT_OR_EXPANDED = re.compile(r"[\s*?\[\]\\]")
-"""What a shell splits or expands in the value of an unquoted variable."""
+"""The characters of a variable's value that a shell splits or expands if the variable is not quoted."""
 _SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SPLIT: "$…"})
 
 

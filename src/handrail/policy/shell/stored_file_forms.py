@@ -19,7 +19,7 @@ _Scope = Literal["", "index", "history", "unknown"]
 
 
 class StoredFileAccess(NamedTuple):
-    """What a command may print of the files that a repository stores.
+    """The stored files of a repository that a command may print.
 
     :param scope: the files in the index, all of the history, or those of a repository that the words do not plainly name
     :param folders: where the command may run, relative to the first folder; empty if that is unknown
