@@ -96,10 +96,13 @@ def hello(version: str) -> str:
     return json.dumps({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": params})
 
 
-async def talk(command: Sequence[str], *lines: bytes | str, batch: bool = False) -> tuple[list[Any], bytes]:
+async def talk(
+    command: Sequence[str], *lines: bytes | str, batch: bool = False, least: int = 0
+) -> tuple[list[Any], bytes]:
     """Send the lines and a last ping, and return the answers and stderr.
 
     :param batch: whether to wait for the answers to a batch, too
+    :param least: how many answers to wait for before the input ends
     """
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, limit=2**24
@@ -109,7 +112,7 @@ async def talk(command: Sequence[str], *lines: bytes | str, batch: bool = False)
         process.stdin.write((line.encode() if isinstance(line, str) else line) + b"\n")
     answers: list[Any] = []
     awaited = {"last", "list"} if batch else {"last"}
-    while awaited:
+    while awaited or len(answers) < least:  # one answer can overtake another
         answers.append(json.loads(await process.stdout.readline()))
         awaited -= {one.get("id") for one in messages_in(answers[-1])}
     process.stdin.close()
@@ -131,7 +134,8 @@ def summary(answer: dict[str, Any]) -> tuple[object, int]:
 async def test_each_request_is_answered_whatever_comes_with_it(handrail: Program, first: bool) -> None:
     lines = [line for line, _ in ODD.values()]
     expected = [one for _, answers in ODD.values() for one in answers]
-    answers, err = await talk(handrail.command("mcp"), *([hello("2025-06-18"), *lines] if first else lines))
+    sent = [hello("2025-06-18"), *lines] if first else lines
+    answers, err = await talk(handrail.command("mcp"), *sent, least=len(expected) + 1 + first)
     given = [summary(one) for one in answers if one.get("id") not in ("hello", "last")]
     assert err == b""
     if first:
@@ -145,8 +149,9 @@ async def test_an_editor_gets_an_answer_to_each_request(handrail: Program) -> No
     begin = json.dumps({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": {"protocolVersion": 1}})
     chosen = {name: answers for name, (_, answers) in ODD.items() if "ping" not in str(ODD[name][0])}
     lines = [line for name, (line, _) in ODD.items() if name in chosen]
-    answers, err = await talk(handrail.command("acp", "--model", "script:none.json"), begin, *lines)
     asked = sorted((one for answers in chosen.values() for one, _ in answers), key=repr)
+    command = handrail.command("acp", "--model", "script:none.json")
+    answers, err = await talk(command, begin, *lines, least=len(asked) + 2)
     assert err == b""
     assert sorted((one.get("id") for one in answers if one.get("id") not in ("hello", "last")), key=repr) == asked
 
