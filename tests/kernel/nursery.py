@@ -121,13 +121,17 @@ async def main(name, seed):
     except BaseException as error:
         member.say("failed", error=f"{type(error).__name__}: {error}")
         raise
-    here = asyncio.get_running_loop()
-    while any(one.loop is here for one in sandboxed_process._UNREAPED):  # however long this machine takes to put namespaces away
+    # However long this machine takes to end the last processes and to put their namespaces away.
+    patience = time.monotonic() + 120
+    while True:
         await sandboxed_process.wait_until_all_dismantled()
-    gc.collect()
-    files = [path for number, path in open_files().items() if before.get(number) != path]
-    tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task(), hearing}]
-    threads = [each.name for each in threading.enumerate() if not each.name.startswith(("MainThread", "asyncio_"))]
+        gc.collect()
+        files = [path for number, path in open_files().items() if before.get(number) != path]
+        tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task(), hearing}]
+        threads = [each.name for each in threading.enumerate() if not each.name.startswith(("MainThread", "asyncio_"))]
+        if not (any("/handrail/public-" not in path for path in files) or tasks or threads) or time.monotonic() > patience:
+            break
+        await asyncio.sleep(0.05)
     member.say("left", files=files, tasks=tasks, threads=threads)
     await writer.drain()
     hearing.cancel()

@@ -16,9 +16,9 @@ from tests.sandbox.test_network import get
 from tests.web import Site, ok
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec, SandboxLimits
+from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec, SandboxLimits, SandboxProfile
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.bubblewrap import BubblewrapSandbox
+from handrail.sandbox.bubblewrap import BubblewrapSandbox, NetworkPlace
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
 from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
@@ -348,6 +348,34 @@ async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Groun
         await pool.aclose()
         await asyncio.sleep(0)  # what was cancelled lets go
         assert (sorted(os.listdir("/proc/self/fd")), children()) == before
+
+
+@pytest.mark.parametrize("close_all", [True, False])
+async def test_no_sandbox_is_made_after_the_pool_or_its_session_was_closed(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, *, close_all: bool
+) -> None:
+    assert isinstance(ground.sandbox, BubblewrapSandbox)
+    find_network = ground.sandbox.find_network
+    looking, may_continue = asyncio.Event(), asyncio.Event()
+
+    async def wait_before(capabilities: CapabilitySet, profile: SandboxProfile) -> NetworkPlace | None:
+        if asyncio.current_task() is not call:
+            looking.set()
+            await may_continue.wait()
+        return await find_network(capabilities, profile)
+
+    monkeypatch.setattr(ground.sandbox, "find_network", wait_before)
+    call = asyncio.current_task()
+    pool = SandboxPool(ground.sandbox)
+    await Told(pool, ground).text("true")
+    await looking.wait()
+    closing = asyncio.create_task(pool.aclose() if close_all else pool.end_ready_sandboxes(str(ground.scratch)))
+    await asyncio.sleep(0)
+    may_continue.set()
+    await closing
+    await pool.wait_until_successors_ready()
+    assert pool.ready_count == 0
+    await pool.aclose()
 
 
 async def test_one_that_was_killed_while_it_waited_is_not_used(told: Told) -> None:

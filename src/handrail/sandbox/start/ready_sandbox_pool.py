@@ -126,6 +126,7 @@ class SandboxPool:
         self._closed = True
         await self._end(list(self._ready))
         await asyncio.gather(*self._tasks)
+        await self._end(list(self._ready))  # a task that was about to start a sandbox has added it meanwhile
         self._sandbox.close_networks()
         await wait_until_all_dismantled()
         resource_limits.end_cgroup_starter_threads()
@@ -181,6 +182,8 @@ class SandboxPool:
             if alike >= max(1, min(MAX_READY_PER_KEY, self._running.get(key, 0))):
                 return
             place = await self._sandbox.find_network(kind.capabilities, kind.profile)
+            if self._closed or kind.profile.scratch not in self._in_use:
+                return  # the pool or the session was closed while the network was made
             process = self._sandbox.start_waiting(plan, place=place)
         except (ToolError, OSError):
             return  # if the problem persists, the next call reports it
