@@ -188,7 +188,9 @@ def _add_page_details(page: ExtractedPage, size: int, answer: dict[str, Any]) ->
         notes.append("Scripts draw most of this page, and web_fetch runs none. Look for an API, a feed or a raw file.")
     if len(page.text) < 5 * _FEW_CHARACTERS and _BLOCK_PAGE.search(f"{page.title}\n{page.text[:1000]}"):
         notes.append("This looks like a page that blocks programs, not like the content. Do not fetch it again.")
-    if page.hidden_elements:
+    if page.keeps_hidden:
+        notes.append("The page hides most of its text until a script shows it. The hidden text is included.")
+    elif page.hidden_elements:
         notes.append(f"{page.hidden_elements} hidden elements with text were left out.")
     if notes:
         answer["notes"] = notes

@@ -125,7 +125,8 @@ class ExtractedPage:
 
     :param part: ``main`` for the main content, ``whole`` for all of the page
     :param links: text and absolute URL of the links in that part
-    :param hidden_elements: how many elements with hidden text were left out
+    :param hidden_elements: how many elements with text the page hides; they are left out
+    :param keeps_hidden: whether their text is in ``text`` nevertheless, because the page has hardly any other
     :param scripts: how many scripts the page has
     :param is_simplified: whether the page was too complex, so that only its tags were removed
     """
@@ -135,6 +136,7 @@ class ExtractedPage:
     title: str = ""
     links: tuple[tuple[str, str], ...] = ()
     hidden_elements: int = 0
+    keeps_hidden: bool = False
     scripts: int = 0
     is_simplified: bool = False
 

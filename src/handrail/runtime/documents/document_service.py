@@ -93,6 +93,7 @@ class SandboxedDocuments:
             title=found.get("title", ""),
             links=tuple((text, target) for text, target in found.get("links", ())),
             hidden_elements=found.get("hidden_elements", 0),
+            keeps_hidden=found.get("keeps_hidden", False),
             scripts=found.get("scripts", 0),
             is_simplified=is_simplified,
         )

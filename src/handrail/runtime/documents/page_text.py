@@ -11,6 +11,7 @@ these libraries busy for minutes.
 from __future__ import annotations
 
 import html
+import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,10 @@ _MIN_MARKED_BLOCKS = 6
 """The number of ``<pre>``, ``<table>`` and ``<dl>`` elements from which a page is read as documentation."""
 _MIN_ARTICLE = 300
 """The characters below which an article is taken as not found."""
+_SHORT_ARTICLE = 1500
+"""The characters below which a page may have its article in an element that it hides."""
+_MIN_BLOCK_SHARE = 0.1
+"""The share of the text in these elements from which a page without another sign is read as documentation."""
 _MAX_LINKS = 100
 _MAX_LINK_TEXT = 200
 _MAX_STYLE = 200_000
@@ -48,16 +53,28 @@ _HREF = re.compile(r"""\bhref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""", re.IGN
 _TAG = re.compile(r"<[^>]*>")
 _STYLE = re.compile(r"""<[a-z][^<>]{0,1000}?\sstyle\s*=\s*(?:"([^"]{0,2000})"|'([^']{0,2000})')""", re.IGNORECASE)
 _HIDDEN_STYLE = re.compile(
-    r"display:none|visibility:(?:hidden|collapse)|opacity:0?(?:\.0+)?(?:;|$|!)|font-size:0(?:\.0+)?(?:px|em|rem|pt|%)?(?:;|$|!)|"
-    r"(?:left|top|right|bottom|text-indent|margin-left|margin-top):-\d{3,}|clip:rect\(0|clip-path:inset\((?:50|100)%|"
-    r"transform:scale\(0\)|(?:^|;)(?:max-)?height:[01](?:px)?;.*overflow:hidden|overflow:hidden;.*(?:max-)?height:[01](?:px)?(?:;|$)|"
-    r"(?:^|;)color:transparent"
+    r"display:none|(?:^|;)visibility:(?:hidden|collapse)|content-visibility:hidden|opacity:0?(?:\.0+)?(?:;|$|!)|opacity\(0?(?:\.0+)?%?\)|"
+    r"font-size:(?:0|0?\.\d+|[012](?:\.\d+)?px|0?\.0\d*(?:em|rem|pt|%))(?:px|em|rem|pt|%)?(?:;|$|!)|"
+    r"(?:left|top|right|bottom|text-indent|margin-left|margin-top):-\d{3,}|clip:rect\(0|"
+    r"clip-path:(?:inset\((?:50|100)%|circle\(0|polygon\(0(?:px|%)?0)|"
+    r"transform:[^;]*(?:scale[xy]?\(0[,)]|translate(?:x|y|3d)?\([^)]*-\d{3,}|rotate[xy]\(90deg)|"
+    r"(?:^|;)(?:max-)?(?:height|width):[01](?:px)?;.*overflow:hidden|"
+    r"overflow:hidden;.*(?:max-)?(?:height|width):[01](?:px)?(?:;|$)"
 )
 _COLOUR = re.compile(r"(?:^|;)color:([^;!]+)")
 _BACKGROUND = re.compile(r"(?:^|;)background(?:-color)?:([^;!]+)")
+_COLOUR_VALUE = re.compile(r"#(?P<hex>[0-9a-f]{3,8})|rgba?\((?P<parts>[\d.,/%]+)\)|(?P<name>white|black|transparent)")
+_NAMED_COLOURS = {"white": (255, 255, 255, 1.0), "black": (0, 0, 0, 1.0), "transparent": (0, 0, 0, 0.0)}
+_WHITE = _NAMED_COLOURS["white"]
+_NEAR_COLOUR = 12
+"""The difference of two colours, for red, green and blue each, up to which a reader sees one colour."""
 _RULE = re.compile(r"([^{}]{1,300})\{([^{}]{0,2000})\}")
-_SIMPLE_SELECTOR = re.compile(r"[a-zA-Z][\w-]*(?:[.#][\w-]+)*|(?:[.#][\w-]+)+")
-_COLOURS = {"white": "#fff", "#ffffff": "#fff", "black": "#000", "#000000": "#000", "rgb(255,255,255)": "#fff"}
+_PART = r"(?:[a-zA-Z][\w-]*(?:[.#][\w-]+)*|(?:[.#][\w-]+)+)"
+_PLAIN_SELECTOR = re.compile(rf"{_PART}(?:\s*[>\s]\s*{_PART}){{0,8}}")
+_OTHER_MEDIA = re.compile(r"@media(?![^{]{0,300}\b(?:all|screen)\b)[^{]{0,300}\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}")
+_NARROW_MEDIA = re.compile(r"@media[^{]{0,300}\([^{]{0,300}\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}")
+_MEDIA_START = re.compile(r"@media[^{]{0,300}\{")
+_NEVER_SHOWN = ("[hidden]", "template", "noframes", "canvas", "dialog:not([open])")
 
 
 class PageText(NamedTuple):
@@ -65,7 +82,8 @@ class PageText(NamedTuple):
 
     :param part: ``main`` for the main content, ``whole`` for all of the page
     :param links: text and absolute URL of the links in that part
-    :param hidden_elements: how many elements with hidden text were left out
+    :param hidden_elements: how many elements with text the page's own markup hides
+    :param keeps_hidden: whether their text is part of ``text``, because the page would have hardly any other
     :param scripts: how many scripts the page has
     """
 
@@ -74,6 +92,7 @@ class PageText(NamedTuple):
     part: str
     links: list[tuple[str, str]]
     hidden_elements: int
+    keeps_hidden: bool
     scripts: int
 
 
@@ -108,19 +127,24 @@ def extract_page_text(page: str, url: str) -> PageText:
     visible = str(tree) if removed else page
     is_documentation = _has_documentation_mark(tree, page)
     container = _find_container(tree)
-    text, part, source = "", "main", container
-    if (is_documentation or len(_BLOCK.findall(visible)) >= _MIN_MARKED_BLOCKS) and (
+    text, part, source, keeps_hidden = "", "main", container, False
+    if (is_documentation or _consists_of_blocks(container or tree.body, visible)) and (
         found := _read_documentation(visible, container, is_documentation)
     ):
         text = found
     if not text:
-        text = _read_article(visible)
-        if len(text) < _MIN_ARTICLE:
-            text = _plain(visible, main=True)
-    if len(text) < _MIN_ARTICLE and len(whole := _plain(visible, main=False)) > 3 * len(text):
+        text = _read_article_or_main(visible)
+        if removed and len(text) < _SHORT_ARTICLE:
+            # Some pages hide their article until a script shows it. A short page never keeps what it hides.
+            complete = _read_article_or_main(page)
+            if len(complete) >= 3 * len(text) and len(complete) - len(text) >= _SHORT_ARTICLE:
+                text, keeps_hidden = complete, True
+    # A browser with scripts does not show the text in noscript: only a page with little other text keeps it.
+    if len(text) < _MIN_ARTICLE and len(whole := _plain(visible, main=False, noscript=True)) > 3 * len(text):
         text, part, source = whole, "whole", tree.body
     title = (tree.title or "").strip()
-    return PageText(title, _tidy(text), part, _list_links(source or tree.body, url), hidden, scripts)
+    links = _list_links(source or tree.body, url)
+    return PageText(title, _tidy(text), part, links, hidden, keeps_hidden, scripts)
 
 
 def strip_tags(page: str) -> str:
@@ -144,11 +168,11 @@ def strip_tags(page: str) -> str:
     return _tidy(html.unescape("".join(out)))
 
 
-def _plain(page: str, *, main: bool) -> str:
+def _plain(page: str, *, main: bool, noscript: bool = False) -> str:
     from resiliparse.extract.html2text import extract_plain_text  # pyright: ignore[reportMissingModuleSource]
 
     return extract_plain_text(
-        page, main_content=main, links=False, alt_texts=False, preserve_formatting=True, noscript=True
+        page, main_content=main, links=False, alt_texts=False, preserve_formatting=True, noscript=noscript
     )
 
 
@@ -160,6 +184,34 @@ def _read_article(page: str) -> str:
         return trafilatura.extract(page, favor_recall=True, include_comments=False, deduplicate=False) or ""
     except (ValueError, TypeError, RecursionError, AssertionError):  # a page that it cannot parse
         return ""
+
+
+def _read_article_or_main(page: str) -> str:
+    text = _read_article(page)
+    return text if len(text) >= _MIN_ARTICLE else _plain(page, main=True)
+
+
+def _consists_of_blocks(scope: Any, page: str) -> bool:
+    """Return whether much of the text of an element is in ``<pre>``, ``<table>`` and ``<dl>`` elements."""
+    if scope is None or len(_BLOCK.findall(page)) < _MIN_MARKED_BLOCKS:
+        return False
+    inside = sum(
+        _count_characters(one) for one in scope.query_selector_all("pre, table, dl") if not _is_nested(one, scope)
+    )
+    return inside >= _MIN_BLOCK_SHARE * _count_characters(scope)
+
+
+def _count_characters(element: Any) -> int:
+    return len(" ".join((element.text or "").split()))
+
+
+def _is_nested(element: Any, scope: Any) -> bool:
+    above = element.parent
+    while above is not None and above != scope:
+        if above.tag in ("pre", "table", "dl"):
+            return True
+        above = above.parent
+    return False
 
 
 def _read_documentation(page: str, container: Any, is_documentation: bool) -> str:
@@ -196,10 +248,12 @@ def _remove_hidden_elements(tree: Any, page: str) -> tuple[int, int]:
     """
     styles = dict.fromkeys(html.unescape(one or other) for one, other in _STYLE.findall(page))
     hiding = [one for one in styles if _hides_text(one) and not any(sign in one for sign in '"\\\n')]
-    selectors = ["[hidden]", "template", *_list_hiding_selectors(tree)]
+    selectors = [*_NEVER_SHOWN, *_list_hiding_selectors(tree)]
     selectors += [f'[style="{one}"]' for one in hiding[:_MAX_SELECTORS]]
+    coloured = [one for one in tree.document.query_selector_all("font[color]") if _hides_text(f"color:{one['color']}")]
     with_text = removed = 0
-    for one in (one for selector in selectors for one in tree.document.query_selector_all(selector)):
+    found = (one for selector in selectors for one in tree.document.query_selector_all(selector))
+    for one in itertools.chain(coloured, found):
         if one.parent is None or one.tag in ("html", "body", "head"):
             continue
         with_text += bool((one.text or "").strip())
@@ -211,11 +265,12 @@ def _remove_hidden_elements(tree: Any, page: str) -> tuple[int, int]:
 def _list_hiding_selectors(tree: Any) -> list[str]:
     style = "\n".join(one.text or "" for one in tree.document.query_selector_all("style"))[:_MAX_STYLE]
     plain = re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL)
-    outside = re.sub(r"@media[^{]{0,300}\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}", "", plain)
+    # Rules for print, or for a width of the window, say nothing about what a reader sees here.
+    general = _MEDIA_START.sub("", _NARROW_MEDIA.sub("", _OTHER_MEDIA.sub("", plain)))
     found: list[str] = []
-    for names, body in _RULE.findall(outside):
+    for names, body in _RULE.findall(general):
         if _hides_text(body):
-            found += [one for name in names.split(",") if _SIMPLE_SELECTOR.fullmatch(one := name.strip())]
+            found += [one for name in names.split(",") if _PLAIN_SELECTOR.fullmatch(one := name.strip(" \t\r\n}"))]
     return found[:_MAX_SELECTORS]
 
 
@@ -223,11 +278,38 @@ def _hides_text(style: str) -> bool:
     plain = re.sub(r"\s+", "", style.lower())
     if _HIDDEN_STYLE.search(plain):
         return True
-    ink, paper = _COLOUR.search(plain), _BACKGROUND.search(plain)
-    if ink is None:
+    ink = _COLOUR.search(plain)
+    colour = None if ink is None else _parse_colour(ink.group(1))
+    if colour is None:
         return False
-    colour = _COLOURS.get(ink.group(1), ink.group(1))
-    return colour == (_COLOURS.get(paper.group(1), paper.group(1)) if paper else "#fff")
+    if colour[3] < 0.1:
+        return True
+    background = _BACKGROUND.search(plain)
+    paper = _WHITE if background is None else _parse_colour(background.group(1))
+    return paper is not None and all(abs(colour[i] - paper[i]) <= _NEAR_COLOUR for i in range(3))
+
+
+def _parse_colour(text: str) -> tuple[float, float, float, float] | None:
+    """Return red, green, blue (0 to 255) and alpha (0 to 1) of a CSS colour without spaces; None if it is another form."""
+    if (found := _COLOUR_VALUE.match(text)) is None:
+        return None
+    if name := found["name"]:
+        return _NAMED_COLOURS[name]
+    if digits := found["hex"]:
+        if len(digits) in (3, 4):
+            digits = "".join(one * 2 for one in digits)
+        if len(digits) not in (6, 8):
+            return None
+        red, green, blue, alpha = (int(f"{digits}ff"[i : i + 2], 16) for i in (0, 2, 4, 6))
+        return red, green, blue, alpha / 255
+    try:
+        parts = [
+            float(one.rstrip("%")) * (2.55 if one.endswith("%") else 1) for one in re.split("[,/]", found["parts"])
+        ]
+    except ValueError:
+        return None
+    alpha = parts[3] if len(parts) > 3 else 1.0
+    return None if len(parts) < 3 else (parts[0], parts[1], parts[2], alpha)
 
 
 def _list_links(element: Any, url: str) -> list[tuple[str, str]]:
