@@ -172,6 +172,9 @@ async def test_each_hop_is_judged_again() -> None:
         "file:///etc/passwd",
         "javascript:alert(1)",
         "http://①⑥⑨.254.169.254/",
+        "http://[::1/",
+        "http://[x]/",
+        "http://example.org:99999/",
     ],
 )
 async def test_a_redirect_inside_or_to_what_is_no_host_is_refused(location: str) -> None:

@@ -12,7 +12,7 @@ from tests.tools.desk import Desk, refused
 from tests.web import Answer, Site, ok, redirect
 
 from handrail.contract.calls_and_results import Blob
-from handrail.contract.errors import ErrorKind
+from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.runtime.documents import document_service
@@ -367,3 +367,48 @@ async def test_a_redirect_that_would_send_the_data_elsewhere_is_returned(desk: D
             "http.post", url=site.url("/x"), body="b"
         )
         assert (found["status"], found["location"], other.asked) == (307, other.url("/y"), [])
+
+
+def list_inside_urls(port: int) -> list[str]:
+    """URLs of a service on this machine, of its metadata service, and of private networks, in 40 spellings."""
+    hosts = (
+        *(
+            "127.0.0.1",
+            "localhost",
+            "LOCALHOST.",
+            "127.1",
+            "127.0.1",
+            "0",
+            "0.0.0.0",
+            "127.255.255.254",
+            "[::1]",
+            "[::]",
+        ),
+        *("2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "017700000001", "127.0.0.1.", "[::ffff:127.0.0.1]"),
+        *("[::127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "①②⑦.0.0.1", "１２７.0.0.1", "127。0。0。1"),
+        *("169.254.169.254", "[fd00:ec2::254]", "100.100.100.200", "168.63.129.16", "192.0.0.192", "2852039166"),
+        *("[::ffff:a9fe:a9fe]", "10.0.0.1", "172.16.0.1", "192.168.0.1", "[fe80::1]", "[fc00::1]", "224.0.0.1"),
+        *("user@127.0.0.1", "93.184.216.34\\@127.0.0.1", "127.0.0.1%00.example.org", "127.0.0.1%2f.example.org"),
+    )
+    return [f"http://{host}:{port}/" for host in hosts]
+
+
+@pytest.mark.parametrize("tool", ["web_fetch", "http.post"])
+async def test_no_url_of_a_model_or_of_a_redirect_leads_inside(desk: Desk, tool: str) -> None:
+    arguments: dict[str, object] = {"json": {"a": 1}} if tool == "http.post" else {}
+    async with Site({"*": ok(b"SECRET")}) as inside, Site({}) as site:
+        public = replace(desk, hosts=("*:*", site.authority))
+        urls = list_inside_urls(inside.port)
+        for number, url in enumerate(urls):
+            with pytest.raises(ToolError) as error:
+                await public.call(tool, url=url, **arguments)
+            assert error.value.kind in ("denied", "invalid_input"), (url, error.value)
+            site.routes[f"/{number}"] = redirect(url, status="307 Moved" if tool == "http.post" else "302 Found")
+            if tool == "web_fetch":
+                with pytest.raises(ToolError) as error:
+                    await public.call(tool, url=site.url(f"/{number}"))
+                assert error.value.kind == "denied", (url, error.value)
+            else:
+                assert "SECRET" not in str(await public.call(tool, url=site.url(f"/{number}"), **arguments))
+        assert len(urls) == 40 and inside.asked == []
+        assert len(site.asked) == 40

@@ -266,7 +266,10 @@ class CheckedNet:
         on_body: Callable[[bytes], None] | None = None,
     ) -> HttpResponse:
         fields = _check_request(method, headers or {}, max_bytes, timeout_ms, max_redirects)
-        address = _parse_url(url, "")
+        try:
+            address = parse_url(url)
+        except ValueError as error:
+            raise ToolError(str(error), kind="invalid_input") from None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._follow_redirects(
@@ -391,13 +394,6 @@ def _check_request(
     return [(name.lower(), value) for name, value in headers.items()]
 
 
-def _parse_url(url: str, why: str) -> ParsedUrl:
-    try:
-        return parse_url(url)
-    except ValueError as error:
-        raise ToolError(f"{why}{error}", kind="denied" if why else "invalid_input") from None
-
-
 def _build_head(address: ParsedUrl, method: str, fields: HeaderFields, body: bytes) -> HeaderFields:
     names = {name for name, _ in fields}
     head: HeaderFields = [
@@ -429,10 +425,15 @@ def _build_redirected_request(
     location = next((value for name, value in told if name == "location"), None)
     if status not in _REDIRECTS or location is None:
         return None
-    target = urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED))
-    following = _parse_url(
-        target, f"{address.host} redirects to {quote_excerpt(location, 200)}, which cannot be followed: "
-    )
+    try:
+        following = parse_url(urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED)))
+    except ValueError as error:
+        if body and not _becomes_get(status, method):
+            return None  # the first server has the body, so its answer counts
+        raise ToolError(
+            f"{address.host} redirects to {quote_excerpt(location, 200)}, which cannot be followed: {error}",
+            kind="denied",
+        ) from None
     if _becomes_get(status, method):
         method, body = "GET", b""
         fields = [field for field in fields if field[0] not in _BODY_FIELDS]
