@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from demos.tour.facts import Facts
-from demos.tour.listener import Listener
+from demos.tour.listener import Listener, PageServer
 from demos.tour.project import (
     HELPER,
     KEY,
@@ -36,7 +36,7 @@ class Effect:
     found: str = ""
 
 
-def while_open(project: Project, facts: Facts, listener: Listener, *, confined: bool) -> list[Effect]:
+def while_open(project: Project, facts: Facts, listener: Listener, page: PageServer, *, confined: bool) -> list[Effect]:
     """What can be seen as long as the session is open: its sidecar lies in a folder that goes with it."""
     effects = [_edits(project), _parallel(facts), _sidecar(facts), _outside(project, facts)]
     effects.append(_injected(project, facts, listener, confined=confined))
@@ -47,6 +47,7 @@ def while_open(project: Project, facts: Facts, listener: Listener, *, confined: 
             _waited(facts),
             _job(facts),
             _external(facts),
+            _page(facts, page),
             _curl(facts),
             _no_network(facts, listener),
             _commit(project, facts),
@@ -204,6 +205,14 @@ def _external(facts: Facts) -> Effect:
     confined = result is not None and result.metadata.get("sandbox") not in (None, "none", "runtime")
     there = confined and found == {"orders": len(wanted), "cents": sum(wanted)}
     return Effect("the external tool answered from its sandbox", there, f"{found}, {result and result.error_text}")
+
+
+def _page(facts: Facts, page: PageServer) -> Effect:
+    name = "the page was fetched once, without its navigation and its hidden text"
+    fact = facts.calls.get("page")
+    text = "" if fact is None else str(fact.field("text"))
+    there = page.requests == 1 and "tea" in text and "250" in text and "Contact" not in text and "key" not in text
+    return Effect(name, there, f"{page.requests} requests; {text!r}; {fact and fact.result.error_text}")
 
 
 def _curl(facts: Facts) -> Effect:

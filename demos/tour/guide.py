@@ -12,7 +12,7 @@ from demos.demonstration import CANNOT_START, ERROR, OUTPUT, Interruption, own_f
 from demos.tour import effects, project
 from demos.tour.effects import Effect
 from demos.tour.facts import Fact, Facts
-from demos.tour.listener import Listener
+from demos.tour.listener import Listener, PageServer
 from demos.tour.project import Project
 from demos.tour.scenes import COMMIT, TASK, Scene, scenes, script
 from demos.tour.watching import View
@@ -59,17 +59,26 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
     with own_folder("handrail-tour-", keep=keep) as folder:
         place = project.make(folder)
         facts = Facts()
-        async with open_kernel(place.workspace, state=place.state, config=place.config, frontend="cli") as kernel:
+        async with (
+            _serving() as page,
+            open_kernel(
+                place.workspace,
+                state=place.state,
+                config=place.config,
+                agent=project.make_agent(page.address),
+                frontend="cli",
+            ) as kernel,
+        ):
             confined = kernel.sandbox_tier.is_confining
             _welcome(view, kernel, place)
             async with _listening(confined) as listener:
                 session = await kernel.session(approval_handler=ScriptedPerson())
-                played = scenes(place, listener.port, confined=confined)
+                played = scenes(place, listener.port, page.port, confined=confined)
                 await _play(view, kernel, session, played, facts, interruption)
                 if interruption.happened:
                     return ERROR
                 _read_sidecar(facts)
-                found = effects.while_open(place, facts, listener, confined=confined)
+                found = effects.while_open(place, facts, listener, page, confined=confined)
                 diff = place.diff(committed=confined)
                 await session.close()
             withheld = [entry for entry in kernel.generation.entries.values() if entry.unavailable_reason is not None]
@@ -242,5 +251,20 @@ async def _listening(confined: bool) -> AsyncGenerator[Listener]:
         try:
             listener = await stack.enter_async_context(Listener.open()) if confined else Listener()
         except OSError as error:
-            raise StartError(f"the tour listens on 127.0.0.1, which is not to be had: {error.strerror}") from None
+            raise _cannot_listen(error) from None
         yield listener
+
+
+@asynccontextmanager
+async def _serving() -> AsyncGenerator[PageServer]:
+    """The server with the page that the agent may fetch."""
+    async with AsyncExitStack() as stack:
+        try:
+            page = await stack.enter_async_context(PageServer.open())
+        except OSError as error:
+            raise _cannot_listen(error) from None
+        yield page
+
+
+def _cannot_listen(error: OSError) -> StartError:
+    return StartError(f"The tour cannot listen on 127.0.0.1: {error.strerror}. Check the loopback interface.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from demos.demonstration import git, put
 
@@ -142,12 +143,21 @@ _MANIFEST = {
 
 RULES = (
     "allow edit shop/**",
+    "allow web_fetch 127.0.0.1:*",
     "allow bash python3 -m unittest",
     "allow bash python3 scripts/publish.py *",
     "allow bash git diff *",
     "ask bash git commit …",
     "deny bash curl *",
 )
+
+
+def make_agent(page: str) -> dict[str, Any]:
+    """Return the manifest of the tour's agent, whose ``web_fetch`` reaches one server on this machine.
+
+    :param page: address of that server
+    """
+    return {"id": "shopkeeper", "requires": {"tools": {"web_fetch": {"net": {"hosts": [page]}}}}}
 
 
 @dataclass(frozen=True, slots=True)

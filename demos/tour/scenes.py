@@ -13,7 +13,7 @@ NOWHERE = "192.0.2.1:443"
 """An address that is kept for documentation: nobody has it."""
 COMMIT = "git commit --quiet --all --message 'Bulk price from ten pieces on, cents on the receipt'"
 TASK = "Two tests of this shop fail. Find out why, fix it, and look after the open orders."
-_CONFINED = frozenset({"bash", "ledger.total", "wait"})
+_CONFINED = frozenset({"bash", "ledger.total", "wait", "web_fetch"})
 """The tools of the script that start programs, and the one that waits for them. What else it uses does without a sandbox."""
 
 
@@ -40,13 +40,14 @@ def _expect(of: str, at: str, **check: Any) -> RequestExpectation:
     return RequestExpectation.model_validate({"result": [{"call": of, "path": at, **check}]})
 
 
-def scenes(project: Project, port: int, *, confined: bool) -> list[Scene]:
+def scenes(project: Project, port: int, page_port: int, *, confined: bool) -> list[Scene]:
     """The scenes that can be played.
 
     :param port: of a listener on the loopback interface of this machine
+    :param page_port: of the server with the page to fetch
     :param confined: whether programs can be started; without, what starts one is left out
     """
-    played = _all(project, port, confined=confined)
+    played = _all(project, port, page_port, confined=confined)
     if confined:
         return played
     kept: list[Scene] = []
@@ -62,7 +63,7 @@ def script(played: Sequence[Scene]) -> ModelScript:
     return ModelScript(turns=tuple(ScriptedTurn(text=one.says, calls=one.calls, expect=one.expect) for one in played))
 
 
-def _all(project: Project, port: int, *, confined: bool) -> list[Scene]:
+def _all(project: Project, port: int, page_port: int, *, confined: bool) -> list[Scene]:
     waiting = " The tests need the whole workspace: they wait for both, without being told to." if confined else ""
     return [
         Scene(
@@ -137,6 +138,13 @@ def _all(project: Project, port: int, *, confined: bool) -> list[Scene]:
             "started in a sandbox where that is all it can do.",
             "There is a tool that adds them up.",
             (_call("total", "ledger.total", path="data/orders.csv", status="open"),),
+        ),
+        Scene(
+            "A page from the web",
+            "The agent's manifest opens one server, and a rule allows it. The model gets the text of the page: "
+            "without the navigation, and without the hidden sentence that gives it orders.",
+            "The price list of the supplier should have the cents.",
+            (_call("page", "web_fetch", url=f"http://127.0.0.1:{page_port}/prices"),),
         ),
         Scene(
             "A call to the network, refused by a rule",

@@ -60,8 +60,8 @@ def test_the_tour_shows_every_effect_in_plain_text_and_leaves_nothing_behind(pla
     done = toured(places)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "All 18 effects are there." in done.stdout
-    assert done.stdout.count("   ✓ ") == 18
+    assert "All 19 effects are there." in done.stdout
+    assert done.stdout.count("   ✓ ") == 19
     assert "intact: " in done.stdout
     assert "+        if quantity >= BULK_FROM:" in done.stdout.replace("+    if", "+        if")
     assert "denied by the rule 'deny bash curl *'" in done.stdout
@@ -140,7 +140,7 @@ def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour_also_wit
     ]
     done = toured({**places, "PYTHONIOENCODING": "ascii"}, within=[*user, "--"])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All 18 effects are there." in done.stdout
+    assert "All 19 effects are there." in done.stdout
     assert done.stdout.count("   + ") >= 18 and "\\u" not in done.stdout
 
 
@@ -176,10 +176,10 @@ def test_an_interrupted_tour_exits_with_130_and_cleans_up(places: dict[str, str]
 async def _toured_without(monkeypatch: pytest.MonkeyPatch, *labels: str) -> int:
     """The tour with a model that leaves some calls out."""
 
-    def fewer(project: Project, port: int, *, confined: bool) -> list[Scene]:
+    def fewer(project: Project, port: int, page_port: int, *, confined: bool) -> list[Scene]:
         return [
             replace(scene, calls=tuple(c for c in scene.calls if c.label not in labels), expect=RequestExpectation())
-            for scene in scenes(project, port, confined=confined)
+            for scene in scenes(project, port, page_port, confined=confined)
             if not scene.calls or {c.label for c in scene.calls} - set(labels)
         ]
 
@@ -225,7 +225,7 @@ async def test_each_effect_that_is_not_there_is_listed_and_the_exit_code_is_1(
     missing = [line for line in missing if ". Instead: " in line]
     assert len(missing) == len(lacking), shown
     assert all(any(line.startswith(name) for line in missing) for name in lacking), missing
-    assert f"{len(lacking)} of 18 effects are not there." in shown
+    assert f"{len(lacking)} of 19 effects are not there." in shown
 
 
 @needs_sandbox
