@@ -44,7 +44,10 @@ def call(number, params):
     if token is not None:
         put(json.dumps({"jsonrpc": "2.0", "method": "notifications/progress",
                         "params": {"progressToken": token, "progress": 1, "total": 2, "message": "half"}}))
-    answer(number, result(params["name"], params["arguments"]))
+    found = result(params["name"], params["arguments"])
+    asked = {k: v for k, v in (params.get("_meta") or {}).items() if k != "progressToken"}
+    found["_meta"] = {**found.get("_meta", {}), **({"example.com/asked": asked} if asked else {})}
+    answer(number, found)
 """
 
 
@@ -56,7 +59,8 @@ async def seen_by(client: Client, name: str) -> tuple[dict[str, Any], dict[str, 
         told.append((progress, total, message))
 
     tool = next(one for one in (await client.list_tools()).tools if one.name == name)
-    result = await client.call_tool(name, {"city": "Bern"}, progress_callback=note)
+    meta: Any = {"example.com/tenant": "blue", "traceparent": "00-1-2-01", "handrail/sandbox": "none"}
+    result = await client.call_tool(name, {"city": "Bern"}, progress_callback=note, meta=meta)
     return _to_json(tool), _to_json(result), told
 
 
@@ -86,6 +90,8 @@ async def test_what_a_server_says_of_tools_and_results_travels_marked_as_its_own
     assert answered["content"] == result["content"]
     assert answered["_meta"]["example.com/trace"] == "abc" and answered["_meta"]["handrail/sandbox"] != "none"
     assert answered["_meta"]["handrail/untrusted_source"] == "mcp server t"
+    asked = answered["_meta"]["example.com/asked"]
+    assert asked == {"example.com/tenant": "blue", "traceparent": "00-1-2-01"}, "without the names of Handrail"
     assert told == progress == [(1, 2, "half")]
 
 

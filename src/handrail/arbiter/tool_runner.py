@@ -116,6 +116,7 @@ class ToolRunner:
                 )
                 runtime.read_only = call.read_only
                 runtime.confinement = call.confinement
+                runtime.client_meta = call.proposed.client_meta or runtime.client_meta
                 runtime.split_shell_text = argv_of_single_program_text
         try:
             if left_off is not None:

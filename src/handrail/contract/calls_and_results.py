@@ -111,6 +111,7 @@ class ProposedCall(NamedTuple):
         the call is recorded and answered with this text
     :param problem_kind: the error kind of that answer: ``limit`` if no budget is left for the call, ``cancelled`` if a
         stop came first
+    :param client_meta: the ``_meta`` of an MCP client's request, for an MCP server that the call reaches
     """
 
     name: str
@@ -118,6 +119,7 @@ class ProposedCall(NamedTuple):
     provider_id: str | None = None
     problem: str | None = None
     problem_kind: ErrorKind = DEFAULT_PROBLEM_KIND
+    client_meta: Mapping[str, Any] | None = None
 
 
 class CallAnswer(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from handrail.contract.approval_requests import ApprovalHandler
@@ -205,6 +206,8 @@ class CallRuntime:
     """The partial result to return if the tool is stopped."""
     read_only: bool = False
     """Whether programs find everything read-only, whatever the tool declared."""
+    client_meta: Mapping[str, Any] = MappingProxyType({})
+    """The metadata of the client's request."""
     confinement: CallConfinement | None = None
     """The narrow sandbox of a call under a rule with ``{confined}``."""
     split_shell_text: Callable[[str], Sequence[str] | None] | None = None

@@ -41,7 +41,7 @@ MAX_ID = 49
 """Characters of an id: clients put ``mcp__handrail__`` before it, and models take names of 64 characters."""
 _DIGEST = 8
 MAX_META_BYTES = 16 * 1024
-"""Bytes of a result's ``_meta`` that travel with it."""
+"""Bytes of the ``_meta`` that travel with a call or a result."""
 _HEADER = "x-mcp-header"
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _MISSING_CAPABILITY = -32021
@@ -159,6 +159,16 @@ def strip_own_metadata(meta: object) -> dict[str, Any]:
     return {key: value for key, value in given.items() if not key.startswith("handrail/")}
 
 
+def select_client_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a client's ``_meta`` is for the server, or nothing if it is too large.
+
+    Names of the protocol and of Handrail are about the client's own connection.
+    """
+    own = ("handrail/", "io.modelcontextprotocol/", "modelcontextprotocol.io/")
+    found = {key: value for key, value in meta.items() if key != "progressToken" and not key.startswith(own)}
+    return found if len(encode_message(found)) <= MAX_META_BYTES else {}
+
+
 def is_same_definition(one: JsonItem, other: JsonItem) -> bool:
     """Return whether two listed tools differ in nothing but an order without meaning."""
     return one is other or one == other or _to_ordered(one) == _to_ordered(other)
@@ -249,7 +259,9 @@ class McpTool(Tool):
                 )
 
         headers = self.header_fields_from_args(args) if self._headers else None
-        fields = {"name": self.name, "arguments": args}
+        fields: dict[str, Any] = {"name": self.name, "arguments": args}
+        if asked := select_client_metadata(runtime.client_meta):
+            fields["_meta"] = asked
         before: dict[str, tuple[int, int]] = {}
         if self.definition.transport == "stdio":
             await upstream.ensure_connected()

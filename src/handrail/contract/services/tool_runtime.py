@@ -296,6 +296,11 @@ class Runtime(Protocol):
         ...
 
     @property
+    def client_meta(self) -> Mapping[str, Any]:
+        """The ``_meta`` of the request with which an MCP client made this call. Empty for other calls."""
+        ...
+
+    @property
     def workdir(self) -> str:
         """The absolute, canonical path of the workspace."""
         ...

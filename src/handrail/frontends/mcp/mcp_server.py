@@ -311,7 +311,8 @@ class McpRequestHandlers:
             if entry is not None:
                 self._tasks.check_background_call(line, entry.spec, arguments)
             spec = entry.spec if entry is not None else None
-            found = await self._run_call(client_state, line, params, ProposedCall(name, arguments), spec)
+            proposed = ProposedCall(name, arguments, client_meta=_request_meta(context) or None)
+            found = await self._run_call(client_state, line, params, proposed, spec)
             if not isinstance(found, CallAnswer):
                 return found
             result = found.model

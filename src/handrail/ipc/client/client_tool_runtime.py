@@ -173,6 +173,10 @@ class ClientToolRuntime:
         return WIRE_CODEC.get_type_form(UserContext | None).read(self._context["user_context"])
 
     @property
+    def client_meta(self) -> Mapping[str, Any]:
+        return self._context["client_meta"]
+
+    @property
     def workdir(self) -> str:
         return self._context["workdir"]
 

@@ -57,13 +57,15 @@ class TriggerClassRef:
 def decode_written_call(value: Any) -> ProposedCall:
     """Read what :func:`~handrail.ipc.codec.wire_encoding.write_call` writes."""
     given = expect_list(value)
-    if len(given) != 5:
-        raise MalformedData("expected a call as name, arguments, provider id, fault and kind of fault")
-    name, arguments, provider_id, fault, kind = given
+    if len(given) != 6:
+        raise MalformedData("expected a call as name, arguments, provider id, fault, kind of fault and metadata")
+    name, arguments, provider_id, fault, kind, client_meta = given
     if type(name) is not str or type(arguments) is not str or type(kind) is not str or kind not in ERROR_KINDS:
         raise MalformedData("expected the name and the arguments of a call as texts, and a kind of fault")
     if any(one is not None and type(one) is not str for one in (provider_id, fault)):
         raise MalformedData("expected the provider id and the fault of a call as texts")
+    if client_meta is not None and not isinstance(client_meta, dict):
+        raise MalformedData("expected the metadata of a call as an object")
     return wire_encoding.read_call(given)
 
 

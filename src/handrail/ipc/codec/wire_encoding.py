@@ -408,17 +408,17 @@ def write_call(call: ProposedCall) -> list[Any]:
         except (TypeError, ValueError, RecursionError) as error:
             text = "{}"
             fault = fault or f"the arguments are not JSON values: {str(error)[:200]}"
-    return [call.name, text, call.provider_id, fault, call.problem_kind]
+    return [call.name, text, call.provider_id, fault, call.problem_kind, call.client_meta]
 
 
 def read_call(data: Any) -> ProposedCall:
-    name, text, provider_id, fault, fault_kind = data
+    name, text, provider_id, fault, fault_kind, client_meta = data
     try:
         arguments: str | bytes = text
         text.encode()
     except UnicodeEncodeError:  # invalid UTF-8, or half a character: kept unchanged
         arguments = text.encode("utf-8", "surrogateescape") if _is_escaped(text) else text
-    return ProposedCall(name, arguments, provider_id, fault, fault_kind)
+    return ProposedCall(name, arguments, provider_id, fault, fault_kind, client_meta)
 
 
 def _is_escaped(text: str) -> bool:

@@ -339,6 +339,7 @@ def _get_constant_call_values(runtime: Runtime, *, clients: bool) -> Message:
         "agent": runtime.agent,
         "topic": runtime.topic,
         "user_context": WIRE_CODEC.encode_value(UserContext | None, runtime.user_context),
+        "client_meta": dict(runtime.client_meta),
         "workdir": runtime.workdir,
         "capabilities": WIRE_CODEC.encode_value(CapabilitySet, runtime.capabilities),
         "config": dict(runtime.config),

@@ -23,7 +23,7 @@ from handrail.ipc.wire.message_frames import Message, encode_frame
 from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationTable, logger
 from handrail.ipc.wire.peer_connection import IpcConnection, explain_user_mismatch, read_peer_credentials
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The version of the messages. Two processes with different versions cannot communicate."""
 
 GREETING_SECONDS = 5.0
