@@ -62,6 +62,7 @@ class PatchHunk:
     :param is_at_end: whether the patch says that it ends with the file
     :param lacks_end: whether the patch says that the last line has no line end, before and after
     :param loose_tail: how many empty lines at the end may only separate it from what follows
+    :param has_returns: whether its added lines end with a carriage return, unlike the headers of the patch
     """
 
     number: int
@@ -72,6 +73,7 @@ class PatchHunk:
     is_at_end: bool = False
     lacks_end: tuple[bool, bool] = (False, False)
     loose_tail: int = 0
+    has_returns: bool = False
 
     @property
     def old(self) -> tuple[str, ...]:
@@ -131,6 +133,11 @@ class PatchPaths(NamedTuple):
     written: tuple[str, ...]
     removed: frozenset[str]
 
+    @property
+    def named(self) -> list[str]:
+        """All paths."""
+        return [*dict.fromkeys((*self.written, *self.read))]
+
 
 def list_patch_paths(text: str) -> PatchPaths:
     """Return the paths of a patch.
@@ -155,7 +162,11 @@ def parse_patch(text: str) -> tuple[PatchSection, ...]:
             "large files with a program.",
             kind="limit",
         )
-    lines = _strip_wrapping([line.removesuffix("\r") for line in text.split("\n")])
+    raw = _strip_wrapping(text.split("\n"))
+    lines = [line.removesuffix("\r") for line in raw]
+    returns: frozenset[int] = frozenset()
+    if "\r" in text and not raw[0].endswith("\r"):  # the files have them, not the text as a whole
+        returns = frozenset(at for at, line in enumerate(raw) if line.endswith("\r"))
     if not any(line.strip() for line in lines):
         raise _invalid("The patch is empty.")
     is_marked = False
@@ -165,7 +176,7 @@ def parse_patch(text: str) -> tuple[PatchSection, ...]:
             break
         if line.startswith((_GIT_HEAD, "--- ", "@@ ")):
             break
-    reader = _MarkedReader(lines) if is_marked else _UnifiedReader(lines)
+    reader = _MarkedReader(lines, returns) if is_marked else _UnifiedReader(lines, returns)
     sections = tuple(_merge_updates(reader.read_sections()))
     if not sections:
         raise _invalid("The patch names no file.")
@@ -175,7 +186,8 @@ def parse_patch(text: str) -> tuple[PatchSection, ...]:
             f"{MAX_SECTIONS:,} files and {MAX_HUNKS:,} hunks are possible. Split it into several calls.",
             kind="limit",
         )
-    _check_carriage_returns(text, sections)
+    for section in sections:
+        _check_effect(section, has_returns=bool(returns))
     return sections
 
 
@@ -256,16 +268,22 @@ def _check_path(path: str) -> str:
     return path
 
 
-def _check_carriage_returns(text: str, sections: Sequence[PatchSection]) -> None:
-    """Refuse a patch that changes only line ends, since those of a file are kept."""
-    if "\r" not in text:
+def _check_effect(section: PatchSection, *, has_returns: bool) -> None:
+    """Refuse a section that changes nothing.
+
+    :raises ToolError: ``invalid_input``
+    """
+    if section.kind != "update" or section.to is not None or section.is_executable is not None:
         return
-    for section in sections:
-        if section.kind == "update" and section.hunks and not any(hunk.changes_text for hunk in section.hunks):
-            raise _invalid(
-                f"The hunks of {quote_excerpt(section.path, 200)} change only line ends.",
-                "A patch keeps the line ends of a file. Convert them with a program, such as sed or unix2dos.",
-            )
+    if any(hunk.changes_text for hunk in section.hunks):
+        return
+    shown = quote_excerpt(section.path, 200)
+    if has_returns:
+        raise _invalid(
+            f"The hunks of {shown} change only line ends.",
+            "A patch keeps the line ends of a file. Convert them with a program, such as sed or unix2dos.",
+        )
+    raise _invalid(f"The hunks of {shown} change nothing.", "Begin removed lines with `-` and added lines with `+`.")
 
 
 class _HunkBuilder:
@@ -275,8 +293,9 @@ class _HunkBuilder:
         self.lines: list[HunkLine] = []
         self.loose_tail = 0
         self._lacks_end = [False, False]
+        self._added = self._returns = 0
 
-    def add(self, line: str) -> bool:
+    def add(self, line: str, *, has_return: bool) -> bool:
         """Add a line of the patch, and return whether it belongs to a hunk."""
         if line == "":
             self.loose_tail += 1
@@ -292,6 +311,8 @@ class _HunkBuilder:
         if sign == " " or sign == "-" or sign == "+":
             self.loose_tail = 0
             self.lines.append(HunkLine(sign, line[1:]))
+            self._added += sign == "+"
+            self._returns += sign == "+" and has_return
             return True
         return False
 
@@ -306,14 +327,19 @@ class _HunkBuilder:
             is_at_end or any(self._lacks_end),
             (self._lacks_end[0], self._lacks_end[1]),
             self.loose_tail,
+            0 < self._added == self._returns,
         )
 
 
 @dataclass(slots=True)
 class _PatchReader:
-    """A position in the lines of a patch."""
+    """A position in the lines of a patch.
+
+    :param returns: the indexes of the lines that had a carriage return at the end
+    """
 
     lines: list[str]
+    returns: frozenset[int]
     at: int = 0
     _blank: tuple[int, int] = (0, 0)
     """A run of blank lines that was found last."""
@@ -437,7 +463,7 @@ class _MarkedReader(_PatchReader):
                 break
             if line.startswith("*** "):
                 break
-            if not builder.add(line):
+            if not builder.add(line, has_return=self.at in self.returns):
                 raise self._unexpected(line, f"within hunk {number} of {path}")
             self.at += 1
         if not builder.lines:
@@ -538,7 +564,7 @@ class _UnifiedReader(_PatchReader):
         while (line := self.line) is not None and self.at != end:
             if end is None and self._ends_hunk():
                 break
-            if not builder.add(line):
+            if not builder.add(line, has_return=self.at in self.returns):
                 raise self._unexpected(line, f"within hunk {number} of {path}")
             self.at += 1
         if end is not None:
