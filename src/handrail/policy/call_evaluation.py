@@ -15,7 +15,7 @@ from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec, find_patch_arguments
 from handrail.policy.call_targets import (
     UNNAMEABLE_ARGV,
     CallTarget,
@@ -72,6 +72,7 @@ class ToolPolicy:
         "_caps",
         "_constant",
         "_covered",
+        "_deleting",
         "_reader",
         "_reading",
         "_shipped_reading",
@@ -103,6 +104,10 @@ class ToolPolicy:
         self._covered: dict[str, Callable[[str], object]] = {}
         self._watched: nested_commands.WatchedPrograms | None = None
         self._shipped_reading: RuleRanking | None = None
+        deleting = replace(spec, id="file.delete") if find_patch_arguments(spec.parameters) else None
+        self._deleting = deleting and rank_book(
+            rules, lambda rule: is_about_tool(rule, deleting, None) and not about(rule), "path"
+        )
         self._reader = TargetReader(spec)
         self._reading: ToolPolicy | None = None
         """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""
@@ -261,6 +266,9 @@ class ToolPolicy:
         if self.kind != "arguments":
             tool = self.tool_rules.find_winner(subject) if self.tool_rules.ranked else None
         action, rule = self.decide_by_rules(tool, target.capability, subject)
+        own = self._deleting.find_winner(subject) if self._deleting and target.losses is not None else None
+        if own is not None and STRICTNESS[own.rule.action] > STRICTNESS[action]:
+            action, rule = own.rule.action, own.rule
         if (
             action == "allow"
             and target.capability == "fs.write"

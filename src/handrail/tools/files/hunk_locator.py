@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal, NamedTuple
 
 from handrail.contract.errors import ToolError, quote_excerpt
@@ -25,8 +25,10 @@ GRADES: tuple[MatchGrade, ...] = ("exact", "blanks", "indent", "typography")
 
 _MOST_PLACES = 200
 """The places at which one hunk is compared further."""
-_MOST_WORK = 30_000_000
+_MOST_WORK = 10_000_000
 """The compared lines of one file."""
+_MOST_SCOPES = 50
+"""The places of one anchor."""
 _MOST_ROUNDS = 8
 """How often evidence about one hunk is used for the others."""
 _MOST_EXPLAINED = 4
@@ -118,13 +120,13 @@ class FileLines:
         """Return whether these lines are exactly here."""
         return start >= 0 and list(self.bodies[start : start + len(wanted)]) == list(wanted)
 
-    def find_line(self, text: str) -> list[int]:
+    def find_line(self, text: str) -> Sequence[int]:
         """Return the indexes of the lines that are ``text`` without the blanks around it, or else begin with it."""
         for grade in ("indent", "typography"):
             keys = self._keys_of(grade, grade, as_shown=False)
             sought = _make_key(text, grade)
             if found := self._positions_of(grade).get(sought):
-                return list(found)
+                return found
             self._count_work(len(keys))
             if found := [at for at, key in enumerate(keys) if key.startswith(sought)]:
                 return found
@@ -248,16 +250,22 @@ def _find_candidates(file: FileLines, hunk: PatchHunk, *, is_brief: bool) -> lis
 
 
 def _find_scopes(file: FileLines, anchors: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Return the blocks that the anchors of a hunk begin, each within the one before; None if one is missing."""
+    """Return the blocks that the anchors of a hunk begin, each within the one before; None if one is missing.
+
+    :raises HunkMismatch: if an anchor occurs too often
+    """
     scopes = [(-1, len(file.bodies))]
     for anchor in anchors:
-        lines = file.find_line(anchor)
-        inner = [line for line in lines if any(first < line < end for first, end in scopes)]
+        within = (line for line in file.find_line(anchor) if any(first < line < end for first, end in scopes))
+        inner = list(islice(within, _MOST_SCOPES + 1))
         if not inner:
             return None
+        if len(inner) > _MOST_SCOPES:
+            raise HunkMismatch(
+                f"The line {quote_excerpt(anchor, 200)} of its `@@` occurs more than {_MOST_SCOPES} times. Name a more "
+                "distinctive line."
+            )
         scopes = [(line, file.find_block_end(line)) for line in inner]
-        if len(scopes) > _MOST_SHOWN:
-            return scopes
     return scopes
 
 
