@@ -13,12 +13,13 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from handrail.contract.services.file_services import FileChange
+from handrail.contract.tool.requires import Capability
 from handrail.runtime.files.joint_changes import ChangeJournal
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
@@ -82,9 +83,13 @@ def fill(root: Path) -> None:
         (root / path).chmod(mode)
 
 
-def change(root: Path, journal: Path) -> Awaitable[object]:
-    files = RootedFiles(SessionRoots(root), SeenFileHashes(), lambda *_: None, journal=ChangeJournal(journal))
-    return files.change_together(CHANGES)
+def allow_all(capability: Capability, target: str | Sequence[str]) -> str | None:
+    return None
+
+
+async def change(root: Path, journal: Path) -> None:
+    files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=ChangeJournal(journal))
+    await files.change_together(CHANGES)
 
 
 def fork_killed(root: Path, journal: Path, last: int) -> int:
@@ -92,7 +97,7 @@ def fork_killed(root: Path, journal: Path, last: int) -> int:
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         counter = LineCounter(last)
-        asyncio.run(change(root, journal))  # pyright: ignore[reportArgumentType] - a coroutine
+        asyncio.run(change(root, journal))
         os.write(writer, str(counter.count).encode())
         os._exit(0)
     os.close(writer)

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.runtime.kill_points import CHANGES, NEW, OLD, fill, read_tree
+from tests.runtime.kill_points import CHANGES, NEW, OLD, allow_all, fill, read_tree
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileChange
@@ -53,7 +53,7 @@ def root(tmp_path: Path) -> Path:
 
 def open_files(root: Path) -> RootedFiles:
     journal = ChangeJournal(root.parent / "journal")
-    return RootedFiles(SessionRoots(root), SeenFileHashes(), lambda *_: None, journal=journal)
+    return RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=journal)
 
 
 async def test_all_files_change_together(root: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_damaged_journal_is_removed_and_a_missing_workspace_keeps_its_journal(
 
 
 async def test_without_a_journal_several_files_are_not_changed(root: Path) -> None:
-    files = RootedFiles(SessionRoots(root), SeenFileHashes(), lambda *_: None)
+    files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all)
     with pytest.raises(ToolError, match="one at a time"):
         await files.change_together(CHANGES)
     assert read_tree(root) == OLD

@@ -346,7 +346,7 @@ async def _update(section: PatchSection, before: bytes) -> PatchedFile:
         raise ToolError(f"{section.path} is a binary file. Only text can be patched.", kind="invalid_input")
     check_line_count(section.path, before)
     size = len(before) + sum(len(line.text) for hunk in hunks for line in hunk.lines)
-    return await _run_in_thread_if_large(size, lambda: _apply_hunks(section, hunks, before))
+    return await _run_in_thread_if_large(size, lambda: apply_hunks(section, hunks, before))
 
 
 async def _run_in_thread_if_large(size: int, work: Callable[[], _T]) -> _T:
@@ -359,7 +359,7 @@ def _split_bodies(text: str) -> list[str]:
     return [line.removesuffix(mark).removesuffix("\r") for line in split_lines(text, mark)]
 
 
-def _apply_hunks(section: PatchSection, hunks: Sequence[PatchHunk], before: bytes) -> PatchedFile:
+def apply_hunks(section: PatchSection, hunks: Sequence[PatchHunk], before: bytes) -> PatchedFile:
     file, notes = read_file_text(before), EscapeNotes()
     if not hunks:
         return PatchedFile(section, "updated", file, file.text)
