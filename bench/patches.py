@@ -96,7 +96,7 @@ def write_unified(case: Case) -> str:
 def write_marked(case: Case) -> str:
     out = ["*** Begin Patch"]
     for file in case.files:
-        out.append(f"*** {({'A': 'Add', 'D': 'Delete'}.get(file.kind, 'Update'))} File: {file.path}")
+        out.append(f"*** { ({'A': 'Add', 'D': 'Delete'}.get(file.kind, 'Update')) } File: {file.path}")
         if file.kind == "D":
             continue
         for hunk in file.hunks:
@@ -109,21 +109,19 @@ def write_marked(case: Case) -> str:
 
 
 def run_git(repository: Path, *arguments: str) -> bytes:
-    return subprocess.run(("git", "-C", str(repository), *arguments), capture_output=True, check=True).stdout  # noqa: S603, S607
+    return subprocess.run(("git", "-C", str(repository), *arguments), capture_output=True, check=True).stdout
 
 
 def read_case(repository: Path, commit: str, context: int) -> Case | None:
     """Return a commit that changes a few text files; None for others."""
     names = run_git(repository, "diff", "--no-renames", "--name-status", "-z", f"{commit}^", commit).split(b"\0")
-    changed = [(kind.decode(), path.decode("utf-8", "replace")) for kind, path in zip(names[::2], names[1::2])]
+    changed = [
+        (kind.decode(), path.decode("utf-8", "replace")) for kind, path in zip(names[::2], names[1::2], strict=False)
+    ]
     if not 0 < len(changed) <= MOST_FILES or any(kind not in "MAD" for kind, _ in changed):
         return None
     before, after = (
-        {
-            path: run_git(repository, "show", f"{at}:{path}")
-            for kind, path in changed
-            if kind != missing
-        }
+        {path: run_git(repository, "show", f"{at}:{path}") for kind, path in changed if kind != missing}
         for at, missing in ((f"{commit}^", "A"), (commit, "D"))
     )
     if any(b"\0" in data or b"\r" in data or not data.endswith(b"\n") for data in (*before.values(), *after.values())):
@@ -131,7 +129,7 @@ def read_case(repository: Path, commit: str, context: int) -> Case | None:
     text = run_git(repository, "diff", "--no-renames", f"-U{context}", f"{commit}^", commit).decode("utf-8", "replace")
     if len(text) > MOST_BYTES or "\ufffd" in text or "\nold mode" in text or " file mode 120000" in text:
         return None
-    files = tuple(parse_diff(text, dict((path, kind) for kind, path in changed)))
+    files = tuple(parse_diff(text, {path: kind for kind, path in changed}))
     return Case(before, after, files) if len(files) == len(changed) and all(one.hunks for one in files) else None
 
 
@@ -164,7 +162,9 @@ def spoil_last_hunk(case: Case) -> Case | None:
     if at is None:
         return None
     *earlier, last = case.files[at].hunks
-    lines = tuple(line if line[:1] == "+" else f"{line[:1]}no such line {number}" for number, line in enumerate(last.lines))
+    lines = tuple(
+        line if line[:1] == "+" else f"{line[:1]}no such line {number}" for number, line in enumerate(last.lines)
+    )
     files = list(case.files)
     files[at] = replace(files[at], hunks=(*earlier, replace(last, lines=lines)))
     return replace(case, files=tuple(files))
@@ -172,7 +172,9 @@ def spoil_last_hunk(case: Case) -> Case | None:
 
 ROWS: Mapping[str, Callable[[Mapping[int, Case]], Case | None]] = {
     "exact": lambda cases: cases[3],
-    "blank context lines empty": lambda cases: cases[3].change_context(lambda line: line.rstrip(" ") if not line.strip() else line),
+    "blank context lines empty": lambda cases: cases[3].change_context(
+        lambda line: line.rstrip(" ") if not line.strip() else line
+    ),
     "line numbers off by 37": lambda cases: cases[3].change_hunks(
         lambda hunk: replace(hunk, old=hunk.old + 37, new=hunk.new + 37) if hunk.old and hunk.new else hunk
     ),
@@ -198,8 +200,15 @@ def apply_with_patch(root: Path, patch: str) -> bool:
 
 
 def run(command: tuple[str, ...], root: Path, text: str = "") -> bool:
-    environment = {"PATH": "/usr/bin:/bin", "GIT_CEILING_DIRECTORIES": str(root.parent), "HOME": str(root.parent), "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(command, cwd=root, input=text.encode(), capture_output=True, env=environment, timeout=60)  # noqa: S603
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "GIT_CEILING_DIRECTORIES": str(root.parent),
+        "HOME": str(root.parent),
+        "LC_ALL": "C.UTF-8",
+    }
+    done = subprocess.run(
+        command, cwd=root, input=text.encode(), capture_output=True, env=environment, timeout=60, check=False
+    )
     return done.returncode == 0
 
 
@@ -253,14 +262,14 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
-    global VERBOSE  # noqa: PLW0603
+    global VERBOSE
     VERBOSE = given.verbose
 
     def apply_with_codex(root: Path, patch: str) -> bool:
         return run((given.codex, "--codex-run-as-apply-patch", patch), root)
 
     commits = run_git(given.repository, "rev-list", "--no-merges", "--min-parents=1", "HEAD").decode().split()
-    random.Random(given.seed).shuffle(commits)  # noqa: S311
+    random.Random(given.seed).shuffle(commits)
     cases: list[Mapping[int, Case]] = []
     for commit in commits:
         if len(cases) >= given.commits:
@@ -270,7 +279,9 @@ def main() -> None:
             cases.append({context: one for context, one in found.items() if one is not None})
     files = sum(len(one[3].files) for one in cases)
     hunks = sum(len(file.hunks) for one in cases for file in one[3].files)
-    print(f"{len(cases)} commits, {files} files, {hunks} hunks of {given.repository.resolve()}; percent right, WRONG and HALF if any")
+    print(
+        f"{len(cases)} commits, {files} files, {hunks} hunks of {given.repository.resolve()}; percent right, WRONG and HALF if any"
+    )
     programs: dict[str, tuple[Callable[[Case], str], Callable[[Path, str], bool]]] = {
         "git apply": (write_unified, apply_with_git),
         "patch": (write_unified, apply_with_patch),

@@ -344,9 +344,6 @@ class _PatchReader:
     _blank: tuple[int, int] = (0, 0)
     """A run of blank lines that was found last."""
 
-    def read_sections(self) -> list[PatchSection]:
-        raise NotImplementedError
-
     def _find_text(self, at: int) -> int:
         """Return where the next line that is not blank is, or the number of lines."""
         first, last = self._blank

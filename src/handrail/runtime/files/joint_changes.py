@@ -51,7 +51,7 @@ class JointChange(NamedTuple):
     keep: Callable[[int | None, int | None], None]
 
 
-class _FileState(NamedTuple):
+class _ContentState(NamedTuple):
     """The hash of a file's content, and its permissions."""
 
     sha256: str
@@ -59,7 +59,7 @@ class _FileState(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Step:
+class _FileStep:
     """The change of one file in a journal.
 
     :param temporary: the name of the new content before the change, and of the old content after it
@@ -70,8 +70,8 @@ class _Step:
     path: str
     temporary: str
     aside: str
-    before: _FileState | None
-    after: _FileState | None
+    before: _ContentState | None
+    after: _ContentState | None
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ class ChangeJournal:
         """
         with self._lock:
             self.recover()
-            journal = _Journal(self._folder, secrets.token_hex(8))
+            journal = _JournalFile(self._folder, secrets.token_hex(8))
             self._own.add(journal.name)
             try:
                 _carry_out(journal, changes)
@@ -132,12 +132,12 @@ class ChangeJournal:
                 return 0
             for name in names:
                 if name not in self._own:
-                    count += _recover(_Journal(self._folder, name))
+                    count += _recover(_JournalFile(self._folder, name))
         return count
 
 
 @dataclass(slots=True)
-class _Journal:
+class _JournalFile:
     """One file of the journal: the steps of one joint change, and how far it has come."""
 
     folder: Path
@@ -147,7 +147,7 @@ class _Journal:
     def file(self) -> Path:
         return self.folder / f"{self.name}.json"
 
-    def write(self, stage: _Stage, steps: Sequence[_Step], folders: Sequence[tuple[str, str]]) -> None:
+    def write(self, stage: _Stage, steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]]) -> None:
         """Make the present stage durable.
 
         :raises ToolError: ``unavailable`` if that fails
@@ -169,7 +169,7 @@ class _Journal:
                 kind="unavailable",
             ) from error
 
-    def read(self) -> tuple[_Stage, list[_Step], list[tuple[str, str]]]:
+    def read(self) -> tuple[_Stage, list[_FileStep], list[tuple[str, str]]]:
         """Return the stage, the steps and the folders that are made.
 
         :raises ValueError: if the file is damaged
@@ -179,10 +179,10 @@ class _Journal:
         if data["version"] != _VERSION or data["stage"] not in ("prepared", "decided", "reverting"):
             raise ValueError(data["version"])
         steps = [
-            _Step(
+            _FileStep(
                 **{key: one[key] for key in ("root", "path", "temporary", "aside")},
-                before=None if one["before"] is None else _FileState(*one["before"]),
-                after=None if one["after"] is None else _FileState(*one["after"]),
+                before=None if one["before"] is None else _ContentState(*one["before"]),
+                after=None if one["after"] is None else _ContentState(*one["after"]),
             )
             for one in data["steps"]
         ]
@@ -203,17 +203,17 @@ class _Journal:
             os.close(descriptor)
 
 
-def _carry_out(journal: _Journal, changes: Sequence[JointChange]) -> None:
+def _carry_out(journal: _JournalFile, changes: Sequence[JointChange]) -> None:
     """Make all changes or none.
 
     :raises ToolError: if one of them is not possible; the others are taken back
     """
-    steps: list[_Step] = []
+    steps: list[_FileStep] = []
     for change in changes:
         assert change.located.root is not None
         before = _read_expected(change)
         temporary, aside = atomic_write.make_temporary_name(), atomic_write.make_temporary_name()
-        steps.append(_Step(change.located.root, change.located.relative_path, temporary, aside, before, None))
+        steps.append(_FileStep(change.located.root, change.located.relative_path, temporary, aside, before, None))
     folders = list(dict.fromkeys(one for change in changes for one in _find_missing_folders(change)))
     journal.write("prepared", steps, folders)
     try:
@@ -232,13 +232,13 @@ def _carry_out(journal: _Journal, changes: Sequence[JointChange]) -> None:
     _finish(journal, steps)
 
 
-def _read_expected(change: JointChange) -> _FileState | None:
+def _read_expected(change: JointChange) -> _ContentState | None:
     """Return the state of a file that is as expected.
 
     :raises ToolError: ``conflict`` if it is not
     """
     located, found = change.located, None
-    name, step = _name_of(located), _Step(located.root or "", located.relative_path, "", "", None, None)
+    name, step = _name_of(located), _FileStep(located.root or "", located.relative_path, "", "", None, None)
     # A folder of a new file may be missing.
     with _map_errors(located), contextlib.suppress(FileNotFoundError), step.open_parent() as parent:
         found = atomic_write.read_current_file(parent, name, located)
@@ -248,7 +248,7 @@ def _read_expected(change: JointChange) -> _FileState | None:
         raise _existing_error(located)
     if found is None or found.data != change.before:
         raise atomic_write.changed_file_error(located)
-    return _FileState(hashlib.sha256(found.data).hexdigest(), stat.S_IMODE(found.stat.st_mode))
+    return _ContentState(hashlib.sha256(found.data).hexdigest(), stat.S_IMODE(found.stat.st_mode))
 
 
 def _existing_error(located: ResolvedPath) -> ToolError:
@@ -275,7 +275,7 @@ def _find_missing_folders(change: JointChange) -> Iterable[tuple[str, str]]:
             yield root, folder
 
 
-def _prepare(change: JointChange, step: _Step) -> None:
+def _prepare(change: JointChange, step: _FileStep) -> None:
     """Write the new content next to its target."""
     if change.after is None:
         return
@@ -298,10 +298,10 @@ def _prepare(change: JointChange, step: _Step) -> None:
         )
     finally:
         os.close(parent)
-    step.after = _FileState(hashlib.sha256(change.after).hexdigest(), mode)
+    step.after = _ContentState(hashlib.sha256(change.after).hexdigest(), mode)
 
 
-def _take(step: _Step, located: ResolvedPath) -> None:
+def _take(step: _FileStep, located: ResolvedPath) -> None:
     """Give a file its new state.
 
     :raises ToolError: ``conflict`` if it is not as expected
@@ -315,7 +315,7 @@ def _take(step: _Step, located: ResolvedPath) -> None:
             raise atomic_write.changed_file_error(located)  # another process has just changed it
 
 
-def _exchange(step: _Step, parent: int) -> None:
+def _exchange(step: _FileStep, parent: int) -> None:
     """Exchange the old and the new state of a file."""
     if step.after is None:
         atomic_write.rename_exclusively(parent, step.name, step.temporary)
@@ -326,7 +326,7 @@ def _exchange(step: _Step, parent: int) -> None:
         os.rename(step.temporary, step.name, src_dir_fd=parent, dst_dir_fd=parent)
 
 
-def _read_state(parent: int, name: str) -> _FileState | None:
+def _read_state(parent: int, name: str) -> _ContentState | None:
     """Return the state of a file by its name; None if there is none.
 
     :raises OSError: if it cannot be read
@@ -337,19 +337,19 @@ def _read_state(parent: int, name: str) -> _FileState | None:
         return None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            return _FileState("", 0)  # a link or a socket, which is no state of this change
+            return _ContentState("", 0)  # a link or a socket, which is no state of this change
         raise
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            return _FileState("", 0)
+            return _ContentState("", 0)
         digest = hashlib.sha256(atomic_write.read_open_file_whole(descriptor, found.st_size))
-        return _FileState(digest.hexdigest(), stat.S_IMODE(found.st_mode))
+        return _ContentState(digest.hexdigest(), stat.S_IMODE(found.st_mode))
     finally:
         os.close(descriptor)
 
 
-def _take_back(journal: _Journal, steps: Sequence[_Step], folders: Sequence[tuple[str, str]]) -> None:
+def _take_back(journal: _JournalFile, steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]]) -> None:
     """Give every file its old state, as far as no other process has changed it."""
     with contextlib.suppress(ToolError):
         journal.write("reverting", steps, folders)
@@ -357,7 +357,7 @@ def _take_back(journal: _Journal, steps: Sequence[_Step], folders: Sequence[tupl
         journal.remove()
 
 
-def _revert(steps: Sequence[_Step], folders: Sequence[tuple[str, str]]) -> bool:
+def _revert(steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]]) -> bool:
     """Take back the steps, the last first, and return whether nothing is left to do."""
     is_whole = True
     for step in reversed(steps):
@@ -372,13 +372,13 @@ def _revert(steps: Sequence[_Step], folders: Sequence[tuple[str, str]]) -> bool:
             is_whole = False
     for root, folder in reversed(folders):
         with contextlib.suppress(OSError):
-            inner = _Step(root, folder, "", "", None, None)
+            inner = _FileStep(root, folder, "", "", None, None)
             with inner.open_parent() as parent:
                 os.rmdir(inner.name, dir_fd=parent)
     return is_whole
 
 
-def _revert_step(step: _Step, parent: int) -> None:
+def _revert_step(step: _FileStep, parent: int) -> None:
     now, kept = _read_state(parent, step.name), _read_state(parent, step.temporary)
     if step.before is None:
         if kept is None and step.after is not None and now == step.after:
@@ -397,13 +397,13 @@ def _revert_step(step: _Step, parent: int) -> None:
             atomic_write.exchange_names(parent, step.temporary, step.name)
 
 
-def _remove_temporary(step: _Step, parent: int) -> None:
+def _remove_temporary(step: _FileStep, parent: int) -> None:
     for name in (step.temporary, step.aside):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
 
 
-def _finish(journal: _Journal, steps: Sequence[_Step]) -> None:
+def _finish(journal: _JournalFile, steps: Sequence[_FileStep]) -> None:
     """Make the new names durable, and remove the old contents."""
     try:
         for step in steps:
@@ -421,7 +421,7 @@ def _finish(journal: _Journal, steps: Sequence[_Step]) -> None:
     journal.remove()
 
 
-def _recover(journal: _Journal) -> bool:
+def _recover(journal: _JournalFile) -> bool:
     """Finish or revert a change that a killed process left, and return whether that was possible."""
     try:
         stage, steps, folders = journal.read()
@@ -447,7 +447,7 @@ def _recover(journal: _Journal) -> bool:
     return True
 
 
-def _can_finish(step: _Step) -> bool:
+def _can_finish(step: _FileStep) -> bool:
     """Return whether a step is taken, or can still be taken.
 
     :raises OSError: if the file cannot be read
@@ -464,7 +464,7 @@ def _can_finish(step: _Step) -> bool:
         return step.after is None  # the folder has been removed
 
 
-def _is_cleaned_up(step: _Step) -> bool:
+def _is_cleaned_up(step: _FileStep) -> bool:
     """Return whether the old content of a file is gone already, so that all names were given."""
     with contextlib.suppress(FileNotFoundError), step.open_parent() as parent:
         has_old = any(_read_state(parent, name) is not None for name in (step.temporary, step.aside))
@@ -472,7 +472,7 @@ def _is_cleaned_up(step: _Step) -> bool:
     return False
 
 
-def _complete(step: _Step) -> None:
+def _complete(step: _FileStep) -> None:
     """Take a step that is not taken yet and still can be."""
     if not _can_finish(step):
         return
