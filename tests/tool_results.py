@@ -139,6 +139,13 @@ replacements: Number of replaced places in all edits
 {_FILE}
 ?failed: Edits that failed, each with its number and the reason
 ?not_applied: Number of edits after the first failed one; only with `mode: partial`""",
+    "apply_patch": """\
+files: Files of the patch, each with `path`, `action`, `lines_added` and `lines_removed`, and where they apply `from`, `matched`, `already_applied` and `already_applied_hunks`
+?already_applied: true if the whole patch was applied before; a file or hunk that was is named in `files`
+diff: Unified diff of all files
+lines_added: Number of added lines
+lines_removed: Number of removed lines
+?omitted_diff_lines: Number of lines of the diff that are not shown""",
     "file.move": _ENTRY.format("New path"),
     "file.delete": _ENTRY.format("Path that was deleted"),
     "tree": """\

@@ -148,7 +148,7 @@ async def test_a_secret_like_file_is_not_read_under_another_name(kernel: Kernel,
         (workspace / name).write_text("TOKEN=TOP-SECRET\n")
     (workspace / "plain.txt").symlink_to(".env")
     (workspace / "folder").symlink_to("sub")
-    session = await kernel.session(rules=["allow write", "allow edit", "allow file.patch"])
+    session = await kernel.session(rules=["allow write", "allow edit", "allow file.patch", "allow apply_patch"])
     paths = [".env", "./.env", "sub/../.env", "plain.txt", "folder/.env.local", "sub//id_rsa", str(workspace / ".env")]
     paths += ["server.pem", ".env/", ".env/.", "folder/./id_rsa", f"/proc/self/cwd/{workspace}/.env"]
     for path in paths:
@@ -158,6 +158,9 @@ async def test_a_secret_like_file_is_not_read_under_another_name(kernel: Kernel,
             ("grep", {"pattern": "TOP", "path": path}),
             ("edit", {"path": path, "old": "TOKEN", "new": "X"}),
             ("file.patch", {"path": path, "operations": [{"op": "append", "content": "x"}]}),
+            ("apply_patch", {"patch": f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-TOKEN=\n+X\n"}),
+            ("apply_patch", {"patch": f"*** Begin Patch\n*** Delete File: {path}\n*** End Patch"}),
+            ("apply_patch", {"patch": f"diff --git a/{path} b/x\ncopy from {path}\ncopy to x\n"}),
             ("write", {"path": path, "content": "x"}),
         ]:
             result = await session.call(name, arguments)

@@ -320,7 +320,7 @@ async def test_where_another_process_holds_the_workspace_it_is_the_same(desk: De
 
 KINDS = {
     "read": "read",
-    **dict.fromkeys(("write", "edit", "file.patch", "multi_edit"), "edit"),
+    **dict.fromkeys(("write", "edit", "file.patch", "multi_edit", "apply_patch"), "edit"),
     **dict.fromkeys(("glob", "grep", "tool_search"), "search"),
     "bash": "execute",
     "skill": "think",

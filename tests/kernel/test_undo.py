@@ -168,6 +168,15 @@ EDITS: dict[str, Sequence[tuple[str, dict[str, Any]]]] = {
     "patch": [
         ("file.patch", {"path": "run.sh", "operations": [{"op": "append", "content": "echo patched\n"}]}),
     ],
+    "patch of several files": [
+        (
+            "apply_patch",
+            {
+                "patch": "*** Begin Patch\n*** Delete File: src/m1.py\n*** Add File: new/x.py\n+x\n*** Update File: run.sh\n"
+                "*** Move to: bin/run.sh\n-echo hi\n+echo ho\n*** Delete File: src/deep/d1.txt\n*** End Patch"
+            },
+        )
+    ],
     "move a file": [("file.move", {"path": "run.sh", "to": "new/in/run.sh"})],
     "move a folder": [("file.move", {"path": "src", "to": "lib/moved"}), ("bash", {"command": "rm -rf lib"})],
     "delete a file": [("file.delete", {"path": "large.bin"})],

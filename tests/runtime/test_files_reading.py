@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files import rooted_file_service as files_module
-from handrail.runtime.files.rooted_file_service import INDEX_STEP_BYTES, LineIndex, RootedFiles, read_line_window
+from handrail.runtime.files.line_windows import INDEX_STEP_BYTES, LineIndex, read_line_window
+from handrail.runtime.files.rooted_file_service import RootedFiles
 
 
 async def test_a_range_is_read_from_either_end(files: RootedFiles, workspace: Path) -> None:
@@ -117,7 +118,7 @@ async def test_a_sparse_terabyte_is_answered_from_its_ends_by_bytes_and_refused_
     with (workspace / "sparse").open("wb") as out:
         out.truncate(1 << 40)
     assert (await files.read_bytes("sparse", start=-4)).data == b"\0" * 4
-    monkeypatch.setattr("handrail.runtime.files.rooted_file_service.MAX_SCAN_BYTES", 8 * INDEX_STEP_BYTES)
+    monkeypatch.setattr("handrail.runtime.files.line_windows.MAX_SCAN_BYTES", 8 * INDEX_STEP_BYTES)
     for first in (1, -1):
         with pytest.raises(ToolError) as caught:
             await files.read_lines("sparse", first=first)

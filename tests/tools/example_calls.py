@@ -55,6 +55,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "tool_search": {"query": "send a letter"},
     "info": {"tool": "read"},
     "multi_edit": {"path": "a.txt", "edits": [{"old": "two", "new": "due"}]},
+    "apply_patch": {
+        "patch": "*** Begin Patch\n*** Update File: a.txt\n@@\n-due\n+zwei\n*** Add File: c.txt\n+3\n*** End Patch\n"
+    },
     "file.move": {"path": "draft.txt", "to": "notes.txt"},
     "file.delete": {"path": "notes.txt"},
     "tree": {},
@@ -140,6 +143,10 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("tool_search", {"query": "!"}),
     ("info", {"tool": "raed"}),
     ("multi_edit", {"path": "a.txt", "edits": [{"old": "four", "new": "4"}]}),
+    (
+        "apply_patch",
+        {"patch": "--- a/a.txt\n+++ b/a.txt\n@@ -1,2 +1,2 @@\n uno\n-four\n+4\n"},
+    ),
     ("file.move", {"path": "missing.txt", "to": "b.txt"}),
     ("file.delete", {"path": "missing.txt"}),
     ("tree", {"path": "missing"}),

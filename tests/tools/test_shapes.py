@@ -99,6 +99,10 @@ TABLE = {
     "tool_search": Row("query*", "search", "read", (), capabilities=("catalog",)),
     "info": Row("tool*", "search", "read", (), capabilities=("catalog",)),
     "multi_edit": file_changing("path* edits* mode"),
+    "apply_patch": Row(
+        *("patch*", "edit", "write", ("file:{patch}:X",), WORKSPACE, WORKSPACE),
+        targets=("fs.read={patch}", "fs.write={patch}"),
+    ),
     "file.move": Row(
         "path* to*",
         "move",

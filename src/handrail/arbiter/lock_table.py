@@ -33,8 +33,16 @@ from typing import Any, Literal, cast
 
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.text.patch_text import list_patch_paths
 from handrail.contract.text.strict_json import json_type_name
-from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill_template, template_argument_names
+from handrail.contract.tool.spec import (
+    LockMode,
+    LockSpec,
+    ToolSpec,
+    fill_template,
+    find_patch_arguments,
+    template_argument_names,
+)
 from handrail.origins.listed_paths import find_listed_path, make_path_key
 from handrail.runtime.files.session_roots import SessionRoots
 
@@ -439,12 +447,14 @@ class LockResolver:
         """
         located = {} if located is None else located
         if background:
-            return CompiledLockTemplates(spec.background_locks).resolve(arguments, roots, located)
+            templates = CompiledLockTemplates(spec.background_locks, find_patch_arguments(spec.parameters))
+            return templates.resolve(arguments, roots, located)
         key = id(spec)
         found = self._compiled.get(key)
         if found is None:
             gone = weakref.ref(spec, lambda _, compiled=self._compiled: compiled.pop(key, None))
-            found = self._compiled[key] = (gone, CompiledLockTemplates(spec.effective_locks))
+            made = CompiledLockTemplates(spec.effective_locks, find_patch_arguments(spec.parameters))
+            found = self._compiled[key] = (gone, made)
         templates = found[1]
         return templates.resolve(arguments, roots, located) if templates.filled else templates.constant
 
@@ -478,11 +488,15 @@ class _LockTemplate:
 
 
 class CompiledLockTemplates:
-    """The compiled lock templates of one tool."""
+    """The compiled lock templates of one tool.
 
-    __slots__ = ("constant", "filled")
+    :param patches: the arguments that are patches, which stand for the paths that they name
+    """
 
-    def __init__(self, locks: tuple[LockSpec, ...]) -> None:
+    __slots__ = ("_patches", "constant", "filled")
+
+    def __init__(self, locks: tuple[LockSpec, ...], patches: frozenset[str] = frozenset()) -> None:
+        self._patches = patches
         constant: list[RequiredLock] = []
         self.filled: list[_LockTemplate] = []
         for lock in locks:
@@ -501,11 +515,13 @@ class CompiledLockTemplates:
         for template in self.filled:
             mode = template.lock.mode
             value = arguments.get(template.name) if template.name else None
-            filled = (
-                (template.before + value + template.after,)
-                if type(value) is str
-                else template.expand_resources(arguments)
-            )
+            filled: Iterable[str]
+            if type(value) is not str:
+                filled = template.expand_resources(arguments)
+            elif template.name in self._patches:
+                filled = (template.before + path + template.after for path in list_patch_paths(value).named)
+            else:
+                filled = (template.before + value + template.after,)
             for resource in filled:
                 if not resource.startswith(_FILE):
                     wants[(resource,), mode] = None

@@ -101,6 +101,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
             "Files of the workspace",
             (
                 ("several edits at once", ("multi_edit",)),
+                ("patches of several files", ("apply_patch",)),
                 ("changes by line number", ("file.patch",)),
                 ("moves and deletions", ("file.move", "file.delete")),
                 ("folder trees", ("tree",)),

@@ -49,6 +49,7 @@ from handrail.registry.generation_lifecycle import GenerationLifecycle, SharedTo
 from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.registry.sources.tool_sources import AgentToolSources
 from handrail.runtime.call_runtime import CallRuntime
+from handrail.runtime.files.joint_changes import ChangeJournal
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.secret_store import SecretStore
 from handrail.runtime.undo.workspace_snapshots import UndoLimits, WorkspaceSnapshots
@@ -90,6 +91,8 @@ class KernelComponents:
     """The MCP servers whose tools every agent may have."""
     snapshots: WorkspaceSnapshots | None
     """Keeps what calls change in the workspace; None if the operator switched it off."""
+    change_journal: ChangeJournal
+    """The journal of changes of several files. At the start, it has finished what a killed process left."""
     shared_shelves: dict[str, tuple[LoadedAgent, AgentGenerations]] = field(
         default_factory=dict[str, tuple[LoadedAgent, AgentGenerations]]
     )
@@ -271,6 +274,8 @@ async def assemble_components(
     arbiter.jobs.tree = store.sessions
     programs = make_limited_sandbox(config)
     snapshots = _make_snapshots(settings.undo, folders)
+    journal = ChangeJournal(folders.change_journal_folder)
+    await asyncio.to_thread(journal.recover)
     ceiling = ceiling_layer(settings.ceiling, variables)
     learned = partial(redact_config_value, redactor)
     upstreams = UpstreamRegistry(
@@ -307,6 +312,7 @@ async def assemble_components(
         ),
         upstreams,
         snapshots,
+        journal,
     )
     upstreams.on_listing_changed = rooms.publish_source_tools
     upstreams.connect_unlisted_servers()

@@ -111,6 +111,7 @@ def make_session_lane(
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
         snapshots=components.snapshots,
+        change_journal=components.change_journal,
     )
     own = parse_rule_texts(
         make_session_rule_texts(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation

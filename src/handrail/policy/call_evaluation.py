@@ -7,7 +7,7 @@ depends only on the tool and the rule book. It is made once and used for every c
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec, find_patch_arguments
 from handrail.policy.call_targets import (
     UNNAMEABLE_ARGV,
     CallTarget,
@@ -72,6 +72,7 @@ class ToolPolicy:
         "_caps",
         "_constant",
         "_covered",
+        "_deleting",
         "_reader",
         "_reading",
         "_shipped_reading",
@@ -103,6 +104,10 @@ class ToolPolicy:
         self._covered: dict[str, Callable[[str], object]] = {}
         self._watched: nested_commands.WatchedPrograms | None = None
         self._shipped_reading: RuleRanking | None = None
+        deleting = replace(spec, id="file.delete") if find_patch_arguments(spec.parameters) else None
+        self._deleting = deleting and rank_book(
+            rules, lambda rule: is_about_tool(rule, deleting, None) and not about(rule), "path"
+        )
         self._reader = TargetReader(spec)
         self._reading: ToolPolicy | None = None
         """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""
@@ -171,7 +176,7 @@ class ToolPolicy:
         if not findings:
             findings.append(self._evaluate_without_targets(arguments))
         replaced = {target.value for target in targets if target.capability == "fs.write"}
-        findings = [finding for finding in findings if not _only_reads_overwritten_file(finding, replaced)]
+        findings = [finding for finding in findings if not finding.only_reads_one_of(replaced)]
         deciding = findings[0]
         for finding in findings:
             if STRICTNESS[finding.action] > STRICTNESS[deciding.action]:
@@ -261,6 +266,9 @@ class ToolPolicy:
         if self.kind != "arguments":
             tool = self.tool_rules.find_winner(subject) if self.tool_rules.ranked else None
         action, rule = self.decide_by_rules(tool, target.capability, subject)
+        bound = self._find_patch_rule(target, subject, tool)
+        if bound is not None and STRICTNESS[bound.action] > STRICTNESS[action]:
+            action, rule = bound.action, bound
         if (
             action == "allow"
             and target.capability == "fs.write"
@@ -271,6 +279,15 @@ class ToolPolicy:
             note = "it deletes a folder with content, or a file of which git has no copy"
             return PolicyFinding("ask", "destroys", rule, note, None, target, tool)
         return PolicyFinding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
+
+    def _find_patch_rule(self, target: CallTarget, subject: PathSubject | str, tool: RankedRule | None) -> Rule | None:
+        """Return the further rule that bounds a file of a patch: about its deletion, or about reading what the diff shows."""
+        if self._deleting is None or not isinstance(subject, PathSubject):
+            return None
+        if target.capability == "fs.read":
+            return None if _is_path_named((tool and tool.rule,), subject) else self._find_reading_rule(subject)
+        found = None if target.losses is None else self._deleting.find_winner(subject)
+        return found and found.rule
 
     def explain_protected_write(self, target: CallTarget, tool: RankedRule | None) -> str | None:
         """Return why a write to a protected path requires approval although a rule allows it, or None.
@@ -621,17 +638,6 @@ class ToolPolicy:
         if action != "deny":
             return None
         return PolicyFinding("deny", "rule", rule, target=target, tool=tool)
-
-
-def _only_reads_overwritten_file(finding: PolicyFinding, replaced: Set[str]) -> bool:
-    """Return whether a finding is only about reading a file that the same call writes, without a rule."""
-    target = finding.target
-    return (
-        finding.cause == "no rule"
-        and target is not None
-        and target.capability == "fs.read"
-        and target.value in replaced
-    )
 
 
 def _rule_names_words(rule: RankedRule | None, words: frozenset[int]) -> bool:

@@ -14,6 +14,7 @@ from handrail.contract.protected.path_protection import PathProtection
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.text.host_names import parse_host, parse_url
 from handrail.contract.text.neutralisation import escape_terminal_controls
+from handrail.contract.text.patch_text import list_patch_paths
 from handrail.contract.tool.requires import (
     Capability,
     CapabilityLayer,
@@ -23,7 +24,13 @@ from handrail.contract.tool.requires import (
     expand_requires,
     union_of_layers,
 )
-from handrail.contract.tool.spec import ToolSpec, fill_template, object_properties_of, template_argument_names
+from handrail.contract.tool.spec import (
+    ToolSpec,
+    fill_template,
+    find_patch_arguments,
+    object_properties_of,
+    template_argument_names,
+)
 from handrail.origins.listed_paths import find_listed_path, folds_names
 from handrail.policy.file_losses import find_losses, is_lost_by_deletion
 from handrail.policy.rules.matchers import PathSubject, SubjectKind
@@ -93,12 +100,13 @@ def make_path_subject(absolute: str, workspace: str) -> PathSubject:
 class TargetReader:
     """Reads the targets of one tool from the arguments of its calls."""
 
-    __slots__ = ("_getters", "_is_deleting", "_path")
+    __slots__ = ("_getters", "_is_deleting", "_patches", "_path")
 
     def __init__(self, spec: ToolSpec) -> None:
         self._is_deleting = spec.kind == "delete"
+        self._patches = find_patch_arguments(spec.parameters)
         self._getters: tuple[tuple[Capability, tuple[_Getter, ...]], ...] = tuple(
-            (cast("Capability", capability), tuple(_getter(template, spec) for template in templates))
+            (cast("Capability", capability), tuple(_getter(template, spec, capability) for template in templates))
             for capability, templates in spec.effective_targets.items()
         )
         only_a_path = (
@@ -109,6 +117,7 @@ class TargetReader:
         if (
             only_a_path
             and (name := _sole_template_argument(next(iter(spec.effective_targets.values()))[0])) is not None
+            and name not in self._patches
         ):
             self._path = (self._getters[0][0], name, _default_of(name, spec))
 
@@ -134,6 +143,7 @@ class TargetReader:
                 target = CallTarget(capability, where.absolute, where.display_path, subject)
                 return [self._add_losses(target, where, roots) if self._is_deleting else target]
         found: list[CallTarget] = []
+        removed = self._list_removed(arguments)
         for capability, getters in self._getters:
             # An argument that is left out names nothing, unless it is the only one.
             values = [value for getter in getters if (value := getter(arguments)) is not None] or [None]
@@ -160,8 +170,14 @@ class TargetReader:
                     where = located[text] = roots.resolve_path(text)
                 subject = make_path_subject(where.absolute, roots.workspace)
                 target = CallTarget(cast("Capability", capability), where.absolute, where.display_path, subject)
-                found.append(self._add_losses(target, where, roots) if self._is_deleting else target)
+                is_removed = self._is_deleting or text in removed
+                found.append(self._add_losses(target, where, roots) if is_removed else target)
         return found
+
+    def _list_removed(self, arguments: Mapping[str, Any]) -> frozenset[str]:
+        """Return the paths of the files that the patches of a call delete."""
+        texts = (arguments.get(name) for name in self._patches)
+        return frozenset(path for text in texts if isinstance(text, str) for path in list_patch_paths(text).removed)
 
     @staticmethod
     def _add_losses(target: CallTarget, where: ResolvedPath, roots: PathResolver) -> CallTarget:
@@ -169,12 +185,21 @@ class TargetReader:
         return target._replace(losses=(target.shown,) if is_lost else ())
 
 
-def _getter(template: str, spec: ToolSpec) -> _Getter:
+def _getter(template: str, spec: ToolSpec, capability: str) -> _Getter:
     name = _sole_template_argument(template)
+    if name is not None and name in find_patch_arguments(spec.parameters):
+        return lambda arguments: _list_patched_paths(arguments.get(name), is_written=capability == "fs.write")
     if name is not None:
         default = _default_of(name, spec)
         return lambda arguments: arguments.get(name, default)
     return lambda arguments: fill_template(template, arguments)
+
+
+def _list_patched_paths(text: object, *, is_written: bool) -> list[str] | None:
+    if not isinstance(text, str):
+        return None
+    paths = list_patch_paths(text)
+    return [*(paths.written if is_written else paths.read)]
 
 
 def _sole_template_argument(template: str) -> str | None:

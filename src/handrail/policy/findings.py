@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -50,6 +51,12 @@ class PolicyFinding(NamedTuple):
         if self.reading is not None:
             return self.reading
         return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
+
+    def only_reads_one_of(self, replaced: Set[str]) -> bool:
+        """Return whether this is only about reading a file that the same call writes, without a rule."""
+        target = self.target
+        is_reading = target is not None and target.capability == "fs.read" and target.value in replaced
+        return self.cause == "no rule" and is_reading
 
     def describe_subject(self, tool_id: str) -> str:
         """Describe what the finding is about, for the beginning of a sentence."""

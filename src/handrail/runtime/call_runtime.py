@@ -40,6 +40,7 @@ from handrail.contract.services.tool_runtime import (
 from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.contract.tool.spec import ToolSession, ToolSpec
+from handrail.runtime.files.joint_changes import ChangeJournal
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.ripgrep import HiddenFileRecord
@@ -87,6 +88,8 @@ class SessionSharedServices:
     transcript: TranscriptService | None = None
     snapshots: WorkspaceSnapshots | None = None
     """Keeps what the calls change in the workspace; None if nothing is kept."""
+    change_journal: ChangeJournal | None = None
+    """The journal of changes of several files; None if files are changed one at a time only."""
 
     def build_profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> SandboxProfile:
         """Return the sandbox profile of this session, with its scratch folder as HOME."""
@@ -282,10 +285,16 @@ class CallRuntime:
                     environment.client,
                     environment.hidden_files,
                     self._track_change,
+                    environment.change_journal,
                 )
             else:
                 self._files = RootedFiles(
-                    environment.roots, environment.seen_files, may, environment.hidden_files, self._track_change
+                    environment.roots,
+                    environment.seen_files,
+                    may,
+                    environment.hidden_files,
+                    self._track_change,
+                    environment.change_journal,
                 )
         return self._files
 

@@ -2,7 +2,8 @@
 
 Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform's)::
 
-    ws/<key>/                    database, journal, holder, artifacts, kept files (undo/); nothing here is ever shown to a tool
+    ws/<key>/                    database, journal, holder, artifacts, kept files (undo/), journals of joint changes (changes/);
+                                 nothing here is ever shown to a tool
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
     heads/<key>                  how far the log of a workspace was written
@@ -322,6 +323,11 @@ class StateFolders:
     def undo_folder(self) -> Path:
         """The folder with what calls changed in the workspace, created when it is first needed."""
         return self.workspace_state_folder / "undo"
+
+    @property
+    def change_journal_folder(self) -> Path:
+        """The folder with the journals of changes of several files, created when it is first needed."""
+        return self.workspace_state_folder / "changes"
 
     @property
     def search_cache(self) -> Path:

@@ -8,6 +8,7 @@ from handrail.tools.discovery_tools import BrowseToolsTool, FindToolsTool, InfoT
 from handrail.tools.files.editing_tools import EditTool, FilePatchTool, MultiEditTool, ReadTool, WriteTool
 from handrail.tools.files.json_file_tools import JsonReadTool, JsonWriteTool
 from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
+from handrail.tools.files.patch_tool import ApplyPatchTool
 from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
@@ -45,6 +46,7 @@ BUILTINS: tuple[Tool, ...] = (
     *(BrowseToolsTool(), LoadToolsTool(), FindToolsTool(), ToolSearchTool(), InfoTool()),
     *(
         MultiEditTool(),
+        ApplyPatchTool(),
         FileMoveTool(),
         FileDeleteTool(),
         TreeTool(),

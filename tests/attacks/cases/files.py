@@ -28,8 +28,26 @@ def _doors(path: str, folder: str | None = None) -> list[tuple[str, dict[str, An
         ("write", {"path": path, "content": "robbed"}),
         ("edit", {"path": path, "old": "SECRET", "new": "robbed"}),
         ("file.patch", {"path": path, "operations": [{"op": "append", "content": "robbed"}]}),
+        *(("apply_patch", {"patch": patch}) for patch in _patches(path)),
         ("grep", {"pattern": ".", "path": path}),
         ("glob", {"pattern": "**/*", "path": folder or path}),
+    ]
+
+
+def _patches(path: str) -> list[str]:
+    """Every way in which a patch can reach a file, each after a change that is allowed."""
+    sections = (
+        f"*** Update File: {path}\n-SECRET\n+robbed",
+        f"*** Add File: {path}\n+robbed",
+        f"*** Delete File: {path}",
+        f"*** Update File: {path}\n*** Move to: robbed.txt\n-SECRET\n+robbed",
+        f"*** Add File: loot.txt\n+x\n*** Update File: loot.txt\n*** Move to: {path}\n-x\n+robbed",
+    )
+    return [f"*** Begin Patch\n*** Add File: patched.txt\n+x\n{section}\n*** End Patch" for section in sections] + [
+        f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-SECRET\n+robbed\n",
+        f"diff --git a/{path} b/{path}\nold mode 100644\nnew mode 100755\n",
+        f"diff --git a/{path} b/loot.txt\ncopy from {path}\ncopy to loot.txt\n",
+        f"diff --git a/{path} b/loot.txt\nrename from {path}\nrename to loot.txt\n",
     ]
 
 
@@ -127,7 +145,7 @@ async def _sparse(home: Home) -> str | None:
                 result = await home.call(name, **arguments)
             if len(repr(result)) > 1_000_000:
                 return f"{name} answered {len(repr(result))} characters"
-            if name in ("edit", "file.patch") and result.ok:
+            if name in ("edit", "file.patch", "apply_patch") and result.ok:
                 return f"{name}: {result!r}"[:600]
         return None
     finally:

@@ -66,6 +66,7 @@ _CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("read", {"path": "open/customer-list.txt"}),
     ("edit", {"path": "notes.txt", "old": "TOKEN=", "new": "TOKEN ="}),
     ("file.patch", {"path": "notes.txt", "operations": [{"op": "append", "content": "more"}]}),
+    ("apply_patch", {"patch": "--- a/notes.txt\n+++ b/notes.txt\n@@ -1 +1 @@\n-TOKEN\n+TOKEN =\n"}),
     ("json_read", {"path": "src/a.json"}),
     ("git.diff", {}),
     ("git.status", {}),

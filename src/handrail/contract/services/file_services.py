@@ -88,6 +88,23 @@ class EntryChange:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """The change of one file in :meth:`FileService.change_together`.
+
+    :param before: what must be there now; None if nothing
+    :param after: the new content; None deletes the file
+    :param like: the path of the file whose permissions a new file gets, such as the one from which it moves
+    :param is_executable: whether it can be executed afterwards; None keeps that
+    """
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+    like: str | None = None
+    is_executable: bool | None = None
+
+
 class FileService(Protocol):
     """Files below the roots of the session.
 
@@ -122,9 +139,10 @@ class FileService(Protocol):
         """Return the entries of a folder."""
         ...
 
-    async def read_for_edit(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
+    async def read_for_edit(self, path: str, *, max_bytes: int = 16 * 1024 * 1024, require_seen: bool = True) -> bytes:
         """Read the whole content and check it against what this session has read.
 
+        :param require_seen: whether to check that; a patch shows by its context what its author has read
         :raises ToolError: ``conflict`` if the file was never read or has changed since; ``limit`` if it is larger
         """
         ...
@@ -135,6 +153,15 @@ class FileService(Protocol):
         :param expected: what must be there now: these exact bytes, ``"new"`` (nothing), or ``"seen"`` (nothing, or what
             this session has read)
         :raises ToolError: ``conflict`` if something else is there
+        """
+        ...
+
+    async def change_together(self, changes: Sequence[FileChange]) -> Sequence[str]:
+        """Create, replace and delete several files, all or none, and return their paths as shown.
+
+        A process that is killed meanwhile leaves a journal, from which the next one finishes or reverts the changes.
+
+        :raises ToolError: ``conflict`` if one file is not as expected; then none is changed
         """
         ...
 

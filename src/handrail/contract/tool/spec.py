@@ -309,6 +309,16 @@ def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dic
     return found
 
 
+def find_patch_arguments(parameters: Mapping[str, Any]) -> frozenset[str]:
+    """Return the parameters with ``format: patch``: texts that name their files themselves.
+
+    A template of one of them in ``targets`` or ``locks`` stands for the paths of the patch. For ``fs.read`` these are the files
+    whose content decides about the change.
+    """
+    properties = object_properties_of(parameters)
+    return frozenset(name for name, schema in properties.items() if schema.get("format") == "patch")
+
+
 def _formats_of(schema: Mapping[str, Any]) -> Iterable[str]:
     """Return the formats of a text parameter, of its alternatives, and of the items of a list."""
     alternatives = [schema, *schema_branches_of(schema)]

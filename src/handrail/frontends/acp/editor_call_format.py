@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, cast
 from acp import schema
 
 from handrail.contract.calls_and_results import Result
+from handrail.contract.errors import ToolError
 from handrail.contract.text.neutralisation import restore_path
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.text.patch_text import list_patch_paths
+from handrail.contract.tool.spec import ToolSpec, find_patch_arguments
 from handrail.frontends.cli.terminal_output import escape_invisible, to_one_line
 
 Content = schema.ContentToolCallContent | schema.FileEditToolCallContent | schema.TerminalToolCallContent
@@ -44,15 +46,25 @@ def make_call_title(tool_id: str, arguments: Mapping[str, Any], by: str = "") ->
 
     :param by: the sub-agent that makes the call; empty for the agent itself
     """
-    command, path = arguments.get("command"), arguments.get("path")
+    command, path, patch = (arguments.get(name) for name in ("command", "path", "patch"))
     if isinstance(command, str) and command:
         title = command
+    elif isinstance(patch, str) and (named := _list_patched_files(patch)):
+        title = f"{tool_id} {', '.join(named)}"
     elif isinstance(path, str) and path:
         title = f"{tool_id} {path}"
     else:
         first = next((value for value in arguments.values() if isinstance(value, str) and value), "")
         title = f"{tool_id}: {first}" if first else tool_id
     return _cut_title(to_one_line(f"{by}: {title}" if by else title))
+
+
+def _list_patched_files(text: str) -> list[str]:
+    """Return the files that a patch changes; none if it cannot be read."""
+    try:
+        return [*list_patch_paths(text).written]
+    except ToolError:
+        return []
 
 
 def _cut_title(text: str) -> str:
@@ -64,10 +76,13 @@ def list_call_files(spec: ToolSpec | None, arguments: Mapping[str, Any], workdir
     if spec is None:
         return []
     found: dict[str, None] = {}
+    patches = find_patch_arguments(spec.parameters)
     fs = (templates for capability, templates in spec.effective_targets.items() if capability.startswith("fs."))
     for template in dict.fromkeys(template for templates in fs for template in templates):
         named = _ONE_ARGUMENT.fullmatch(template)
         value: Any = arguments.get(named.group(1)) if named is not None else None
+        if named is not None and named.group(1) in patches and isinstance(value, str):
+            value = _list_patched_files(value)
         several = cast("list[Any]", value) if isinstance(value, list) else [value]
         found |= dict.fromkeys(one for one in several if isinstance(one, str) and one and "\0" not in one)
     offset = arguments.get("offset")
@@ -97,18 +112,25 @@ class EditorDiff(NamedTuple):
     is_complete: bool
 
 
-def parse_file_diff(text: str, path: str) -> EditorDiff:
-    """Parse the unified diff of one file.
+def parse_file_diff(text: str, path: str, workdir: str | None = None) -> EditorDiff:
+    """Parse the unified diff of one file, or of several.
 
     :param path: the absolute path of the file
+    :param workdir: the folder of the paths in a diff of several files; None for one file
     """
     parts: list[schema.FileEditToolCallContent] = []
     first: int | None = None
     created, whole, lines = False, True, text.split("\n")
     at = 0
     while at < len(lines):
-        created = created or lines[at].startswith("--- /dev/null")
-        found = _HUNK.match(lines[at])
+        line = lines[at]
+        created = line == "--- /dev/null" if line.startswith("--- ") else created
+        if workdir is not None:
+            name = line.partition("/")[2] if line.startswith(("--- a/", "+++ b/")) else ""
+            path = to_protocol_path(name, workdir) if name else path
+            # A move, a new permission and a binary file are not drawn.
+            whole = whole and not line.startswith(("rename ", "mode ", "Binary file ", "… "))
+        found = _HUNK.match(line)
         at += 1
         if found is None:
             continue
@@ -189,7 +211,12 @@ def make_result_content(result: Result, workdir: str) -> tuple[list[Content], li
         return [make_text_content(result.error_text or "The call failed without a message."), *_data_content(data)], []
     if isinstance(data, dict):
         fields = cast("dict[str, Any]", data)
-        diff, path = fields.get("diff"), fields.get("path")
+        diff, path, files = (fields.get(name) for name in ("diff", "path", "files"))
+        if isinstance(diff, str) and isinstance(files, list):
+            found = parse_file_diff(diff, "", workdir)
+            left_out = [] if found.is_complete else [make_fenced_content(diff)]
+            paths = dict.fromkeys(part.path for part in found.parts)
+            return [*found.parts, *left_out], [schema.ToolCallLocation(path=one) for one in [*paths][:MAX_LOCATIONS]]
         if isinstance(diff, str) and isinstance(path, str):
             where = to_protocol_path(path, workdir)
             found = parse_file_diff(diff, where)

@@ -135,8 +135,12 @@ class EditorApprovalHandler:
         changes = await preview_edit_diff(request, workdir)
         path = request.arguments.get("path")
         drawn = False
-        if changes is not None and isinstance(path, str):
-            read = editor_call_format.parse_file_diff(changes, editor_call_format.to_protocol_path(path, workdir))
+        if changes is not None and (isinstance(path, str) or request.tool_id == "apply_patch"):
+            read = (
+                editor_call_format.parse_file_diff(changes, editor_call_format.to_protocol_path(path, workdir))
+                if isinstance(path, str)
+                else editor_call_format.parse_file_diff(changes, "", workdir)
+            )
             drawn = bool(read.parts) and read.is_complete
             found += read.parts if drawn else []
         origin = f"Requested by {to_one_line(request.origin)}.\n" if request.origin else ""

@@ -16,6 +16,7 @@ from typing import Any
 
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import HandrailError, ToolError
+from handrail.contract.services.file_services import FileService
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import escape_invisible, print_note_block, print_prompt, to_one_line
@@ -31,6 +32,8 @@ async def preview_edit_diff(request: ApprovalRequest, workspace: str) -> str | N
 
     A long diff is cut, with the number of left-out lines. The request shows the arguments in full.
     """
+    if request.tool_id == "apply_patch":
+        return await _preview_patch(request.arguments.get("patch"), workspace)
     path = request.arguments.get("path")
     if request.tool_id not in _EDITS or not isinstance(path, str):
         return None
@@ -43,12 +46,30 @@ async def preview_edit_diff(request: ApprovalRequest, workspace: str) -> str | N
         return None
 
 
-async def _read_current(path: str, workspace: str) -> bytes | None:
-    """Return the content of a file, found as the tools find it, or None if it does not exist."""
+def _open_files(workspace: str) -> FileService:
+    """Return a service that finds files as the tools find them."""
     from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
     from handrail.runtime.files.session_roots import SessionRoots
 
-    files = RootedFiles(SessionRoots(workspace), SeenFileHashes(), lambda _capability, _target: None)
+    return RootedFiles(SessionRoots(workspace), SeenFileHashes(), lambda _capability, _target: None)
+
+
+async def _preview_patch(patch: object, workspace: str) -> str | None:
+    from handrail.tools.files.patch_plan import plan_patch
+    from handrail.tools.files.patch_tool import show_patch
+
+    if not isinstance(patch, str):
+        return None
+    try:
+        plan = await plan_patch(patch, _open_files(workspace))
+        return await asyncio.to_thread(show_patch, plan) or "The patch is applied already. No file would change."
+    except HandrailError as error:
+        return f"With the current files, this call would fail: {error}"
+
+
+async def _read_current(path: str, workspace: str) -> bytes | None:
+    """Return the content of a file, or None if it does not exist."""
+    files = _open_files(workspace)
     try:
         await files.stat(path)
     except ToolError as error:

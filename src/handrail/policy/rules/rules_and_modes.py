@@ -535,8 +535,8 @@ def _rule(text: str) -> Rule:
 # one of the project or the session wins. Protected paths, watchdogs, capabilities and the policies for single programs
 # apply in every mode.
 
-_FILE_TOOLS = ("write", "edit", "multi_edit", "file.patch", "json_write", "file.move")
-"""The built-in tools that change files of the workspace, and lose nothing."""
+_FILE_TOOLS = ("write", "edit", "multi_edit", "file.patch", "apply_patch", "json_write", "file.move")
+"""The built-in tools that change files of the workspace. None loses a file unasked."""
 _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init")
 """The built-in git tools that change only the workspace, like the commands that this mode allows."""
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_FILE_NAMES)

@@ -37,7 +37,7 @@ from handrail.sandbox.view.cached_folder_tree import FolderTree, raise_if_resour
 MAX_EDIT_BYTES = 16 * 1024 * 1024
 """The largest file that can be replaced. Larger files can be read."""
 
-_STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
+STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _UNSUPPORTED = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP))
 """The errors of a file system for what it does not have."""
@@ -85,17 +85,17 @@ def replace_file(
     finally:
         os.close(root)
     try:
-        before = _read_current(parent, name, located)
+        before = read_current_file(parent, name, located)
         _check_expected(located, before, over, seen)
         _write_and_swap(parent, name, data, before, located, keep)
-        _sync_name(parent, located)
+        sync_folder_of(parent, located)
     finally:
         os.close(parent)
     return FileWriteOutcome(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
-class _CurrentFileState:
+class CurrentFile:
     """The content and status of a file as it is now."""
 
     data: bytes
@@ -118,7 +118,7 @@ def read_open_file_whole(descriptor: int, size: int) -> bytes:
 def open_or_create_parent(root: int, path: str, located: ResolvedPath) -> int:
     """Open the folder of a file, creating missing folders one by one, each below the one before."""
     try:
-        return openat2(root, path or ".", FOLDER_FLAGS, _STRICT)
+        return openat2(root, path or ".", FOLDER_FLAGS, STRICT)
     except OSError as error:
         if error.errno != errno.ENOENT:
             raise os_error_for_model(error, located, "opening the folder of") from error
@@ -126,11 +126,11 @@ def open_or_create_parent(root: int, path: str, located: ResolvedPath) -> int:
     try:
         for name in path.split("/"):
             try:
-                below = openat2(here, name, FOLDER_FLAGS, _STRICT)
+                below = openat2(here, name, FOLDER_FLAGS, STRICT)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):  # another process has just made it
                     os.mkdir(name, 0o777, dir_fd=here)
-                below = openat2(here, name, FOLDER_FLAGS, _STRICT)
+                below = openat2(here, name, FOLDER_FLAGS, STRICT)
                 _set_owner_like(below, os.fstat(here))
             os.close(here)
             here = below
@@ -141,10 +141,10 @@ def open_or_create_parent(root: int, path: str, located: ResolvedPath) -> int:
     return here
 
 
-def _read_current(parent: int, name: str, located: ResolvedPath) -> _CurrentFileState | None:
+def read_current_file(parent: int, name: str, located: ResolvedPath) -> CurrentFile | None:
     """Read the file that has a name now; None if there is none."""
     try:
-        descriptor = openat2(parent, name, READ_FLAGS, _STRICT)
+        descriptor = openat2(parent, name, READ_FLAGS, STRICT)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -170,13 +170,13 @@ def _read_current(parent: int, name: str, located: ResolvedPath) -> _CurrentFile
                 "but not edited. Change it with a program instead.",
                 kind="limit",
             )
-        return _CurrentFileState(data, found)
+        return CurrentFile(data, found)
     finally:
         os.close(descriptor)
 
 
 def _check_expected(
-    located: ResolvedPath, before: _CurrentFileState | None, over: bytes | Literal["new", "seen"], seen: str | None
+    located: ResolvedPath, before: CurrentFile | None, over: bytes | Literal["new", "seen"], seen: str | None
 ) -> None:
     if over == "new":
         if before is not None:
@@ -217,33 +217,53 @@ def changed_file_error(located: ResolvedPath) -> ToolError:
     )
 
 
-def _write_and_swap(
-    parent: int,
-    name: str,
-    data: bytes,
-    before: _CurrentFileState | None,
-    located: ResolvedPath,
-    keep: KeepContent | None,
-) -> None:
-    temporary = f".handrail-{secrets.token_hex(8)}.tmp"
-    mode = 0o666 if before is None else 0o600  # for a new file, less the umask of the process
+def make_temporary_name() -> str:
+    """Return a name for a file that exists only while another one is replaced."""
+    return f".handrail-{secrets.token_hex(8)}.tmp"
+
+
+def write_temporary_file(
+    parent: int, temporary: str, data: bytes, like: os.stat_result | None, *, is_executable: bool | None = None
+) -> int:
+    """Create a durable file with a temporary name in a folder, and return its permissions.
+
+    :param like: the file whose owner and permissions it gets; None for a new one
+    :param is_executable: whether it can be executed; None: like ``like``
+    :raises OSError: with the kernel's error
+    """
+    mode = 0o666 if like is None else 0o600  # for a new file, less the umask of the process
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent
     )
     try:
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-            if before is not None:
-                _set_owner_like(descriptor, before.stat)
-                _set_mode_like(descriptor, before.stat)
-            else:
-                _set_owner_like(descriptor, os.fstat(parent))
-            _sync(descriptor)
-            new_mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-        finally:
-            os.close(descriptor)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        if like is not None:
+            _set_owner_like(descriptor, like)
+            _set_mode_like(descriptor, like)
+        else:
+            _set_owner_like(descriptor, os.fstat(parent))
+        if is_executable is not None:
+            now = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            _set_mode(descriptor, now | (now & 0o444) >> 2 if is_executable else now & ~0o111)
+        sync_descriptor(descriptor)
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+
+
+def _write_and_swap(
+    parent: int,
+    name: str,
+    data: bytes,
+    before: CurrentFile | None,
+    located: ResolvedPath,
+    keep: KeepContent | None,
+) -> None:
+    temporary = make_temporary_name()
+    try:
+        new_mode = write_temporary_file(parent, temporary, data, None if before is None else before.stat)
         if keep is not None and before is None:
             keep(None, None, data, new_mode)
         elif keep is not None and before is not None:
@@ -259,7 +279,7 @@ def _write_and_swap(
             os.unlink(temporary, dir_fd=parent)
 
 
-def _sync(descriptor: int) -> None:
+def sync_descriptor(descriptor: int) -> None:
     """Make a file or folder durable, if its file system can."""
     try:
         os.fsync(descriptor)
@@ -268,13 +288,13 @@ def _sync(descriptor: int) -> None:
             raise
 
 
-def _sync_name(parent: int, located: ResolvedPath) -> None:
+def sync_folder_of(parent: int, located: ResolvedPath) -> None:
     """Make the name of a written file durable.
 
     :raises ToolError: ``backend`` if that fails: the file is written then
     """
     try:
-        _sync(parent)
+        sync_descriptor(parent)
     except OSError as error:
         raise ToolError(
             f"`{located.display_path}` was written, but its folder could not be made durable: {error.strerror}. The file "
@@ -285,8 +305,12 @@ def _sync_name(parent: int, located: ResolvedPath) -> None:
 
 def _set_mode_like(descriptor: int, like: os.stat_result) -> None:
     """Give a file the permissions of the one that it replaces, if the file system has permissions."""
+    _set_mode(descriptor, stat.S_IMODE(like.st_mode) & 0o777)
+
+
+def _set_mode(descriptor: int, mode: int) -> None:
     try:
-        os.fchmod(descriptor, stat.S_IMODE(like.st_mode) & 0o777)
+        os.fchmod(descriptor, mode)
     except OSError as error:
         if error.errno not in (errno.EPERM, *_UNSUPPORTED):
             raise
@@ -313,10 +337,10 @@ def _publish_as_new_file(parent: int, temporary: str, name: str, located: Resolv
 
 
 def _publish_over_unchanged_file(
-    parent: int, temporary: str, name: str, before: _CurrentFileState, located: ResolvedPath
+    parent: int, temporary: str, name: str, before: CurrentFile, located: ResolvedPath
 ) -> None:
     """Give the temporary file the name of a file that still is exactly ``before``."""
-    now = _read_current(parent, name, located)
+    now = read_current_file(parent, name, located)
     if now is None or now.data != before.data:
         raise changed_file_error(located)
     try:
@@ -327,7 +351,7 @@ def _publish_over_unchanged_file(
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         return
     try:
-        displaced = _read_current(parent, temporary, located)
+        displaced = read_current_file(parent, temporary, located)
         same = displaced is not None and displaced.data == before.data
     except (ToolError, OSError):
         same = False
@@ -373,7 +397,7 @@ def rename_exclusively(parent: int, old: str, new: str, new_parent: int | None =
 
 def set_owner_like_parent(parent: int, name: str) -> None:
     """Give an entry that root made the owner of its folder."""
-    descriptor = openat2(parent, name, READ_FLAGS, _STRICT)
+    descriptor = openat2(parent, name, READ_FLAGS, STRICT)
     try:
         _set_owner_like(descriptor, os.fstat(parent))
     finally:
@@ -500,7 +524,7 @@ def _copy_file(root: str, path: str, file: tuple[int, int], room: _CopyBudget) -
     temporary = f".handrail-{secrets.token_hex(8)}.tmp"
     copied = False
     try:
-        source = openat2(parent, name, READ_FLAGS | os.O_NOFOLLOW, _STRICT)
+        source = openat2(parent, name, READ_FLAGS | os.O_NOFOLLOW, STRICT)
         try:
             before = os.fstat(source)
             if not stat.S_ISREG(before.st_mode) or (before.st_dev, before.st_ino) != file or before.st_nlink < 2:

@@ -15,16 +15,17 @@ import os
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import EditorClientHandler
-from handrail.contract.services.file_services import EntryChange, ResolvedPath, WriteResult
+from handrail.contract.services.file_services import EntryChange, FileChange, ResolvedPath, WriteResult
 from handrail.contract.text.text_encodings import convert_to_plain_utf8, detect_text_encoding
 from handrail.contract.tool.requires import AccessCheck
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
+from handrail.runtime.files.joint_changes import ChangeJournal
 from handrail.runtime.files.rooted_file_service import ChangeTracker, OpenFileContent, RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.ripgrep import HiddenFileRecord
@@ -82,8 +83,9 @@ class EditorFiles(RootedFiles):
         buffers: EditorClientHandler,
         hidden: HiddenFileRecord | None = None,
         track_change: Callable[[ResolvedPath], ChangeTracker | None] = lambda _: None,
+        journal: ChangeJournal | None = None,
     ) -> None:
-        super().__init__(roots, seen, may, hidden, track_change)
+        super().__init__(roots, seen, may, hidden, track_change, journal)
         self._buffers = buffers
         self._texts = _KNOWN_TEXTS.setdefault(buffers, KnownFileTexts())
 
@@ -95,6 +97,18 @@ class EditorFiles(RootedFiles):
             self._texts.record(located.absolute, written.previous_content)
         self._texts.record(located.absolute, data)
         return written
+
+    async def change_together(self, changes: Sequence[FileChange]) -> Sequence[str]:
+        places = [self._authorize("fs.write", change.path) for change in changes]
+        for located, change in zip(places, changes, strict=True):
+            if change.before is not None:
+                await self._refuse_unsaved(located)
+        shown = await super().change_together(changes)
+        for located, change in zip(places, changes, strict=True):
+            for data in (change.before, change.after):
+                if data is not None:
+                    self._texts.record(located.absolute, data)
+        return shown
 
     async def move(self, path: str, to: str) -> EntryChange:
         await self._refuse_unsaved(self._authorize("fs.write", path))

@@ -14,9 +14,8 @@ import hashlib
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -32,17 +31,20 @@ from handrail.contract.protected.path_protection import (
 from handrail.contract.services.file_services import (
     EntryChange,
     FileByteRange,
+    FileChange,
     FileKind,
     FileLineRange,
     FileStat,
     ResolvedPath,
     WriteResult,
 )
-from handrail.contract.text.text_encodings import UTF_8, TextEncoding, convert_to_plain_utf8, detect_text_encoding
+from handrail.contract.text.text_encodings import UTF_8, convert_to_plain_utf8, detect_text_encoding
 from handrail.contract.tool.requires import AccessCheck, Capability
 from handrail.runtime.files import atomic_write, entry_moves, secure_open
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
 from handrail.runtime.files.git_write_checks import check_write_spares_git
+from handrail.runtime.files.joint_changes import ChangeJournal, JointChange
+from handrail.runtime.files.line_windows import LineIndex, LineIndexCache, ReadRange, read_line_window
 from handrail.runtime.files.session_roots import CACHED, PATH_FLAGS, SessionRoots, find_openat2_problem, is_beneath
 from handrail.runtime.guard.running_programs import running_programs
 from handrail.runtime.ripgrep import HiddenFileRecord
@@ -101,224 +103,6 @@ class SeenFileHashes:
                 self._keep(path, None)
 
 
-# Whole lines of a file of any size, from either end, without loading the file.
-#
-# A sparse index remembers the number of line ends before each mebibyte, so a file is counted once and not on every
-# call. Lines end at ``\n`` (a ``\r`` before it is dropped). Invalid bytes are shown as U+FFFD.
-
-INDEX_STEP_BYTES = 1 << 20
-"""Bytes between two marks of the index."""
-MAX_SCAN_BYTES = 4 << 30
-"""How many bytes one call searches for line ends, so that a huge sparse file does not block a thread."""
-_CHUNK = 1 << 18
-
-ReadRange = Callable[[int, int], bytes]
-"""``read(offset, count)``: bytes of the file; fewer only at its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class LineWindow:
-    """A range of lines of a file.
-
-    :param first: the number of the first line
-    :param next: the number of the line to continue with; None at the end
-    :param total: the number of lines, if the end was seen
-    :param cut: the numbers of the lines that were shortened
-    """
-
-    lines: tuple[str, ...]
-    first: int
-    next: int | None
-    total: int | None
-    cut: tuple[int, ...]
-
-
-class LineIndex:
-    """An index of the line ends before each :data:`INDEX_STEP_BYTES` of one file, built as far as it is needed."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._steps = -(-size // INDEX_STEP_BYTES)
-        self._marks = [0]
-        self._lock = Lock()
-
-    def _count_to(self, read: ReadRange, done: Callable[[int], bool]) -> None:
-        with self._lock:
-            scanned = 0
-            while len(self._marks) <= self._steps and not done(self._marks[-1]):
-                chunk = read((len(self._marks) - 1) * INDEX_STEP_BYTES, INDEX_STEP_BYTES)
-                scanned += INDEX_STEP_BYTES
-                if scanned > MAX_SCAN_BYTES:
-                    raise ToolError(
-                        f"The line is more than {MAX_SCAN_BYTES >> 30} GiB into the file. Read the file by bytes instead.",
-                        kind="limit",
-                    )
-                self._marks.append(self._marks[-1] + chunk.count(b"\n"))
-
-    def count_lines(self, read: ReadRange) -> int:
-        """Return the number of lines; a last line without a line end counts."""
-        self._count_to(read, lambda _: False)
-        open_end = self.size > 0 and read(self.size - 1, 1) != b"\n"
-        return self._marks[-1] + open_end
-
-    def line_count_if_known(self, read: ReadRange) -> int | None:
-        """Return the number of lines if the file has already been counted to its end; else None."""
-        return self.count_lines(read) if len(self._marks) > self._steps else None
-
-    def find_line_start(self, line: int, read: ReadRange) -> int | None:
-        """Return the offset at which ``line`` (1-based) starts; None past the last line."""
-        if line <= 1:
-            return 0
-        ends = line - 1
-        self._count_to(read, lambda before: before >= ends)
-        marks = self._marks
-        if marks[-1] < ends:
-            return None
-        low, high = 0, len(marks) - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if marks[middle] < ends else (low, middle)
-        chunk = read(low * INDEX_STEP_BYTES, INDEX_STEP_BYTES)
-        place = _find_nth_newline(chunk, ends - marks[low])
-        start = low * INDEX_STEP_BYTES + place + 1
-        return start if start < self.size else None
-
-
-def _find_nth_newline(chunk: bytes, n: int) -> int:
-    """Return the position of the ``n``-th line end in ``chunk``, found by bisection.
-
-    Counting is far quicker than finding line ends one by one.
-    """
-    low, high = 0, len(chunk)
-    while high - low > 4096:
-        middle = (low + high) // 2
-        before = chunk.count(b"\n", low, middle)
-        if before >= n:
-            high = middle
-        else:
-            n -= before
-            low = middle
-    place = low - 1
-    for _ in range(n):
-        place = chunk.find(b"\n", place + 1)
-        if place < 0:  # the file shrank since it was counted
-            return len(chunk)
-    return place
-
-
-class LineIndexCache:
-    """A cache of the line indexes of recently read files, each valid for one state of one inode."""
-
-    def __init__(self, max_files: int = 64) -> None:
-        self._max_files = max_files
-        self._kept: OrderedDict[tuple[int, int], tuple[tuple[int, int, int], LineIndex]] = OrderedDict()
-        self._lock = Lock()
-
-    def index_for(self, found: os.stat_result) -> LineIndex:
-        """Return the index for a file, creating it if the file has changed."""
-        key, state = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or kept[0] != state:
-                kept = (state, LineIndex(found.st_size))
-                self._kept[key] = kept
-            self._kept.move_to_end(key)
-            while len(self._kept) > self._max_files:
-                self._kept.popitem(last=False)
-            return kept[1]
-
-
-def read_line_window(
-    read: ReadRange,
-    index: LineIndex,
-    first: int,
-    count: int | None,
-    max_bytes: int,
-    max_line: int,
-    encoding: TextEncoding = UTF_8,
-) -> LineWindow:
-    """Read the lines from ``first`` on, at most ``count`` lines and ``max_bytes`` bytes of text.
-
-    :param first: 1-based, or below 0 to count from the end
-    :param max_line: the maximum number of characters of a line
-    :param encoding: one in which only a line end has the byte of a line end
-    :raises ToolError: ``invalid_input`` for line 0 or an empty range, ``limit`` if a line lies too deep in the file
-    """
-    _check_range(first, count, max_bytes, max_line)
-    if first < 0:
-        first = max(1, index.count_lines(read) + first + 1)
-    start = 0 if first == 1 else index.find_line_start(first, read)
-    if start is None or index.size == 0:
-        return LineWindow((), first, None, index.count_lines(read), ())
-    lines: list[str] = []
-    cut: list[int] = []
-    used = 0
-    for raw, whole in _read_cut_lines(read, start or len(encoding.mark), index.size, keep=4 * max_line + 4):
-        number = first + len(lines)
-        if count is not None and len(lines) >= count:
-            return LineWindow(tuple(lines), first, number, index.line_count_if_known(read), tuple(cut))
-        text = raw.decode(encoding.codec, "replace")
-        shortened = not whole or len(text) > max_line
-        if shortened:
-            text = text[:max_line]
-        cost = 1 + (len(text) if text.isascii() else len(text.encode()))
-        if used + cost > max_bytes:
-            if lines:
-                return LineWindow(tuple(lines), first, number, index.line_count_if_known(read), tuple(cut))
-            text = text.encode()[: max_bytes - 1].decode("utf-8", "ignore")
-            shortened = True
-        if shortened:
-            cut.append(number)
-        lines.append(text)
-        used += cost
-    return LineWindow(tuple(lines), first, None, first + len(lines) - 1, tuple(cut))
-
-
-def _check_range(first: int, count: int | None, max_bytes: int, max_line: int) -> None:
-    if first == 0:
-        raise ToolError(
-            "Line 0 does not exist. Lines are numbered from 1, and -1 is the last line.", kind="invalid_input"
-        )
-    if (count is not None and count < 1) or max_bytes < 1 or max_line < 1:
-        raise ToolError("The requested range is empty. Ask for at least one line and one byte.", kind="invalid_input")
-
-
-def _read_cut_lines(read: ReadRange, start: int, size: int, keep: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield the first ``keep`` bytes of each line, and whether that is the whole line."""
-    head = bytearray()
-    whole = True
-    offset = start
-    while offset < size:
-        if offset - start > MAX_SCAN_BYTES:
-            raise ToolError(
-                f"No line ends within {MAX_SCAN_BYTES >> 30} GiB. Read the file by bytes instead.", kind="limit"
-            )
-        chunk = read(offset, min(_CHUNK, size - offset))
-        if not chunk:
-            break
-        offset += len(chunk)
-        place = 0
-        while True:
-            end = chunk.find(b"\n", place)
-            if end >= 0 and not head and end - place <= keep:  # most lines, without another copy
-                yield chunk[place:end].removesuffix(b"\r"), True
-                place = end + 1
-                continue
-            stop = end if end >= 0 else len(chunk)
-            room = keep - len(head)
-            if stop - place > room:
-                whole = False
-            head += chunk[place : min(stop, place + room)]
-            if end < 0:
-                break
-            yield (bytes(head).removesuffix(b"\r") if whole else bytes(head)), whole
-            head.clear()
-            whole = True
-            place = end + 1
-    if head:
-        yield bytes(head), whole
-
-
 __all__ = ["MAX_EDIT_BYTES", "MAX_LIST_ENTRIES", "RootedFiles", "SeenFileHashes", "find_openat2_problem"]
 
 MAX_LIST_ENTRIES = 100_000
@@ -326,6 +110,8 @@ MAX_LIST_ENTRIES = 100_000
 INLINE_BYTES = 64 * 1024
 """Cached files up to this size are read on the event loop: a thread would take five times as long."""
 
+_DETECTED_BYTES = 256 * 1024
+"""The bytes of a large file by which its encoding is detected."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _indexes = LineIndexCache()
 _T = TypeVar("_T")
@@ -374,6 +160,7 @@ class RootedFiles:
     :param may: evaluates the rules for each canonical path, for ``fs.read`` and ``fs.write``
     :param hidden: the hidden files that the session has met; they are not read under another name either
     :param track_change: returns the tracker of a change of a path, for undo; None if nothing is kept
+    :param journal: the journal of the workspace; without it, no files are changed together
     """
 
     def __init__(
@@ -383,12 +170,14 @@ class RootedFiles:
         may: AccessCheck,
         hidden: HiddenFileRecord | None = None,
         track_change: Callable[[ResolvedPath], ChangeTracker | None] = lambda _: None,
+        journal: ChangeJournal | None = None,
     ) -> None:
         self._roots = roots
         self._seen = seen
         self._may = may
         self._hidden = HiddenFileRecord() if hidden is None else hidden
         self._track_change = track_change
+        self._journal = journal
 
     async def stat(self, path: str) -> FileStat:
         located = self._authorize("fs.read", path)
@@ -434,7 +223,7 @@ class RootedFiles:
                 read: ReadRange = lambda offset, length: plain[offset : offset + length]  # noqa: E731
                 got = read_line_window(read, LineIndex(len(plain)), first, count, max_bytes, max_line)
             else:
-                encoding = detect_text_encoding(content.read(0, _CHUNK), is_whole=False) or UTF_8
+                encoding = detect_text_encoding(content.read(0, _DETECTED_BYTES), is_whole=False) or UTF_8
                 if encoding.codec.startswith("utf-") and not encoding.is_utf8:
                     raise ToolError(
                         f"`{located.display_path}` has {content.size:,} bytes in {encoding.name}. Files over "
@@ -474,7 +263,7 @@ class RootedFiles:
 
         return await _run_in_thread(look)
 
-    async def read_for_edit(self, path: str, *, max_bytes: int = MAX_EDIT_BYTES) -> bytes:
+    async def read_for_edit(self, path: str, *, max_bytes: int = MAX_EDIT_BYTES, require_seen: bool = True) -> bytes:
         located = self._authorize("fs.read", path)
         seen = self._seen.find_seen_hash(located.absolute)
         limit = min(max_bytes, MAX_EDIT_BYTES)
@@ -486,7 +275,8 @@ class RootedFiles:
                     "a program instead.",
                     kind="limit",
                 )
-            atomic_write.check_seen(located, content.data, seen)
+            if require_seen:
+                atomic_write.check_seen(located, content.data, seen)
             return content.data
 
         return await self._open_and_use_content(located, take, note=False)
@@ -509,6 +299,65 @@ class RootedFiles:
 
         async with running_programs.reserve_file_replacement(located.absolute, located.display_path):
             return await _run_to_completion(put)
+
+    async def change_together(self, changes: Sequence[FileChange]) -> Sequence[str]:
+        if self._journal is None:
+            raise ToolError("Several files cannot be changed together here. Change one at a time.", kind="unavailable")
+        journal, places = self._journal, [self._locate_change(change) for change in changes]
+        self._require_writable(*places)
+        if len({located.absolute for located in places}) < len(places):
+            shown = next(
+                one.display_path
+                for at, one in enumerate(places)
+                if one.absolute in {other.absolute for other in places[:at]}
+            )
+            raise ToolError(f"Two changes are about `{shown}`. Change each file once.", kind="invalid_input")
+        like = [None if one.like is None else self._authorize("fs.read", one.like) for one in changes]
+
+        def act() -> None:
+            for located, change in zip(places, changes, strict=True):
+                check_write_spares_git(located, change.after or b"")
+            with contextlib.ExitStack() as tracked:
+                steps = [
+                    JointChange(
+                        located,
+                        change.before,
+                        change.after,
+                        source,
+                        change.is_executable,
+                        partial(_keep_for_undo, tracked.enter_context(self._tracked(located)), located, change),
+                    )
+                    for located, change, source in zip(places, changes, like, strict=True)
+                ]
+                journal.change_together(steps)
+            self._record_changes(places, changes)
+
+        async with contextlib.AsyncExitStack() as reserved:
+            for located in sorted(places, key=lambda one: one.absolute):
+                await reserved.enter_async_context(self._reserve_entry(located))
+            await _run_to_completion(act)
+        return [located.display_path for located in places]
+
+    def _locate_change(self, change: FileChange) -> ResolvedPath:
+        """Return the place of a file that is changed with others."""
+        return self._locate_entry(change.path) if change.after is None else self._authorize("fs.write", change.path)
+
+    def _record_changes(self, places: Sequence[ResolvedPath], changes: Sequence[FileChange]) -> None:
+        """Record what the session has seen after a change of several files.
+
+        A file that it had not seen is not seen as a whole now.
+        """
+        seen = {change.path: self._has_seen(located, change) for located, change in zip(places, changes, strict=True)}
+        for located, change in zip(places, changes, strict=True):
+            if change.after is not None and seen.get(change.like or change.path, False):
+                self._seen.record(located.absolute, hashlib.sha256(change.after).hexdigest())
+            else:
+                self._seen.forget(located.absolute)
+
+    def _has_seen(self, located: ResolvedPath, change: FileChange) -> bool:
+        if change.before is None:
+            return change.like is None
+        return self._seen.find_seen_hash(located.absolute) == hashlib.sha256(change.before).hexdigest()
 
     async def move(self, path: str, to: str) -> EntryChange:
         source, target = self._locate_entry(path), self._authorize("fs.write", to)
@@ -703,6 +552,18 @@ class RootedFiles:
         refused = self._hidden.explain_read_refusal(found, located, self._may)
         if refused is not None:
             raise ToolError(refused, kind="denied")
+
+
+def _keep_for_undo(
+    tracker: ChangeTracker | None, located: ResolvedPath, change: FileChange, mode: int | None, new_mode: int | None
+) -> None:
+    """Keep a file before it is changed with others."""
+    if tracker is None:
+        return
+    if change.after is None:
+        tracker.keep_deleted([""], located.relative_path.rpartition("/")[2])
+    else:
+        tracker.keep(change.before, mode, change.after, new_mode or 0)
 
 
 class _OpenWithModelErrors:

@@ -17,6 +17,7 @@ from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.files.document_text import read_notebook
 from handrail.tools.files.lines_and_diffs import (
+    MAX_TEXT,
     LineReplacement,
     UnifiedDiff,
     check_line_count,
@@ -391,10 +392,10 @@ def describe_change(file: FileText, text: str, notes: EscapeNotes) -> dict[str, 
     return found | notes.to_data()
 
 
-async def read_if_seen(path: str, runtime: Runtime, **limit: int) -> bytes | None:
+async def read_if_seen(path: str, runtime: Runtime, *, max_bytes: int = MAX_TEXT) -> bytes | None:
     """Return the content of a file that may be replaced; None if there is none."""
     try:
-        return await runtime.files.read_for_edit(path, **limit)
+        return await runtime.files.read_for_edit(path, max_bytes=max_bytes)
     except ToolError:
         return None  # the write itself reports why
 

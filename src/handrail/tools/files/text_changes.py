@@ -7,9 +7,9 @@ text gets the line ends of the lines that it replaces, and the characters of the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from handrail.contract.errors import ToolError, quote_excerpt
@@ -321,30 +321,18 @@ def convert_patch_operations(
 
     :raises ToolError: ``invalid_input`` if lines do not exist or overlap, ``conflict`` if ``expect`` does not match
     """
-    lines = split_lines(text, find_line_mark(text))
-    end = detect_line_end(text)
-    patched = _PatchedText(text, lines, end, notes or EscapeNotes())
+    patched = PatchedText(text, notes or EscapeNotes())
     blocks = sorted(
         (patched.make_block(number, operation) for number, operation in enumerate(operations, 1)),
         key=lambda block: (block.first, block.last),
     )
-    joined: list[LineReplacement] = []
-    for block in blocks:
-        if joined and block.first < joined[-1].last:
+    for before, block in pairwise(blocks):
+        if block.first < before.last:
             raise ToolError(
                 f"Two operations change line {block.first + 1}. Change each line in one operation only.",
                 kind="invalid_input",
             )
-        if joined and block.first == joined[-1].last:
-            joined[-1] = LineReplacement(joined[-1].first, block.last, joined[-1].new + block.new)
-        else:
-            joined.append(block)
-    if lines and not lines[-1].endswith(end[-1]) and joined[-1].last == len(lines) and joined[-1].new:
-        tail = joined[-1]
-        if tail.first == len(lines):
-            tail = LineReplacement(tail.first - 1, tail.last, (lines[-1] + end, *tail.new))
-        joined[-1] = LineReplacement(tail.first, tail.last, (*tail.new[:-1], tail.new[-1].rstrip("\r\n")))
-    return joined
+    return patched.join_blocks(blocks)
 
 
 def apply_line_replacements(text: str, blocks: Sequence[LineReplacement]) -> str:
@@ -360,18 +348,46 @@ def apply_line_replacements(text: str, blocks: Sequence[LineReplacement]) -> str
 
 
 @dataclass(slots=True)
-class _PatchedText:
-    """A text that line operations change.
+class PatchedText:
+    """A text whose lines are replaced.
 
-    :param end: the line end that most lines have
+    :ivar lines: its lines with their ends
+    :ivar end: the line end that most lines have
     """
 
     text: str
-    lines: Sequence[str]
-    end: str
     notes: EscapeNotes
+    lines: Sequence[str] = field(init=False)
+    end: str = field(init=False)
     _shown: _ShownText | None = field(default=None, init=False)
     _starts: list[int] = field(default_factory=list[int], init=False)
+
+    def __post_init__(self) -> None:
+        self.lines = split_lines(self.text, find_line_mark(self.text))
+        self.end = detect_line_end(self.text)
+
+    def join_blocks(self, blocks: Iterable[LineReplacement], *, has_end: bool | None = None) -> list[LineReplacement]:
+        """Return ``blocks``, which ascend and do not overlap, without any that touch each other.
+
+        :param has_end: whether the last line gets a line end; None keeps what it has
+        """
+        lines, joined = self.lines, list[LineReplacement]()
+        for block in blocks:
+            if joined and block.first == joined[-1].last:
+                joined[-1] = LineReplacement(joined[-1].first, block.last, joined[-1].new + block.new)
+            else:
+                joined.append(block)
+        had_end = not lines or lines[-1].endswith(self.end[-1])
+        has_end = had_end if has_end is None else has_end
+        if lines and has_end != had_end and (not joined or joined[-1].last < len(lines)):
+            joined.append(LineReplacement(len(lines) - 1, len(lines), (lines[-1].rstrip("\r\n") + self.end,)))
+        if joined and joined[-1].last == len(lines) and joined[-1].new and not (had_end and has_end):
+            tail = joined[-1]
+            if tail.first == len(lines) and not had_end:
+                tail = LineReplacement(tail.first - 1, tail.last, (lines[-1] + self.end, *tail.new))
+            last = tail.new[-1] if has_end else tail.new[-1].rstrip("\r\n")
+            joined[-1] = LineReplacement(tail.first, tail.last, (*tail.new[:-1], last))
+        return joined
 
     def make_block(self, number: int, operation: dict[str, Any]) -> LineReplacement:
         """Return the change of one operation."""
@@ -397,9 +413,10 @@ class _PatchedText:
         else:
             first = last = total
             _check_old_lines(number, operation, self.lines[-1:], "the last line")
-        return LineReplacement(first, last, self._new_lines(operation["content"], first, last))
+        return LineReplacement(first, last, self.fit_new_lines(operation["content"], first, last))
 
-    def _new_lines(self, content: str, first: int, last: int) -> tuple[str, ...]:
+    def fit_new_lines(self, content: str, first: int, last: int) -> tuple[str, ...]:
+        """Return the lines of ``content`` with the ends and characters of the lines that they replace."""
         new = "".join(f"{line}\n" for line in _content_lines(content))
         if OPEN in new:
             if self._shown is None:

@@ -1,0 +1,125 @@
+"""Several files change together or not at all: after errors, kills, and changes by other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.runtime.kill_points import CHANGES, NEW, OLD, allow_all, fill, read_tree
+
+from handrail.contract.errors import ToolError
+from handrail.contract.services.file_services import FileChange
+from handrail.runtime.files.joint_changes import ChangeJournal
+from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
+from handrail.runtime.files.session_roots import SessionRoots
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_program(folder: Path, count: int) -> str:
+    words = [sys.executable, "-m", "tests.runtime.kill_points", str(folder), str(count)]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def kill_many(folder: Path, count: int) -> Counter[str]:
+    lines, outcomes = json.loads(run_program(folder, count))
+    assert lines > 100
+    return Counter(outcomes)
+
+
+@pytest.mark.proves("T-06a")
+def test_a_kill_at_any_line_leaves_all_files_old_or_all_new(tmp_path: Path) -> None:
+    outcomes = kill_many(tmp_path, 24)
+    assert outcomes.keys() == {"old", "new"} and outcomes["old"] > 2 < outcomes["new"], outcomes
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_leave_all_files_old_or_all_new(tmp_path: Path) -> None:
+    outcomes = kill_many(tmp_path, 200)
+    assert outcomes.keys() == {"old", "new"}, outcomes
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    os.umask(0o022)
+    fill(tmp_path / "ws")
+    return tmp_path / "ws"
+
+
+def open_files(root: Path) -> RootedFiles:
+    journal = ChangeJournal(root.parent / "journal")
+    return RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=journal)
+
+
+async def test_all_files_change_together(root: Path) -> None:
+    shown = await open_files(root).change_together(CHANGES)
+    assert read_tree(root) == NEW and list(shown) == [one.path for one in CHANGES]
+    assert os.listdir(root.parent / "journal") == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        FileChange("last.txt", b"other", b"x"),
+        FileChange("moved.sh/inner", None, b"x"),
+        FileChange("gone.txt/inner", None, b"x"),
+        FileChange("new", None, b"a file where a folder is made"),
+        FileChange("sub", None, b"x"),
+        FileChange("sub/last.txt", b"x", None),
+    ],
+)
+async def test_one_change_that_is_not_possible_changes_nothing(root: Path, wrong: FileChange) -> None:
+    (root / "last.txt").write_text("last")
+    before = read_tree(root)
+    with pytest.raises(ToolError):
+        await open_files(root).change_together((*CHANGES, wrong))
+    assert read_tree(root) == before and sorted(os.listdir(root)) == [
+        "a.txt",
+        "gone.txt",
+        "last.txt",
+        "moved.sh",
+        "sub",
+    ]
+    assert not list((root.parent / "journal").glob("*"))
+
+
+def leave_half(root: Path) -> Path:
+    """Kill a process while it gives names, and return its journal."""
+    run_program(root.parent, 0)
+    (file,) = (root.parent / "journal").glob("*.json")
+    return file
+
+
+async def test_the_next_change_of_the_workspace_finishes_what_a_killed_process_left(root: Path) -> None:
+    leave_half(root)
+    await open_files(root).change_together([FileChange("other.txt", None, b"o\n")])
+    assert read_tree(root) == {**NEW, "other.txt": (0o644, b"o\n")}
+
+
+def test_a_file_that_changed_after_the_kill_takes_the_others_back(root: Path) -> None:
+    leave_half(root)
+    (root / "sub/b.txt").write_text("mine")
+    ChangeJournal(root.parent / "journal").recover()
+    assert read_tree(root) == {**OLD, "sub/b.txt": (0o600, b"mine")}
+
+
+def test_a_damaged_journal_is_removed_and_a_missing_workspace_keeps_its_journal(root: Path) -> None:
+    file = leave_half(root)
+    other = file.with_name("0.json")
+    other.write_text("{")
+    root.rename(root.parent / "elsewhere")
+    assert ChangeJournal(file.parent).recover() == 0 and file.exists() and not other.exists()
+    (root.parent / "elsewhere").rename(root)
+    assert ChangeJournal(file.parent).recover() == 1 and read_tree(root) == NEW
+
+
+async def test_without_a_journal_several_files_are_not_changed(root: Path) -> None:
+    files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all)
+    with pytest.raises(ToolError, match="one at a time"):
+        await files.change_together(CHANGES)
+    assert read_tree(root) == OLD
