@@ -184,6 +184,7 @@ async def main(rounds: int) -> int:
         for place in (workspace, scratch, top / "called"):
             place.mkdir()
         (top / "handrail.toml").write_text("")
+        (top / "called" / "README.md").write_text("")
         layer = CapabilityLayer("bench", (str(workspace),), (str(workspace),), (), (ShellRequires(cmd="*"),))
         hosts = CapabilityLayer(
             "bench", (str(workspace),), (str(workspace),), ("example.org",), (ShellRequires(cmd="*"),)

@@ -209,7 +209,7 @@ class BubblewrapSandbox:
     @contextlib.contextmanager
     def _prepare_launch(
         self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: NetworkPlace | None
-    ) -> Generator[_Launch]:
+    ) -> Generator[_PreparedLaunch]:
         """Open all that bubblewrap gets for a plan, and close afterwards what is not for the process.
 
         As root, bubblewrap must be marked for the kernel's out-of-memory killer before it starts another process, so
@@ -217,7 +217,7 @@ class BubblewrapSandbox:
         closed only once bubblewrap is marked.
         """
         first = self._get_launcher()
-        launch: _Launch | None = None
+        launch: _PreparedLaunch | None = None
         port = None if place is None else place.port
         if port is not None:
             plan = plan.with_proxy_port(port.number)
@@ -270,7 +270,7 @@ class BubblewrapSandbox:
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
             program, command, groups = self._complete_command(made, command, None if place is None else place.network)
-            launch = _Launch(program, command, groups, {**theirs, **given}, ours, table, held_back, port)
+            launch = _PreparedLaunch(program, command, groups, {**theirs, **given}, ours, table, held_back, port)
             yield launch
         finally:
             handed_over = launch is not None and launch.process is not None
@@ -388,7 +388,7 @@ def _open_program_streams(plan: LaunchPlan, ours: dict[str, int], theirs: dict[i
 
 
 @dataclass(slots=True)
-class _Launch:
+class _PreparedLaunch:
     """One start of bubblewrap: what :meth:`spawn` needs in any thread, and what the process gets.
 
     :param descriptors: number in the child to descriptor here

@@ -302,12 +302,16 @@ class OutputShaper:
             return None
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         limit = spec.max_output
+        is_flat = kind is dict
         if kind is dict:
             for item in value.values():
-                if type(item) is str and len(item) > limit:
-                    return None
-                if (type(item) is dict or type(item) is list) and not is_estimated_within_size(item, limit):
-                    return None
+                if type(item) is str:
+                    if len(item) > limit:
+                        return None
+                elif item is not None and type(item) not in _SCALARS:
+                    is_flat = False
+                    if (type(item) is dict or type(item) is list) and not is_estimated_within_size(item, limit):
+                        return None
         elif kind is str or kind is list:
             if len(value) > limit or (kind is list and not is_estimated_within_size(value, limit)):
                 return None
@@ -325,7 +329,8 @@ class OutputShaper:
         if self.redactor.active and self.redactor.contains_secret(encoded):
             return None
         if kind is dict or kind is list:
-            data = orjson.loads(encoded)  # a copy: the tool may still change the object that it returned
+            # A copy: the tool may still change the object that it returned.
+            data = dict(cast("dict[str, Any]", value)) if is_flat else orjson.loads(encoded)
             kept: Any = orjson.Fragment(bytes(memoryview(encoded)))  # the bytes of orjson keep a buffer of 4 KB alive
         else:
             data = kept = value
