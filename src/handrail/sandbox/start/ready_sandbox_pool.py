@@ -26,7 +26,7 @@ from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_unti
 from handrail.sandbox.view.mount_comparison import host_mounts
 
 MAX_READY = 8
-"""The limit of ready sandboxes in one pool. Each takes about 4 MB."""
+"""The limit of ready sandboxes in one pool. Each takes about 1.5 MB."""
 MAX_AGE_S = 60.0
 """A ready sandbox that is not used ends after this time, and is not replaced."""
 BURST_S = 1.0
