@@ -327,6 +327,27 @@ def children() -> set[str]:
     return found
 
 
+@pytest.mark.proves("S-10")
+async def test_nothing_is_left_of_a_start_that_is_cancelled(ground: Ground) -> None:
+    sandbox = ground.sandbox
+    assert isinstance(sandbox, BubblewrapSandbox)
+    await ground.bash("true")
+    await wait_until_all_dismantled()
+    host_mounts.forget()
+    before = sorted(os.listdir("/proc/self/fd")), children()
+    plan = await sandbox.make_plan(
+        ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, "true")), ready_made=True
+    )
+    starting = asyncio.ensure_future(sandbox.start_waiting_in_thread(plan, None))
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await wait_until_all_dismantled()
+    host_mounts.forget()
+    assert (sorted(os.listdir("/proc/self/fd")), children()) == before
+
+
 def listening() -> int:
     """In how many sandboxes of this process somebody listens on the proxy's port."""
     count = 0

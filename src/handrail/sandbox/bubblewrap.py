@@ -193,16 +193,17 @@ class BubblewrapSandbox:
     async def start_waiting_in_thread(self, plan: LaunchPlan, place: NetworkPlace | None) -> SandboxedProcess:
         """Start the same as :meth:`start_waiting` does, while the event loop continues."""
         with self._prepare_launch(plan, None, place) as launch:
-            spawned = submit_start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn)
+            submitted = submit_start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn)
+            spawned = asyncio.wrap_future(submitted)
             cancelled: asyncio.CancelledError | None = None
             while not spawned.done():
                 try:
-                    await asyncio.wait({asyncio.wrap_future(spawned)})
+                    await asyncio.wait({spawned})
                 except asyncio.CancelledError as error:  # the thread still uses the descriptors
                     cancelled = error
             process = launch.make_process(spawned.result())
         if cancelled is not None:
-            process.close_lifeline()
+            await process.kill()
             raise cancelled
         return process
 
