@@ -132,7 +132,8 @@ LEAST = {
     "retrieval.py": Least(
         "shipped, unseen", {"SIZES": ()}, ("--data", "{folder}", "--limit", "2", "--speed", "--shipped")
     ),
-    "sandbox.py": Least("the whole call", {"PAUSE_S": 0}, ("1",)),
+    "real_tools.py": Least("1 MB printed", {"ROUNDS": 2, "REPLIES": 1, "PRINTED_MB": 1}),
+    "sandbox.py": Least("2 calls at once", {"PAUSE_S": 0, "ROW": 2, "AT_ONCE": 2, "BURSTS": 1}, ("1",)),
     "search.py": Least("handrail, unconfined", {"FILES": 20, "BYTES": 8_000, "FOLDERS": 2, "ROUNDS": 1, "PAUSE_S": 0}),
     "session_questions.py": Least("@developer", {"MODES": ("ask",), "SESSION": _first_four_calls}),
     "sessions.py": Least("handrail", {}, ("--messages", "9", "--rounds", "1")),

@@ -30,7 +30,7 @@ exit_code: Exit code of the program, or null if a signal ended it
 output: Output of the program, stdout and stderr together
 ?signal: Number of the signal that ended the program
 ?limit: Resource limit that ended the program
-?dropped_bytes: Number of bytes of output that were not kept
+?dropped_bytes: Number of bytes in the middle of the output that were not kept
 ?notes: Hints, such as files that were restored or hosts that are not reachable"""
 _GIT = """\
 ?skipped_filters: Filters that the repository configures and that did not run"""

@@ -297,8 +297,12 @@ def test_only_the_quick_and_open_goes_the_quick_way(room: Room) -> None:
         return room.shaper.shape_small_output(ToolSpec("tool", "…", **spec), value, {})
 
     assert small({"a": 1}) and small("text") and small(3) and small(None) and small([1, "a"])
+    assert small({"a": None, "b": "text", "c": None})
     for value in (
-        {"a": None},
+        {"a": float("nan")},
+        {"a": None, "b": float("inf")},
+        {"a": None, "b": [float("nan")]},
+        {"a": None, "b": "null"},
         {1: 2},
         {"a": {1}},
         (1,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import SECRET, Room
 
-from handrail.contract.calls_and_results import Blob, Result
+from handrail.arbiter.output import shaper
+from handrail.arbiter.output.secret_redaction import SecretRedactor
+from handrail.contract import calls_and_results
+from handrail.contract.calls_and_results import Blob, LargeText, Result
 
 
 @pytest.mark.proves("O-07")
@@ -114,3 +118,59 @@ def test_a_hash_is_of_the_value_and_not_of_its_spelling(room: Room) -> None:
         10**30,
     ]
     assert len({hashed(value) for value in different}) == len(different)
+
+
+PLAIN = "s3cr3t-QZ"
+TEXTS = st.lists(st.sampled_from([PLAIN, PLAIN[:4], PLAIN[4:], "é", "x", "\n", "s3", "Z"]), max_size=40).map("".join)
+
+
+@pytest.fixture
+def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shaper, "_PIECE_BYTES", 3)
+    for module in (shaper, calls_and_results):
+        monkeypatch.setattr(module, "LONGEST_SECRET_BYTES", len(PLAIN))
+
+
+@pytest.mark.proves("O-07")
+@pytest.mark.usefixtures("tiny_pieces")
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS, in_file=st.integers(0, 400), limit=st.integers(30, 200))
+async def test_a_large_text_in_pieces_is_redacted_as_the_whole(
+    new_room: Callable[..., Room], text: str, in_file: int, limit: int
+) -> None:
+    room, raw = new_room(key=PLAIN), text.encode()
+    whole = SecretRedactor({"key": PLAIN}).redact_text(text)
+    large = LargeText(io.BytesIO(raw[:in_file]), len(raw[in_file:]), raw[in_file:])
+    shaped = await room.shape({"output": large, "code": 1}, max_output=limit)
+    room.shaper.close()
+    data, metadata = shaped.result.data, shaped.result.metadata
+    assert room.sidecar(shaped) == whole
+    start, end = metadata["omitted_at"], metadata["omitted_at"] + metadata["omitted_bytes"]
+    assert whole.encode()[:start].decode() == data["head"] and whole.encode()[end:].decode() == data["tail"]
+    assert metadata["output_bytes"] == len(whole.encode()) and data["code"] == 1
+    assert large.file.closed
+
+
+@pytest.mark.proves("O-07")
+@pytest.mark.usefixtures("tiny_pieces")
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS, cut=st.integers(0, 200), missing=st.integers(1, 40))
+async def test_no_part_of_a_secret_is_shown_beside_a_missing_part(
+    new_room: Callable[..., Room], text: str, cut: int, missing: int
+) -> None:
+    room, raw = new_room(key=PLAIN), text.encode()
+    whole = SecretRedactor({"key": PLAIN}).redact_text(text).encode()
+    rest = raw[cut:]
+    large = LargeText(io.BytesIO(raw[:cut]), len(rest), rest[missing:])
+    shaped = await room.shape({"output": large}, max_output=1000)
+    room.shaper.close()
+    written = room.sidecar(shaped)
+    if not large.left_out_bytes:
+        assert written.encode() == whole
+        return
+    note = f"\n[{large.left_out_bytes:,} bytes are left out here]\n"
+    before, _, after = written.partition(note)
+    assert note in written
+    assert whole.startswith(before.removesuffix("\ufffd").encode())  # a character that the cut falls into
+    assert whole.endswith(after.removeprefix("\ufffd").encode())
+    assert PLAIN not in written

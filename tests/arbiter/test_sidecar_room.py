@@ -38,7 +38,7 @@ class Sessions:
         self.count += 1
         (self.folder / session).mkdir(exist_ok=True)
         path, kept = output_files.write_output_file(
-            self.room, self.folder / session, f"call{self.count}", "x" * KIB * kib
+            self.room, self.folder / session, f"call{self.count}", [b"x" * KIB * kib]
         )
         assert kept == KIB * kib
         os.utime(path, ns=(self.count, self.count))
@@ -145,7 +145,7 @@ def test_one_that_a_fork_has_since_it_was_looked_at_stays(sessions: Sessions) ->
 
 def test_what_could_not_be_written_takes_no_room(sessions: Sessions) -> None:
     with pytest.raises(FileNotFoundError):
-        output_files.write_output_file(sessions.room, sessions.folder / "none", "call", "x" * MOST)
+        output_files.write_output_file(sessions.room, sessions.folder / "none", "call", [b"x" * MOST])
     assert whole(sessions.wrote("one", kib=100))
 
 

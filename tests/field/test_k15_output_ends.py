@@ -30,6 +30,35 @@ async def test_the_verdict_at_the_end_of_a_long_output_is_cut_off(background: bo
         await session.suspend()
 
 
+@pytest.mark.parametrize("megabytes", [3, 70], ids=["kept", "dropped"])
+@pytest.mark.parametrize("tool", ["bash", "python"])
+async def test_the_end_of_an_output_that_is_longer_than_memory_is_cut_off(
+    tool: str, megabytes: int, tmp_path: Path
+) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow bash", "allow python", "allow bash *"]) as kernel:
+        session = await kernel.session()
+        arguments = {
+            "bash": {
+                "command": f"echo first; yes 0123456789abcde | head -c {megabytes}M; echo; echo FAILED: 3; exit 1"
+            },
+            "python": {
+                "code": f"print('first')\nprint('0123456789abcde\\n' * ({megabytes} << 16))\nprint('FAILED: 3')\nexit(1)"
+            },
+        }
+        result = await session.call(tool, arguments[tool])
+        data, metadata = result.data, result.metadata
+        assert data["exit_code"] == 1 and data["head"].startswith("first\n0123456789abcde\n")
+        assert data["tail"].endswith("\n0123456789abcde\n\nFAILED: 3\n")
+        assert len(data["head"]) + len(data["tail"]) <= 204_800
+        file = Path(metadata["output_path"])
+        assert file.stat().st_size == metadata["output_bytes"] <= 64 << 20
+        assert file.read_bytes().endswith(data["tail"].encode())
+        printed = len("first\n") + (megabytes << 20) + len("\nFAILED: 3\n")
+        note = f"\n[{data['dropped_bytes']:,} bytes are left out here]\n" if megabytes == 70 else ""
+        assert metadata["output_bytes"] == printed - data.get("dropped_bytes", 0) + len(note)
+        await session.suspend()
+
+
 async def test_a_list_and_json_keep_only_their_beginning(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     for number in range(30):

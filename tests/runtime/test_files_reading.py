@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
+from handrail.contract.text.text_encodings import UTF_8, TextEncoding
 from handrail.runtime.files import rooted_file_service as files_module
 from handrail.runtime.files.line_windows import INDEX_STEP_BYTES, LineIndex, read_line_window
 from handrail.runtime.files.rooted_file_service import RootedFiles
@@ -80,6 +81,26 @@ def test_any_window_is_the_slice_of_all_lines(parts: list[str], ended: bool, fir
     begin = first - 1 if first > 0 else max(0, len(every) + first)
     assert list(got.lines) == every[begin : begin + count]
     assert got.next == (begin + count + 1 if begin + count < len(every) else None)
+
+
+@given(
+    st.lists(st.sampled_from([b"", b"a", b"\xc3\xa9", b"\xff", b"\r", b"\n", b"\r\n", b"x" * 30]), max_size=40),
+    st.integers(1, 45),
+    st.none() | st.integers(1, 10),
+    st.integers(1, 80),
+    st.integers(1, 25),
+)
+def test_lines_that_are_split_at_once_are_those_that_are_read_one_by_one(
+    parts: list[bytes], first: int, count: int | None, max_bytes: int, max_line: int
+) -> None:
+    data = b"".join(parts)
+    at_once, one_by_one = (
+        read_line_window(
+            lambda o, n: data[o : o + n], LineIndex(len(data)), first, count, max_bytes, max_line, encoding
+        )
+        for encoding in (UTF_8, TextEncoding("UTF-8", "utf8", b""))  # a codec that is not known by this name
+    )
+    assert at_once == one_by_one
 
 
 async def test_a_huge_file_is_read_in_place_and_counted_once(

@@ -183,6 +183,23 @@ async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
     assert len(b"".join(pieces)) == 100, "nothing was left out"
 
 
+async def test_whoever_stores_the_pieces_gets_the_end_of_what_is_dropped(
+    sandbox: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell_service, "MAX_OUTPUT_BYTES", 150)
+    monkeypatch.setattr(shell_service, "TAIL_BYTES", 50)
+    pieces: list[bytes] = []
+    shell = shell_on(sandbox, workspace, ANY)
+    done = await shell.run("for n in 1 2 3 4 5; do printf %050d $n; done", on_output=pieces.append, keep_bytes=20)
+    passed = b"".join(pieces)
+    assert passed == b"%050d%050d" % (1, 2) and done.output == passed[:20]
+    assert (done.dropped_bytes, done.tail) == (150, b"%050d" % 5)
+    done = await shell.run("printf %030d 1", keep_bytes=20)
+    assert (done.dropped_bytes, done.output, done.tail) == (0, b"0" * 20, b"0" * 9 + b"1")
+    done = await shell.run("printf %020d 1", keep_bytes=20)
+    assert (done.dropped_bytes, done.tail) == (0, b"")
+
+
 async def test_a_machine_that_cannot_confine_runs_nothing(workspace: Path) -> None:
     refusing = tier_probe.RefusingSandbox(SandboxTier("none", "bubblewrap is not installed", "install it"))
     with pytest.raises(

@@ -16,7 +16,7 @@ from tests.sandbox.test_network import get
 from tests.web import Site, ok
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec, SandboxLimits, SandboxProfile
+from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, SandboxLimits, SandboxProfile
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox, NetworkPlace
 from handrail.sandbox.network import sandbox_network
@@ -38,9 +38,17 @@ class Told:
 
     def __init__(self, pool: SandboxPool, ground: Ground) -> None:
         self.pool, self.ground = pool, ground
+        self.was_ready = False
+        """Whether the last start found a ready one."""
+
+    async def start(self, *argv: str, **changes: object) -> Process:
+        before = children()
+        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), ProgramSpec(argv))
+        self.was_ready = str(process.pid) in before
+        return process
 
     async def run(self, *argv: str, stdin: bytes = b"", **changes: object) -> Ran:
-        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), ProgramSpec(argv))
+        process = await self.start(*argv, **changes)
         out, errors, dropped = await process.communicate(stdin, 4 << 20)
         return Ran(await process.wait(), os.fsdecode(out), os.fsdecode(errors), dropped)
 
@@ -55,9 +63,8 @@ class Told:
 
     async def takes_ready(self, *argv: str, **changes: object) -> bool:
         """Whether such a call finds a ready one."""
-        before = self.pool.ready_count
-        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), ProgramSpec(argv))
-        taken = self.pool.ready_count < before
+        process = await self.start(*argv, **changes)
+        taken = self.was_ready
         await process.communicate(b"", 1000)
         return taken
 
@@ -111,8 +118,8 @@ async def test_a_ready_shell_cannot_be_told_from_one_started_with_its_text(told:
         out, errors, _ = await process.communicate(b"from stdin\n", 1 << 20)
         expected = await process.wait(), numberless(out.decode()), errors.decode()
         await told.warmed()
-        assert told.pool.ready_count == 1
         ready = await told.run(*SHELL_ARGV, text, stdin=b"from stdin\n")
+        assert told.was_ready
         assert (ready.code, numberless(ready.out), ready.errors) == expected, text
 
 
@@ -154,9 +161,8 @@ async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
 async def test_each_is_used_once(told: Told) -> None:
     await told.warmed()
     for _ in range(3):
-        before = told.pool.ready_count
         ran = await told.text("echo x >> /tmp/mine; wc -l < /tmp/mine")
-        assert (ran.out, told.pool.ready_count) == ("1\n", before - 1)
+        assert (ran.out, told.was_ready) == ("1\n", True)
         await told.pool.wait_until_successors_ready()
 
 
@@ -164,7 +170,6 @@ async def test_each_is_used_once(told: Told) -> None:
 async def test_other_programs_wait_for_their_arguments_environment_and_secrets(told: Told, ground: Ground) -> None:
     secrets = {"TOKEN": "value"}
     await told.warmed("/bin/true", secrets={"TOKEN": "another"})
-    before = told.pool.ready_count
     ran = await told.run(
         *("/bin/sh", "-c", 'cat <&$HANDRAIL_SECRETS_FD; echo "$MORE" "$0" "$PWD"', "zero"),
         secrets=secrets,
@@ -172,7 +177,7 @@ async def test_other_programs_wait_for_their_arguments_environment_and_secrets(t
         cwd=str(ground.workspace),
     )
     assert (ran.out, ran.code) == (f'{{"TOKEN":"value"}}later zero {ground.workspace}\n', 0)
-    assert told.pool.ready_count == before - 1
+    assert told.was_ready
 
 
 async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) -> None:
@@ -245,6 +250,38 @@ async def test_calls_at_once_get_as_many_ready_but_never_more_than_the_pool_hold
     await pool.aclose()
 
 
+async def test_as_many_are_ready_as_calls_came_at_once(told: Told) -> None:
+    for expected in (4, 6):
+        await asyncio.gather(*(told.text("true") for _ in range(expected)))
+        await told.pool.wait_until_successors_ready()
+        assert told.pool.ready_count >= expected
+        before = children()
+        started = await asyncio.gather(*(told.start(*SHELL_ARGV, "true") for _ in range(expected)))
+        assert {str(process.pid) for process in started} <= before
+        await asyncio.gather(*(process.communicate(b"", 1000) for process in started))
+
+
+async def test_many_of_one_kind_do_not_displace_the_only_one_of_another(ground: Ground) -> None:
+    assert isinstance(ground.sandbox, BubblewrapSandbox)
+    pool = SandboxPool(ground.sandbox, most=3)
+    told = Told(pool, ground)
+    await told.text("true", environment={"A": "x"})
+    await pool.wait_until_successors_ready()
+    await asyncio.gather(*(told.text("true") for _ in range(4)))
+    await pool.wait_until_successors_ready()
+    assert pool.ready_count == 3
+    assert await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
+    await pool.aclose()
+
+
+async def test_the_next_one_is_made_while_a_call_runs(told: Told) -> None:
+    await told.warmed()
+    process = await told.pool.start(told.ground.capabilities, told.ground.profile(), ProgramSpec((*SHELL_ARGV, "cat")))
+    await told.pool.wait_until_successors_ready()  # while the call runs
+    assert told.pool.ready_count >= 1
+    assert (await process.communicate(b"still", 100))[0] == b"still"
+
+
 async def test_one_that_nobody_takes_ends_and_is_not_replaced(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, age_s=0.0)
@@ -290,6 +327,27 @@ def children() -> set[str]:
     return found
 
 
+@pytest.mark.proves("S-10")
+async def test_nothing_is_left_of_a_start_that_is_cancelled(ground: Ground) -> None:
+    sandbox = ground.sandbox
+    assert isinstance(sandbox, BubblewrapSandbox)
+    await ground.bash("true")
+    await wait_until_all_dismantled()
+    host_mounts.forget()
+    before = sorted(os.listdir("/proc/self/fd")), children()
+    plan = await sandbox.make_plan(
+        ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, "true")), ready_made=True
+    )
+    starting = asyncio.ensure_future(sandbox.start_waiting_in_thread(plan, None))
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await wait_until_all_dismantled()
+    host_mounts.forget()
+    assert (sorted(os.listdir("/proc/self/fd")), children()) == before
+
+
 def listening() -> int:
     """In how many sandboxes of this process somebody listens on the proxy's port."""
     count = 0
@@ -308,9 +366,9 @@ async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_t
 ) -> None:
     async def run(text: str, *hosts: str) -> tuple[bool, str]:
         layer = dataclasses.replace(ground.layer(str(ground.workspace)), hosts=hosts)
-        before = pool.ready_count
+        before = children()
         process = await pool.start(CapabilitySet((layer,)), ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
-        taken = pool.ready_count < before
+        taken = str(process.pid) in before
         out, _, _ = await process.communicate(b"", 1 << 20)
         await process.wait()
         return taken, out.decode()
@@ -322,7 +380,7 @@ async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_t
         taken, said = await run(get(one.url()) + get(two.url()), two.authority)
         assert taken and "TWO" in said and "ONE" not in said
         await pool.wait_until_successors_ready()
-        assert listening() == 1
+        assert listening() == pool.ready_count >= 1
         assert await run("true") == (False, "")  # it has no hosts
     await pool.aclose()
     assert listening() == 0
@@ -394,13 +452,13 @@ async def test_descriptors_of_a_call_are_its_own_start(told: Told, ground: Groun
     reading, writing = os.pipe()
     os.write(writing, b"through\n")
     os.close(writing)
-    before = told.pool.ready_count
+    before = children()
     process = await told.pool.start(
         ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, "cat <&5"), {5: reading})
     )
     os.close(reading)
     assert (await process.communicate(b"", 100))[0] == b"through\n"
-    assert told.pool.ready_count == before
+    assert str(process.pid) not in before
 
 
 async def test_many_calls_at_once_do_not_mix(told: Told) -> None:

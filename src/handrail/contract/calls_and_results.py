@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from handrail.contract.errors import ErrorKind, ToolError
 
@@ -24,6 +24,32 @@ class Blob:
 
     data: bytes
     media_type: str
+
+
+LONGEST_SECRET_BYTES = 256 * 1024
+"""A secret in any form is shorter. So many bytes after a missing part are not shown: they may have the rest of a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class LargeText:
+    """A long text in UTF-8, as a member of a tool's data. The arbiter copies it in pieces to the output file.
+
+    The answer gets its ends as ``head`` and ``tail``, as of any truncated text.
+
+    :param file: the beginning; the arbiter closes it
+    :param rest_bytes: how many bytes follow after the beginning
+    :param tail: the last of these
+    """
+
+    file: BinaryIO
+    rest_bytes: int = 0
+    tail: bytes = b""
+
+    @property
+    def left_out_bytes(self) -> int:
+        """The bytes between the beginning and the shown part of the end."""
+        missing = self.rest_bytes - len(self.tail)
+        return 0 if missing <= 0 else missing + min(len(self.tail), LONGEST_SECRET_BYTES)
 
 
 @dataclass(slots=True)

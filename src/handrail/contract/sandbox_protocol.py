@@ -203,7 +203,7 @@ class Process(Protocol):
     ) -> tuple[bytes, bytes, int]:
         """Write stdin, wait for the *exit* (not for closed pipes), and read the remaining output.
 
-        :param on_output: called with each kept piece of stdout, and with a note if output is dropped
+        :param on_output: called with each piece of stdout, also of what is not kept
         :return: stdout, stderr (each cut at ``max_bytes``, the rest is counted), and the number of dropped bytes
         """
         ...
@@ -320,11 +320,12 @@ class CompletedProcess:
     """A process that has ended.
 
     :param output: stdout and stderr in order, at most 64 MiB
-    :param dropped_bytes: the number of bytes after that
+    :param dropped_bytes: the number of bytes after that, which are not passed to ``on_output`` either
     :param signal: the number of the signal that ended the process, or None
     :param exceeded_limit: the sandbox limit that it exceeded, as far as its end or its last output shows
     :param notes: why the sandbox kept it from files that its output names
     :param stderr: stderr, if it was requested separately
+    :param tail: the end of an output that is longer than ``keep_bytes``, at most 512 KiB
     """
 
     exit_code: int
@@ -334,3 +335,4 @@ class CompletedProcess:
     exceeded_limit: str | None = None
     notes: tuple[str, ...] = ()
     stderr: bytes = b""
+    tail: bytes = b""

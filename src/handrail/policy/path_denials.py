@@ -21,6 +21,24 @@ _MAX_CHECKED = 64
 _MATCH_ALL_PATTERNS = frozenset(("", "*", "**", ".", "./"))
 
 
+class _HashedKey:
+    """A key that is hashed once. All rules are in it, and each program looks things up by it several times."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: tuple[Hashable, ...]) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, _HashedKey) and self._hash == other._hash and self._parts == other._parts
+        )
+
+
 class RulePathDenials:
     """The paths that a rule book hides from programs, or protects from writing.
 
@@ -37,7 +55,7 @@ class RulePathDenials:
         everything: tuple[Rule, ...],
         above: RulePathDenials | None = None,
     ) -> None:
-        self.key: Hashable = (workspace, reading, writing, everything, None if above is None else above.key)
+        self.key: Hashable = _HashedKey((workspace, reading, writing, everything, None if above is None else above.key))
         self._above = above
         self._workspace = workspace
         self._own = rank_rules(tuple(rule for rule in reading if rule.scope != "default"), "path")

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,9 @@ _FEW_PATHS = 200
 """Up to this number of paths are checked on the event loop, each in about 25 µs."""
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """The maximum output kept of one run. The rest is read and counted, so the program does not block."""
+
+TAIL_BYTES = 512 * 1024
+"""The maximum size of the end that is kept of a longer output."""
 
 _MOST_ATTEMPTS = 20
 _SH = ("/bin/sh", "-c")
@@ -83,6 +87,7 @@ class SandboxedShell:
         separate_stderr: bool = False,
         trusted_program: bool = False,
         on_output: Callable[[bytes], None] | None = None,
+        keep_bytes: int | None = None,
     ) -> CompletedProcess:
         attempts: list[ConnectionAttempt] = []
         process = await self.start_authorized_program(
@@ -93,18 +98,19 @@ class SandboxedShell:
             trusted=trusted_program,
             attempts=attempts,
         )
-        watch = None if on_output is None else _EditorWatch(process, on_output)
+        capture = _OutputCapture(on_output, keep_bytes)
+        watch = None if on_output is None else _EditorWatch(process, capture.receive_output)
         try:
             output, errors, dropped = await process.communicate(
-                stdin, MAX_OUTPUT_BYTES, None if watch is None else watch.receive_output
+                stdin, capture.keep_bytes, capture.receive_output if watch is None else watch.receive_output
             )
             try:
                 code = await process.wait()
             except ProtectedPathViolation as veto:
-                said = await asyncio.to_thread(decode_text, output + errors, "replace")
+                said = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
                 raise ToolError(veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": said}) from None
             except ToolError as error:
-                said = await asyncio.to_thread(decode_text, output + errors, "replace")
+                said = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
                 raise ToolError(error.text, kind=error.kind, data={"output": said} if said else None) from None
         except asyncio.CancelledError:
             await end_process(process)
@@ -115,7 +121,7 @@ class SandboxedShell:
             if watch is not None:
                 watch.stop()
             await end_process(process)
-        said = errors or output
+        said = errors or capture.read_tail() or output
         bound = None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, said)
         limit = bound.text if bound else None
         shown = command if isinstance(command, str) else " ".join(command)
@@ -127,7 +133,9 @@ class SandboxedShell:
                 "program.",
                 *notes,
             )
-        return CompletedProcess(code, output, dropped, -code if code < 0 else None, limit, notes, errors)
+        dropped -= capture.count_passed_on(len(output))
+        tail = b"" if keep_bytes is None else capture.read_tail()
+        return CompletedProcess(code, output, dropped, -code if code < 0 else None, limit, notes, errors, tail)
 
     async def start_authorized_program(
         self,
@@ -247,6 +255,52 @@ class SandboxedShell:
                 kind="failed",
             )
         return located.absolute
+
+
+class _OutputCapture:
+    """The parts of a run's stdout that are not kept whole: the pieces for the caller, and the end.
+
+    :param keep_bytes: how many bytes the caller keeps in the result; None for all
+    """
+
+    def __init__(self, on_output: Callable[[bytes], None] | None, keep_bytes: int | None) -> None:
+        self.keep_bytes = MAX_OUTPUT_BYTES if keep_bytes is None else min(keep_bytes, MAX_OUTPUT_BYTES)
+        self._on_output = on_output
+        self._most = MAX_OUTPUT_BYTES if keep_bytes is None else max(self.keep_bytes, MAX_OUTPUT_BYTES - TAIL_BYTES)
+        self._announces = keep_bytes is None
+        self._total = 0
+        self._ends: deque[bytes] = deque()
+        self._ends_bytes = 0
+
+    def receive_output(self, piece: bytes) -> None:
+        """Pass on a piece up to the limit, and keep the last ones."""
+        room = self._most - self._total
+        self._total += len(piece)
+        if self._on_output is not None and room > 0:
+            self._on_output(piece[:room])
+        if self._on_output is not None and 0 <= room < len(piece) and self._announces:
+            # Without a note, the kept part would look like the whole output.
+            self._on_output(f"\n[the output continues; its first {self._most:,} bytes are kept]\n".encode())
+        self._ends.append(piece)
+        self._ends_bytes += len(piece)
+        while self._ends_bytes - len(self._ends[0]) >= TAIL_BYTES:
+            self._ends_bytes -= len(self._ends.popleft())
+
+    def read_tail(self) -> bytes:
+        """Return the end of an output that is longer than the kept part; else nothing."""
+        beyond = min(self._total - self.keep_bytes, TAIL_BYTES)
+        return b"".join(self._ends)[-beyond:] if beyond > 0 else b""
+
+    def join_ends(self, output: bytes) -> bytes:
+        """Return the kept part with the end, and a note about what is between them."""
+        tail = self.read_tail()
+        left_out = self._total - len(output) - len(tail)
+        note = f"\n[{left_out:,} bytes are left out here]\n".encode() if left_out > 0 else b""
+        return output + note + tail if tail else output
+
+    def count_passed_on(self, kept: int) -> int:
+        """Return how many bytes were passed on in addition to the kept part."""
+        return max(0, min(self._total, self._most) - kept)
 
 
 _WAITS_FOR_TERMINAL = b"Input is not from a terminal"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from handrail.sandbox.filters.resource_limits import (
     make_limiting_cgroups,
     read_inotify_limits,
     start_in_cgroups,
+    submit_start_in_cgroups,
 )
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.network.session_network import NSENTER, ProxyPort, SessionNetwork, SessionNetworks
@@ -184,12 +186,39 @@ class BubblewrapSandbox:
         """Start the sandbox of a plan; its program waits until it is told to begin.
 
         Its port of the session's network is released when it has ended.
+        """
+        with self._prepare_launch(plan, descriptors, place) as launch:
+            return launch.make_process(start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn))
+
+    async def start_waiting_in_thread(self, plan: LaunchPlan, place: NetworkPlace | None) -> SandboxedProcess:
+        """Start the same as :meth:`start_waiting` does, while the event loop continues."""
+        with self._prepare_launch(plan, None, place) as launch:
+            submitted = submit_start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn)
+            spawned = asyncio.wrap_future(submitted)
+            cancelled: asyncio.CancelledError | None = None
+            while not spawned.done():
+                try:
+                    await asyncio.wait({spawned})
+                except asyncio.CancelledError as error:  # the thread still uses the descriptors
+                    cancelled = error
+            process = launch.make_process(spawned.result())
+        if cancelled is not None:
+            await process.kill()
+            raise cancelled
+        return process
+
+    @contextlib.contextmanager
+    def _prepare_launch(
+        self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: NetworkPlace | None
+    ) -> Generator[_PreparedLaunch]:
+        """Open all that bubblewrap gets for a plan, and close afterwards what is not for the process.
 
         As root, bubblewrap must be marked for the kernel's out-of-memory killer before it starts another process, so
         that these inherit the mark. It reads all its options first, and the first options come from a socket that is
         closed only once bubblewrap is marked.
         """
         first = self._get_launcher()
+        launch: _PreparedLaunch | None = None
         port = None if place is None else place.port
         if port is not None:
             plan = plan.with_proxy_port(port.number)
@@ -241,23 +270,18 @@ class BubblewrapSandbox:
                 *(str(number + place) for place in (0, 1, 2, 6)),
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
-            pid = self._spawn(made, command, {**theirs, **given}, None if place is None else place.network)
-            if held_back is not None:
-                memory_monitor.prefer_for_oom_kill(pid)  # root's launcher cannot: its /proc is read-only
-            confined = _make_process(pid, ours, table)
-            ours = {}
-            if port is not None:
-                confined.add_sandbox_empty_callback(port.release)
-                port = None
-            return confined
+            program, command, groups = self._complete_command(made, command, None if place is None else place.network)
+            launch = _PreparedLaunch(program, command, groups, {**theirs, **given}, ours, table, held_back, port)
+            yield launch
         finally:
-            if port is not None:
+            handed_over = launch is not None and launch.process is not None
+            if port is not None and not handed_over:
                 port.release()
             if held_back is not None:
-                held_back[0].shutdown(socket.SHUT_WR)  # a copy of this process may have it open too
+                _release_held_back(held_back)
                 for end in held_back:
                     end.close()
-            for descriptor in (*ours.values(), *theirs.values()):
+            for descriptor in theirs.values() if handed_over else (*ours.values(), *theirs.values()):
                 os.close(descriptor)
 
     def _get_launcher(self) -> LauncherProgram:
@@ -270,10 +294,10 @@ class BubblewrapSandbox:
             )
         return first
 
-    def _spawn(
-        self, made: SandboxSetup, command: list[str], descriptors: Mapping[int, int], network: SessionNetwork | None
-    ) -> int:
-        """Start bubblewrap as the user that the sandbox is for, and return its process id."""
+    def _complete_command(
+        self, made: SandboxSetup, command: list[str], network: SessionNetwork | None
+    ) -> tuple[str, list[str], tuple[Path, ...]]:
+        """Return the program and argv that start bubblewrap as the user that the sandbox is for, and its control groups."""
         program, processes = self._binary, made.limits.processes
         if is_inside(program, list_open_workspaces()):
             raise ToolError(
@@ -287,7 +311,7 @@ class BubblewrapSandbox:
         if network is not None:
             program, command = NSENTER, [*network.enter_argv, program, *command[1:]]
         bound = None if made.limits.call_memory_bytes is None else compute_total_memory_limit()
-        return _spawn_in_groups(make_limiting_cgroups(processes, bound), program, command, descriptors)
+        return program, command, make_limiting_cgroups(processes, bound)
 
     def _encode_preparation(self, plan: LaunchPlan, table: ExpectedMounts) -> bytes:
         made = plan.made
@@ -364,12 +388,54 @@ def _open_program_streams(plan: LaunchPlan, ours: dict[str, int], theirs: dict[i
         ours["stderr"], theirs[2] = os.pipe()
 
 
-def _make_process(pid: int, ours: Mapping[str, int], table: ExpectedMounts) -> SandboxedProcess:
-    try:
-        return SandboxedProcess(pid, HolderDescriptors(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
-    except OSError:  # it ends by itself, because its lifeline is closed
-        threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
-        raise
+@dataclass(slots=True)
+class _PreparedLaunch:
+    """One start of bubblewrap: what :meth:`spawn` needs in any thread, and what the process gets.
+
+    :param descriptors: number in the child to descriptor here
+    :param ours: the holder's descriptors
+    :param held_back: the socket that holds root's bubblewrap back until it is marked
+    :ivar process: has the descriptors and the port, once it is made
+    """
+
+    program: str
+    argv: list[str]
+    groups: tuple[Path, ...]
+    descriptors: Mapping[int, int]
+    ours: Mapping[str, int]
+    table: ExpectedMounts
+    held_back: tuple[socket.socket, socket.socket] | None
+    port: ProxyPort | None
+    process: SandboxedProcess | None = None
+
+    def spawn(self, program: str, argv: Sequence[str]) -> int:
+        """Start a program that becomes bubblewrap, mark it as root, and return its process id."""
+        try:
+            pid = spawn(program, argv, {}, self.descriptors)
+        except OSError as error:
+            why = "the command line is too long" if error.errno == errno.E2BIG else error.strerror
+            kind = "unavailable" if error.errno in SHORTAGE_ERRORS else "backend"
+            raise ToolError(f"The sandbox could not be started: {why}. Try again.", kind=kind) from error
+        if self.held_back is not None:
+            memory_monitor.prefer_for_oom_kill(pid)  # root's launcher cannot: its /proc is read-only
+            _release_held_back(self.held_back)
+        return pid
+
+    def make_process(self, pid: int) -> SandboxedProcess:
+        """Return the started process, which has the holder's descriptors now."""
+        try:
+            self.process = SandboxedProcess(pid, HolderDescriptors(**{"stderr": None, **self.ours}), self.table)  # pyright: ignore[reportArgumentType]
+        except OSError:  # it ends by itself, because its lifeline is closed
+            threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
+            raise
+        if self.port is not None:
+            self.process.add_sandbox_empty_callback(self.port.release)
+        return self.process
+
+
+def _release_held_back(pair: tuple[socket.socket, socket.socket]) -> None:
+    with contextlib.suppress(OSError):  # it was released
+        pair[0].shutdown(socket.SHUT_WR)  # a copy of this process may have it open too
 
 
 def _memory_file(content: bytes) -> int:
@@ -379,20 +445,6 @@ def _memory_file(content: bytes) -> int:
         rest = rest[os.write(descriptor, rest) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-def _spawn_in_groups(
-    groups: tuple[Path, ...], binary: str, command: Sequence[str], descriptors: Mapping[int, int]
-) -> int:
-    def start(program: str, argv: Sequence[str]) -> int:
-        return spawn(program, argv, {}, descriptors)
-
-    try:
-        return start_in_cgroups(groups, binary, command, start)
-    except OSError as error:
-        why = "the command line is too long" if error.errno == errno.E2BIG else error.strerror
-        kind = "unavailable" if error.errno in SHORTAGE_ERRORS else "backend"
-        raise ToolError(f"The sandbox could not be started: {why}. Try again.", kind=kind) from error
 
 
 def _reap(pid: int) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
+import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
+from handrail.contract.calls_and_results import LargeText
 from handrail.contract.errors import ToolError, decode_text
+from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID, Job, parse_keys
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import NetRequires, Requires, ShellRequires
@@ -19,6 +24,9 @@ from handrail.tools.tool_declarations import MAX_OUTPUT, WORKSPACE, make_closed_
 
 MAX_TIMEOUT_MS = 600_000
 _SHORT_OUTPUT = 64 * 1024
+_IN_MEMORY = 1024 * 1024
+"""The bytes of an output that are kept in memory. A longer output goes to a file."""
+_ON_DISK = "/var/tmp"  # noqa: S108 - only files without names are made there
 _HOSTS = NetRequires(by_rule=True)
 _TIMEOUT = {
     "type": "integer",
@@ -115,22 +123,22 @@ async def run_program(runtime: Runtime, command: str | Sequence[str], stdin: byt
 
     If the call is stopped, the output so far becomes its partial result.
     """
-    head = _OutputHead(runtime)
+    collector = _OutputCollector(runtime)
     try:
-        done = await runtime.shell.run(command, stdin=stdin, on_output=head.add)
-    except asyncio.CancelledError:
-        runtime.set_partial_result({"output": head.text})
+        done = await runtime.shell.run(command, stdin=stdin, on_output=collector.add, keep_bytes=_IN_MEMORY)
+    except BaseException as error:
+        collector.close()
+        if isinstance(error, asyncio.CancelledError):
+            runtime.set_partial_result({"output": collector.head})
         raise
-    answer: dict[str, object] = {
-        "exit_code": done.exit_code,
-        "output": await _output_text(done.output),
-    }
+    large = collector.take_large_text(done)
+    answer: dict[str, object] = {"exit_code": done.exit_code, "output": large or await _output_text(done.output)}
     if done.signal is not None:
         answer["signal"] = done.signal
     if done.exceeded_limit is not None:
         answer["limit"] = done.exceeded_limit
-    if done.dropped_bytes:
-        answer["dropped_bytes"] = done.dropped_bytes
+    if large is not None and large.left_out_bytes:
+        answer["dropped_bytes"] = large.left_out_bytes
     if done.notes:
         answer["notes"] = list(done.notes)
     return answer
@@ -142,23 +150,70 @@ async def _output_text(output: bytes) -> str:
     return await asyncio.to_thread(decode_text, output, "replace")
 
 
-class _OutputHead:
-    """The beginning of a command's output, for a call that is stopped."""
+class _OutputCollector:
+    """The output of a command while it runs: the beginning in memory, and a long output in a file without a name."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._kept = bytearray()
+        self._begin = bytearray()
         self._show = runtime.write_output
-        self._most = runtime.max_output_bytes
+        self._most_shown = runtime.max_output_bytes
+        self._size = 0
+        self._file: BinaryIO | None = None
+        self._is_complete = True
+        """Whether the file has all pieces so far."""
 
     def add(self, piece: bytes) -> None:
         self._show(piece)
-        room = self._most - len(self._kept)
+        room = _IN_MEMORY - len(self._begin)
         if room > 0:
-            self._kept += piece[:room]
+            self._begin += piece[:room]
+        self._size += len(piece)
+        if len(piece) > room and self._is_complete:
+            self._store(piece[max(0, room) :])
+
+    def _store(self, piece: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = _open_unnamed_file()
+                _write_whole(self._file, self._begin)
+            _write_whole(self._file, piece)
+        except OSError:  # a full disk, as a rule
+            self._is_complete = False
+            self.close()
+
+    def take_large_text(self, done: CompletedProcess) -> LargeText | None:
+        """Return an output that is longer than what is kept in memory; else None."""
+        if self._size <= _IN_MEMORY:
+            return None
+        total, file = self._size + done.dropped_bytes, self._file
+        if file is None:
+            return LargeText(io.BytesIO(self._begin), total - len(self._begin), done.tail)
+        self._file = None
+        return LargeText(file, done.dropped_bytes, done.tail)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
     @property
-    def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
+    def head(self) -> str:
+        return self._begin[: self._most_shown].decode("utf-8", "replace")
+
+
+def _write_whole(file: BinaryIO, data: bytes | bytearray) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _open_unnamed_file() -> BinaryIO:
+    """Open a file that ends with its last descriptor, on a disk: /tmp is often in memory."""
+    try:
+        return cast("BinaryIO", tempfile.TemporaryFile(buffering=0, dir=_ON_DISK))
+    except OSError:
+        return cast("BinaryIO", tempfile.TemporaryFile(buffering=0))
 
 
 # terminal.start, send, read, resize and stop: programs with typed input, each a job of its session.

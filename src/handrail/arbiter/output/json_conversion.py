@@ -190,8 +190,11 @@ def encode_if_plain_json(value: object, *, large: bool = False) -> bytes | None:
         encoded = encode_json(value, _STRICT) if large else _dumps(value, None, _STRICT)
     except (TypeError, ValueError, RecursionError):
         return None
-    # orjson writes NaN and the infinities as null.
-    return None if b"null" in encoded and value is not None else encoded
+    # orjson writes NaN and the infinities as null, too. Then there are more of them than members that are None.
+    if value is None or b"null" not in encoded:
+        return encoded
+    members = cast("dict[Any, Any]", value).values() if type(value) is dict else ()
+    return encoded if encoded.count(b"null") == sum(member is None for member in members) else None
 
 
 class JsonConversion:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from handrail.contract.services.job_and_tool_services import JobOutput
 
@@ -197,22 +197,28 @@ class OutputFileQuota:
         self._changed = True
 
     @contextmanager
-    def reserve_while_writing(self, size: int) -> Generator[None, None, None]:
-        """Reserve bytes while a file is written. If the block raises, they are free again.
+    def reserve_while_writing(self) -> Generator[Callable[[int], None]]:
+        """Write a file in this block, and reserve its bytes before. If the block raises, they are free again.
 
-        :raises OSError: if there is no space
+        :return: the function that reserves bytes; it raises OSError if there is no space
         """
-        with self._lock:  # also during the write, so that a scan counts all files
+        reserved = 0
+
+        def reserve(size: int) -> None:
+            nonlocal reserved
             if not self._has_room_for(size):
                 raise OSError(
                     f"{self.quota_used_up_text}, and it is used up. Request less, or ask the user to close old sessions."
                 )
             self._used += size
             self._changed = True
+            reserved += size
+
+        with self._lock:  # also during the write, so that a scan counts all files
             try:
-                yield
+                yield reserve
             except BaseException:
-                self._used -= size
+                self._used -= reserved
                 raise
 
     def _has_room_for(self, size: int) -> bool:
@@ -291,31 +297,48 @@ _MAX_SAME_NAME = 100
 
 
 def write_output_file(
-    room: OutputFileQuota, folder: Path, call_id: str, text: str, ending: str = ".txt"
+    room: OutputFileQuota, folder: Path, call_id: str, pieces: Iterable[bytes], ending: str = ".txt"
 ) -> tuple[Path, int]:
     """Write a new output file named for the call, which only its owner can read. Blocks.
 
     If it fails, it leaves no partial file.
 
     :param room: the quota of all output files together
-    :return: the file, and how many bytes of ``text`` it contains
+    :param pieces: UTF-8, cut anywhere; all of them are taken, also if the file does not hold them
+    :return: the file, and how many bytes of the pieces it contains
     :raises OSError: if it cannot be written, or the quota is used up
     """
-    encoded = text.encode("utf-8", "backslashreplace")
-    kept = len(encoded)
-    if kept > MAX_SIDECAR_BYTES:
-        note = f"\n[this file ends here: it contains the first {MAX_SIDECAR_BYTES:,} of {kept:,} bytes]\n".encode()
-        head = encoded[: MAX_SIDECAR_BYTES - len(note)].decode("utf-8", "ignore").encode()
-        kept, encoded = len(head), head + note
-    with room.reserve_while_writing(len(encoded)):
+    with room.reserve_while_writing() as reserve:
         path, descriptor = _create_file(folder, file_name_for_call(call_id), ending)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(encoded)
+            with os.fdopen(descriptor, "r+b") as file:
+                kept = total = 0
+                for piece in pieces:
+                    total += len(piece)
+                    if kept == total - len(piece):
+                        part = piece[: MAX_SIDECAR_BYTES - kept]
+                        reserve(len(part))
+                        kept += file.write(part)
+                if kept < total:
+                    kept = _note_cut(file, total)
         except BaseException:
             path.unlink(missing_ok=True)  # a full disk needs the space
             raise
     return path, kept
+
+
+def _note_cut(file: BinaryIO, total: int) -> int:
+    """Replace the end of a full output file by a note, at a whole character, and return how much remains before it."""
+    note = f"\n[this file ends here: it contains the first {MAX_SIDECAR_BYTES:,} of {total:,} bytes]\n".encode()
+    end = MAX_SIDECAR_BYTES - len(note)
+    file.seek(end - 3)
+    around = file.read(4)
+    while around and around[-1] & 0xC0 == 0x80:  # the cut is within a character
+        around, end = around[:-1], end - 1
+    file.seek(end)
+    file.write(note)
+    file.truncate()
+    return end
 
 
 def file_name_for_call(call_id: str) -> str:
@@ -328,7 +351,7 @@ def file_name_for_call(call_id: str) -> str:
 
 def _create_file(folder: Path, name: str, ending: str) -> tuple[Path, int]:
     """Create a new file. An earlier attempt of the same call keeps its own file."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     for attempt in range(1, _MAX_SAME_NAME):
         path = folder / (f"{name}{ending}" if attempt == 1 else f"{name}-{attempt}{ending}")
         try:

@@ -9,9 +9,10 @@ No stage raises: a value that cannot be shown, a full disk or a hostile object b
 from __future__ import annotations
 
 import asyncio
+import codecs
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from handrail.arbiter.output.json_conversion import (
 )
 from handrail.arbiter.output.output_files import OutputFileQuota
 from handrail.arbiter.output.secret_redaction import SecretRedactor
-from handrail.contract.calls_and_results import Result
+from handrail.contract.calls_and_results import LONGEST_SECRET_BYTES, LargeText, Result
 from handrail.contract.errors import ERROR_KINDS, HandrailError
 from handrail.contract.result_conversions import list_artifact_refs
 from handrail.contract.text.neutralisation import may_need_escaping
@@ -117,13 +118,48 @@ def _truncate_text(
             "head": cut_to_bytes(encoded, limit - half),
             "tail": encoded[len(encoded) - half :].decode("utf-8", "ignore"),
         }
-    counts = {
-        "truncated_as": kind if key is None else f"{kind} of {key!r}",
-        "output_bytes": len(encoded),
-        "omitted_bytes": len(encoded) - sum(len(part.encode()) for part in parts.values()),
-        "omitted_at": len(parts["head"].encode()),
-    }
+    counts = _count_omitted(kind if key is None else f"{kind} of {key!r}", len(encoded), parts)
     return TruncatedOutput({**parts, **others}, counts, text)
+
+
+def _count_omitted(kind: str, size: int, parts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the metadata of a text of ``size`` bytes of which only these parts are shown."""
+    shown = {name: len(part.encode()) for name, part in parts.items()}
+    return {
+        "truncated_as": kind,
+        "output_bytes": size,
+        "omitted_bytes": size - sum(shown.values()),
+        "omitted_at": shown["head"],
+    }
+
+
+class _TextEnds:
+    """The first and last bytes of a text that passes in pieces.
+
+    :param limit: how many bytes both of them have together
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._half = limit // 2
+        self._head_bytes = limit - self._half
+        self._head = b""
+        self._tail = b""
+        self.size = 0
+
+    def watch(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.size += len(piece)
+            if len(self._head) < self._head_bytes:
+                self._head += piece[: self._head_bytes - len(self._head)]
+            self._tail = (self._tail + piece)[-self._half :] if self._half else b""
+            yield piece
+
+    def get_parts(self) -> dict[str, str]:
+        after_head = self.size - len(self._head)
+        return {
+            "head": self._head.decode("utf-8", "ignore"),
+            "tail": self._tail[-after_head:].decode("utf-8", "ignore") if after_head else "",
+        }
 
 
 def _truncate_entries(
@@ -200,6 +236,8 @@ _INLINE_SPELLED = 4 * 1024
 """Bytes that are neutralised on the event loop: a text of hidden characters takes 5 µs for each."""
 _INLINE_PARTS = 2_000
 """How many parts of a value are converted on the event loop; a thread converts larger values."""
+_PIECE_BYTES = 32 * 1024
+"""Bytes of a large text that are read and redacted at once."""
 _PLACED = "artifacts"
 """The metadata key of artifact references that the kernel itself put into the data.
 
@@ -264,12 +302,16 @@ class OutputShaper:
             return None
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         limit = spec.max_output
+        is_flat = kind is dict
         if kind is dict:
             for item in value.values():
-                if type(item) is str and len(item) > limit:
-                    return None
-                if (type(item) is dict or type(item) is list) and not is_estimated_within_size(item, limit):
-                    return None
+                if type(item) is str:
+                    if len(item) > limit:
+                        return None
+                elif item is not None and type(item) not in _SCALARS:
+                    is_flat = False
+                    if (type(item) is dict or type(item) is list) and not is_estimated_within_size(item, limit):
+                        return None
         elif kind is str or kind is list:
             if len(value) > limit or (kind is list and not is_estimated_within_size(value, limit)):
                 return None
@@ -287,7 +329,8 @@ class OutputShaper:
         if self.redactor.active and self.redactor.contains_secret(encoded):
             return None
         if kind is dict or kind is list:
-            data = orjson.loads(encoded)  # a copy: the tool may still change the object that it returned
+            # A copy: the tool may still change the object that it returned.
+            data = dict(cast("dict[str, Any]", value)) if is_flat else orjson.loads(encoded)
             kept: Any = orjson.Fragment(bytes(memoryview(encoded)))  # the bytes of orjson keep a buffer of 4 KB alive
         else:
             data = kept = value
@@ -430,7 +473,8 @@ class OutputShaper:
         """Return the full result, before parts are hidden from audiences."""
         given = value if isinstance(value, Result) else Result("output", value)
         more = self._clean_tool_metadata(given.metadata, call) if given.metadata else {}
-        data, encoded = self._redact_data(self._data_to_plain_json(call, given.data, more))
+        key, large, others = _take_large_text(given.data)
+        data, encoded = self._redact_data(self._data_to_plain_json(call, others, more))
         error_text = None
         if given.type == "error":
             error_text = self._error_text(call, str(given.error_text or f"`{call.spec.id}` failed."), more)
@@ -438,7 +482,10 @@ class OutputShaper:
                 more["error_kind"] = "failed"
         if call.spec.prompt_mask and data is not None:
             more["artifact"] = self._store_masked(call, data, encoded, more)
-        if (found := truncate_output(data, encoded, call.spec, self.redactor.redact_text)) is not None:
+        if large is not None:
+            ends = self._store_large_text(call, key, large, call.spec.max_output - len(encoded), more)
+            data = {**ends, **cast("dict[str, Any]", data)}
+        elif (found := truncate_output(data, encoded, call.spec, self.redactor.redact_text)) is not None:
             data = found.data
             more |= {"truncated": True, **found.counts}
             self._write_sidecar(call, found.whole, more)
@@ -510,20 +557,53 @@ class OutputShaper:
         self._write_sidecar(call, text, more, "error_", ".error.txt")
         return head
 
+    def _store_large_text(
+        self, call: _ShapingContext, key: str, text: LargeText, limit: int, more: dict[str, Any]
+    ) -> dict[str, str]:
+        """Write a large text into the output file in pieces, and return its ends."""
+        call.require_thread()
+        ends = _TextEnds(max(0, limit))
+        with text.file:
+            pieces = ends.watch(read_redacted_pieces(text, self.redactor))
+            written = self._write_pieces(call, pieces, more)
+            for _ in pieces:  # what a failed write has left
+                pass
+        parts = ends.get_parts()
+        more |= {"truncated": True, **_count_omitted(f"text of {key!r}", ends.size, parts)}
+        if written is not None:
+            self._note_output_file(written, more)
+        return parts
+
     def _write_sidecar(
         self, call: _ShapingContext, text: str, more: dict[str, Any], prefix: str = "output_", ending: str = ".txt"
     ) -> None:
         """Write the output file; if that fails, add the reason to the metadata."""
         call.require_thread()
+        encoded = (text.encode("utf-8", "backslashreplace"),)
+        if (written := self._write_pieces(call, encoded, more, prefix, ending)) is not None:
+            self._note_output_file(written, more, prefix)
+
+    def _write_pieces(
+        self,
+        call: _ShapingContext,
+        pieces: Iterable[bytes],
+        more: dict[str, Any],
+        prefix: str = "output_",
+        ending: str = ".txt",
+    ) -> tuple[Path, int] | None:
         try:
-            path, kept = output_files.write_output_file(
-                self.room, Path(self.folder(call.session_id)), call.id, text, ending
+            return output_files.write_output_file(
+                self.room, Path(self.folder(call.session_id)), call.id, pieces, ending
             )
         except (OSError, HandrailError) as error:
             more[prefix + "save_error"] = (
                 f"The full output could not be saved: {self.redactor.redact_text(_error_reason(error))}"
             )
-            return
+            return None
+
+    @staticmethod
+    def _note_output_file(written: tuple[Path, int], more: dict[str, Any], prefix: str = "output_") -> None:
+        path, kept = written
         more[prefix + "path"] = str(path)
         if kept < (whole := more[prefix + "bytes"]):
             more[prefix + "kept_bytes"] = kept
@@ -539,6 +619,38 @@ class OutputShaper:
         except (OSError, HandrailError) as error:
             more["output_save_error"] = self.redactor.redact_text(_error_reason(error))
             return None
+
+
+def _take_large_text(data: object) -> tuple[str, LargeText | None, object]:
+    """Return the large text among the members of a tool's data with its key, and the other members."""
+    if type(data) is dict:
+        members = cast("dict[str, Any]", data)
+        for key, value in members.items():
+            if isinstance(value, LargeText):
+                return key, value, {name: other for name, other in members.items() if name != key}
+        return "", None, members
+    return "", None, data
+
+
+def read_redacted_pieces(text: LargeText, redactor: SecretRedactor) -> Iterator[bytes]:
+    """Yield a large text without secrets, in pieces. A note stands for a part that is not there.
+
+    A secret that the missing part cuts is not shown in part: what may begin one is left out before the note, and so is
+    the first part of the end, which may have the rest of one.
+    """
+    text.file.seek(0)
+    decoder, stream = codecs.getincrementaldecoder("utf-8")("replace"), redactor.open_stream()
+    while piece := text.file.read(_PIECE_BYTES):
+        yield stream.redact_piece(decoder.decode(piece)).encode()
+    rest = text.tail[-text.rest_bytes :] if text.rest_bytes else b""
+    if text.left_out_bytes:
+        decoder, stream = codecs.getincrementaldecoder("utf-8")("replace"), redactor.open_stream()
+        yield f"\n[{text.left_out_bytes:,} bytes are left out here]\n".encode()
+    for at in range(0, len(rest), _PIECE_BYTES):
+        shown = stream.redact_piece(decoder.decode(rest[at : at + _PIECE_BYTES]))
+        if at >= LONGEST_SECRET_BYTES or not text.left_out_bytes:
+            yield shown.encode()
+    yield (stream.redact_piece(decoder.decode(b"", final=True)) + stream.flush_rest()).encode()
 
 
 class _ThreadRequired(Exception):

@@ -38,6 +38,7 @@ class ShellService(Protocol):
         separate_stderr: bool = False,
         trusted_program: bool = False,
         on_output: Callable[[bytes], None] | None = None,
+        keep_bytes: int | None = None,
     ) -> CompletedProcess:
         """Run a shell text, or an argv without a shell.
 
@@ -51,6 +52,8 @@ class ShellService(Protocol):
             workspace, for output that is relied on
         :param on_output: called with each kept piece of output, so that a stopped run leaves its partial output; if
             output is dropped, the last call says so
+        :param keep_bytes: how many bytes ``output`` keeps, for callers that store the pieces themselves; the result then
+            has the ``tail`` of a longer output, and no piece says that output is dropped
         """
         ...
 

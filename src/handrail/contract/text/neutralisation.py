@@ -53,10 +53,20 @@ _MARKS = re.compile(
     r'|\{(?=[ \t\r\n]*"type"[ \t\r\n]*:[ \t\r\n]*"(?:output|error)"[ \t\r\n]*,[ \t\r\n]*"(?:data|error_text|metadata)"[ \t\r\n]*:)',
     re.ASCII | re.MULTILINE,
 )
-_IN_JSON = re.compile(
-    rb"\x7f|\\u0|\\b|\\f|<\||<</?SYS|</SYS|<(?i:/?(?:func|invo|tool|syst|skil|avai|star|end_|antm))|\[/?(?:INST|TOOL_|AVAI|SYST)"
-    rb"|ACTION:|Action(?: Input)?:|Assistant:|Human:|\{[ \\trn]*\\\"type"
+# Each begins with one literal character, and what follows it is no literal: then the search goes from one to the next
+# of these characters at once, ten times as fast as a search for all patterns.
+_IN_JSON_BY_START = (
+    rb"\\(?:u0|b|f)",
+    rb"<(?:\||</?SYS|/SYS|(?i:/?(?:func|invo|tool|syst|skil|avai|star|end_|antm)))",
+    rb"\[(?:/?(?:INST|TOOL_|AVAI|SYST))",
+    rb"A(?:CTION:|ction(?: Input)?:|ssistant:)",
+    rb"H(?=uman:)",
+    rb"\{[ \\trn]*\\\"type",
 )
+_IN_JSON = re.compile(b"|".join((rb"\x7f", *_IN_JSON_BY_START)))
+_IN_LONG_JSON = tuple(map(re.compile, _IN_JSON_BY_START))
+_LONG_JSON = 2_000
+"""Bytes from which several searches cost less than one."""
 _ESCAPE = re.compile("⟦(?:U\\+([0-9A-F]{4,6}(?:,[0-9A-F]{4,6})*)|([<\\[{AH]))⟧")
 _PART = re.compile(f"{_ESCAPE.pattern}|\\w+|\\s+|.", re.DOTALL)
 _MAX_ALIGNED = 4_000
@@ -114,7 +124,14 @@ def may_need_escaping(json_text: bytes) -> bool:
 
     One quick look: True for all that need one, and for some that do not.
     """
-    return not json_text.isascii() or _IN_JSON.search(json_text) is not None
+    if not json_text.isascii():
+        return True
+    if len(json_text) < _LONG_JSON:
+        return _IN_JSON.search(json_text) is not None
+    for pattern in _IN_LONG_JSON:
+        if pattern.search(json_text) is not None:
+            return True
+    return b"\x7f" in json_text
 
 
 def _unseen(text: str) -> Iterator[EscapedPiece]:

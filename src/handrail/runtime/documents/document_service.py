@@ -165,7 +165,7 @@ class SandboxedDocuments:
         )
         process = await self._sandbox.start(_NOTHING, profile, ProgramSpec((_in_sandbox(argv[0]), *argv[1:])))
         try:
-            await process.communicate(data, _MAX_ANSWER, output.extend)
+            await process.communicate(data, 0, lambda piece: output.extend(piece[: _MAX_ANSWER - len(output)]))
         finally:
             await end_process(process)
 

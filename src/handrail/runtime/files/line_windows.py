@@ -159,10 +159,11 @@ def read_line_window(
     start = 0 if first == 1 else index.find_line_start(first, read)
     if start is None or index.size == 0:
         return LineWindow((), first, None, index.count_lines(read), ())
-    lines: list[str] = []
+    offset, lines, used = _read_whole_lines(
+        read, start or len(encoding.mark), index.size, count, max_bytes, max_line if encoding.is_utf8 else 0
+    )
     cut: list[int] = []
-    used = 0
-    for raw, whole in _read_cut_lines(read, start or len(encoding.mark), index.size, keep=4 * max_line + 4):
+    for raw, whole in _read_cut_lines(read, offset, index.size, keep=4 * max_line + 4):
         number = first + len(lines)
         if count is not None and len(lines) >= count:
             return LineWindow(tuple(lines), first, number, index.line_count_if_known(read), tuple(cut))
@@ -181,6 +182,32 @@ def read_line_window(
         lines.append(text)
         used += cost
     return LineWindow(tuple(lines), first, None, first + len(lines) - 1, tuple(cut))
+
+
+def _read_whole_lines(
+    read: ReadRange, start: int, size: int, count: int | None, max_bytes: int, max_line: int
+) -> tuple[int, list[str], int]:
+    """Read lines in UTF-8 with one decoding and one split, which is far quicker than line by line.
+
+    :return: the offset after the lines, the lines, and their bytes; no lines if one is too long or not valid
+    """
+    piece = read(start, min(_CHUNK, max_bytes, size - start))
+    ends = piece.count(b"\n")
+    end = _find_nth_newline(piece, count) if count is not None and count < ends else piece.rfind(b"\n")
+    piece = piece[: end + 1]
+    try:
+        text = piece.decode()
+    except UnicodeDecodeError:
+        return start, [], 0
+    lines = text.split("\n")
+    lines.pop()
+    used = len(piece)
+    if "\r" in text:
+        used -= text.count("\r\n")
+        lines = [line.removesuffix("\r") for line in lines]
+    if max(map(len, lines), default=0) > max_line:
+        return start, [], 0
+    return start + len(piece), lines, used
 
 
 def _check_range(first: int, count: int | None, max_bytes: int, max_line: int) -> None:

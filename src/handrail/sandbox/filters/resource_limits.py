@@ -21,7 +21,7 @@ import re
 import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -77,14 +77,21 @@ def start_in_cgroups(
     A process is born in the groups of the thread that makes it. So if threads can have their own groups, one thread
     does nothing but start programs. Elsewhere a shell enters the groups and becomes the program, which takes longer.
     """
-    if not groups:
-        return start(program, argv)
-    thread = _get_cgroup_starter_thread(os.getpid(), groups)
-    if thread is not None:
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending
-            waiting = thread.submit(start, program, argv)
-            return waiting.result()
-    return start(*wrap_command_in_cgroups(groups, program, argv))
+    return submit_start_in_cgroups(groups, program, argv, start).result() if groups else start(program, argv)
+
+
+def submit_start_in_cgroups(
+    groups: tuple[Path, ...], program: str, argv: Sequence[str], start: Callable[[str, Sequence[str]], int]
+) -> Future[int]:
+    """Start a program as :func:`start_in_cgroups` does, in a thread, and return its future result."""
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending
+        if (thread := _get_cgroup_starter_thread(os.getpid(), groups)) is not None:
+            return thread.submit(start, program, argv)
+        if (thread := _get_cgroup_starter_thread(os.getpid(), ())) is not None:
+            return thread.submit(start, *wrap_command_in_cgroups(groups, program, argv))
+    done = Future[int]()
+    done.set_result(start(*wrap_command_in_cgroups(groups, program, argv)) if groups else start(program, argv))
+    return done
 
 
 _STARTER_THREADS: dict[tuple[int, tuple[Path, ...]], ThreadPoolExecutor | None] = {}

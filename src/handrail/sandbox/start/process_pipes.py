@@ -12,6 +12,8 @@ PEEK_BYTES = 1 << 16
 """How much of an output that nobody collects is kept, in bytes."""
 _READ = 1 << 16
 _READS_PER_TURN = 16
+_TURN_S = 0.002
+"""The time after which no more pieces are read in one turn of the loop."""
 
 
 class InputPipe:
@@ -108,7 +110,7 @@ class OutputPipe:
         self._more: asyncio.Future[None] | None = None
 
     def collect_output(self, cap: int, on_output: Callable[[bytes], None] | None = None) -> None:
-        """Keep the first ``cap`` bytes from now on, and count the rest."""
+        """Keep the first ``cap`` bytes from now on, and count the rest. ``on_output`` gets all pieces."""
         if self._cap is None and self._fd >= 0:
             self._loop.add_reader(self._fd, self._read_pieces, _READS_PER_TURN)
         self._cap = cap
@@ -151,12 +153,12 @@ class OutputPipe:
     def _read_pieces(self, times: int) -> bool:
         """Read at most ``times`` pieces; return whether more may follow.
 
-        The limit keeps one process from blocking the loop.
+        The limits keep one process from blocking the loop.
         """
         if self._drained:
             self.close()
             return False
-        more = True
+        more, until = True, self._loop.time() + _TURN_S
         for _ in range(times):
             try:
                 part = os.read(self._fd, _READ)
@@ -171,12 +173,11 @@ class OutputPipe:
                 break
             kept = part if self._cap is None else part[: max(0, self._cap - len(self._buffer))]
             self._buffer += kept
-            goes_on = not self._dropped and len(kept) < len(part)
             self._dropped += len(part) - len(kept)
-            if kept and self._on_output is not None:
-                self._on_output(kept)
-            if goes_on and self._on_output is not None:  # else the kept part would look like the whole output
-                self._on_output(f"\n[the output continues; its first {self._cap:,} bytes are kept]\n".encode())
+            if self._on_output is not None:
+                self._on_output(part)
+                if self._loop.time() > until:
+                    break
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
         return more

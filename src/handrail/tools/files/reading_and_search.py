@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileLineRange, FileSearchResult, SearchOmission
@@ -171,7 +173,10 @@ def _looks_binary(text: str) -> bool:
 
 
 def _json_size(text: str) -> int:
-    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
+    try:
+        return len(orjson.dumps(text))
+    except TypeError:  # half of a surrogate pair
+        return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _count_fitting_lines(lines: Sequence[str], most: int) -> int:
