@@ -691,7 +691,6 @@ class PolicyVerdict:
     """
 
     __slots__ = (
-        "_by_rules",
         "_reason",
         "action",
         "arguments",
@@ -699,6 +698,7 @@ class PolicyVerdict:
         "confinement",
         "confinement_objection",
         "deciding_finding",
+        "encoded_approval_record",
         "findings",
         "narrowed_by_watchdog",
         "notes",
@@ -729,7 +729,8 @@ class PolicyVerdict:
         self.notes: tuple[TraceStep, ...] = ()
         self.narrowed_by_watchdog = False
         self._reason: str | None = None
-        self._by_rules: dict[str, Any] | None = None
+        self.encoded_approval_record: bytes | None = None
+        """:attr:`approval_record` as JSON, once a call has been recorded with it."""
         self.suggested_rule: str | Literal[False] | None = False
         """The result of :func:`~handrail.policy.rule_suggestions.suggest_rule`; False before the first call."""
 
@@ -754,12 +755,11 @@ class PolicyVerdict:
 
     @property
     def approval_record(self) -> dict[str, Any]:
-        """The record of a call that rules alone allow, made once for many calls. Do not change it."""
-        if self._by_rules is None:
-            self._by_rules = {"by": "rules", "reason": self.reason}
-            if (rule := self.deciding_finding.rule) is not None:
-                self._by_rules |= {"rule": rule.text, "scope": rule.scope, "source": rule.source}
-        return self._by_rules
+        """The record of a call that rules alone allow."""
+        record = {"by": "rules", "reason": self.reason}
+        if (rule := self.deciding_finding.rule) is not None:
+            record |= {"rule": rule.text, "scope": rule.scope, "source": rule.source}
+        return record
 
     @property
     def operator_reason(self) -> str:
