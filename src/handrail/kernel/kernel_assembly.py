@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from handrail.kernel.approval_client import (
     make_result_shaper,
     redact_config_value,
 )
-from handrail.kernel.sandbox_selection import make_limited_sandbox
+from handrail.kernel.sandbox_selection import make_limited_sandbox_in_thread
 from handrail.policy.call_authorizer import CallAuthorizer
 from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling_layer
 from handrail.policy.path_denials import path_denials_of_rules as hides
@@ -260,6 +261,11 @@ async def assemble_components(
     :raises LogUnavailable: if the log cannot take records
     :raises UsageError: if a secret cannot be redacted
     """
+    trial = asyncio.create_task(make_limited_sandbox_in_thread(config))
+    try:  # to try a program in the sandbox is mostly waiting, so the tools are loaded meanwhile
+        await asyncio.to_thread(import_module, "handrail.tools")
+    finally:
+        programs = await trial
     log = CommitLog(store.database)
     interrupted = tuple(await log.record_interrupted_calls())
     settings, folders = config.settings, store.folders
@@ -269,7 +275,6 @@ async def assemble_components(
     shaper = make_result_shaper(config, folders, redactor)
     arbiter = Arbiter(log, store.lease, LockTable(), LockResolver(), shaper, limits)
     arbiter.jobs.tree = store.sessions
-    programs = make_limited_sandbox(config)
     snapshots = _make_snapshots(settings.undo, folders)
     ceiling = ceiling_layer(settings.ceiling, variables)
     learned = partial(redact_config_value, redactor)
