@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -117,7 +118,7 @@ class KernelComponents:
         :raises LoadError: with all faults of the agent's manifest, tools and rules
         :raises UsageError: if the agent does not exist
         """
-        with self._context_lock:
+        with self._context_lock, _collector_paused():
             return self._make_context(agent, registrations or ClientProcessRegistrations())
 
     def _make_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
@@ -251,6 +252,18 @@ class KernelComponents:
 
     def _record_generation(self, fields: Mapping[str, Any]) -> None:
         self.log.record_soon([Record("generation", "", "", fields)])
+
+
+@contextmanager
+def _collector_paused() -> Generator[None]:
+    """Pause the garbage collector while tools are loaded: they stay, so repeated searches of them find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 async def assemble_components(
