@@ -51,12 +51,14 @@ def make_limited_sandbox(
     return _limit_sandbox(config, choose_unlimited_sandbox(config, entry_points))
 
 
-async def make_limited_sandbox_in_thread(config: MergedConfiguration) -> ConfiguredSandbox:
+async def make_limited_sandbox_in_thread(
+    config: MergedConfiguration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_sandbox_providers
+) -> ConfiguredSandbox:
     """Return the sandbox of :func:`make_limited_sandbox`, and let the event loop run while a program is tried in it.
 
     :raises StartError: if the provider does not exist or is invalid
     """
-    return _limit_sandbox(config, await asyncio.to_thread(choose_unlimited_sandbox, config))
+    return _limit_sandbox(config, await asyncio.to_thread(choose_unlimited_sandbox, config, entry_points))
 
 
 def _limit_sandbox(config: MergedConfiguration, chosen: Sandbox) -> ConfiguredSandbox:
