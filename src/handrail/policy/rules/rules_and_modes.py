@@ -433,17 +433,19 @@ class RuleBook:
         return len(self.rules) + (self.folder_rule is not None)
 
 
-_equal_books: WeakValueDictionary[tuple[frozenset[Rule], str, int], RuleBook] = WeakValueDictionary()
-"""The books in use, by their content. A book keeps its parent alive, so the parent's id stays its own."""
+_equal_books: WeakValueDictionary[tuple[int, str, int], RuleBook] = WeakValueDictionary()
+"""The books in use, by a hash of their rules. A book keeps its parent alive, so no other book gets the parent's id."""
 
 
 def _share_equal_book(rules: tuple[Rule, ...], mode: str, parent: RuleBook | None) -> RuleBook:
     """Return the book with these rules, which is the one in use if there is an equal one."""
-    key = (frozenset(rules), mode, id(parent))
+    content = frozenset(rules)
+    key = (hash(content), mode, id(parent))
     found = _equal_books.get(key)
-    if found is None:
-        found = _equal_books[key] = RuleBook(rules, mode, parent)
-    return found
+    if found is not None and found.parent is parent and content == frozenset(found.rules):
+        return found
+    made = _equal_books[key] = RuleBook(rules, mode, parent)
+    return made
 
 
 def _is_held_below(rule: Rule) -> bool:
