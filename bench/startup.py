@@ -1,13 +1,18 @@
-"""What starting costs: ``handrail --help`` and ``import handrail`` beside ``import pydantic``, interleaved.
+"""What starting costs: ``handrail --help`` and ``import handrail`` beside ``import pydantic``; and the first answers of a call and of
+a server beside those of a bare SDK server.
 
-Run in the environment a user has (``.venv``), not in the one of the peers.
+Commands and servers run interleaved, in the environment a user has (``.venv``), not in the one of the peers. A server is
+timed from its start to its answer to ``initialize``, and to that of the first ``tools/call``, which is sent at once. It is
+``handrail mcp`` with ``read``, and the SDK's MCPServer with one function.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +20,18 @@ ROOT = Path(__file__).resolve().parent.parent
 ROUNDS, WARMING = 25, 2
 BOUND = 2.0
 """``handrail --help`` may take this many times as long as ``python -c "import pydantic"``."""
+
+BOUND_CALL, BOUND_SERVER = 0.45, 0.6
+"""``handrail call read``, and the first tool answer of ``handrail mcp``, may take this many times the SDK server's first answer."""
+SDK_SERVER = """
+from mcp.server import MCPServer
+server = MCPServer("bare")
+@server.tool()
+def read(path: str) -> str:
+    return open(path).read()
+server.run("stdio")
+"""
+_CLIENT = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
 
 
 def commands() -> dict[str, list[str]]:
@@ -27,6 +44,77 @@ def commands() -> dict[str, list[str]]:
         'python -c "import handrail"': [python, "-c", "import handrail"],
         "handrail --help": [str(folder / "handrail"), "--help"],
     }
+
+
+def time_server(command: list[str], folder: str) -> tuple[float, float]:
+    """Return the seconds from the start of a server to its answers to ``initialize`` and to the first ``tools/call``."""
+    lines: list[dict[str, object]] = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {
+            "jsonrpc": "2.0",
+            "id": 2,
+            "method": "tools/call",
+            "params": {"name": "read", "arguments": {"path": "a.txt"}},
+        },
+    ]
+    began = time.perf_counter()
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+
+        def answer(id: int) -> float:
+            assert server.stdout is not None
+            for line in server.stdout:
+                if (told := json.loads(line)).get("id") == id:
+                    assert "result" in told and not told["result"].get("isError"), told
+                    return time.perf_counter() - began
+            raise SystemExit(f"{command} ended before its answer {id}")
+
+        server.stdin.write(json.dumps(lines[0]).encode() + b"\n")
+        server.stdin.flush()
+        first = answer(1)
+        server.stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines[1:]))
+        server.stdin.flush()
+        called = answer(2)
+        server.stdin.close()
+        server.wait(10)
+    return first, called
+
+
+def measure_first_answers(folder: str) -> bool:
+    users = ROOT / ".venv" / "bin"
+    bin_folder = users if (users / "handrail").exists() else Path(sys.executable).parent
+    handrail, python = str(bin_folder / "handrail"), str(bin_folder / "python")
+    Path(folder, "a.txt").write_text("one line\n")
+    state = ["--state", str(Path(folder, "state")), "--workspace", str(Path(folder, "ws"))]
+    Path(folder, "ws").mkdir()
+    Path(folder, "ws", "a.txt").write_text("one line\n")
+    taken: dict[str, list[float]] = {}
+    for number in range(ROUNDS + WARMING):
+        began = time.perf_counter()
+        subprocess.run([handrail, "call", *state, "read", '{"path": "a.txt"}'], stdout=subprocess.DEVNULL, check=True)
+        found = {"handrail call read": time.perf_counter() - began}
+        servers = {"SDK server": [python, "-c", SDK_SERVER], "handrail mcp": [handrail, "mcp", *state]}
+        for name, command in servers.items():
+            first, called = time_server(command, folder)
+            found |= {f"{name}, initialize": first, f"{name}, first tool answer": called}
+        if number >= WARMING:
+            for name, seconds in found.items():
+                taken.setdefault(name, []).append(seconds)
+    base = statistics.median(taken["SDK server, first tool answer"])
+    print(f"\n{'':32} {'ms p50':>8} {'ms min':>8}   × SDK server's first tool answer")
+    for name, times in taken.items():
+        print(
+            f"{name:32} {statistics.median(times) * 1e3:8.1f} {min(times) * 1e3:8.1f}   {statistics.median(times) / base:.2f}"
+        )
+    met = True
+    for name, bound in (("handrail call read", BOUND_CALL), ("handrail mcp, first tool answer", BOUND_SERVER)):
+        ratio = statistics.median(taken[name]) / base
+        met = met and ratio <= bound
+        print(f"{name}: {ratio:.2f} × (bound {bound}): {'met' if ratio <= bound else 'MISSED'}")
+    return met
 
 
 def main() -> int:
@@ -46,7 +134,9 @@ def main() -> int:
     print(
         f"\nhandrail --help: {ratio:.2f} × import pydantic (bound {BOUND:.1f}): {'met' if ratio <= BOUND else 'MISSED'}"
     )
-    return 0 if ratio <= BOUND else 1
+    with tempfile.TemporaryDirectory() as folder:
+        met = measure_first_answers(folder)
+    return 0 if ratio <= BOUND and met else 1
 
 
 if __name__ == "__main__":

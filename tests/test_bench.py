@@ -116,7 +116,9 @@ def short_reply(bench: Any) -> object:
 
 LEAST = {
     "approvals.py": Least("answer one", {"PENDING": 8, "ROUNDS": 2}),
-    "call.py": Least("handrail, nine steps", {"ROUNDS": 1, "CALLS": 2}),
+    "call.py": Least(
+        "handrail, nine steps", {"ROUNDS": 1, "CALLS": 2, "SUSTAINED": 10, "CALLERS": 2, "CALLS_OF_EACH": 100}
+    ),
     "catalog.py": Least("published:", {"TOKENS_TOOLS": 40, "PUBLISHED": 40, "ROUNDS": 2, "SOURCES": 2, "EACH": 6}),
     "jobs.py": Least("all ended and on record", {"JOBS": 2, "IDLE_S": 0.01, "STOPS": 1}),
     "joining.py": Least("ours, a handler that waits once", {"ROUNDS": 1, "CALLS": 2}, python="STARTED"),
@@ -124,6 +126,7 @@ LEAST = {
     "log_writer.py": Least(
         "in the caller", {}, ("--callers", "2", "--rounds", "1", "--calls", "8", "--appends", "100")
     ),
+    "many.py": Least("memory:", {"SESSIONS": 2, "TOOLS": 3, "ROUNDS": 1, "CALLS": 4, "MANY_TOOLS": 20}),
     "mcp_http.py": Least("no call failed", {"CLIENTS": 2, "CALLS": 2}, python="STARTED"),
     "mcp_stdio.py": Least("handrail:", {"ROUNDS": 1, "CALLS": 2, "SERVERS": ("handrail",)}, python="STARTED"),
     "policy.py": Least("shell: three commands", {"CALLS": 2, "ROUNDS": 1}),

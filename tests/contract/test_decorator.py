@@ -7,7 +7,7 @@ import datetime
 import enum
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import pytest
@@ -19,7 +19,7 @@ from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.tool.decorator import FunctionTool, tool
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ConfigKey, LockSpec, find_spec_faults
-from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool.tool_protocol import Tool, check_spec
 
 if TYPE_CHECKING:
     from handrail.contract.services.tool_runtime import Runtime
@@ -409,3 +409,47 @@ def test_a_schema_that_the_function_cannot_take_is_refused() -> None:
     assert "describes 'c'" in decorate(fine, parameters=declared("a", "c"))
     assert "needs 'a'" in decorate(fine, parameters=declared("b"))
     assert "allows further arguments" in decorate(fine, parameters=declared("a", additionalProperties=True))
+
+
+def test_tools_with_equal_parameters_share_their_compiled_schema() -> None:
+    @tool
+    def first(path: str, limit: int = 3) -> str:
+        """Read."""
+        return path
+
+    @tool
+    def second(path: str, limit: int = 3) -> str:
+        """Write."""
+        return path
+
+    @tool
+    def third(path: str, limit: int = 4) -> str:
+        """Read."""
+        return path
+
+    found = [check_spec(one.spec).schema for one in (first, second, third)]
+    assert found[0] is found[1] and found[0] is not found[2]
+    assert all(one is not None and one.list_problems({"path": 1}) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "schema"),
+    [
+        (str, {"type": "string"}),
+        (float | None, {"anyOf": [{"type": "number"}, {"type": "null"}]}),
+        (list[int], {"type": "array", "items": {"type": "integer"}}),
+        (dict[str, bool], {"type": "object", "additionalProperties": {"type": "boolean"}}),
+        (int | str, {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        (str | int, {"anyOf": [{"type": "string"}, {"type": "integer"}]}),
+    ],
+)
+def test_a_shared_annotation_keeps_its_own_schema_and_description(annotation: Any, schema: Mapping[str, Any]) -> None:
+    def make(text: str) -> Tool:
+        def read(value: Any) -> None: ...
+
+        read.__doc__ = f"Read.\n\n:param value: {text}"
+        read.__annotations__["value"] = annotation
+        return tool(read)
+
+    for text in ("the first", "the second"):
+        assert make(text).spec.parameters["properties"]["value"] == {**schema, "description": text}

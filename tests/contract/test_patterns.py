@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.text.glob_patterns import (
     any_path_glob_source,
+    compile_on_first_use,
     compile_path_glob,
     compile_text_glob,
     escape_as_pattern,
@@ -173,3 +174,14 @@ def test_a_set_that_runs_backwards_is_a_fault_that_says_what_to_write() -> None:
 
 def test_the_source_of_a_pattern_has_no_groups_of_its_own() -> None:
     assert re.compile(path_glob_source("**/[ab]*?/c")).groups == 0
+
+
+def test_a_pattern_is_compiled_on_its_first_use() -> None:
+    faulty = compile_on_first_use("(")
+    with pytest.raises(re.error):
+        faulty.search("a")
+    lazy = compile_on_first_use("(?P<word>b+)", re.IGNORECASE)
+    assert "search" not in vars(lazy)
+    assert (match := lazy.search("aBBc")) is not None and match["word"] == "BB"
+    assert "search" in vars(lazy) and lazy.pattern == "(?P<word>b+)"
+    assert lazy.sub("-", "abc") == "a-c"

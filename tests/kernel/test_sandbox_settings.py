@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,12 @@ from handrail.config import load_configuration
 from handrail.contract.sandbox_protocol import Sandbox
 from handrail.contract.tool_generation import UNCONFINED
 from handrail.kernel.local_kernel import LocalKernel
-from handrail.kernel.sandbox_selection import ENTRY_POINT_GROUP, choose_unlimited_sandbox, make_limited_sandbox
+from handrail.kernel.sandbox_selection import (
+    ENTRY_POINT_GROUP,
+    choose_unlimited_sandbox,
+    make_limited_sandbox,
+    make_limited_sandbox_in_thread,
+)
 from handrail.record.log_reader import LogReader
 from handrail.sandbox import tier_probe
 from handrail.sandbox.configured_sandbox import UnconfinedSandbox
@@ -125,6 +132,23 @@ def test_a_sandbox_that_is_none_stops_the_start_in_words(
 ) -> None:
     with pytest.raises(StartError, match=wanted):
         make_limited_sandbox(configured(tmp_path, provider), lambda: offered("box", value))
+
+
+tried_in_loop = threading.Event()
+
+
+def provide_after_the_loop_has_run() -> UnconfinedSandbox:
+    assert tried_in_loop.wait(60), "the event loop stood still"
+    return UnconfinedSandbox()
+
+
+async def test_the_event_loop_runs_while_a_sandbox_is_tried(tmp_path: Path) -> None:
+    points = offered("box", "tests.kernel.test_sandbox_settings:provide_after_the_loop_has_run")
+    asyncio.get_running_loop().call_soon(tried_in_loop.set)
+    chosen = await make_limited_sandbox_in_thread(configured(tmp_path, "box"), lambda: points)
+    assert chosen.tier.name == UnconfinedSandbox().tier.name
+    with pytest.raises(StartError, match="Unknown sandbox provider"):
+        await make_limited_sandbox_in_thread(configured(tmp_path, "bix"), lambda: points)
 
 
 class Nothing:

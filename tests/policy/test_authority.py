@@ -53,6 +53,7 @@ from handrail.policy.rule_suggestions import suggest_rule
 from handrail.policy.rules.rules_and_modes import (
     SECRET_FILE_NAMES,
     SECRET_NAME_EXCEPTIONS,
+    RuleBook,
     default_book,
     default_rules,
     make_folder_reading_rule,
@@ -425,7 +426,7 @@ def test_a_verdict_that_does_not_depend_on_arguments_is_worked_out_once(desk: De
 def test_a_great_many_books_do_not_grow_the_memory_of_an_authority(desk: Desk) -> None:
     own = Desk(desk.workspace)
     for _ in range(5_000):
-        own.judge(TRANSFER, {}, book(shipped=False))
+        own.judge(TRANSFER, {}, RuleBook())
     prepared: dict[object, object] = own.authority._prepared  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
     assert len(prepared) <= 4_096
 

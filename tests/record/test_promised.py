@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sqlite3
 from collections.abc import Coroutine, Iterator, Mapping
@@ -16,7 +17,7 @@ from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[repo
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT, run_command_line
 from handrail.kernel.doctor import run_doctor_checks
-from handrail.record.commit_log import CommitLog, Record, read_unwritten_records
+from handrail.record.commit_log import CommitLog, Record, decode_journal_note, read_unwritten_records
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.database import journal, workspace_database
@@ -396,14 +397,39 @@ class Odd(Mapping[str, object]):
         return 1
 
 
-@pytest.mark.parametrize("odd", [pytest.param("a" * 700_000, id="long"), pytest.param(Odd(), id="no JSON")])
-async def test_what_would_be_noted_in_another_form_is_written(place: Place, odd: object) -> None:
+async def test_what_is_too_long_for_a_note_is_written(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0"):
         await log.start_journalled_commit(intended(call))
-    await log.start_journalled_commit([Record("proposed", "ses_1", "third", {"arguments": odd}), *intended("third")])
+    long = {"arguments": "a" * 700_000}
+    await log.start_journalled_commit([Record("proposed", "ses_1", "third", long), *intended("third")])
     assert intents(place)[-1] == "third"  # it was not only promised
+    await store.aclose()
+
+
+@pytest.mark.parametrize("odd", [Odd(), {"n": 2**200}, {"half": "\ud800"}, {"data": b"\xff"}, "a"])
+async def test_a_note_has_the_form_that_the_log_stores(place: Place, odd: object) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    records = [Record("proposed", "ses_1", "third", {"arguments": odd}), *intended("third")]
+    table, payload = log.make_atomic_work(records)
+    noted = decode_journal_note(encode_any_json([("record", table.pack(payload))]))
+    await log.commit(records)
+    assert [(one.kind, one.body) for one in noted] == [(one.kind, one.body) for one in log.reader.records(call="third")]
+    await store.aclose()
+
+
+async def test_records_that_wait_for_the_writer_are_nothing_that_the_garbage_collector_tracks(place: Place) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    queued: list[object] = []
+    log._post = queued.append  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue] - what the writer would take
+    log.record_soon(
+        [Record("proposed", "ses_1", "first", {"arguments": {"deep": [{"a": [1, 2]}]}}), *intended("first")]
+    )
+    gc.collect()
+    assert len(queued) == 1 and not gc.is_tracked(queued[0])
     await store.aclose()
 
 

@@ -51,7 +51,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool_generation import Generation
-from handrail.record.commit_log import CommitLog, InterruptedCall
+from handrail.record.commit_log import CommitLog, InterruptedCall, encode_record_body
 from handrail.store.database.group_writer import QueuedWrite
 from handrail.store.lease import WorkspaceLease
 from handrail.store.tables.approval_tables import ApprovalTable
@@ -440,23 +440,30 @@ class Arbiter:
             call.queue_log_record("resumed", {**asked, **attempt})
             return None
         recorded, fault = redact_arguments_for_record(arguments, compact, self.shaper.redactor)
-        body: dict[str, Any] = {"tool": call.tool_id, "generation": call.generation.number}
+        entry, topic = call.entry, call.lane.environment.topic
+        body: dict[str, Any] = {}
         if call.replayable:
             body["key_hash"] = self.idempotency.key_hash(call)
-        if (entry := call.entry) is not None:
-            body["definition"] = entry.definition_hash
-            body["side_effect"] = entry.spec.side_effect
-            if entry.answering_spec is not None:
-                body["answered_by"] = entry.answering_spec.id
+        if entry is not None and entry.answering_spec is not None:
+            body["answered_by"] = entry.answering_spec.id
         if call.proposed.provider_id is not None:
             body["provider_id"] = call.proposed.provider_id[:_MAX_LOGGED_PROVIDER_ID]
-        if (topic := call.lane.environment.topic) is not None:
+        if topic is not None:
             body["topic"] = topic
         if call.parent is not None:
             body["parent"] = call.parent.id
         if call.session_step is not None:
             body |= call.session_step.proposal_record_fields
-        call.queue_log_record("proposed", body, redacted={"arguments": recorded})
+        if body or entry is None or call.redactor.active or type(recorded) is not bytes:
+            body |= {"tool": call.tool_id, "generation": call.generation.number}
+            if entry is not None:
+                body |= {"definition": entry.definition_hash, "side_effect": entry.spec.side_effect}
+            recorded = orjson.Fragment(recorded) if type(recorded) is bytes else recorded
+            call.queue_log_record("proposed", body, redacted={"arguments": recorded})
+        else:  # nearly every call
+            number, effect = call.generation.number, entry.spec.side_effect
+            head = _encode_proposal_head(call.tool_id, number, entry.definition_hash, effect)
+            call.queue_encoded_record("proposed", b"%b%b}" % (head, recorded))
         if call.listeners:
             call.emit("proposed", {"arguments": call.copy_arguments_for_event(arguments)})
         return fault
@@ -475,10 +482,11 @@ class Arbiter:
         granted = call.approvals.granted
         if granted:
             self.authorisation.approval_flow.check_definition_unchanged(call)
-        intent = _intent_body(call.required_locks)
-        if call.lock_wait_ms:
-            intent = {**intent, "lock_wait_ms": round(call.lock_wait_ms, 3)}
-        call.queue_log_record("intended", intent)
+        if call.lock_wait_ms or call.redactor.active:
+            waited = {"lock_wait_ms": round(call.lock_wait_ms, 3)} if call.lock_wait_ms else {}
+            call.queue_log_record("intended", {"locks": format_locks(call.required_locks), **waited})
+        else:
+            call.queue_encoded_record("intended", _encode_intent(call.required_locks))
         if call.entry.spec.side_effect != "read" or granted or not self.log.accepts_more(self.limits.max_log_backlog):
             return self._intend_on_record(call)
         self._mark_started(call)
@@ -698,9 +706,16 @@ class Arbiter:
 
 
 @lru_cache(maxsize=1024)
-def _intent_body(wants: tuple[RequiredLock, ...]) -> dict[str, Any]:
-    """Return the body of an ``intended`` record. One object per set of locks, which is never changed."""
-    return {"locks": format_locks(wants)}
+def _encode_proposal_head(tool: str, generation: int, definition: str, side_effect: str) -> bytes:
+    """Return the body of a ``proposed`` record as JSON, up to the arguments."""
+    fields = {"tool": tool, "generation": generation, "definition": definition, "side_effect": side_effect}
+    return orjson.dumps(fields)[:-1] + b',"arguments":'
+
+
+@lru_cache(maxsize=1024)
+def _encode_intent(wants: tuple[RequiredLock, ...]) -> bytes:
+    """Return the body of an ``intended`` record as JSON."""
+    return encode_record_body({"locks": format_locks(wants)})
 
 
 # The calls of one model reply: started in its order, run in parallel as far as locks allow, answered in order.

@@ -85,7 +85,7 @@ def redact_rejected_arguments(given: Any, redactor: SecretRedactor) -> Any:
 def redact_arguments_for_record(
     arguments: Any, compact: bytes | None, redactor: SecretRedactor
 ) -> tuple[Any, str | None]:
-    """Return the arguments in the form for the record, and what is wrong if they are too large.
+    """Return the arguments in the form for the record, as JSON if they need no change, and what is wrong if they are too large.
 
     They are redacted, and a tool that changes its arguments does not change them.
 
@@ -107,8 +107,7 @@ def redact_arguments_for_record(
         arguments = decode_any_json(compact)
     if redactor.active and not (plain and not redactor.contains_secret(compact)):
         return redactor.redact_json(arguments), None
-    # A copy: the result of orjson keeps a buffer of 4 KB alive while the record waits.
-    return (orjson.Fragment(bytes(memoryview(compact))) if plain else arguments), None
+    return (bytes(compact) if plain else arguments), None
 
 
 # Argument checks that exceed the event loop's budget, each in a process with limited time and memory.

@@ -15,6 +15,7 @@ from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.findings import TraceStep as PolicyStep
 from handrail.policy.stored_paths import PrintedRepository, load_histories
+from handrail.record.commit_log import encode_record_body
 
 
 class CallAuthorisation:
@@ -105,7 +106,13 @@ class CallAuthorisation:
         call.verdict = verdict
         if verdict.action == "deny":
             raise CallRefusal("authorise", "denied", verdict.reason)
-        call.queue_log_record("authorised", verdict.approval_record)
+        if call.redactor.active:
+            call.queue_log_record("authorised", verdict.approval_record)
+            return
+        encoded = verdict.encoded_approval_record
+        if encoded is None:
+            encoded = verdict.encoded_approval_record = encode_record_body(verdict.approval_record)
+        call.queue_encoded_record("authorised", encoded)
 
     async def _apply_watchdogs(self, call: Call, verdict: PolicyVerdict) -> PolicyVerdict:
         """Return the verdict after the watchdogs."""

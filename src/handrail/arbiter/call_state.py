@@ -42,7 +42,7 @@ from handrail.contract.tool.spec import StateEnd
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.policy.call_authorizer import CallAuthorizer, PolicyVerdict
 from handrail.policy.rules.rules_and_modes import RuleBook, limit_to_parent, with_mode
-from handrail.record.commit_log import CommitLog, Record, RecordKind
+from handrail.record.commit_log import CommitLog, Record, RecordKind, encode_record_body
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.store.database.group_writer import QueuedWrite
 from handrail.store.tables.job_tables import JobRow
@@ -473,6 +473,10 @@ class Call:
             body = self.redactor.redact_record_body(body)
         if redacted:
             body = {**body, **redacted}
+        self.queue_encoded_record(kind, encode_record_body(body))
+
+    def queue_encoded_record(self, kind: RecordKind, body: bytes) -> None:
+        """Queue a record whose body is JSON and contains no secret."""
         self.records.append(_new_record(Record, (kind, self.session_id, self.id, body)))
 
     def copy_arguments(self) -> None:
@@ -497,7 +501,7 @@ class Call:
         """Hand the queued records to the log, without waiting for them to be durable."""
         if self.records:
             records, self.records = self.records, []
-            self.log.record_soon(records)
+            self.log.record_encoded_soon(records)
 
     async def await_interruptible(self, step: StepName, work: Callable[[], Awaitable[Any]]) -> Any:
         """Await ``work``, which the user's stop or a shutdown may end.

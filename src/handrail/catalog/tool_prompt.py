@@ -6,7 +6,6 @@ The same tools give the same bytes, whatever has been loaded meanwhile, so that 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
@@ -15,6 +14,7 @@ from typing import Any
 from handrail.catalog.provider_dialects import DIALECTS, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_view
 from handrail.catalog.view import CatalogView, ToolStatus
+from handrail.contract.text.glob_patterns import compile_on_first_use
 from handrail.contract.tool.provider_tools import provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
@@ -26,7 +26,7 @@ from handrail.contract.tool_generation import ToolEntry
 # byte-pair tokenizers do before they merge, and counts each resulting piece. On tool definitions, prose and code it came
 # within a tenth of the count of ``o200k_base``.
 
-_PIECE = re.compile(
+_PIECE = compile_on_first_use(
     r"[ ]?[A-Za-z]+"  # a word with its leading space
     r"|\d{1,3}"
     r"|[ ]?[^\sA-Za-z\d\x80-\U0010ffff]+[\r\n]*"  # punctuation, which merges well: '":"' is one

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -35,7 +37,7 @@ from handrail.kernel.approval_client import (
     make_result_shaper,
     redact_config_value,
 )
-from handrail.kernel.sandbox_selection import make_limited_sandbox
+from handrail.kernel.sandbox_selection import make_limited_sandbox_in_thread
 from handrail.policy.call_authorizer import CallAuthorizer
 from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling_layer
 from handrail.policy.path_denials import path_denials_of_rules as hides
@@ -119,7 +121,7 @@ class KernelComponents:
         :raises LoadError: with all faults of the agent's manifest, tools and rules
         :raises UsageError: if the agent does not exist
         """
-        with self._context_lock:
+        with self._context_lock, _collector_paused():
             return self._make_context(agent, registrations or ClientProcessRegistrations())
 
     def _make_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
@@ -255,6 +257,18 @@ class KernelComponents:
         self.log.record_soon([Record("generation", "", "", fields)])
 
 
+@contextmanager
+def _collector_paused() -> Generator[None]:
+    """Pause the garbage collector while tools are loaded: they stay, so repeated searches of them find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 async def assemble_components(
     store: WorkspaceStore, config: MergedConfiguration, secrets: Mapping[str, str]
 ) -> KernelComponents:
@@ -263,6 +277,11 @@ async def assemble_components(
     :raises LogUnavailable: if the log cannot take records
     :raises UsageError: if a secret cannot be redacted
     """
+    trial = asyncio.create_task(make_limited_sandbox_in_thread(config))
+    try:  # to try a program in the sandbox is mostly waiting, so the tools are loaded meanwhile
+        await asyncio.to_thread(import_module, "handrail.tools")
+    finally:
+        programs = await trial
     log = CommitLog(store.database)
     interrupted = tuple(await log.record_interrupted_calls())
     settings, folders = config.settings, store.folders
@@ -272,7 +291,6 @@ async def assemble_components(
     shaper = make_result_shaper(config, folders, redactor)
     arbiter = Arbiter(log, store.lease, LockTable(), LockResolver(), shaper, limits)
     arbiter.jobs.tree = store.sessions
-    programs = make_limited_sandbox(config)
     snapshots = _make_snapshots(settings.undo, folders)
     journal = ChangeJournal(folders.change_journal_folder)
     await asyncio.to_thread(journal.recover)

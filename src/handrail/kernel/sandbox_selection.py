@@ -6,6 +6,7 @@ A package provides one through the entry point group ``handrail.sandboxes``: a c
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
@@ -47,12 +48,25 @@ def make_limited_sandbox(
 
     :raises StartError: if the provider does not exist or is invalid
     """
+    return _limit_sandbox(config, choose_unlimited_sandbox(config, entry_points))
+
+
+async def make_limited_sandbox_in_thread(
+    config: MergedConfiguration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_sandbox_providers
+) -> ConfiguredSandbox:
+    """Return the sandbox of :func:`make_limited_sandbox`, and let the event loop run while a program is tried in it.
+
+    :raises StartError: if the provider does not exist or is invalid
+    """
+    return _limit_sandbox(config, await asyncio.to_thread(choose_unlimited_sandbox, config, entry_points))
+
+
+def _limit_sandbox(config: MergedConfiguration, chosen: Sandbox) -> ConfiguredSandbox:
     from handrail.sandbox.start.ready_sandbox_pool import add_pool
 
     settings = config.settings.sandbox
-    chosen = add_pool(choose_unlimited_sandbox(config, entry_points))
     return ConfiguredSandbox(
-        chosen, settings.limits, unix_sockets=settings.unix_sockets, unconfined=settings.unconfined
+        add_pool(chosen), settings.limits, unix_sockets=settings.unix_sockets, unconfined=settings.unconfined
     )
 
 

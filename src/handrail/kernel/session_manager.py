@@ -117,7 +117,7 @@ def make_session_lane(
         make_session_rule_texts(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation
     )
     own += [*session_store.load_rules(session_id), *load_project_rules(components.arbiter.approval_broker, folders)]
-    book = context.rules.with_rules(make_folder_reading_rule(str(output)), *shipped, *own)
+    book = context.rules.with_rules(*shipped, *own)
     if (wanted := parse_optional_mode(options.get("mode"))) is not None:
         book = with_mode(book, wanted)
     authority, own_mode = context.authority, None
@@ -127,6 +127,7 @@ def make_session_lane(
         authority = authority.restrict_to_delegation(
             parent.authority.compute_delegation(under.parent.tree_node.manifest)
         )
+    book = book.with_folder_rule(make_folder_reading_rule(str(output)))
     view = replace(context.catalog, above=tuple(one.delegation.agents for one in parent_manifests(under)))
     hidden = RulePathDenialsCache(workdir)
     lane = Lane(

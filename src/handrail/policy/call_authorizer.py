@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
     from handrail.policy.watchdogs.api import Watchdog
 
 
+K = TypeVar("K")
+V = TypeVar("V")
 _MAX_PREPARED = 4096
+"""The policies that one authority keeps. Sessions with equal rules share them."""
 _target_key: Callable[[CallTarget], tuple[str, str]] = itemgetter(0, 1)
 """A target's capability and value."""
 
@@ -88,13 +92,15 @@ class CallAuthorizer:
         self.variables = variables
         self.agent_layer = agent_layer
         self.watchdogs = tuple(watchdogs)
-        self._watching: dict[int, tuple[ToolSpec, tuple[Watchdog, ...], tuple[Watchdog, ...]]] = {}
+        self._watching: OrderedDict[int, tuple[ToolSpec, tuple[Watchdog, ...], tuple[Watchdog, ...]]] = OrderedDict()
         self.ceiling = ceiling
         self.agent: Mapping[str, Any] = agent if agent is not None else {"id": "default"}
         self.delegated = delegated
         self._narrower: weakref.WeakSet[CallAuthorizer] = weakref.WeakSet()
         # Keyed by identity for speed. The value keeps the objects of the key alive, so no id is used twice.
-        self._prepared: dict[tuple[int, int, int, str | None], tuple[ToolPolicy, CapabilitySet | None]] = {}
+        self._prepared: OrderedDict[tuple[int, int, int, str | None], tuple[ToolPolicy, CapabilitySet | None]] = (
+            OrderedDict()
+        )
 
     @property
     def own_capability_layer(self) -> CapabilityLayer:
@@ -163,9 +169,12 @@ class CallAuthorizer:
         :param substitute: the tool that answers in place of a locked id; a rule that denies it denies the call
         """
         found = {} if located is None else located
-        known = self._prepared.get((id(spec), id(rules), id(parent), origin))
-        prepared = self._get_tool_policy(spec, rules, parent, origin) if known is None else known[0]
+        shared = rules.shared
+        known = self._prepared.get((id(spec), id(shared), id(parent), origin))
+        prepared = self._get_tool_policy(spec, shared, parent, origin) if known is None else known[0]
         verdict = prepared.evaluate(arguments, roots, found)
+        if shared is not rules and _may_be_allowed_by_folder_rule(verdict, rules):
+            verdict = self._get_tool_policy(spec, rules, parent, origin).evaluate(arguments, roots, found)
         if substitute is not None and verdict.action != "deny":
             own = self._get_tool_policy(substitute, rules, parent, origin).evaluate(arguments, roots, found)
             if own.action == "deny":
@@ -201,9 +210,8 @@ class CallAuthorizer:
         if found is None:
             concerned = tuple(one for one in self.watchdogs if _watchdog_checks_tool(one, spec))
             always = tuple(one for one in concerned if not getattr(one, "after_failures", False))
-            if len(self._watching) >= _MAX_PREPARED:
-                self._watching.clear()
-            found = self._watching[id(spec)] = (spec, always, concerned)
+            found = (spec, always, concerned)
+            _keep_newest(self._watching, id(spec), found)
         return found[2] if failing else found[1]
 
     async def ask_watchdogs(
@@ -256,7 +264,7 @@ class CallAuthorizer:
         if verdict.action == "deny":
             reason = verdict.reason
             return lambda capability, target: reason
-        return _AccessCheck(_prepare_again(verdict, spec, rules), verdict, roots)
+        return _AccessCheck(_prepare_again(verdict, spec, rules), verdict, rules, roots)
 
     def decide_host(self, verdict: PolicyVerdict, spec: ToolSpec, host: str, *, rules: RuleBook) -> HostDecision:
         """Decide whether the programs of a running call may reach ``host:port``, by its own rule.
@@ -276,16 +284,39 @@ class CallAuthorizer:
         handed = self.delegated if parent is None else parent
         capabilities = call_capabilities(spec, self.variables, self.own_capability_layer, self.ceiling, handed)
         prepared = ConfiningPolicy(spec, rules, capabilities, origin)
-        if len(self._prepared) >= _MAX_PREPARED:
-            self._prepared.clear()
-        self._prepared[key] = (prepared, parent)
+        _keep_newest(self._prepared, key, (prepared, parent))
         return prepared
 
 
+def _keep_newest(kept: OrderedDict[K, V], key: K, value: V) -> None:
+    """Keep one more value, and drop the oldest one of too many."""
+    if len(kept) >= _MAX_PREPARED:
+        kept.popitem(last=False)
+    kept[key] = value
+
+
+def _may_be_allowed_by_folder_rule(verdict: PolicyVerdict, rules: RuleBook) -> bool:
+    """Return whether the rule about the session's own folder may change a verdict that was made without it.
+
+    That rule only allows reading in the folder, and every other scope outweighs it. So it changes nothing about a call that is
+    denied, allowed without it, or names no path in the folder.
+    """
+    if verdict.action == "deny" or (verdict.action == "allow" and verdict.confinement is None):
+        return False
+    return any(_names_folder(target.value, rules) for target in verdict.targets)
+
+
+def _names_folder(text: str, rules: RuleBook) -> bool:
+    """Return whether a path or shell text contains the name of the session's own folder."""
+    return rules.folder_rule is not None and rules.folder_name in text
+
+
 def _prepare_again(verdict: PolicyVerdict, spec: ToolSpec, rules: RuleBook) -> ToolPolicy:
-    """Return the policy of a call's tool under the current rules."""
+    """Return the policy of a call's tool under the current rules, which may leave out the rule about the session's folder."""
     prepared = verdict.prepared
-    return prepared if prepared.rules is rules else ToolPolicy(spec, rules, verdict.capabilities, prepared.origin)
+    if prepared.rules is rules or prepared.rules is rules.shared:
+        return prepared
+    return ToolPolicy(spec, rules, verdict.capabilities, prepared.origin)
 
 
 def _decide_host(prepared: ToolPolicy, capabilities: CapabilitySet, host: str) -> HostDecision:
@@ -330,11 +361,12 @@ def _watchdog_checks_tool(watchdog: Watchdog, spec: ToolSpec) -> bool:
 class _AccessCheck:
     """The :data:`~handrail.contract.tool.requires.AccessCheck` of one running call."""
 
-    __slots__ = ("_answered", "_exact", "_of_tool", "_prepared", "_roots", "_verdict")
+    __slots__ = ("_answered", "_exact", "_of_tool", "_prepared", "_roots", "_rules", "_verdict")
 
-    def __init__(self, prepared: ToolPolicy, verdict: PolicyVerdict, roots: PathResolver) -> None:
+    def __init__(self, prepared: ToolPolicy, verdict: PolicyVerdict, rules: RuleBook, roots: PathResolver) -> None:
         self._prepared = prepared
         self._verdict = verdict
+        self._rules = rules
         self._roots = roots
         self._answered = verdict.action == "ask"
         self._exact: set[tuple[str, str]] = set(map(_target_key, verdict.targets))
@@ -344,6 +376,8 @@ class _AccessCheck:
         if capability == "shell.run":
             return self._check_command(target)
         value = target if isinstance(target, str) else "".join(target)
+        if self._prepared.rules is not self._rules and _names_folder(value, self._rules):
+            self._prepared = self._prepared.with_rules(self._rules)
         prepared = self._prepared
         if capability == "net.fetch" and prepared.spec.requires.net.by_rule:
             decision = _decide_host(prepared, self._verdict.capabilities, value)
@@ -408,7 +442,9 @@ class _AccessCheck:
 
     def _check_command(self, target: str | Sequence[str]) -> str | None:
         value = target if isinstance(target, str) else quote_argv(target)
-        same_book = self._prepared is self._verdict.prepared
+        same_book = self._prepared.rules.shared is self._verdict.prepared.rules.shared
+        if self._prepared.rules is not self._rules and _names_folder(value, self._rules):
+            self._prepared = self._prepared.with_rules(self._rules)
         if same_book and isinstance(target, str) and ("shell.run", value) in self._exact:
             return None  # evaluated before the call, command by command
         script = parse_script(target) if isinstance(target, str) else make_argv_script(tuple(target))

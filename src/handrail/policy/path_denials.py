@@ -7,15 +7,21 @@ decide here; a rule about one tool (``allow read .env``) is about that tool.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
 from functools import lru_cache
 
 from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
-from handrail.contract.text.glob_patterns import compile_text_glob
-from handrail.contract.tool.requires import Capability
 from handrail.policy.call_targets import make_path_subject
-from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
-from handrail.policy.rules.rules_and_modes import Rule, RuleBook, is_capability_glob
+from handrail.policy.rules.matchers import (
+    PathSubject,
+    RankedRule,
+    RuleRanking,
+    names_protected_path,
+    rank_rule,
+    rank_rules,
+)
+from handrail.policy.rules.rules_and_modes import Rule, RuleBook
 
 _MAX_CHECKED = 64
 _MATCH_ALL_PATTERNS = frozenset(("", "*", "**", ".", "./"))
@@ -66,6 +72,16 @@ class RulePathDenials:
             above is not None and above.has_read_only
         )
         self._checked: dict[str, tuple[frozenset[str], str]] = {}
+        self._folder_rule: RankedRule | None = None
+        """The shipped rule about the session's own folder."""
+
+    def with_folder_rule(self, rule: Rule) -> RulePathDenials:
+        """Return the same denials in a session with this rule about its own folder. Both share what is prepared."""
+        other = copy.copy(self)
+        other.key = (self.key, rule)
+        other._folder_rule = rank_rule(rule, "path")
+        other._checked = {}
+        return other
 
     def is_hidden(self, path: str) -> bool:
         """Return whether programs must not see this path.
@@ -86,6 +102,9 @@ class RulePathDenials:
             return False
         used = self._shipped.find_winner(subject)
         if used is None or used.rule.action == "allow":
+            return False
+        folder = self._folder_rule
+        if folder is not None and folder.rank > used.rank and folder.matches(subject):
             return False
         # A file of an installed package may have the name of a secret file. It is no secret, and programs need it.
         return INSTALLED_PACKAGES.isdisjoint((subject.relative or subject.absolute).split("/"))
@@ -151,8 +170,15 @@ def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
 
     :returns: the same object for books with the same rules about paths
     """
-    reading = tuple(rule for rule in rules if _is_about(rule, "fs.read"))
-    writing = tuple(rule for rule in rules if _is_about(rule, "fs.write"))
+    shared = rules.shared
+    denials = shared.prepare(("path denials", workspace), lambda: _make_path_denials(shared, workspace))
+    if (rule := rules.folder_rule) is None:
+        return denials
+    return rules.prepare(("path denials", workspace), lambda: denials.with_folder_rule(rule))
+
+
+def _make_path_denials(rules: RuleBook, workspace: str) -> RulePathDenials:
+    reading, writing = rules.rules_about_capability("fs.read"), rules.rules_about_capability("fs.write")
     everything = tuple(rule for rule in rules if rule.permission == "*" and rule.is_unconditional)
     above = None if rules.parent is None else path_denials_of_rules(rules.parent.inherited_rules, workspace)
     return _cached_hidden_paths(workspace, reading, writing, everything, above)
@@ -167,12 +193,6 @@ def _cached_hidden_paths(
     above: RulePathDenials | None,
 ) -> RulePathDenials:
     return RulePathDenials(workspace, reading, writing, everything, above)
-
-
-def _is_about(rule: Rule, capability: Capability) -> bool:
-    if is_capability_glob(rule.permission):
-        return compile_text_glob(rule.permission).match(capability) is not None
-    return rule.permission == capability
 
 
 class RulePathDenialsCache:

@@ -16,10 +16,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from os import urandom
 from pathlib import Path
 from time import time_ns
 from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import orjson
 
 from handrail.contract.errors import StartError, UsageError
 from handrail.record.hash_chain import GENESIS, MAX_GROUP, SALT_BYTES, RecordHeader, hash_group, new_commitment
@@ -69,17 +72,20 @@ _JOURNAL_NAME = "record"
 class Record(NamedTuple):
     """One record of the log.
 
-    The writer's thread encodes it later: do not change ``body`` after you pass it on.
-
     :param session_id: ``""`` if the record concerns the workspace
     :param call_id: ``""`` if the record concerns no call
-    :param body: JSON values; any other value is recorded in a form that says so
+    :param body: JSON values, or their JSON from :func:`encode_record_body`; any other value is recorded in a form that says so
     """
 
     kind: RecordKind
     session_id: str
     call_id: str
-    body: Mapping[str, Any]
+    body: Mapping[str, Any] | bytes
+
+
+def encode_record_body(body: Mapping[str, Any]) -> bytes:
+    """Return the body of a record as JSON. It is a copy: the bytes of orjson keep a buffer of 4 KB alive."""
+    return bytes(memoryview(encode_any_json(body)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,11 @@ class CommitLog:
 
     def record_soon(self, records: Sequence[Record]) -> None:
         """Record soon, in order, without waiting: for records that no side effect depends on."""
-        self._post((self._table, _new_entry(_LogEntry, (self._clock(), records))))
+        self._post(_make_entry(self._clock(), records))
+
+    def record_encoded_soon(self, records: Sequence[Record]) -> None:
+        """Record soon, as :meth:`record_soon` does, records whose bodies are JSON already."""
+        self._post((self._clock(), *chain.from_iterable(records)))
 
     def commit(self, records: Sequence[Record]) -> Coroutine[Any, Any, None]:
         """Record now: on return these records and all earlier ones are durable and readable.
@@ -159,15 +169,15 @@ class CommitLog:
 
         :raises LogUnavailable: if the records could not be written
         """
-        return self._writer.commit((self._table, _new_entry(_LogEntry, (self._clock(), records))))
+        return self._writer.commit(_make_entry(self._clock(), records))
 
     def start_commit(self, records: Sequence[Record]) -> UncancellableWriteFuture:
         """Start a commit for a caller that may be cancelled before the end; see :meth:`commit`."""
-        return self._writer.start_commit((self._table, _new_entry(_LogEntry, (self._clock(), records))))
+        return self._writer.start_commit(_make_entry(self._clock(), records))
 
     def start_journalled_commit(self, records: Sequence[Record]) -> PromisedWriteFuture:
         """Start a commit whose result is needed a moment later, or only after a crash; see :meth:`start_commit`."""
-        return self._writer.start_journalled_write((self._table, _new_entry(_LogEntry, (self._clock(), records))))
+        return self._writer.start_journalled_write(_make_entry(self._clock(), records))
 
     def wake_writer(self) -> None:
         """Wake the writer because a promise may follow soon.
@@ -181,7 +191,7 @@ class CommitLog:
 
         See :meth:`~handrail.store.database.workspace_database.WorkspaceDatabase.write_works_atomically`.
         """
-        return self._table, _LogEntry(self._clock(), records)
+        return self._table, _make_entry(self._clock(), records)
 
     async def flush(self) -> None:
         """Wait until all records that were appended so far are durable.
@@ -281,16 +291,24 @@ class CommitLog:
             return look(self.reader)
 
 
-class _LogEntry(NamedTuple):
-    """Records as the caller passed them, with their time."""
+_Entry = tuple[Any, ...]
+"""Records that are written together, as one flat value: their time, then kind, session, call and JSON body of each.
 
-    at_ns: int
-    records: Sequence[Record]
+It has no containers, so the garbage collector stops tracking it. Records that wait for the writer therefore cause no
+collections of what the program has loaded.
+"""
 
 
-_tuple: Any = tuple
-_new_entry: Callable[..., _LogEntry] = _tuple.__new__
-"""Create an ``_LogEntry`` in half the time of its constructor; every call needs some."""
+def _make_entry(at_ns: int, records: Iterable[Record]) -> _Entry:
+    flat: list[Any] = [at_ns]
+    for kind, session, call, body in records:
+        flat += (
+            kind,
+            session,
+            call,
+            body if type(body) is bytes else encode_record_body(cast("Mapping[str, Any]", body)),
+        )
+    return tuple(flat)
 
 
 class _StartMark(NamedTuple):
@@ -346,36 +364,36 @@ class _RecordTable:
     def is_head_in(self, connection: sqlite3.Connection) -> bool:
         return LogReader(connection).has_record(self._sequence, self._previous)
 
-    def pack(self, payload: _LogEntry | _StartMark | _RedactionEntry) -> Any:
-        if not isinstance(payload, _LogEntry):
+    def pack(self, payload: _Entry | _StartMark | _RedactionEntry) -> Any:
+        if type(payload) is not tuple:
             return None
-        records = [tuple(record) for record in payload.records]
+        records = [[*payload[at : at + 3], _as_fragment(payload[at + 3])] for at in range(1, len(payload), 4)]
         sound = all(isinstance(text, str) for record in records for text in record[:3])
-        return [payload.at_ns, records] if sound else None  # the write itself reports the others
+        return [payload[0], records] if sound else None  # the write itself reports the others
 
-    def unpack(self, packed: Any) -> _LogEntry:
+    def unpack(self, packed: Any) -> _Entry:
         at_ns, records = packed
-        return _LogEntry(at_ns, [_make_record(*parts) for parts in records])
+        return _make_entry(at_ns, [_make_record(*parts) for parts in records])
 
-    def build_statements(self, batch: Sequence[_LogEntry | _StartMark | _RedactionEntry]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[_Entry | _StartMark | _RedactionEntry]) -> Iterable[Statement]:
         statements: list[Statement] = []
-        entries: list[_LogEntry] = []
+        entries: list[_Entry] = []
         # The last batch is durable; otherwise `opened` would have been called.
         self._durable = (self._sequence, self._previous)
         self._confirmed_lost = self._reported_lost
         lost = self._writer.lost
         if lost > self._reported_lost:
             entries.append(
-                _LogEntry(self._clock(), [Record("records-dropped", "", "", {"records": lost - self._reported_lost})])
+                _make_entry(self._clock(), [Record("records-dropped", "", "", {"records": lost - self._reported_lost})])
             )
             self._reported_lost = lost
         for item in batch:
-            if isinstance(item, _LogEntry):
-                entries.append(item)
-            elif isinstance(item, _StartMark):
+            if isinstance(item, _StartMark):
                 statements.append(("UPDATE meta SET value = ? WHERE key = 'began'", (item.began,)))
+            elif not isinstance(item, _RedactionEntry):
+                entries.append(item)
             else:
-                entries.append(_LogEntry(item.at_ns, item.records))
+                entries.append(_make_entry(item.at_ns, item.records))
                 erase = "UPDATE record SET body = NULL WHERE sequence BETWEEN ? AND ?"
                 statements += [(erase, run) for run in item.runs]
                 statements.append(("PRAGMA wal_checkpoint(TRUNCATE)", ()))  # it still contains the old pages
@@ -386,13 +404,18 @@ class _RecordTable:
             statements.append(("UPDATE meta SET value = ? WHERE key = 'settled'", (settled,)))
         return inserts + statements
 
-    def _make_group_inserts(self, entries: Sequence[_LogEntry]) -> Iterator[Statement]:
+    def _make_group_inserts(self, entries: Sequence[_Entry]) -> Iterator[Statement]:
         """Yield one statement for each group of the chain."""
-        records = [(at_ns, record) for at_ns, records in entries for record in records]
-        for start in range(0, len(records), MAX_GROUP):
-            yield self._insert_group(records[start : start + MAX_GROUP])
+        flat: list[Any] = []
+        for entry in entries:
+            at_ns = entry[0]
+            for at in range(1, len(entry), 4):
+                flat += (at_ns, *entry[at : at + 4])
+        size = 5 * MAX_GROUP
+        for start in range(0, len(flat), size):
+            yield self._insert_group(flat[start : start + size])
 
-    def _insert_group(self, records: Sequence[tuple[int, Record]]) -> Statement:
+    def _insert_group(self, flat: Sequence[Any]) -> Statement:
         """Insert one group with one statement.
 
         Each statement releases and takes the interpreter's lock, so one statement inserts many rows. Rows have few values, and
@@ -402,11 +425,13 @@ class _RecordTable:
         headers: list[RecordHeader] = []
         commitments: list[bytes] = []
         values: list[SqlValue] = [sequence + 1]
-        salts = bytearray(urandom(SALT_BYTES * len(records)))
+        rows = len(flat) // 5
+        salts = bytearray(urandom(SALT_BYTES * rows))
         offset = 0
-        for at_ns, (kind, session, call, body) in records:
+        fields = iter(flat)
+        for at_ns, kind, session, call, body in zip(fields, fields, fields, fields, fields, strict=True):
             sequence += 1
-            salted = salts[offset : offset + SALT_BYTES] + encode_any_json(body)
+            salted = salts[offset : offset + SALT_BYTES] + body
             offset += SALT_BYTES
             hashing = new_commitment()
             hashing.update(salted)
@@ -423,7 +448,7 @@ class _RecordTable:
         previous = hash_group(self._sequence + 1, self._previous, headers, commitments)
         values[-2] = bytearray(commitments[-1] + previous)
         self._sequence, self._previous = sequence, previous
-        return self._insert_sql(len(records)), values
+        return self._insert_sql(rows), values
 
     def _insert_sql(self, rows: int) -> str:
         sql = self._inserts.get(rows)
@@ -435,6 +460,11 @@ class _RecordTable:
             sql = f"INSERT INTO record ({columns}) VALUES {', '.join(places)}"  # noqa: S608
             self._inserts[rows] = sql
         return sql
+
+
+def _as_fragment(body: bytes) -> object:
+    """Return an encoded body as part of a larger JSON value."""
+    return decode_any_json(body) if body[:1] == b" " else orjson.Fragment(body)
 
 
 def decode_journal_note(note: bytes) -> list[Record]:

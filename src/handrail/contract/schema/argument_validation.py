@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import jsonschema_rs as rs
 from pydantic_core import to_json
@@ -177,7 +178,7 @@ class UnfinishedArgumentCheck(ToolError):
 class ParametersSchema:
     """The compiled schema of one tool's parameters. Made by :func:`compile_schema`."""
 
-    __slots__ = ("_accepts", "_effort", "_integers", "_of_each", "_validator", "_within", "parameters")
+    __slots__ = ("__weakref__", "_accepts", "_effort", "_integers", "_of_each", "_validator", "_within", "parameters")
 
     def __init__(
         self,
@@ -294,6 +295,10 @@ class ParametersSchema:
         return arguments
 
 
+_compiled_schemas: WeakValueDictionary[bytes, ParametersSchema] = WeakValueDictionary()
+"""The schemas in use, by their JSON. Tools with equal parameters share one."""
+
+
 def compile_schema(parameters: Mapping[str, Any]) -> ParametersSchema:
     """Check and compile a tool's ``parameters``.
 
@@ -303,6 +308,8 @@ def compile_schema(parameters: Mapping[str, Any]) -> ParametersSchema:
         refers to anything outside itself, or has a pattern that no bounded engine accepts
     """
     text = _schema_as_json(parameters)
+    if (known := _compiled_schemas.get(text)) is not None:
+        return known
     if (problem := _fault_in_size(parameters, text)) is not None:
         raise InvalidSchema([("", problem)])
     written = str(parameters.get("$schema", _NEWEST))
@@ -328,7 +335,10 @@ def compile_schema(parameters: Mapping[str, Any]) -> ParametersSchema:
     else:
         if not problems:
             compounds = not text or b'ef":' in text or b'"unevaluated' in text or _nesting_upper_bound(text) > MAX_CHAIN
-            return _compiled(parameters, declared, validator_of, costs, looking, compounds=compounds)
+            made = _compiled(parameters, declared, validator_of, costs, looking, compounds=compounds)
+            if text:
+                _compiled_schemas[text] = made
+            return made
     raise InvalidSchema(list(problems.items()))
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError, decode_text
+from handrail.contract.text.glob_patterns import compile_on_first_use
 
 UTF_8_MARK = b"\xef\xbb\xbf"
 _SAMPLE_BYTES = 4 * 1024
@@ -99,7 +100,7 @@ class _LegacyEncoding:
 
 
 def _legacy(name: str, codec: str, common: str, letters: str, *, case: bool = False) -> _LegacyEncoding:
-    return _LegacyEncoding(TextEncoding(name, codec), common, re.compile(f"[{letters}]"), case)
+    return _LegacyEncoding(TextEncoding(name, codec), common, compile_on_first_use(f"[{letters}]"), case)
 
 
 _WESTERN = "äöüßéèêëàâáãåçñíìîïóòôõøúùûæœÄÖÜÉÈÀÂÁÅÇÑÓÔØÚÆŒ¿¡«»°§©®·²€„“”‘’–—…•™£\xa0"
@@ -173,17 +174,17 @@ _ALIASES = {codecs.lookup(one.encoding.codec).name: one.encoding for one in _LEG
     for alias in aliases
 }
 """Encodings that a file may name, by Python's name."""
-_DECLARATION = re.compile(
+_DECLARATION = compile_on_first_use(
     rb"coding[:=][ \t]*\"?([-\w.]+)|<\?xml[^>]*encoding=[\"']([-\w.]+)|charset=[\"']?([-\w.]+)", re.IGNORECASE
 )
 _DECLARED_WITHIN = 1_024
-_JAPANESE_ESCAPE = re.compile(rb"\x1b\$[@B]")
-_HIGH = re.compile(rb"[\x80-\xff]")
-_C1_BYTES = re.compile(rb"[\x80-\x9f]")
-_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-_ODD = re.compile("[a-zß-öø-ÿ][À-ÖØ-Þ]|\\w[¡-©«-±´¶-¹»-¿×÷]\\w|[À-ÖØ-öø-þ]{3}")
+_JAPANESE_ESCAPE = compile_on_first_use(rb"\x1b\$[@B]")
+_HIGH = compile_on_first_use(rb"[\x80-\xff]")
+_C1_BYTES = compile_on_first_use(rb"[\x80-\x9f]")
+_CONTROL = compile_on_first_use(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+_ODD = compile_on_first_use("[a-zß-öø-ÿ][À-ÖØ-Þ]|\\w[¡-©«-±´¶-¹»-¿×÷]\\w|[À-ÖØ-öø-þ]{3}")
 """Sequences that Western and Central European words do not have."""
-_ODD_CASE = re.compile("[а-яёα-ώ][А-ЯЁΑ-Ω]|[A-Za-z][а-яёА-ЯЁΑ-Ωα-ώ]|[а-яёА-ЯЁΑ-Ωα-ώ][A-Za-z]")
+_ODD_CASE = compile_on_first_use("[а-яёα-ώ][А-ЯЁΑ-Ω]|[A-Za-z][а-яёА-ЯЁΑ-Ωα-ώ]|[а-яёА-ЯЁΑ-Ωα-ώ][A-Za-z]")
 _PLAUSIBLE = 0.55
 _SYLLABARY = 200
 """The fewest common characters of a script with several bytes each."""

@@ -109,7 +109,7 @@ def read_function_signature(
         taken[name], annotations[name] = parameter, annotation
     adapters = {name: _adapter(annotation, name, shown) for name, annotation in annotations.items()}
     if declared is None:
-        schema = _schema(taken, adapters, descriptions, shown)
+        schema = _schema(taken, annotations, adapters, descriptions, shown)
     else:
         _check_declared(declared, taken, shown)
         schema = declared
@@ -172,7 +172,7 @@ def _resolve_annotation(
 
 def _adapter(annotation: Any, name: str, shown: str) -> pydantic.TypeAdapter[Any]:
     try:
-        return pydantic.TypeAdapter(annotation)
+        return _shared_adapter(annotation) if _is_plain(annotation) else pydantic.TypeAdapter(annotation)
     except (pydantic.errors.PydanticUserError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
@@ -181,28 +181,67 @@ def _adapter(annotation: Any, name: str, shown: str) -> pydantic.TypeAdapter[Any
         ) from None
 
 
+def _is_plain(annotation: Any) -> bool:
+    """Return whether an annotation is a scalar, or a list, dict or optional of one, so that equal ones are alike.
+
+    The types of an equal union may have another order, which its schema shows. So only one type next to None is plain.
+    """
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation in _PLAIN_TYPES
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is list or typing.get_origin(annotation) is dict:
+        return all(one in _PLAIN_TYPES for one in inner)
+    is_union = isinstance(annotation, types.UnionType)
+    return is_union and len(inner) == 2 and inner[1] is type(None) and _is_plain(inner[0])
+
+
+_PLAIN_TYPES = (str, int, float, bool, list, dict)
+
+
+@functools.lru_cache(maxsize=256)
+def _shared_adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
+    """Return the adapter of a plain annotation, which all tools share. To make one takes longer than all else."""
+    return pydantic.TypeAdapter(annotation)
+
+
+@functools.lru_cache(maxsize=256)
+def _shared_schema(annotation: Any) -> Mapping[str, Any]:
+    """Return the schema of a plain annotation, which all tools share."""
+    adapter = _shared_adapter(annotation)
+    _, generated = next(iter(_generate_schemas({"value": adapter})[0].items()))
+    return generated
+
+
+def _generate_schemas(adapters: Mapping[str, pydantic.TypeAdapter[Any]]) -> tuple[dict[Any, Any], dict[str, Any]]:
+    return pydantic.TypeAdapter.json_schemas(
+        [(name, "validation", adapter) for name, adapter in adapters.items()], schema_generator=_UntitledSchemaGenerator
+    )
+
+
 def _schema(
     taken: Mapping[str, inspect.Parameter],
+    annotations: Mapping[str, Any],
     adapters: Mapping[str, pydantic.TypeAdapter[Any]],
     descriptions: Mapping[str, str],
     shown: str,
 ) -> dict[str, Any]:
+    plain = {name for name, annotation in annotations.items() if _is_plain(annotation)}
+    others = {name: adapter for name, adapter in adapters.items() if name not in plain}
     try:
-        generated, shared = pydantic.TypeAdapter.json_schemas(
-            [(name, "validation", adapter) for name, adapter in adapters.items()],
-            schema_generator=_UntitledSchemaGenerator,
-        )
+        generated, shared = _generate_schemas(others) if others else ({}, {})
     except pydantic.errors.PydanticUserError as error:
         raise UsageError(
             f"Cannot make `{shown}` a tool: a parameter has no JSON form ({str(error).splitlines()[0]}). Pass parameters={{…}}."
         ) from None
     properties: dict[str, Any] = {}
     for name, parameter in taken.items():
-        schema = dict(generated[name, "validation"])
+        schema = dict(_shared_schema(annotations[name]) if name in plain else generated[name, "validation"])
         if name in descriptions:
             schema.setdefault("description", descriptions[name])
         default: Any = parameter.default
-        if default is not inspect.Parameter.empty and default is not None:
+        if type(default) is annotations[name] and type(default) in (str, int, bool):
+            schema.setdefault("default", default)
+        elif default is not inspect.Parameter.empty and default is not None:
             try:
                 schema.setdefault("default", adapters[name].dump_python(default, mode="json", warnings="error"))
             except ValueError:  # a default without a JSON form works, but is not shown
@@ -216,7 +255,8 @@ def _schema(
     }
     if shared.get("$defs"):
         whole["$defs"] = shared["$defs"]
-    _forbid_unknown_keys(whole)
+    if others:
+        _forbid_unknown_keys(whole)
     return whole
 
 

@@ -7,6 +7,7 @@ including this process, connect to that kernel.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -30,6 +31,9 @@ logger = logging.getLogger("handrail.ipc")
 _CLOSED_TEXT = "This kernel is closed. Open a new one."
 _RETRY_S = 0.05
 _WATCH_INTERVAL_S = 0.5
+"""How often the lease holder is checked while a request waits for its answer."""
+_IDLE_WATCH_INTERVAL_S = 5.0
+"""How often it is checked while no request waits. Each check wakes a process that does nothing otherwise."""
 _SEARCH_TIMEOUT_S = 10.0
 """The maximum wait for the next lease holder."""
 _GREETING_TIMEOUT_S = 1.0
@@ -64,6 +68,7 @@ class ReconnectingClient:
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._request_sent = asyncio.Event()
         self.token: int = 0
         """The fencing token of the last lease holder, which identifies it."""
         self.on_connected: list[Callable[[IpcConnection], Awaitable[None]]] = []
@@ -114,6 +119,7 @@ class ReconnectingClient:
                 connection = await self.get_connection()
             try:
                 number, answer = connection.send_request(op, body)
+                self._request_sent.set()
                 try:
                     return await answer
                 except asyncio.CancelledError:
@@ -220,12 +226,19 @@ class ReconnectingClient:
         A paused process keeps its connections but does not answer.
         """
         while True:
-            await asyncio.sleep(_WATCH_INTERVAL_S)
+            connection = self._connection
+            if connection is not None and connection.awaits_answers:
+                await asyncio.sleep(_WATCH_INTERVAL_S)
+            else:
+                self._request_sent.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._request_sent.wait(), _IDLE_WATCH_INTERVAL_S)
+                    await asyncio.sleep(_WATCH_INTERVAL_S)
             connection = self._connection
             if connection is None or connection.lost_reason is not None:
                 continue
             try:
-                holder = await asyncio.to_thread(find_lease_holder, self._folders)
+                holder = find_lease_holder(self._folders)
             except StartError as error:
                 logger.warning("cannot read the lease holder of the workspace: %s", error)
                 continue

@@ -161,6 +161,11 @@ class IpcConnection(asyncio.BufferedProtocol):
             await self.cancel_request(number, settle=settle)
             raise
 
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether a request waits for its answer."""
+        return bool(self._pending)
+
     def send_request(self, op: str, body: Any) -> tuple[int, asyncio.Future[Any]]:
         """Send a request, and return its number and the future of its answer.
 

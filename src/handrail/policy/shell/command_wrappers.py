@@ -10,29 +10,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from handrail.contract.text.glob_patterns import compile_on_first_use
+
 MAX_DEPTH = 8
 """The maximum number of wrappers around one command."""
 
-_TIMEOUT_DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)[smhd]?")
-_NUMBER = re.compile(r"[+-]?\d{1,9}")
-_SIGNAL = re.compile(r"[A-Z]{2,10}\d?|\d{1,2}")
-_MODE = re.compile(r"[0L]|\d{1,9}[KM]?")
-_CLASS = re.compile(r"[0-3]")
-_LEVEL = re.compile(r"[0-7]")
+_TIMEOUT_DURATION = compile_on_first_use(r"(?:\d+(?:\.\d*)?|\.\d+)[smhd]?")
+_NUMBER = compile_on_first_use(r"[+-]?\d{1,9}")
+_SIGNAL = compile_on_first_use(r"[A-Z]{2,10}\d?|\d{1,2}")
+_MODE = compile_on_first_use(r"[0L]|\d{1,9}[KM]?")
+_CLASS = compile_on_first_use(r"[0-3]")
+_LEVEL = compile_on_first_use(r"[0-7]")
 _RESERVED = frozenset(
     {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
     | {"select", "then", "until", "while", "coproc"}
 )
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=", re.DOTALL)
-_LOOKS_LIKE_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
+_ASSIGNMENT = compile_on_first_use(r"([A-Za-z_][A-Za-z0-9_]*)=", re.DOTALL)
+_LOOKS_LIKE_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
 
-HARMLESS_VARIABLES = re.compile(
+HARMLESS_VARIABLES = compile_on_first_use(
     r"LANG|LANGUAGE|LC_[A-Z]+|TZ|TERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|CLICOLOR(?:_FORCE)?|CI"
     r"|PYTHON(?:UNBUFFERED|DONTWRITEBYTECODE|HASHSEED|UTF8)|RUST_BACKTRACE|CARGO_TERM_COLOR|NODE_ENV|NODE_NO_WARNINGS"
     r"|SOURCE_DATE_EPOCH|DEBIAN_FRONTEND|PIP_NO_INPUT|GIT_TERMINAL_PROMPT|GIT_OPTIONAL_LOCKS"
 )
 """Variables that a command may set. None of them names a program, a file or an option."""
-_POWERFUL_VARIABLES = re.compile(
+_POWERFUL_VARIABLES = compile_on_first_use(
     r"_|PATH|IFS|ENV|HOME|PWD|OLDPWD|CDPATH|SHELL|USER|LOGNAME|TMPDIR|TEMP|TMP|HOSTNAME|UID|EUID|PPID|RANDOM|SECONDS|REPLY|LINENO"
     r"|EDITOR|VISUAL|PAGER|BROWSER|TERMINFO.*|TERMCAP|DISPLAY|CC|CXX|CPP|LD|AR|AS|NM|RANLIB|STRIP|GZIP|GZIP_OPT|BZIP2?|XZ_.*|ZSTD_.*|FC"
     r"|PS[0-9]|PROMPT.*|OPT(?:ARG|IND|ERR)|DIRSTACK|FUNC.*|GLOB.*|HIST.*|MAIL.*|IGNOREEOF|FIGNORE|EXECIGNORE|INPUTRC|FCEDIT|TIMEFORMAT|MAPFILE"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from handrail.contract.protected.path_protection import SERVER_OPTIONS
+from handrail.contract.text.glob_patterns import compile_on_first_use
 from handrail.policy.shell.command_wrappers import is_harmless_variable
 from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT, has_marks, is_marked, show_marks
 
@@ -62,7 +63,7 @@ SHELLS = frozenset(
         ),
     )
 )
-_STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
+_STANDARD_INPUT = compile_on_first_use(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
 
 
 def _is_standard_input(word: str) -> bool:
@@ -180,8 +181,8 @@ def test_risk(argv: Sequence[str]) -> CommandRisk | None:
     )
 
 
-_SPLITS = re.compile(f"[{GLOB}{SPLIT}]")
-_VARIABLE_NAME = re.compile(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL | re.ASCII)
+_SPLITS = compile_on_first_use(f"[{GLOB}{SPLIT}]")
+_VARIABLE_NAME = compile_on_first_use(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL | re.ASCII)
 
 
 def variable_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -218,7 +219,7 @@ _CURL = make_options_check(
     *("--json", "--form", "--form-string", "--url-query", "--variable", "--netrc", "--netrc-file", "--netrc-optional"),
     *("--unix-socket", "--abstract-unix-socket", "--cert", "--key", "--engine", "--proto-redir", "--create-dirs", "--ssl-sessions"),
 )  # fmt: skip
-_OTHER_SCHEME = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
+_OTHER_SCHEME = compile_on_first_use(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def curl_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -417,14 +418,14 @@ def _between(delimiter: str) -> str:
 
 _ADDRESS = rf"(?:\d+|\$|/{_between('/')}/)"
 _SUBSTITUTE = "|".join(rf"s{d}{_between(d)}{d}(?:[^{d}\\\n]|\\[^\n])*{d}[gpiI0-9]*" for d in ("/", r"\|", "#", ","))
-_PLAIN_SED = re.compile(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE})(?:;[ ]*|\Z))+")
+_PLAIN_SED = compile_on_first_use(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE})(?:;[ ]*|\Z))+")
 _SED_PLAIN_OPTIONS = frozenset(
     {"--quiet", "--silent", "--regexp-extended", "--posix", "--null-data", "--version", "--help"}
 )
-_SED_PLAIN_CLUSTER = re.compile(r"-[nErsuz]+")
-_SED_WITH_VALUE = re.compile(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
+_SED_PLAIN_CLUSTER = compile_on_first_use(r"-[nErsuz]+")
+_SED_WITH_VALUE = compile_on_first_use(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
 """Options whose value is the next word. For ``-i`` it is the rest of the same word."""
-_AWK_RUNS = re.compile(r"system|getline|[|>@]|fflush|close")
+_AWK_RUNS = compile_on_first_use(r"system|getline|[|>@]|fflush|close")
 
 
 def sed_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -493,29 +494,29 @@ def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
 
 # Interpreters.
 
-_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
-_VERSIONED = re.compile(r"(?P<name>[a-z]+?)[0-9.]+")
+_PYTHON = compile_on_first_use(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
+_VERSIONED = compile_on_first_use(r"(?P<name>[a-z]+?)[0-9.]+")
 _PYTHON_CODE_MODULES = frozenset({"timeit", "pdb", "code", "codeop", "asyncio", "idlelib", "ipython", "trace"})
 _ENDS_AT_ONCE = frozenset({"--version", "--help"})
 """Alone, these print something and exit. ``-v`` and ``-h`` do not: python and bash then read their input."""
 _HARMLESS: dict[str, re.Pattern[str]] = {
-    "node": re.compile(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
-    "nodejs": re.compile(r"-c|--check|--test|--no-warnings|--trace-warnings"),
-    "perl": re.compile(r"-[wWtT]+"),
-    "ruby": re.compile(r"-w|-W[0-9]?"),
-    "php": re.compile(r"-l|-q"),
-    "lua": re.compile(r"(?!)"),
-    "luajit": re.compile(r"(?!)"),
-    "rscript": re.compile(r"--vanilla"),
-    "julia": re.compile(r"--project|-q"),
+    "node": compile_on_first_use(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
+    "nodejs": compile_on_first_use(r"-c|--check|--test|--no-warnings|--trace-warnings"),
+    "perl": compile_on_first_use(r"-[wWtT]+"),
+    "ruby": compile_on_first_use(r"-w|-W[0-9]?"),
+    "php": compile_on_first_use(r"-l|-q"),
+    "lua": compile_on_first_use(r"(?!)"),
+    "luajit": compile_on_first_use(r"(?!)"),
+    "rscript": compile_on_first_use(r"--vanilla"),
+    "julia": compile_on_first_use(r"--project|-q"),
     **dict.fromkeys(
         ("guile", "racket", "octave", "ocaml", "elixir", "erl", "clojure", "clj", "scala", "raku", "sbcl"),
-        re.compile(r"(?!)"),
+        compile_on_first_use(r"(?!)"),
     ),
-    "groovy": re.compile(r"(?!)"),
-    "jshell": re.compile(r"(?!)"),
+    "groovy": compile_on_first_use(r"(?!)"),
+    "jshell": compile_on_first_use(r"(?!)"),
 }
-_SHELL_HARMLESS = re.compile(r"-[eux]+")
+_SHELL_HARMLESS = compile_on_first_use(r"-[eux]+")
 
 
 def interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from handrail.contract.errors import quote_excerpt
-from handrail.contract.text.glob_patterns import any_path_glob_source
+from handrail.contract.text.glob_patterns import any_path_glob_source, compile_on_first_use
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rules_and_modes import SECRET_FILE_NAMES, Action
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
@@ -40,9 +40,9 @@ _WRAPPERS = {
     "timeout": 1,
 }
 """Words before a program, and how many of their own arguments follow."""
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-_PLAIN = re.compile(r"(?:[^\\'\"`$|;&\n() \t#<>]|\$(?!\())+")
-_PLAIN_QUOTED = re.compile(r'(?:[^"\\`$]|\$(?!\())+')
+_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_]\w*\+?=")
+_PLAIN = compile_on_first_use(r"(?:[^\\'\"`$|;&\n() \t#<>]|\$(?!\())+")
+_PLAIN_QUOTED = compile_on_first_use(r'(?:[^"\\`$]|\$(?!\())+')
 
 
 @dataclass(slots=True)
@@ -262,22 +262,22 @@ _READERS = _ENCODERS | {
     "jq",
     "find",
 }
-_INTERPRETERS = re.compile(r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|ruby|perl|php")
-_OPENS_NETWORK = re.compile(
+_INTERPRETERS = compile_on_first_use(r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|ruby|perl|php")
+_OPENS_NETWORK = compile_on_first_use(
     r"urllib|requests\.|httpx|http\.client|aiohttp|socket|fetch\(|https?\.request|axios|Net::HTTP|LWP|open-uri|curl_|fsockopen"
 )
-_WHOLE_ENVIRONMENT = re.compile(
+_WHOLE_ENVIRONMENT = compile_on_first_use(
     r"os\.environ(?!\s*\[|\.get)|process\.env(?![\w.\[])|%ENV|\bENV\.to_h|getenv\(\)|/proc/\w+/environ"
 )
-_SECRET_FILES = re.compile(
+_SECRET_FILES = compile_on_first_use(
     r"(?:^|/)(?:\.netrc|\.npmrc|\.pypirc|\.git-credentials|\.bash_history|\.zsh_history|\.pgpass|\.my\.cnf)$"
     r"|/?\.(?:ssh|gnupg|aws|kube|azure|config/gcloud|docker)(?:/|$)|^/etc/(?:shadow|sudoers)|^/proc/\w+/environ|\.tfstate"
 )
-_SECRET_NAMES = re.compile(
+_SECRET_NAMES = compile_on_first_use(
     any_path_glob_source(f"**/{name}" for name in SECRET_FILE_NAMES) + r"\Z", re.DOTALL | re.IGNORECASE | re.ASCII
 )
-_HARMLESS = re.compile(r"\.(?:example|sample|template|dist|pub)$")
-_SECRET_VARIABLE = re.compile(
+_HARMLESS = compile_on_first_use(r"\.(?:example|sample|template|dist|pub)$")
+_SECRET_VARIABLE = compile_on_first_use(
     r"\$\{?[A-Za-z_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|ACCESS_KEY|CREDENTIAL)[A-Za-z_]*",
     re.IGNORECASE,
 )
@@ -289,14 +289,14 @@ _CONNECTION_OPTIONS = frozenset(
     }
 )
 """Options whose value is for the connection, or names an output file, so that it is not sent as content."""
-_DATA_OPTIONS = re.compile(
+_DATA_OPTIONS = compile_on_first_use(
     r"(?:-d|-F|-T|--data(?:-\w+)?|--form(?:-string)?|--json|--upload-file|--post-data|--post-file|--body-\w+)"
 )
-_DEVICE = re.compile(r"/dev/(?:tcp|udp)/([^/\s'\"]+)")
-_REMOTE = re.compile(r"[a-z+]+://|[\w.-]+@[\w.-]+:|^/|^\.\.?/|^[A-Za-z]:\\")
-_LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|0\.0\.0\.0|\[?::1\]?)(?::\d+)?", re.IGNORECASE)
-_ENCODED = re.compile(r"[A-Za-z0-9+/=_~-]+")
-_PRECHECK = re.compile(
+_DEVICE = compile_on_first_use(r"/dev/(?:tcp|udp)/([^/\s'\"]+)")
+_REMOTE = compile_on_first_use(r"[a-z+]+://|[\w.-]+@[\w.-]+:|^/|^\.\.?/|^[A-Za-z]:\\")
+_LOOPBACK = compile_on_first_use(r"(?:localhost|127(?:\.\d+){3}|0\.0\.0\.0|\[?::1\]?)(?::\d+)?", re.IGNORECASE)
+_ENCODED = compile_on_first_use(r"[A-Za-z0-9+/=_~-]+")
+_PRECHECK = compile_on_first_use(
     r"curl|wget|https?\b|xh\b|aria2c|lynx|w3m|\bnc\b|ncat|netcat|socat|telnet|dig\b|nslookup|\bhost\b|drill|getent|ping|"
     r"resolvectl|scp|sftp|rsync|ftp|rclone|s3cmd|gsutil|croc|wormhole|ssh|mail|mutt|msmtp|/dev/(?:tc|ud)p|push|python|pypy|"
     r"node|deno|\bbun\b|ruby|perl|\bphp\b",
@@ -600,11 +600,11 @@ The text is searched for the beginnings. Each continuation is short or one run o
 
 def _compile_shape(begins: str, goes_on: str) -> re.Pattern[str]:
     start = re.escape(begins)
-    return re.compile(start + (rf"(?<!\w{start})" if begins[0].isalpha() else "") + goes_on)
+    return compile_on_first_use(start + (rf"(?<!\w{start})" if begins[0].isalpha() else "") + goes_on)
 
 
 _COMPILED = tuple((name, begins, _compile_shape(begins, rest)) for name, (begins, rest) in KEY_SHAPES.items())
-_PLACEHOLDER = re.compile(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\.", re.IGNORECASE)
+_PLACEHOLDER = compile_on_first_use(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\.", re.IGNORECASE)
 
 
 class OutgoingSecretsWatchdog:

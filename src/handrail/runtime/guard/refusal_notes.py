@@ -17,6 +17,7 @@ from typing import Literal
 
 from handrail.contract.protected.path_protection import find_protection
 from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Process, SandboxProfile
+from handrail.contract.text.glob_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_folders
@@ -30,13 +31,13 @@ _MOST_PROGRAMS = 3
 
 _Failure = Literal["network", "loopback", "read-only", "unix-sockets"]
 _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
-    "loopback": re.compile(
+    "loopback": compile_on_first_use(
         rb"(?:127\.\d+\.\d+\.\d+|localhost|::1|0\.0\.0\.0)[^\n]{0,200}?"
         rb"(?:refused|Couldn't connect|Could not connect|Failed to connect)"
         rb"|(?:refused|[Ff]ailed to connect|Couldn't connect)[^\n]{0,200}?(?:127\.\d+\.\d+\.\d+|localhost|::1)",
         re.IGNORECASE,
     ),
-    "network": re.compile(
+    "network": compile_on_first_use(
         rb"could(?:n't| not) resolve|unable to resolve|failed to resolve|cannot resolve|resolution failed"
         rb"|name or service not known|nodename nor servname|failure in name resolution|NameResolutionError"
         rb"|\bENOTFOUND\b|\bEAI_AGAIN\b|\bEAI_NONAME\b|no such host|lookup address information|dns error"
@@ -45,22 +46,22 @@ _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
         rb"|\(from versions: none\)",
         re.IGNORECASE,
     ),
-    "read-only": re.compile(
+    "read-only": compile_on_first_use(
         rb"read-only file ?system|\bEROFS\b"
         rb"|['\"\xe2\x80\x98 ]/(?:usr|etc|opt|var|bin|sbin|lib\w*|srv|boot|sys|proc)\b[^\n]{0,200}permission denied"
         rb"|permission denied[^\n]{0,40}['\"\xe2\x80\x98 ]/(?:usr|etc|opt|var|bin|sbin|lib\w*|srv|boot|sys|proc)\b",
         re.IGNORECASE,
     ),
-    "unix-sockets": re.compile(rb"address family not supported|\bEAFNOSUPPORT\b", re.IGNORECASE),
+    "unix-sockets": compile_on_first_use(rb"address family not supported|\bEAFNOSUPPORT\b", re.IGNORECASE),
 }
 """The words with which programs tell of a failure, in the order of the notes."""
 _SILENT = (
-    (re.compile(r"(?<![\w.-])curl(?![\w.-])"), frozenset((5, 6, 7))),
-    (re.compile(r"(?<![\w.-])wget(?![\w.-])"), frozenset((4,))),
+    (compile_on_first_use(r"(?<![\w.-])curl(?![\w.-])"), frozenset((5, 6, 7))),
+    (compile_on_first_use(r"(?<![\w.-])wget(?![\w.-])"), frozenset((4,))),
 )
 """Programs that may say nothing, with their exit codes for a host that they did not reach."""
-_LOOPBACK_NAME = re.compile(r"127\.\d+\.\d+\.\d+|localhost|\[?::1\]?|0\.0\.0\.0")
-_REFUSED = re.compile(rb"connection refused|\bECONNREFUSED\b", re.IGNORECASE)
+_LOOPBACK_NAME = compile_on_first_use(r"127\.\d+\.\d+\.\d+|localhost|\[?::1\]?|0\.0\.0\.0")
+_REFUSED = compile_on_first_use(rb"connection refused|\bECONNREFUSED\b", re.IGNORECASE)
 _PATH_SIGNS = (
     b"ermission denied",
     b"ead-only file system",
@@ -69,7 +70,7 @@ _PATH_SIGNS = (
     b"EROFS",
     b"EBUSY",
 )
-_MISSING_PROGRAM = re.compile(
+_MISSING_PROGRAM = compile_on_first_use(
     r"(?:^|[\s:])([\w][\w.+-]*): (?:command )?not found\b"
     r"|\benv: ['\u2018\"]?([\w][\w.+-]*)['\u2019\"]?: No such file"
     r"|\bspawn ([\w][\w.+-]*) ENOENT"
@@ -78,11 +79,11 @@ _MISSING_PROGRAM = re.compile(
     r"|make: ([\w][\w.+-]*): No such file or directory",
     re.MULTILINE,
 )
-_MISSING_PATH = re.compile(
+_MISSING_PATH = compile_on_first_use(
     r"(/[^\s:'\"\u2018\u2019]+)['\"\u2019]?: No such file or directory"
     r"|No such file or directory[^\n/]{0,20}['\" ](/[^\s:'\"]+)"
 )
-_NO_REPOSITORY = re.compile(
+_NO_REPOSITORY = compile_on_first_use(
     rb"not a git repository|object directory [^\n]+ does not exist; check|unable to normalize alternate object path"
 )
 _PRIVATE_FOLDERS = ("/etc", "/tmp", "/dev", "/proc", "/run")  # noqa: S108 - names to compare with

@@ -66,7 +66,8 @@ class DatabaseTable(Protocol):
         ...
 
 
-TableWork = tuple[DatabaseTable, Any]
+TableWork = tuple[Any, ...]
+"""A table and its payload, or a flat payload that begins with a number. A flat one is for the chained table."""
 
 
 class JournalledTable(DatabaseTable, Protocol):
@@ -84,7 +85,7 @@ class JournalledTable(DatabaseTable, Protocol):
         ...
 
 
-class ChainedTable(Protocol):
+class ChainedTable(DatabaseTable, Protocol):
     """A table of chained rows, whose last position is also stored outside the database."""
 
     def head(self) -> tuple[int, bytes]:
@@ -274,7 +275,7 @@ class _DatabaseSink:
         if connection is None or self.former or not self._notes:
             return False
         try:
-            content = _encode_note(batch)
+            content = _encode_note(batch, self.headed)
         except Exception:  # a faulty item, which the write to the database isolates
             return False
         if content is None:
@@ -307,14 +308,14 @@ class _DatabaseSink:
                 if self._lost
                 else SinkUnavailable(f"The database {self._path} is closed. Open the kernel again.")
             )
-        if any(table is _TOGETHER for table, _ in batch):
+        if any(work[0] is _TOGETHER for work in batch):
             batch = _split_works(batch)
         if (fault := self._explain_lost_visibility()) is not None:
             raise SinkUnavailable(fault)  # nothing was written yet; it is written when the files are back
         try:
             if self.former:
                 self._write_former_notes(connection)
-            statements = _build_statements(batch)
+            statements = _build_statements(batch, self.headed)
             if self._journal is not None and self._marked < (noted := self._journal.last):
                 statements.append(_journal_position_statement(self._fence.token, noted))
             self._write(connection, statements)
@@ -508,7 +509,9 @@ class _DatabaseSink:
                     raise SinkUnavailable(journal.unreadable_text(path)) from error
         except StartError as error:
             raise SinkUnavailable(str(error)) from None
-        self._write(connection, [*_build_statements(works), _journal_position_statement(self._fence.token, 0)])
+        self._write(
+            connection, [*_build_statements(works, self.headed), _journal_position_statement(self._fence.token, 0)]
+        )
         for _, path in self.former:
             path.unlink(missing_ok=True)
         self.former = []
@@ -574,23 +577,21 @@ def _split_works(batch: Sequence[TableWork]) -> list[TableWork]:
     return [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
 
 
-def _build_statements(batch: Sequence[TableWork]) -> list[Statement]:
+def _build_statements(batch: Sequence[TableWork], chained: ChainedTable | None) -> list[Statement]:
     """Return the statements of each table together, in order."""
-    if not batch:
-        return []
-    first = batch[0][0]
-    by_table: dict[DatabaseTable, list[Any]] = {first: [payload for table, payload in batch if table is first]}
-    if len(by_table[first]) < len(batch):
-        for table, payload in batch:
-            if table is not first:
-                by_table.setdefault(table, []).append(payload)
+    by_table: dict[DatabaseTable, list[Any]] = {}
+    work: Any
+    for work in batch:
+        table, payload = (cast("ChainedTable", chained), work) if type(work[0]) is int else work
+        by_table.setdefault(table, []).append(payload)
     return [statement for table, payloads in by_table.items() for statement in table.build_statements(payloads)]
 
 
-def _encode_note(batch: Sequence[TableWork]) -> bytes | None:
+def _encode_note(batch: Sequence[TableWork], chained: ChainedTable | None) -> bytes | None:
     """Return a batch in the form of a journal note; None if a part of it cannot be noted."""
     packed: list[tuple[str, Any]] = []
-    for table, payload in batch:
+    for work in batch:
+        table, payload = (chained, work) if type(work[0]) is int else work
         name = getattr(table, "journalled_as", None)
         if name is None or (noted := cast("JournalledTable", table).pack(payload)) is None:
             return None

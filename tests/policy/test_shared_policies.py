@@ -1,0 +1,150 @@
+"""What is prepared for calls is shared by sessions with equal rules, and dropped one at a time."""
+
+from __future__ import annotations
+
+import pytest
+from tests.policy.desk import BASH, GREP, READ, TODO, TRANSFER, WHOLE, WRITE, Desk, book, properties, rule
+
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy import call_authorizer
+from handrail.policy.path_denials import path_denials_of_rules
+from handrail.policy.rules.rules_and_modes import (
+    Action,
+    RuleBook,
+    default_book,
+    limit_to_parent,
+    make_folder_reading_rule,
+    with_mode,
+)
+
+pytestmark = pytest.mark.proves("P-03")
+
+_OWN, _OTHER = "/extra/ses_1", "/extra/ses_2"
+
+
+def in_session(rules: RuleBook, folder: str = _OWN) -> RuleBook:
+    return rules.with_folder_rule(make_folder_reading_rule(folder))
+
+
+def test_sessions_with_equal_rules_share_what_is_prepared_for_a_tool(desk: Desk) -> None:
+    first, second = in_session(book("allow bash ls")), in_session(book("allow bash ls"), _OTHER)
+    assert first is not second
+    for spec, arguments in ((READ, {"path": "a"}), (BASH, {"command": "ls"}), (TODO, {"todos": "[]"})):
+        verdicts = [desk.judge(spec, arguments, rules) for rules in (first, second)]
+        assert [one.action for one in verdicts] == ["allow", "allow"]
+        assert verdicts[0].prepared is verdicts[1].prepared
+
+
+def test_the_order_and_the_way_in_which_rules_were_added_make_no_other_book() -> None:
+    once = book("allow bash ls", "deny bash rm")
+    assert book("deny bash rm", "allow bash ls") is once
+    assert book("allow bash ls").with_rules(rule("deny bash rm")) is once
+    assert once.replace_rules(*reversed(once.rules)) is once
+    assert with_mode(with_mode(once, "plan"), "ask").rules == once.rules
+    assert with_mode(once, "auto") is with_mode(book("deny bash rm", "allow bash ls"), "auto")
+    above = in_session(book("deny bash"))
+    assert limit_to_parent(once, above) is limit_to_parent(once, in_session(book("deny bash"), _OTHER))
+
+
+def test_books_with_other_rules_modes_or_parents_share_nothing() -> None:
+    once = book("allow bash ls")
+    assert once is not book("allow bash ls -l")
+    assert once is not book("project: allow bash ls")
+    assert once is not with_mode(once, "auto")
+    assert once is not limit_to_parent(once, book("deny bash"))
+
+
+def test_a_rule_of_one_session_stays_its_own(desk: Desk) -> None:
+    first, second = in_session(book()), in_session(book(), _OTHER)
+    answered = first.with_rules(rule("allow bash ls"))
+    assert desk.judge(BASH, {"command": "ls"}, answered).action == "allow"
+    assert desk.judge(BASH, {"command": "ls"}, second).action == "ask"
+    assert answered.folder_rule == first.folder_rule
+    assert with_mode(answered, "auto").folder_rule == first.folder_rule
+    kept = answered.replace_rules(*(one for one in answered if one.text != "allow bash ls"))
+    assert [one.text for one in kept] == [one.text for one in first]
+    assert len(kept) == len(first) == len(book()) + 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "own", "other"),
+    [
+        (READ, {"path": f"{_OWN}/out.txt"}, {"path": f"{_OTHER}/out.txt"}),
+        (GREP, {"pattern": "x", "path": f"{_OWN}/a/b"}, {"pattern": "x", "path": f"{_OTHER}/a/b"}),
+        (READ, {"path": f"{_OWN}/.env"}, {"path": f"{_OTHER}/.env"}),
+        (BASH, {"command": f"cat < {_OWN}/out.txt"}, {"command": f"cat < {_OTHER}/out.txt"}),
+    ],
+)
+def test_each_session_reads_in_its_own_folder_and_in_no_other_ones(
+    desk: Desk, spec: ToolSpec, own: dict[str, str], other: dict[str, str]
+) -> None:
+    for folder, arguments, stranger in ((_OWN, own, other), (_OTHER, other, own)):
+        rules = in_session(default_book(), folder)
+        exact = default_book().with_rules(make_folder_reading_rule(folder))
+        for asked in (arguments, stranger):
+            found, wanted = desk.judge(spec, asked, rules), desk.judge(spec, asked, exact)
+            assert (found.action, found.confinement, found.reason) == (
+                wanted.action,
+                wanted.confinement,
+                wanted.reason,
+            )
+    if spec is not BASH:  # a redirection of a tool that may write is asked about
+        assert desk.judge(spec, own, in_session(default_book())).action == "allow"
+        assert desk.judge(spec, other, in_session(default_book())).action == "ask"
+
+
+def test_a_running_call_reads_in_its_session_s_folder_and_in_no_other_one(desk: Desk) -> None:
+    touches = desk.may(READ, {"path": "a"}, in_session(book()))
+    assert touches("fs.read", f"{_OWN}/out.txt") is None
+    assert touches("fs.read", f"{_OTHER}/out.txt") is not None
+    assert touches("fs.write", f"{_OWN}/out.txt") is not None
+    denied = desk.may(READ, {"path": "a"}, in_session(book("deny fs.read /extra/**")))
+    assert denied("fs.read", f"{_OWN}/out.txt") is not None
+
+
+@pytest.mark.parametrize("scope", ["manifest", "project", "session"])
+@pytest.mark.parametrize("action", ["deny", "ask"])
+def test_a_rule_about_the_folder_outweighs_the_shipped_one(desk: Desk, action: Action, scope: str) -> None:
+    rules = in_session(book(f"{scope}: {action} fs.read {_OWN}/**"))
+    assert desk.judge(READ, {"path": f"{_OWN}/out.txt"}, rules).action == action
+
+
+def test_programs_of_each_session_see_its_own_folder(desk: Desk) -> None:
+    first, second = (path_denials_of_rules(in_session(book(), one), "/ws") for one in (_OWN, _OTHER))
+    exact = path_denials_of_rules(book().with_rules(make_folder_reading_rule(_OWN)), "/ws")
+    for path in (f"{_OWN}/.env", f"{_OTHER}/.env", "/ws/.env", "/ws/a"):
+        assert first.is_hidden(path) is exact.is_hidden(path), path
+    assert not first.is_hidden(f"{_OWN}/.env") and second.is_hidden(f"{_OWN}/.env")
+    assert first.key != second.key
+
+
+def test_too_many_prepared_policies_are_dropped_one_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_authorizer, "_MAX_PREPARED", 3)
+    own = Desk(desk.workspace)
+    specs = [ToolSpec(f"tool{n}", "A tool.", properties(x=""), WHOLE, side_effect="read") for n in range(4)]
+    rules = book("allow tool*")
+    before = [own.judge(spec, {}, rules).prepared for spec in specs]
+    watching = [own.authority.watchdogs_for(spec) for spec in specs]
+    assert watching == [()] * 4
+    kept = [own.judge(spec, {}, rules).prepared for spec in specs[1:]]
+    assert all(one is other for one, other in zip(kept, before[1:], strict=True)), "only the oldest was dropped"
+    assert own.judge(specs[0], {}, rules).prepared is not before[0]
+    assert own.judge(specs[3], {}, rules).prepared is before[3], "the next one dropped the next oldest"
+
+
+def test_the_index_of_rules_by_tool_leaves_out_no_rule_about_it(desk: Desk) -> None:
+    texts = (
+        "allow bank.transfer source=a",
+        "deny bank.* amount=9*",
+        "ask effect:external",
+        "allow bank.transfer amount=1",
+        "allow *",
+        "deny mcp:bank:transfer",
+        "deny bash",
+        "deny fs.write",
+    )
+    found = [one.text for one in book(*texts, shipped=False).rules_about_tool(TRANSFER, None)]
+    assert found == [texts[0], texts[1], texts[2], texts[3], texts[4]]
+    served = book(*texts, shipped=False).rules_about_tool(TRANSFER, "mcp:bank:transfer")
+    assert [one.text for one in served] == [*texts[:5], texts[5]]
+    assert desk.judge(WRITE, {"path": "a"}, book(*texts)).action == "deny"
