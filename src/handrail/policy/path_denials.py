@@ -11,8 +11,9 @@ from collections.abc import Hashable
 from functools import lru_cache
 
 from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
-from handrail.contract.text.glob_patterns import compile_text_glob
+from handrail.contract.text.glob_patterns import compile_text_glob, literal_prefix
 from handrail.contract.tool.requires import Capability
+from handrail.origins.program_lookup import is_inside_folder
 from handrail.policy.call_targets import make_path_subject
 from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, is_capability_glob
@@ -27,6 +28,7 @@ class RulePathDenials:
     Implements :class:`handrail.contract.sandbox_protocol.PathDenials`.
 
     :ivar key: the rules and the workspace, equal for equal answers
+    :ivar reading_key: the same for the answers about reading below the workspace
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class RulePathDenials:
         above: RulePathDenials | None = None,
     ) -> None:
         self.key: Hashable = (workspace, reading, writing, everything, None if above is None else above.key)
+        about_here = tuple(rule for rule in reading if not _only_shows_elsewhere(rule, workspace))
+        self.reading_key: Hashable = (workspace, about_here, everything, None if above is None else above.reading_key)
         self._above = above
         self._workspace = workspace
         self._own = rank_rules(tuple(rule for rule in reading if rule.scope != "default"), "path")
@@ -149,6 +153,13 @@ def _cached_hidden_paths(
     above: RulePathDenials | None,
 ) -> RulePathDenials:
     return RulePathDenials(workspace, reading, writing, everything, above)
+
+
+def _only_shows_elsewhere(rule: Rule, workspace: str) -> bool:
+    """Return whether a rule is a shipped one that allows reading a folder outside the workspace, as for outputs."""
+    folder = literal_prefix(rule.pattern)
+    is_shipped = rule.scope == "default" and rule.action == "allow"
+    return is_shipped and folder.startswith("/") and not is_inside_folder(folder, workspace)
 
 
 def _is_about(rule: Rule, capability: Capability) -> bool:
