@@ -2,7 +2,7 @@
 
     python bench/language_server.py [--symbols 50] [--edits 100] [--sessions 200]
 
-The servers are ty and pyright-langserver, both from the environment of this Python. A copy of ``src`` and ``tests`` is the
+The servers are ty and pyright-langserver, both from the .venv of this repository. A copy of ``src`` and ``tests`` is the
 workspace. pyright runs without a sandbox and is asked directly. Targets: equal references for each symbol, the first warm answer
 within 1 s, no stale diagnostics, no server left.
 """
@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
+import contextlib
 import json
+import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -34,7 +37,7 @@ from handrail.runtime.language_servers.workspace_files import WorkspaceFiles
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 ROOT = Path(__file__).parent.parent
-PROGRAMS = Path(sys.prefix, "bin")
+PROGRAMS = ROOT / ".venv" / "bin"
 FOLDERS = ("src", "tests")
 SEED = 7
 
@@ -86,8 +89,8 @@ class PeerProcess:
         return b"", b"", 0
 
     async def kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the program is a wrapper that starts another one
         await self._process.wait()
 
     async def close_stdin(self) -> None:
@@ -119,6 +122,7 @@ async def ask_peer(workspace: Path, symbols: list[Symbol]) -> list[set[str]]:
         stderr=asyncio.subprocess.DEVNULL,
         cwd=workspace,
         limit=1 << 26,
+        start_new_session=True,
     )
     files = WorkspaceFiles(str(workspace), lambda _: False)
     files.look()
