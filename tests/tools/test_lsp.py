@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kernel.guests import joined_kernel
 
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
+from handrail.contract.errors import ToolError
+from handrail.contract.services.language_services import LocationAnswer, SymbolQuery
+from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.session_protocols import Session
+from handrail.contract.tool.decorator import tool
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.runtime.language_servers.running_server import UNUSED_QUESTIONS, ServerTimes
 from handrail.runtime.language_servers.server_connection import LanguageServerConnection
@@ -416,6 +421,64 @@ def kill_with_children(pid: int) -> None:
     os.kill(pid, 9)
 
 
+# Several questions and several processes.
+
+
+async def test_parallel_questions_of_sessions_are_all_answered(tmp_path: Path) -> None:
+    async with working(tmp_path) as work:
+        other = await work.kernel.session()
+        asked = [("hover", work.session), ("references", other), ("definition", other), ("symbols", work.session)] * 5
+        found = await asyncio.gather(*(one.call("lsp", {"action": what, "symbol": "ship"}) for what, one in asked))
+        assert [one.error_text for one in found if one.error_kind is not None] == []
+        assert len(work.pids) == 1
+
+
+async def test_a_tool_of_a_connected_process_asks_the_servers_of_the_holder(tmp_path: Path) -> None:
+    @tool(id="uses.of", side_effect="read", requires={"fs": {"read": ["{workspace}"]}})
+    async def find_uses(runtime: Runtime) -> list[str]:
+        """Find the uses of ships."""
+        found = await runtime.language_servers.find_references(SymbolQuery(symbol="ship"))
+        assert isinstance(found, LocationAnswer)
+        with pytest.raises(ToolError, match="No symbol `boat`"):
+            await runtime.language_servers.describe_symbol(SymbolQuery(symbol="boat"))
+        return [f"{one.path}:{one.line}" for one in found.locations]
+
+    async with working(tmp_path) as work, joined_kernel(tmp_path, tools=[find_uses], rules=["allow *"]) as joined:
+        session = await joined.session()
+        assert (await session.call("uses.of", {})).data == ["a.words:1", "a.words:2", "b.words:1"]
+        assert lines_of((await session.call("lsp", {"action": "references", "symbol": "ship"})).data) == USES
+        assert len(work.pids) == 1
+
+
+async def start_hanging_question(work: Work) -> asyncio.Task[Result]:
+    """A question that the server does not answer, after the server has got it."""
+    await work.get("symbols", path="a.words")
+    (server,) = work.pool.list_running_servers()
+    asking = asyncio.ensure_future(work.ask("hover", path="a.words", symbol="ship"))
+    async with asyncio.timeout(30):
+        while not server.connection.waiting_requests:
+            await asyncio.sleep(0.01)
+    return asking
+
+
+async def test_a_stopped_question_leaves_the_server_usable(tmp_path: Path) -> None:
+    async with working(tmp_path, mute=["textDocument/hover"]) as work:
+        asking = await start_hanging_question(work)
+        asking.cancel()
+        await asyncio.wait({asking})
+        before = work.pids
+        assert lines_of(await work.get("references", symbol="ship")) == USES
+        assert work.pids == before
+
+
+async def test_a_kernel_that_closes_ends_a_server_in_the_middle_of_a_question(tmp_path: Path) -> None:
+    async with working(tmp_path, mute=["textDocument/hover"]) as work:
+        asking = await start_hanging_question(work)
+        (pid,) = work.pids
+    await asyncio.wait({asking})
+    assert not is_alive(pid)
+
+
 # The end of servers.
 
 
@@ -449,8 +512,11 @@ async def open_many_sessions(folder: Path, sessions: int) -> None:
             assert len(work.pids) <= MAX_SERVERS
             await session.close()
         assert len(seen) == sessions
-    assert [
-        pid
-        for pid in seen
-        if Path(f"/proc/{pid}/stat").exists() and b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
-    ] == []
+    assert [pid for pid in seen if is_alive(pid)] == []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except FileNotFoundError:
+        return False

@@ -210,6 +210,11 @@ class LanguageServerConnection:
         if self.lost_reason is None:
             self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
+    @property
+    def waiting_requests(self) -> int:
+        """How many requests have no answer yet."""
+        return len(self._waiting)
+
     async def wait_for_change(self, timeout_s: float) -> bool:
         """Wait until the server reports progress or diagnostics, or ends; return False if it does neither."""
         change = self._change
