@@ -210,6 +210,23 @@ async def test_every_change_of_a_file_is_in_the_next_answer(tmp_path: Path) -> N
         assert len((await work.get("diagnostics", path="b.words"))["diagnostics"]) == 1
 
 
+async def test_a_document_in_a_folder_of_packages_is_current_too(tmp_path: Path) -> None:
+    async with working(tmp_path, {"a.words": "fine\n", "node_modules/b.words": "BAD x\n"}) as work:
+        path = "node_modules/b.words"
+        assert len((await work.get("diagnostics", path=path))["diagnostics"]) == 1
+        await work.run(f"echo fine > {path}")
+        assert (await work.get("diagnostics", path=path))["diagnostics"] == []
+
+
+async def test_new_packages_replace_the_server(tmp_path: Path) -> None:
+    async with working(tmp_path, {"a.words": "def ship\n", "node_modules/b.words": "x\n"}) as work:
+        await work.get("hover", symbol="ship")
+        before = work.pids
+        await work.run("mkdir node_modules/more")
+        assert (await work.get("hover", symbol="ship"))["hover"] == "the word ship"
+        assert work.pids != before
+
+
 @pytest.mark.parametrize("pull", [True, False])
 async def test_no_diagnostics_are_stale_after_edits_of_tools_and_programs(tmp_path: Path, pull: bool) -> None:
     await edit_and_diagnose(tmp_path, 12, pull=pull)
@@ -286,6 +303,16 @@ async def test_a_file_that_rules_hide_later_is_not_seen_by_a_running_server(tmp_
         assert "the secret ship" not in found["hover"]
         assert work.pids != before
         assert lines_of(await work.get("references", symbol="ship")) == [("a.words", 1, 5, "def ship")]
+
+
+async def test_a_hidden_file_that_another_file_replaces_stays_hidden(tmp_path: Path) -> None:
+    secret = (tmp_path / "ws" / "secret.words").resolve()
+    plan: dict[str, Any] = {"reads": [str(secret)]}
+    files = {"a.words": "def ship\n", "secret.words": "the secret ship\n"}
+    async with working(tmp_path, files, rules=("deny fs.read secret.words",), **plan) as work:
+        await work.get("hover", symbol="ship")
+        work.put("new.txt", "another secret ship\n").replace(secret)
+        assert "secret ship" not in (await work.get("hover", symbol="ship"))["hover"]
 
 
 async def test_results_that_only_this_call_may_not_see_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -195,12 +195,14 @@ class RunningLanguageServer:
         self._question += 1
         self._deadline = asyncio.get_running_loop().time() + self._times.question_s
         changes = await asyncio.to_thread(self.files.look)
-        if not self.files.hidden <= self._hidden or self.files.packages != self._packages:
+        if not self.files.hidden.items() <= self._hidden.items() or self.files.packages != self._packages:
             raise StaleServerError
         if not changes.is_empty:
             await self._send_changes(changes)
         for document in list(self.documents.values()):
-            if self._question - document.last_question > UNUSED_QUESTIONS:
+            if document.path not in self.files.stamps and read_stamp(document.path) != document.stamp:
+                await self._refresh(document)  # a file in a folder that is not compared, such as one of packages
+            if self._question - document.last_question > UNUSED_QUESTIONS and document.path in self.documents:
                 self._close(document)
 
     async def _send_changes(self, changes: FileChanges) -> None:
@@ -271,7 +273,12 @@ class RunningLanguageServer:
 
     def have_changed(self, paths: Sequence[str]) -> bool:
         """Return whether one of these files is not as it was when the question began."""
-        return any(path in self.files.stamps and read_stamp(path) != self.files.stamps[path] for path in paths)
+        for path in paths:
+            document = self.documents.get(path)
+            known = self.files.stamps.get(path) or (document.stamp if document is not None else None)
+            if known is not None and read_stamp(path) != known:
+                return True
+        return False
 
     @property
     def _left_s(self) -> float:

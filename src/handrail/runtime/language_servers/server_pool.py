@@ -223,6 +223,9 @@ class ServerSlot:
         except BaseException:
             await self.stop_server()
             raise
+        if self._pool.is_closed:
+            await self.stop_server()
+            raise make_closed_error()
         return server
 
     async def _start_process(self, argv: tuple[str, ...], folders: tuple[str, ...]) -> Process:

@@ -41,7 +41,7 @@ class WorkspaceFiles:
     """The files below a root, as they were at the last look. For one thread at a time.
 
     :param is_hidden: returns whether rules hide a path from programs; such files are left out
-    :ivar hidden: the hidden files
+    :ivar hidden: the hidden files, each with its number, since a sandbox masks a file and not its name
     :ivar packages: the folders of installed packages, with the time of their last change
     :ivar is_complete: whether all files were looked at
     """
@@ -49,7 +49,7 @@ class WorkspaceFiles:
     root: str
     is_hidden: Callable[[str], bool]
     stamps: dict[str, FileStamp] = field(default_factory=dict[str, FileStamp])
-    hidden: frozenset[str] = frozenset()
+    hidden: Mapping[str, int] = field(default_factory=dict[str, int])
     packages: Mapping[str, int] = field(default_factory=dict[str, int])
     is_complete: bool = True
     _recent: frozenset[str] = frozenset()
@@ -60,7 +60,7 @@ class WorkspaceFiles:
         begun_ns = time.time_ns()
         stamps: dict[str, FileStamp] = {}
         packages: dict[str, int] = {}
-        hidden: set[str] = set()
+        hidden: dict[str, int] = {}
         waiting = [self.root]
         self.is_complete = True
         while waiting:
@@ -90,10 +90,10 @@ class WorkspaceFiles:
                     continue
                 path = entry.path
                 if path in known_hidden or (path not in before and self.is_hidden(path)):
-                    hidden.add(path)
+                    hidden[path] = found.st_ino
                     continue
                 stamps[path] = make_stamp(found)
-        self.stamps, self.hidden, self.packages = stamps, frozenset(hidden), packages
+        self.stamps, self.hidden, self.packages = stamps, hidden, packages
         self._recent = frozenset(path for path, one in stamps.items() if one[3] > begun_ns - _RECENT_NS)
         return FileChanges(
             tuple(path for path in stamps if path not in before),
