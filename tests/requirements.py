@@ -140,6 +140,7 @@ ROWS: dict[str, str] = {
     "T-03b": "The past of a session, its messages, calls and results, is searched by words and phrases, also what its model no longer sees, and no other session's.",
     "T-05a": "The git category for real: fifteen tools run git in the sandbox, with what a repository's own configuration and hooks would run put out of force.",
     "T-06a": "apply_patch takes both formats of patches: each hunk has exactly one place, matched in grades that the result names; all files change or none, also if the process is killed; a patch that is applied already is a success.",
+    "T-06l": "lsp answers from language servers for the present files, by name and position, with source lines; old diagnostics and unfinished indexes are said; hidden files are in no answer and not seen; servers are confined, limited, shared, restarted once and never left.",
     "T-07": "A file is written over only as it was last read, whole or not at all; parallel edits land or fail loudly.",
     "T-08": "grep and glob run on ripgrep: bounded, ignore-aware, harmless on hostile patterns.",
     "T-09": "web_fetch returns the main text of a page with tables, code and links, from a process that can be ended; every hop is judged; web_search keeps one configured provider a session, within a number of calls, and tells no results from each kind of failure; http.post sends data once, without credentials of a model.",

@@ -154,6 +154,25 @@ files: Number of files below the folder
 tree: Indented tree, one entry a line
 ?has_more: Text that says that the tree is incomplete and how to narrow it
 ?skipped: Number of entries that rules hide""",
+    "lsp": """\
+?locations: Places for definition and references, each with `path`, `line`, `column` and `text`; `text` is absent outside the \
+workspace
+?symbols: Symbols, each with `name`, `kind`, `container` and its place
+?diagnostics: Problems, each with `severity`, `message`, `code` and its place
+?edits: Lines that a renaming would change, each with its place and `new_text`
+?other_changes: Files that a renaming would create, rename or delete
+?hover: Type and documentation of the symbol
+?path: File of the symbol, for hover
+?line: Line of the symbol, for hover
+?column: Column of the symbol, for hover
+?text: Source line of the symbol, for hover
+?total: Number of all results, of which the first 200 are listed
+?files: Number of results by file, if not all are listed
+?hidden: Number of results that are left out because a rule hides their files
+?incomplete: true if results may be missing
+?stale: true if the diagnostics may be those of an older content
+?why: Reason for `incomplete` or `stale`
+servers: Names of the servers that answered""",
     "json_read": """\
 path: Path of the file
 pointer: JSON Pointer of the value

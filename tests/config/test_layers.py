@@ -48,6 +48,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
         "agent",
         "ceiling",
         "mode",
+        "language_servers",
         "secrets",
         "tools",
         *(key for key in list_setting_keys() if key.startswith(tables)),
@@ -199,6 +200,10 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "tools": (
             '{"mail.send" = {config = {password = {secret = "MAIL"}}}}',
             {"mail.send": {**ToolSettings().model_dump(), "config": {"password": {"secret": "MAIL"}}}},
+        ),
+        "language_servers": (
+            '{rust = {command = ["ra"]}}',
+            {"rust": {"command": ["ra"], "files": [], "folders": [], "enabled": True}},
         ),
         "secrets": ('{A = {env = "B"}}', {"A": {"env": "B", "file": None, "command": None}}),
     }

@@ -450,7 +450,7 @@ class Hides:
 
     def __init__(self, *names: str) -> None:
         self.names = names
-        self.key = names
+        self.key = self.reading_key = names
 
     def is_hidden(self, path: str) -> bool:
         return not {*path.split("/")}.isdisjoint(self.names)

@@ -244,3 +244,14 @@ async def test_a_program_that_is_given_secrets_finds_no_program_of_the_workspace
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     assert (await ground.bash("only-here")).out == "planted\n"
     assert (await ground.bash("only-here || echo none", secrets={"KEY": "sesame"})).out == "none\n"
+
+
+def test_a_program_in_packages_of_npm_is_shown_with_the_packages_next_to_it(tmp_path: Path, home: Path) -> None:
+    packages = tmp_path.resolve() / "tools" / "node_modules"
+    for name in ("typescript", "@typescript/native"):
+        install(packages / name, "run")
+    (packages / ".bin").mkdir()
+    (packages / ".bin" / "tsc").symlink_to("../typescript/bin/run")
+    assert toolchains.find_installation(str(packages / ".bin" / "tsc"), str(tmp_path / "ws")) == (str(packages),)
+    own = install(packages / "ours", "run")
+    assert toolchains.find_installation(str(own / "bin" / "run"), str(packages / "app")) == (str(own / "bin"),)

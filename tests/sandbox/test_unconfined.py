@@ -119,3 +119,12 @@ async def test_a_script_without_a_sandbox_finds_no_interpreter_of_the_workspace(
     output, _, _ = await process.communicate(b"", 100)
     await process.kill()
     assert (output, (tmp_path / "planted").exists()) == (b"by the system\n", False)
+
+
+def test_a_program_can_ask_for_lower_limits_than_the_operators_and_not_for_higher_ones() -> None:
+    operators = SandboxLimits(memory_bytes=None, call_memory_bytes=6, processes=9)
+    wanted = SandboxLimits(memory_bytes=5, call_memory_bytes=8, processes=7, open_files=None, cpu_s=9999)
+    limits = operators.restrict_to(wanted)
+    assert (limits.memory_bytes, limits.call_memory_bytes, limits.processes) == (5, 6, 7)
+    assert (limits.open_files, limits.cpu_s) == (4096, 3600)
+    assert SandboxLimits(memory_bytes=None).restrict_to(SandboxLimits()).memory_bytes is None

@@ -32,6 +32,7 @@ from handrail.contract.tool.decorator import tool
 from handrail.contract.tool.tool_ids_and_wire_names import STATE_IDS, TERMINAL_IDS
 from handrail.testing.provider_request_checks import PlaybackModel, text_reply
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.scripted_language_server import LanguageServerProgram
 
 EXAMPLES = Path(__file__).parent / "examples.json"
 
@@ -61,6 +62,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.move": {"path": "draft.txt", "to": "notes.txt"},
     "file.delete": {"path": "notes.txt"},
     "tree": {},
+    "lsp": {"action": "references", "symbol": "launch"},
     "json_write": {"path": "a.json", "value": {"a": [1]}},
     "json_read": {"path": "a.json", "pointer": "/a/0"},
     "python": {"code": "print(6 * 7)"},
@@ -150,6 +152,8 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("file.move", {"path": "missing.txt", "to": "b.txt"}),
     ("file.delete", {"path": "missing.txt"}),
     ("tree", {"path": "missing"}),
+    ("lsp", {"action": "rename_preview", "symbol": "launch"}),
+    ("lsp", {"action": "diagnostics", "path": "a.txt"}),
     ("json_read", {"path": "a.json", "pointer": "/b"}),
     ("json_write", {"path": "a.json", "pointer": "/b/c", "value": 1}),
     ("scratchpad", {"action": "get", "key": "host"}),
@@ -243,7 +247,8 @@ async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
     repo.commit("first", b__txt="1\n")
     repo.git("remote", "add", "origin", host.url("x.git"))
     online = (f'[requires.tools."{one}".net]\nhosts = ["{host.authority}"]' for one in (*ONLINE, "web_search"))
-    settings = f'{SEARCH}searxng_url = "{host.url("")}"'
+    program = LanguageServerProgram(folder, suffix=".py", name="ty")
+    settings = f'{SEARCH}searxng_url = "{host.url("")}"\n{program.settings_toml("python", "*.py")}'
     put_agent(folder, "caller", "\n".join(online))
     put_offering(folder)
     rules = [*RULES, f"allow net.fetch {host.authority}"]
@@ -287,6 +292,10 @@ async def play(session: Session, host: GitHost) -> AsyncGenerator[Played]:
         elif tool_id == "jobs":
             assert (await session.call("bash", {"command": "echo later", "background": True})).ok
             await session.call("wait", {"job_id": (await session.jobs.list())[0].id})
+        elif tool_id == "lsp":
+            Path(session.workdir, "ships.py").write_text("def launch(name):\n    return name\n\n\nlaunch('Argo')\n")
+        elif tool_id == "json_write":
+            Path(session.workdir, "ships.py").unlink()
         elif tool_id == "file.move":
             Path(session.workdir, "draft.txt").write_text("1\n")
         elif tool_id == "git.diff":

@@ -116,6 +116,15 @@ TABLE = {
         "path* recursive", "delete", "write", ("file:{path}:X",), WORKSPACE, WORKSPACE, targets=("fs.write={path}",)
     ),
     "tree": file_reading("path depth hidden ignored max_entries", "search"),
+    "lsp": Row(
+        "action* path line symbol new_name",
+        "search",
+        "read",
+        ("file:{path}:S",),
+        WORKSPACE,
+        max_entries=200,
+        targets=("fs.read={path}",),
+    ),
     "json_read": file_reading("path* pointer"),
     "json_write": file_changing("path* pointer value remove"),
     "python": Row(

@@ -105,6 +105,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("changes by line number", ("file.patch",)),
                 ("moves and deletions", ("file.move", "file.delete")),
                 ("folder trees", ("tree",)),
+                ("uses and errors of code", ("lsp",)),
                 ("values in JSON files", ("json_read", "json_write")),
             ),
         ),

@@ -447,6 +447,35 @@ class CatalogSettings(_SettingsTable):
         return CatalogOptions(core, texts, self.index_tokens, self.preload, self.preload_tokens)
 
 
+class LanguageServerSettings(_SettingsTable):
+    """``[language_servers.LANGUAGE]``: the server that answers questions of ``lsp`` about a language."""
+
+    command: Annotated[
+        tuple[str, ...],
+        Field(
+            description=(
+                "Program and arguments of the server, which speaks the protocol over stdin and stdout. Default for python, "
+                "typescript, c and go: the known servers, if they are installed."
+            )
+        ),
+    ] = ()
+    files: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Patterns for the names of the language's files, as in ['*.rs']. Default: those of the language."
+        ),
+    ] = ()
+    folders: Annotated[
+        tuple[str, ...],
+        Field(
+            description=(
+                "Further folders that the server can read, such as a cache of downloaded packages. Default: its installation."
+            )
+        ),
+    ] = ()
+    enabled: Annotated[bool, Field(description="Whether the language has a server. Default true.")] = True
+
+
 class WatchdogSettings(_SettingsTable):
     """``[[watchdogs]]``: a hook that sees each call before it runs and can only restrict it."""
 
@@ -634,6 +663,15 @@ class Settings(_SettingsTable):
             )
         ),
     ] = {}
+    language_servers: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_+#-]{0,30}$")], LanguageServerSettings],
+        Field(
+            description=(
+                "Language servers for lsp, by language: command, files, folders and enabled. python, typescript, c and go need no "
+                "setting if their server is installed. Not allowed in a workspace file."
+            )
+        ),
+    ] = {}
     limits: Annotated[LimitSettings, Field(description="Limits of every call.")] = LimitSettings()
     approvals: Annotated[ApprovalSettings, Field(description="Validity of approval requests and approvals.")] = (
         ApprovalSettings()
@@ -686,6 +724,7 @@ LIST_KEYS = ("rules", "watchdogs")
 
 
 OPERATOR_ONLY = {
+    "language_servers": "cannot name language servers, since its author would choose which programs start",
     "watchdogs": "cannot name watchdogs, since they run outside the sandbox",
     "secrets": "cannot name secrets, since its author would choose which of your files and programs are read",
     "tools": "cannot set up tools, since its author would choose which of your secrets they get",

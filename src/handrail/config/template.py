@@ -30,6 +30,10 @@ _HEADER_TEXTS = {
     ),
 }
 _EXAMPLES = {
+    "language_servers": (
+        'language_servers = { rust = { command = ["rust-analyzer"], files = ["*.rs"], folders = ["~/.cargo/registry"] }, '
+        "go = { enabled = false } }",
+    ),
     "rules": ('rules = ["allow bash git status", "ask bash git push *", "deny fs.write secrets/**"]',),
     "ceiling": ('ceiling = { fs = { read = ["{workspace}"], write = ["src"] }, shell = [{ cmd = "git" }] }',),
     "secrets": (

@@ -7,7 +7,7 @@ for less.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 from handrail.contract.tool.requires import CapabilitySet
@@ -38,6 +38,16 @@ class SandboxLimits:
     shm_bytes: int = 64 * 1024 * 1024
     """The size of the private ``/dev/shm``."""
 
+    def restrict_to(self, other: SandboxLimits) -> SandboxLimits:
+        """Return these limits, or those of ``other`` where they are lower than both these and the defaults."""
+        standard = SandboxLimits()
+        lower: dict[str, int] = {}
+        for one in fields(self):
+            own, wanted, usual = (getattr(limits, one.name) for limits in (self, other, standard))
+            if wanted is not None and wanted < usual and (own is None or wanted < own):
+                lower[one.name] = wanted
+        return replace(self, **lower)
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionAttempt:
@@ -60,6 +70,11 @@ class PathDenials(Protocol):
     @property
     def key(self) -> Hashable:
         """A key that is equal for equal answers."""
+        ...
+
+    @property
+    def reading_key(self) -> Hashable:
+        """A key that is equal for equal answers about reading below the workspace."""
         ...
 
     def is_hidden(self, path: str, /) -> bool:
@@ -143,6 +158,9 @@ class SandboxProfile:
     """Whether programs may create Unix sockets, and so reach every server that listens in a folder they see."""
     confined: bool = False
     """Whether the call runs under a rule with ``{confined}``: without Unix sockets, whatever the operator set."""
+    on_file_needed: Callable[[], None] | None = None
+    """Called if a tool waits for a file that the running program has mounted over; the program then ends soon. None for a
+    program that does not end for that."""
     repositories_read_only: bool = False
     """Whether version control data is read-only. A guard finds the folders."""
 

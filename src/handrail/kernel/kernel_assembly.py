@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from handrail.arbiter.arbiter import Arbiter, ArbiterLimits
 from handrail.arbiter.lock_table import LockResolver, LockTable
@@ -53,7 +53,7 @@ from handrail.registry.sources.tool_sources import AgentToolSources
 from handrail.runtime.call_runtime import CallRuntime
 from handrail.runtime.files.joint_changes import ChangeJournal
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.runtime.secret_store import SecretStore
+from handrail.runtime.secret_store import SecretStore, read_passed_variables
 from handrail.runtime.undo.workspace_snapshots import UndoLimits, WorkspaceSnapshots
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox
 from handrail.session.session_context import AgentContext, AgentGenerations, ClientProcessRegistrations
@@ -64,6 +64,9 @@ from handrail.store.workspace_store import WorkspaceStore
 from handrail.upstream.network_route import make_network_route
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
+
+if TYPE_CHECKING:
+    from handrail.runtime.language_servers.server_pool import LanguageServerPool
 
 MAX_RULES = 2_000
 """The maximum number of rules of an agent, a project and a process together. Each call is matched against them."""
@@ -103,6 +106,8 @@ class KernelComponents:
     """All shelves, including those of single processes."""
     outdated_shelves: list[AgentGenerations] = field(default_factory=list[AgentGenerations])
     """The shelves whose manifest has changed; sessions may still use them."""
+    server_pool: LanguageServerPool | None = None
+    """The language servers; None before the first question to one."""
     open_tools: SharedToolUses = field(default_factory=SharedToolUses)
     generation_numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -181,6 +186,22 @@ class KernelComponents:
         shelves = [shelf for shelf in self.all_shelves if not shelf.succession.closed]
         await asyncio.gather(*(shelf.reload_changed_sources([source]) for shelf in shelves), return_exceptions=True)
 
+    def get_server_pool(self) -> LanguageServerPool:
+        """Return the language servers of this kernel. None of them runs before its first question."""
+        if self.server_pool is None:
+            from handrail.runtime.language_servers.server_pool import LanguageServerPool
+            from handrail.runtime.language_servers.server_programs import ConfiguredServer
+
+            settings, folders = self.config.settings, self.store.folders
+            redact = self.arbiter.shaper.redactor.redact_text
+            self.server_pool = LanguageServerPool(
+                self.sandbox,
+                partial(folders.prepare_tool_home, "language-servers"),
+                {name: ConfiguredServer(**one.model_dump()) for name, one in settings.language_servers.items()},
+                read_passed_variables(settings.env.passed_names, redact),
+            )
+        return self.server_pool
+
     async def aclose(self) -> None:
         """End all persistent tools and prepared sandboxes, even if some of them fail."""
         async with AsyncExitStack() as ends:
@@ -188,6 +209,8 @@ class KernelComponents:
                 ends.callback(self.snapshots.store.close)  # the last
             ends.push_async_callback(self.program_sandbox.aclose)
             ends.push_async_callback(self.upstreams.aclose)
+            if self.server_pool is not None:
+                ends.push_async_callback(self.server_pool.aclose)
             ends.push_async_callback(self.finder.aclose)
             for shelf in (*self.outdated_shelves, *(shelf for _, shelf in self.shared_shelves.values())):
                 ends.push_async_callback(shelf.succession.aclose)

@@ -110,6 +110,7 @@ def make_session_lane(
         ),
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
+        get_server_pool=components.get_server_pool,
         snapshots=components.snapshots,
         change_journal=components.change_journal,
     )

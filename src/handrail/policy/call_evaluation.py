@@ -32,7 +32,7 @@ from handrail.policy.call_targets import (
     subject_kind_of,
 )
 from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
-from handrail.policy.path_denials import path_denials_of_rules
+from handrail.policy.path_denials import list_deletion_rules, path_denials_of_rules
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
     PathSubject,
@@ -102,10 +102,11 @@ class ToolPolicy:
         self._covered: dict[str, Callable[[str], object]] = {}
         self._watched: nested_commands.WatchedPrograms | None = None
         self._shipped_reading: RuleRanking | None = None
-        deleting = replace(spec, id="file.delete") if find_patch_arguments(spec.parameters) else None
-        self._deleting = deleting and rank_book(
-            rules, lambda rule: is_about_tool(rule, deleting, None) and not about(rule), "path"
-        )
+        self._deleting: RuleRanking | None = None
+        if find_patch_arguments(spec.parameters):
+            self._deleting = rank_book(
+                rules, lambda book: list_deletion_rules(book, spec, frozenset(pick(book))), "path"
+            )
         self._reader = TargetReader(spec)
         self._reading: ToolPolicy | None = None
         """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""

@@ -8,10 +8,14 @@ decide here; a rule about one tool (``allow read .env``) is about that tool.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
+from dataclasses import replace
 from functools import lru_cache
 
 from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
+from handrail.contract.text.glob_patterns import literal_prefix
+from handrail.contract.tool.spec import ToolSpec
+from handrail.origins.program_lookup import is_inside_folder
 from handrail.policy.call_targets import make_path_subject
 from handrail.policy.rules.matchers import (
     PathSubject,
@@ -51,6 +55,7 @@ class RulePathDenials:
     Implements :class:`handrail.contract.sandbox_protocol.PathDenials`.
 
     :ivar key: the rules and the workspace, equal for equal answers
+    :ivar reading_key: the same for the answers about reading below the workspace
     """
 
     def __init__(
@@ -62,6 +67,10 @@ class RulePathDenials:
         above: RulePathDenials | None = None,
     ) -> None:
         self.key: Hashable = _HashedKey((workspace, reading, writing, everything, None if above is None else above.key))
+        about_here = tuple(rule for rule in reading if not _only_shows_elsewhere(rule, workspace))
+        self.reading_key: Hashable = _HashedKey(
+            (workspace, about_here, everything, None if above is None else above.reading_key)
+        )
         self._above = above
         self._workspace = workspace
         self._own = rank_rules(tuple(rule for rule in reading if rule.scope != "default"), "path")
@@ -193,6 +202,22 @@ def _cached_hidden_paths(
     above: RulePathDenials | None,
 ) -> RulePathDenials:
     return RulePathDenials(workspace, reading, writing, everything, above)
+
+
+def list_deletion_rules(book: RuleBook, spec: ToolSpec, counted: Collection[Rule]) -> list[Rule]:
+    """Return the rules about ``file.delete`` for the files that a call of another tool deletes.
+
+    :param counted: rules that already answer for the call
+    """
+    found = book.rules_about_tool(replace(spec, id="file.delete"), None)
+    return [rule for rule in found if rule not in counted]
+
+
+def _only_shows_elsewhere(rule: Rule, workspace: str) -> bool:
+    """Return whether a rule is a shipped one that allows reading a folder outside the workspace, as for outputs."""
+    folder = literal_prefix(rule.pattern)
+    is_shipped = rule.scope == "default" and rule.action == "allow"
+    return is_shipped and folder.startswith("/") and not is_inside_folder(folder, workspace)
 
 
 class RulePathDenialsCache:

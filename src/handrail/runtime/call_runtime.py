@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import Result
@@ -23,6 +23,7 @@ from handrail.contract.services.client_services import (
 from handrail.contract.services.file_services import FileService, ResolvedPath, SearchService
 from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
+from handrail.contract.services.language_services import LanguageService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.tool_runtime import (
@@ -49,6 +50,9 @@ from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretSto
 from handrail.runtime.shell_service import CallTerminals, SandboxedShell, SessionTerminals
 from handrail.runtime.undo.file_tool_trackers import FileToolTracker
 from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots
+
+if TYPE_CHECKING:
+    from handrail.runtime.language_servers.server_pool import LanguageServerPool
 
 NO_USER_ATTACHED = "question is unavailable: no user is attached to this session"
 """The fixed text of ``question`` in a headless session."""
@@ -86,6 +90,8 @@ class SessionSharedServices:
     """The folder to which files that programs made under protected names are moved."""
     terminals: SessionTerminals = field(default_factory=SessionTerminals)
     transcript: TranscriptService | None = None
+    get_server_pool: Callable[[], LanguageServerPool] | None = None
+    """Returns the language servers of the kernel; None if there are none."""
     snapshots: WorkspaceSnapshots | None = None
     """Keeps what the calls change in the workspace; None if nothing is kept."""
     change_journal: ChangeJournal | None = None
@@ -351,6 +357,22 @@ class CallRuntime:
         from handrail.runtime.documents.document_service import SandboxedDocuments  # for the tools that read documents
 
         return SandboxedDocuments(self._environment.sandbox, self._environment.build_profile())
+
+    @property
+    def language_servers(self) -> LanguageService:
+        self._require_declared(bool(self._spec.requires.fs.read), "fs.read", '{"fs": {"read": ["{workspace}"]}}')
+        environment = self._environment
+        if environment.get_server_pool is None:
+            raise ToolError("This session has no language servers. Use grep and read.", kind="unavailable")
+        from handrail.runtime.language_servers.language_service import PooledLanguageService  # for the tool that asks
+
+        return PooledLanguageService(
+            environment.get_server_pool(),
+            environment.roots,
+            environment.build_profile(workspace_writable=False),
+            self.capabilities.without_hosts(),
+            self._services.build_access_check(),
+        )
 
     def _narrow(self, profile: SandboxProfile) -> SandboxProfile:
         """Return ``profile`` as the confinement of the call narrows it."""

@@ -180,7 +180,8 @@ class ConfiguredSandbox:
 
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         chosen = self._unconfined_sandbox if profile.tool in self._unconfined else self._sandbox
-        profile = replace(profile, limits=self._limits, unix_sockets=self._unix_sockets and not profile.confined)
+        limits = self._limits.restrict_to(profile.limits)
+        profile = replace(profile, limits=limits, unix_sockets=self._unix_sockets and not profile.confined)
         return await chosen.start(capabilities, profile, program)
 
     async def end_ready_sandboxes(self, scratch: str) -> None:

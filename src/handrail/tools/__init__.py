@@ -12,6 +12,7 @@ from handrail.tools.files.patch_tool import ApplyPatchTool
 from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
+from handrail.tools.language_tool import LspTool
 from handrail.tools.resource_tools import RESOURCE_TOOLS
 from handrail.tools.session_tools import (
     STATE_TOOLS,
@@ -50,6 +51,7 @@ BUILTINS: tuple[Tool, ...] = (
         FileMoveTool(),
         FileDeleteTool(),
         TreeTool(),
+        LspTool(),
         JsonReadTool(),
         JsonWriteTool(),
         PythonTool(),

@@ -19,6 +19,7 @@ from handrail.contract.services.client_services import ClientService, LogLevel
 from handrail.contract.services.file_services import FileService, SearchService
 from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
+from handrail.contract.services.language_services import LanguageService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.tool.requires import CapabilitySet
@@ -352,6 +353,11 @@ class Runtime(Protocol):
     @property
     def documents(self) -> DocumentService:
         """Text from documents."""
+        ...
+
+    @property
+    def language_servers(self) -> LanguageService:
+        """What language servers know about the code below the roots."""
         ...
 
     @property

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from handrail.contract.services.file_services import FileService, SearchService
     from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
     from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
+    from handrail.contract.services.language_services import LanguageService
     from handrail.contract.services.resource_services import ResourceService
     from handrail.contract.services.subagent_services import SubagentService
     from handrail.contract.services.tool_runtime import (
@@ -112,6 +113,7 @@ class ClientToolRuntime:
         channels: ChannelService
         files: FileService
         jobs: JobService
+        language_servers: LanguageService
         documents: DocumentService
         net: NetworkService
         resources: ResourceService

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from handrail import config as configuration
 from handrail.config import MergedConfiguration
 from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
-from handrail.contract.errors import Diagnostic, LoadError, StartError, UsageError
+from handrail.contract.errors import Diagnostic, LoadError, StartError, ToolError, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.requires import (
@@ -105,6 +105,29 @@ def check_configured_servers(config: MergedConfiguration, folders: StateFolders)
     )
 
 
+def check_language_servers(config: MergedConfiguration, workspace: str) -> Iterator[DoctorCheck]:
+    """Check which languages have a server for ``lsp``, in one line. A server that the operator named has to be there."""
+    from handrail.runtime.language_servers.server_programs import (
+        ConfiguredServer,
+        find_server_program,
+        list_languages,
+    )
+
+    configured = {name: ConfiguredServer(**one.model_dump()) for name, one in config.settings.language_servers.items()}
+    found: list[str] = []
+    missing: list[str] = []
+    for definition in list_languages(configured):
+        try:
+            found.append(f"{definition.language} ({find_server_program(definition, workspace).argv[0]})")
+        except ToolError as error:
+            missing.append(definition.language)
+            if configured.get(definition.language, ConfiguredServer()).command:
+                remedy = f"see [language_servers.{definition.language}]"
+                yield DoctorCheck(f"language server {definition.language}", "problem", error.text, remedy)
+    about = f"{', '.join(found) or 'none'}; not installed: {', '.join(missing) or 'none'}"
+    yield DoctorCheck("language servers", "ok", about)
+
+
 def run_doctor_checks(
     workspace: str | Path,
     state: str | Path | None = None,
@@ -183,6 +206,8 @@ def _check_configuration(
     yield from run_check_isolated("sandbox provider", lambda: _check_provider(found))
     if folders is not None:
         yield from run_check_isolated("mcp servers", lambda: check_configured_servers(found, folders))
+        workspace = str(folders.workspace)
+        yield from run_check_isolated("language servers", lambda: check_language_servers(found, workspace))
         yield from run_check_isolated("tools", lambda: _check_known_tools(found, list(_load_entries(found, folders))))
         yield from run_check_isolated("agent", lambda: _check_agent(found, folders))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -33,12 +33,14 @@ class _RunningProgram:
     :param mounted_paths: the paths that it has mounted over
     :param config_folders: the folders in which it may change version-control configuration
     :param current_call: the call or job that it works for now; empty between the calls of a long-running process
+    :param on_file_needed: called if a file tool waits for one of the mounted paths
     """
 
     name: str
     mounted_paths: frozenset[str]
     config_folders: tuple[str, ...]
     current_call: str
+    on_file_needed: Callable[[], None] | None = None
 
 
 class RunningPrograms:
@@ -77,7 +79,9 @@ class RunningPrograms:
             found = self._find_possible_replacer(profile, paths, repositories)
             if found is None:
                 roots = () if changeable is None else (profile.workspace, *profile.writable)
-                self._programs[holder] = _RunningProgram(format_program(profile), paths, roots, profile.call)
+                self._programs[holder] = _RunningProgram(
+                    format_program(profile), paths, roots, profile.call, profile.on_file_needed
+                )
                 return True
             change = self._add_waiter()
         if not await self._wait_for_change(change, begun_s + WAIT_S - asyncio.get_running_loop().time()):
@@ -145,16 +149,18 @@ class RunningPrograms:
         deadline: float | None = None
         while True:
             with self._lock:
-                name = self._find_program_with(path)
-                if name is None:
+                program = self._find_program_with(path)
+                if program is None:
                     self._replacing[path] = self._replacing.get(path, 0) + 1
                     return
                 change = self._add_waiter()
+            if program.on_file_needed is not None:
+                program.on_file_needed()
             now = asyncio.get_running_loop().time()
             deadline = now + WAIT_S if deadline is None else deadline
             if not await self._wait_for_change(change, deadline - now):
                 raise ToolError(
-                    f"`{shown}` was not written: {name} runs with this file mounted over, and a write would end it. "
+                    f"`{shown}` was not written: {program.name} runs with this file mounted over, and a write would end it. "
                     "Wait until it has ended, or stop it, then write again.",
                     kind="conflict",
                 )
@@ -184,8 +190,8 @@ class RunningPrograms:
                     return one.name if one.current_call in one.name else f"{one.name} ({one.current_call})", path
         return None
 
-    def _find_program_with(self, path: str) -> str | None:
-        return next((one.name for one in self._programs.values() if path in one.mounted_paths), None)
+    def _find_program_with(self, path: str) -> _RunningProgram | None:
+        return next((one for one in self._programs.values() if path in one.mounted_paths), None)
 
     def _add_waiter(self) -> tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]:
         loop = asyncio.get_running_loop()

@@ -32,6 +32,7 @@ _INSTALLATION_MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cf
 """With one of these next to ``bin``, its parent folder is an installation."""
 _FOLDER_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX", "JAVA_HOME", "GOROOT", "NVM_BIN")
 """Variables with the folder of an installation, kept if programs see that folder."""
+_PACKAGES = "node_modules"
 _SHIM_FOLDERS = frozenset({"shims"})
 _NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnupg", ".aws", ".docker", ".kube"})
 """Folders that contain ``bin`` and also credentials. Only the ``bin`` is mounted."""
@@ -191,6 +192,9 @@ def _find_path_folder_mounts(folder: str, keep_out: Iterable[str], environment: 
 def _find_installation_root(folder: str, keep_out: Iterable[str]) -> str:
     """Return the installation around a folder of programs if there clearly is one; else the folder."""
     parent = Path(folder).parent
+    if _PACKAGES in (parts := Path(folder).parts):
+        packages = str(Path(*parts[: parts.index(_PACKAGES) + 1]))  # a package of npm needs those next to it
+        return folder if _holds_any(packages, keep_out) else packages
     if Path(folder).name in _SHIM_FOLDERS or (
         Path(folder).name in ("bin", "sbin", "condabin")
         and any((parent / mark).exists() for mark in _INSTALLATION_MARKS)

@@ -1,0 +1,1 @@
+"""Language servers: their programs, their processes, and what they answer about the code below the roots."""
