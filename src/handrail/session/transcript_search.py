@@ -26,6 +26,7 @@ from handrail.session.memory.transcript_index import (
     is_hidden_from_model,
     list_calling_call_ids,
 )
+from handrail.session.memory.write_checks import RecalledTexts
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import WorkspaceDatabase
 from handrail.store.memory.passage_index import (
@@ -59,9 +60,14 @@ class SessionTranscript:
         self._database = database
         self._comparer = comparer
         self._index: TranscriptIndex | None = None
+        self.recalled = RecalledTexts()
+        """What the memory tools have shown in this session."""
 
     async def search(self, query: str, *, limit: int = 10, kinds: Sequence[PassageKind] = ()) -> TranscriptSearchResult:
-        return await self.search_chosen(query, PassageFilter(frozenset(kinds)), limit)
+        found = await self.search_chosen(query, PassageFilter(frozenset(kinds)), limit)
+        for one in found.passages:
+            self.recalled.add(one.id, one.text)
+        return found
 
     async def search_chosen(self, query: str, chosen: PassageFilter, limit: int) -> TranscriptSearchResult:
         """Find passages among those that a filter chooses; see :meth:`search`."""
@@ -96,6 +102,7 @@ class SessionTranscript:
             text = f"Passage {id[:80]!r} does not exist in this session. Use an `id` from a search result."
             raise ToolError(text, kind="invalid_input")
         end = start + most
+        self.recalled.add(id, found.text[start:end])
         return replace(found, text=found.text[start:end], next=end if end < len(found.text) else None)
 
     async def read_artifact(self, ref: str) -> SessionArtifact:

@@ -22,6 +22,7 @@ from handrail.contract.services.client_services import ClientService
 from handrail.contract.services.file_services import FileService, SearchService
 from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
+from handrail.contract.services.memory_service import MemoryService
 from handrail.contract.services.resource_services import ResourceListing, ResourceService, SourceResponse
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.tool_runtime import (
@@ -348,6 +349,7 @@ RUNTIME_SERVICES: Mapping[str, type] = {
     "files": FileService,
     "jobs": JobService,
     "documents": DocumentService,
+    "memory": MemoryService,
     "net": NetworkService,
     "resources": ResourceService,
     "search": SearchService,

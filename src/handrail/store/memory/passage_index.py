@@ -215,12 +215,17 @@ def count_passages(connection: sqlite3.Connection, terms: QueryTerms, among: str
 
 
 def rank_passages(
-    found: Sequence[RankedPassage], terms: QueryTerms, meaning: Mapping[int, float] | None = None
+    found: Sequence[RankedPassage],
+    terms: QueryTerms,
+    meaning: Mapping[int, float] | None = None,
+    *,
+    neighbours: bool = True,
 ) -> list[RankedPassage]:
     """Return the passages of :func:`find_passages` in their final order.
 
     :param terms: a single term has no use for the passages around a hit
     :param meaning: how close the meaning of passages is to that of the query, by number; None if unknown
+    :param neighbours: whether passages with near numbers belong together
     """
     if terms.is_single:
         return list(found)
@@ -230,7 +235,7 @@ def rank_passages(
         for number, value in meaning.items():
             scores[number] = scores.get(number, 0.0) + _MEANING_WEIGHT * (value - low) / ((high - low) or 1.0)
     best = sorted(scores, key=lambda number: -scores[number])[:_NEIGHBOUR_HITS]
-    lifts = _sum_neighbours(scores, best)
+    lifts = _sum_neighbours(scores, best) if neighbours else {}
     most = max(lifts.values(), default=0.0) or 1.0
     lifted = [
         RankedPassage(number, score + _NEIGHBOUR_WEIGHT * lifts.get(number, 0.0) / most)
