@@ -108,7 +108,10 @@ class _CallMemory:
         check_secrets(write, memory.redactor.redact_text)
         instructions = await asyncio.to_thread(lambda: [*read_instructions(memory.workspace)])
         own = [("the operator's instructions of this agent", memory.instructions)] if memory.instructions else []
-        await asyncio.to_thread(check_repetition, write, memory.transcript.recalled, [*instructions, *own])
+        with _explained():
+            if not await asyncio.to_thread(memory.knowledge.contains, write.text):
+                texts = [*instructions, *own]
+                await asyncio.to_thread(check_repetition, write, memory.transcript.recalled, texts)
         await memory.database.writer.flush()
         untrusted = await asyncio.to_thread(self._find_untrusted_view)
         new = KnowledgeEntry(
@@ -140,7 +143,6 @@ class _CallMemory:
                     kind="limit",
                 ) from None
         entry = stored.entry
-        memory.transcript.recalled.add(entry.id, entry.text)
         return StoredMemory(entry.id, entry.text, stored.is_merged, None if entry.is_confirmed else entry.untrusted)
 
     async def fold_facts(self) -> FoldedMemories:

@@ -37,7 +37,7 @@ _CHARACTERS_BEFORE = 120
 """The number of characters in an excerpt before the match."""
 _MAX_DEPTH = 32
 _HIDDEN_OUTPUT = "(its output is kept from the model)"
-RECALL_TOOLS = frozenset({"search_memory", "memory.query", "memory__query"})
+RECALL_TOOLS = frozenset({"search_memory", "memory_search", "memory.query", "memory__query"})
 """The tools that search memory, by id and wire name. Their calls are no passages: they repeat others."""
 
 

@@ -180,6 +180,7 @@ class KnowledgeStore:
         self._engine = engine
         self.path = state / "memory" / "knowledge.db"
         self._connection: sqlite3.Connection | None = None
+        self._inode = 0
         self._lock = threading.RLock()
 
     @property
@@ -223,6 +224,8 @@ class KnowledgeStore:
             raise KnowledgeUnavailable(str(error)) from None
 
     def _connect(self) -> sqlite3.Connection:
+        if self._connection is not None and _find_inode(self.path) != self._inode:
+            self.close()  # a person removed the file
         if self._connection is None:
             prepare_knowledge_folder(self._state)
             if self._engine is not None and not self.path.exists():
@@ -236,7 +239,7 @@ class KnowledgeStore:
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
+            self._connection, self._inode = connection, _find_inode(self.path)
         return self._connection
 
     @staticmethod
@@ -281,17 +284,13 @@ class KnowledgeStore:
         """
         with self._transaction() as connection:
             replaced = self._find_current(connection, new.replaces) if new.replaces is not None else None
-            if (same := self._find_same(connection, new.text, without=new.replaces)) is not None:
+            if (same := _find_same(connection, new.text, without=new.replaces)) is not None:
                 return WriteOutcome(self._merge(connection, same, new), is_merged=True)
             (count,) = connection.execute("SELECT count(*) FROM entry WHERE session = ?", (new.session,)).fetchone()
             if count >= limit:
                 raise WriteLimitReached
             entry = _with_id(new)
-            number = connection.execute(
-                f"INSERT INTO entry ({_COLUMNS}) VALUES ({', '.join('?' * 13)})",  # noqa: S608
-                (*_to_row(entry),),
-            ).lastrowid
-            _index(connection, number, entry)
+            _insert(connection, entry)
             if replaced is not None and (entry.is_confirmed or not replaced.is_confirmed):
                 _supersede(connection, [replaced.id], entry.id, None)
             return WriteOutcome(entry, is_merged=False)
@@ -302,13 +301,10 @@ class KnowledgeStore:
             raise EntryNotFound(id)
         return found[0]
 
-    def _find_same(self, connection: sqlite3.Connection, text: str, *, without: str | None) -> KnowledgeEntry | None:
-        """Return the current entry that says the same as ``text``."""
-        for hit in find_passages(connection, parse_query(text.replace('"', " ")))[:_COMPARED]:
-            (entry,) = _select(connection, "WHERE number = ?", (hit.number,))
-            if entry.id != without and is_near_duplicate(text, entry.text):
-                return entry
-        return None
+    def contains(self, text: str) -> bool:
+        """Return whether a current entry says the same as ``text``."""
+        with self._reading() as connection:
+            return connection is not None and _find_same(connection, text) is not None
 
     def _merge(self, connection: sqlite3.Connection, same: KnowledgeEntry, new: KnowledgeEntry) -> KnowledgeEntry:
         """Add the key and the tags of a text that says the same as an entry, unless that is confirmed and the text is not."""
@@ -429,6 +425,35 @@ class KnowledgeStore:
             sql = f"SELECT count(*) FROM entry {unwanted}"  # noqa: S608
             return 0 if connection is None else int(connection.execute(sql, values).fetchone()[0])
 
+    def list_of_workspace(self, workspace: str) -> list[KnowledgeEntry]:
+        """Return what the sessions of a workspace stored, with history, the oldest first."""
+        with self._reading() as connection:
+            return (
+                [] if connection is None else _select(connection, "WHERE workspace = ? ORDER BY number", (workspace,))
+            )
+
+    def add_missing(self, entries: Iterable[KnowledgeEntry]) -> int:
+        """Add entries of a backup whose ids are not there, and return how many.
+
+        :raises KnowledgeUnavailable: if the file cannot be used
+        """
+        added = 0
+        with self._transaction() as connection:
+            for entry in entries:
+                if not _select(connection, "WHERE id = ?", (entry.id,)):
+                    _insert(connection, entry)
+                    added += 1
+        return added
+
+    def rename_workspace(self, old: str, new: str) -> None:
+        """Record that a workspace was moved.
+
+        :raises KnowledgeUnavailable: if the file cannot be used
+        """
+        if self.exists:
+            with self._transaction() as connection:
+                connection.execute("UPDATE entry SET workspace = ? WHERE workspace = ?", (new, old))
+
     @staticmethod
     def _delete(connection: sqlite3.Connection, column: str, values: Iterable[str]) -> None:
         for value in values:
@@ -546,6 +571,13 @@ _IS_LATEST = (
 )
 
 
+def _find_inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
 def _select_origin(workspace: str, before_ns: int | None, session: str | None) -> tuple[str, list[str | int]]:
     """Return the SQL condition on entries of a workspace's sessions, with its values."""
     where, values = "WHERE workspace = ? AND session <> ''", cast("list[str | int]", [workspace])
@@ -564,6 +596,23 @@ def _read_version(connection: sqlite3.Connection) -> tuple[int, int]:
 
 def _with_id(new: KnowledgeEntry) -> KnowledgeEntry:
     return replace(new, id=f"mem_{secrets.token_hex(6)}", superseded_by=None)
+
+
+def parse_entry(data: Mapping[str, Any], workspace: str) -> KnowledgeEntry:
+    """Return an entry from its JSON form, as one of a workspace.
+
+    :raises KeyError: if a member is missing
+    :raises TypeError: if a member has another type
+    """
+    fields: dict[str, Any] = {name: data[name] for name in KnowledgeEntry.__slots__}
+    tags = fields["tags"]
+    texts = [fields[name] for name in ("id", "text", "session", "call", "agent", "untrusted")]
+    optional = [fields[name] for name in ("key", "replaces", "superseded_by") if fields[name] is not None]
+    if not all(isinstance(one, str) for one in (*texts, *optional, *tags)) or type(fields["created_ns"]) is not int:
+        raise TypeError("a stored fact has a value of another type")
+    if type(fields["confirmed_ns"]) not in (int, type(None)):
+        raise TypeError("the time of a confirmation is no number")
+    return KnowledgeEntry(**{**fields, "tags": tuple(tags), "workspace": workspace})
 
 
 def _to_row(entry: KnowledgeEntry) -> tuple[Any, ...]:
@@ -591,6 +640,22 @@ def _select(connection: sqlite3.Connection, where: str, values: Sequence[Any]) -
 
 def _read_entry(id: str, text: str, key: str | None, tags: str, *others: Any) -> KnowledgeEntry:
     return KnowledgeEntry(id, text, key, tuple(json.loads(tags)), *others)
+
+
+def _find_same(connection: sqlite3.Connection, text: str, *, without: str | None = None) -> KnowledgeEntry | None:
+    """Return the current entry that says the same as ``text``."""
+    for hit in find_passages(connection, parse_query(text.replace('"', " ")))[:_COMPARED]:
+        (entry,) = _select(connection, "WHERE number = ?", (hit.number,))
+        if entry.id != without and is_near_duplicate(text, entry.text):
+            return entry
+    return None
+
+
+def _insert(connection: sqlite3.Connection, entry: KnowledgeEntry) -> None:
+    sql = f"INSERT INTO entry ({_COLUMNS}) VALUES ({', '.join('?' * 13)})"  # noqa: S608
+    number = connection.execute(sql, _to_row(entry)).lastrowid
+    if entry.superseded_by is None:
+        _index(connection, number, entry)
 
 
 def _index(connection: sqlite3.Connection, number: int | None, entry: KnowledgeEntry) -> None:
