@@ -75,6 +75,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "scratchpad": {"action": "set", "key": "port", "value": "8080"},
     "search_memory": {"query": "uno"},
     "artifact.read": {"ref": "…", "limit": 4},
+    "memory.upsert": {"text": "The user wants commit messages in English.", "key": "user/commits"},
+    "memory.query": {"query": "language of commit messages"},
     "memory.compact": {},
     "send_message": {"channel": "reviews", "message": "Ready for review."},
     "wait_channel": {"channel": "reviews", "timeout_ms": 0},

@@ -111,7 +111,7 @@ def back_up_state(
         for name, origin in ((_ARTIFACTS, folders.artifact_folder), (_OUTPUTS, folders.session_output_base)):
             copied, bytes_copied = _copy_tree(origin, target / name, name, show)
             count, size = count + copied, size + bytes_copied
-        count, size = count + 1, size + _copy_facts(folders, target / _FACTS)
+        size += _copy_facts(folders, target / _FACTS)
         found = BackupDescription(
             FORMAT,
             version("handrail"),
@@ -288,6 +288,9 @@ def _copy_facts(folders: StateFolders, target: Path) -> int:
             entries = knowledge.list_of_workspace(str(folders.workspace))
         except KnowledgeUnavailable as error:
             raise StartError(str(error)) from None
+    if not entries:
+        target.unlink(missing_ok=True)
+        return 0
     content = "".join(f"{json.dumps(asdict(entry))}\n" for entry in entries).encode()
     write_private_file(target, content)
     return len(content)

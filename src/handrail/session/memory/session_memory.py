@@ -38,11 +38,11 @@ from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import WorkspaceDatabase
 from handrail.store.memory.knowledge_store import (
     MOST_WRITES_PER_SESSION,
-    EntryNotFound,
     KnowledgeEntry,
     KnowledgeStore,
     KnowledgeUnavailable,
-    WriteLimitReached,
+    SessionWriteLimit,
+    UnknownEntry,
 )
 from handrail.store.memory.passage_index import (
     CREATE_INDEX,
@@ -130,15 +130,15 @@ class _CallMemory:
         with _explained():
             try:
                 stored = await asyncio.to_thread(memory.knowledge.store, new)
-            except EntryNotFound:
+            except UnknownEntry:
                 raise ToolError(
-                    f"The fact was not stored: `replaces` names {write.replaces!r:.80}, which is no current fact. Use the ID of "
-                    "a fact from memory.query.",
+                    f"The fact was not stored: `replaces` names {write.replaces!r:.80}, which is not a current fact. Use "
+                    "the ID of a fact from memory.query.",
                     kind="invalid_input",
                 ) from None
-            except WriteLimitReached:
+            except SessionWriteLimit:
                 raise ToolError(
-                    f"The fact was not stored: this session has stored {MOST_WRITES_PER_SESSION} facts. That is the maximum. "
+                    f"The fact was not stored: this session has stored {MOST_WRITES_PER_SESSION} facts, the maximum. "
                     "Tell the user what else is worth keeping.",
                     kind="limit",
                 ) from None

@@ -73,11 +73,11 @@ class KnowledgeUnavailable(Exception):
     """The file with the knowledge cannot be used now. The text says why and what to do."""
 
 
-class EntryNotFound(Exception):
+class UnknownEntry(Exception):
     """No current entry has this id."""
 
 
-class WriteLimitReached(Exception):
+class SessionWriteLimit(Exception):
     """The session has stored as many entries as it may."""
 
 
@@ -278,8 +278,8 @@ class KnowledgeStore:
 
         :param new: its id is replaced
         :param limit: the maximum number of entries of one session
-        :raises EntryNotFound: if ``replaces`` names no current entry
-        :raises WriteLimitReached: if the session has stored that many
+        :raises UnknownEntry: if ``replaces`` names no current entry
+        :raises SessionWriteLimit: if the session has stored that many
         :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
@@ -288,7 +288,7 @@ class KnowledgeStore:
                 return WriteOutcome(self._merge(connection, same, new), is_merged=True)
             (count,) = connection.execute("SELECT count(*) FROM entry WHERE session = ?", (new.session,)).fetchone()
             if count >= limit:
-                raise WriteLimitReached
+                raise SessionWriteLimit
             entry = _with_id(new)
             _insert(connection, entry)
             if replaced is not None and (entry.is_confirmed or not replaced.is_confirmed):
@@ -298,7 +298,7 @@ class KnowledgeStore:
     def _find_current(self, connection: sqlite3.Connection, id: str) -> KnowledgeEntry:
         found = _select(connection, "WHERE id = ? AND superseded_by IS NULL", (id,))
         if not found:
-            raise EntryNotFound(id)
+            raise UnknownEntry(id)
         return found[0]
 
     def contains(self, text: str) -> bool:
@@ -322,7 +322,7 @@ class KnowledgeStore:
     def confirm(self, id: str, at_ns: int) -> KnowledgeEntry:
         """Confirm a current entry, and let it replace the one that it was stored for.
 
-        :raises EntryNotFound: if there is no such entry
+        :raises UnknownEntry: if there is no such entry
         :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
@@ -481,7 +481,7 @@ class KnowledgeStore:
         wheres += [f"created_ns < {to_ns:d}"] if to_ns is not None else []
         among = f"rowid IN (SELECT number FROM entry WHERE {' AND '.join(wheres)})" if wheres else ""  # noqa: S608
         with self._reading() as connection:
-            return [] if connection is None else find_passages(connection, terms, among)
+            return [] if connection is None else find_passages(connection, terms, among, with_context=True)
 
     def load(self, numbers: Sequence[int]) -> dict[int, KnowledgeEntry]:
         """Return the current entries with these numbers, without those that a later one with their key replaces."""
@@ -605,14 +605,14 @@ def parse_entry(data: Mapping[str, Any], workspace: str) -> KnowledgeEntry:
     :raises TypeError: if a member has another type
     """
     fields: dict[str, Any] = {name: data[name] for name in KnowledgeEntry.__slots__}
-    tags = fields["tags"]
     texts = [fields[name] for name in ("id", "text", "session", "call", "agent", "untrusted")]
     optional = [fields[name] for name in ("key", "replaces", "superseded_by") if fields[name] is not None]
-    if not all(isinstance(one, str) for one in (*texts, *optional, *tags)) or type(fields["created_ns"]) is not int:
+    if not all(isinstance(one, str) for one in (*texts, *optional, *fields["tags"])):
         raise TypeError("a stored fact has a value of another type")
-    if type(fields["confirmed_ns"]) not in (int, type(None)):
-        raise TypeError("the time of a confirmation is no number")
-    return KnowledgeEntry(**{**fields, "tags": tuple(tags), "workspace": workspace})
+    if type(fields["created_ns"]) is not int or type(fields["confirmed_ns"]) not in (int, type(None)):
+        raise TypeError("a time is not a number")
+    fields["tags"], fields["workspace"] = tuple(fields["tags"]), workspace
+    return KnowledgeEntry(**fields)
 
 
 def _to_row(entry: KnowledgeEntry) -> tuple[Any, ...]:

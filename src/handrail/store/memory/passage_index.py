@@ -179,10 +179,13 @@ def parse_query(query: str) -> QueryTerms:
     return QueryTerms(tuple(chosen)[:MOST_TERMS], tuple(phrases)[:MOST_TERMS], tuple(texts)[:MOST_TERMS])
 
 
-def find_passages(connection: sqlite3.Connection, terms: QueryTerms, among: str = "") -> list[RankedPassage]:
+def find_passages(
+    connection: sqlite3.Connection, terms: QueryTerms, among: str = "", *, with_context: bool = False
+) -> list[RankedPassage]:
     """Return the best passages by words, at most :data:`MOST_CANDIDATES`; for a single term the latest ones.
 
     :param among: an SQL condition on ``passage.rowid``; empty for all passages
+    :param with_context: whether a single term can be in the context, because that says what the passage is about
     :raises sqlite3.Error: if the index cannot be read
     """
     condition = f" AND {among}" if among else ""
@@ -192,7 +195,7 @@ def find_passages(connection: sqlite3.Connection, terms: QueryTerms, among: str 
         f"WHERE passage MATCH ?{condition} ORDER BY {order} LIMIT {MOST_CANDIDATES}"
     )
     rows: list[tuple[int, float]] = []
-    for match in _build_matches(connection, terms):
+    for match in _build_matches(connection, terms, with_context=with_context):
         rows = connection.execute(sql, (match,)).fetchall()
         if rows:
             break
@@ -254,13 +257,13 @@ def _sum_neighbours(scores: Mapping[int, float], best: Collection[int]) -> dict[
     return lifts
 
 
-def _build_matches(connection: sqlite3.Connection, terms: QueryTerms) -> list[str]:
+def _build_matches(connection: sqlite3.Connection, terms: QueryTerms, *, with_context: bool) -> list[str]:
     """Return the match expressions to try, the best first.
 
     Frequent words are left out if there are rarer ones. If all are frequent, passages with all of them come first.
     """
     sql = "SELECT count(*) FROM (SELECT 1 FROM passage WHERE passage MATCH ? LIMIT ?)"
-    column = "{text} : " if terms.is_single else ""
+    column = "{text} : " if terms.is_single and not with_context else ""
     quoted = [f'{column}"{term}"' for term in (*terms.phrases, *terms.words)]
     counted = sorted((connection.execute(sql, (one, _FREQUENT + 1)).fetchone()[0], one) for one in quoted)
     chosen: list[str] = []

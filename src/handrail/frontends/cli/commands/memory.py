@@ -44,7 +44,7 @@ _SHOWN_CHARACTERS = 100
     "action", required=False, default="list", type=click.Choice(_ACTIONS), metavar=f"[{'|'.join(_ACTIONS)}]"
 )
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=memory_ids)
-@click.option("--unconfirmed", is_flag=True, help="list: only facts that nobody has confirmed.")
+@click.option("--unconfirmed", is_flag=True, help="list: only unconfirmed facts.")
 @click.option("--history", is_flag=True, help="list, export: include facts that were replaced.")
 @click.option("--all", "everything", is_flag=True, help="forget: all facts.")
 @click.option("--yes", is_flag=True, help="forget: do not ask.")
@@ -52,11 +52,12 @@ _SHOWN_CHARACTERS = 100
 def command(setting: CommandOptions, action: str, ids: tuple[str, ...], **flags: Any) -> int:
     """List, confirm or forget what agents stored about you.
 
-    list shows the stored facts of all workspaces, the latest first. show prints facts with their origin and with what they
-    replaced. confirm removes the label of facts that may come from a file or page. Agents see that label until then.
+    list shows the stored facts of all workspaces, the latest first. show prints the origin and the history of a fact.
 
-    forget deletes facts and what they replaced, for good. undo makes the facts current again that the last memory.compact
-    folded, or the facts with the listed IDs. export prints all facts as JSON lines.
+    A fact that may come from a file or page is unconfirmed, and agents see a label with it. confirm removes that label.
+
+    forget deletes facts with their history. undo restores the facts that the last memory.compact folded, or the listed facts.
+    export prints all facts as JSON lines.
     """
     from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable
     from handrail.store.state_folders import find_state_root
@@ -136,12 +137,12 @@ def _show(setting: CommandOptions, knowledge: KnowledgeStore, ids: tuple[str, ..
 
 
 def _confirm(setting: CommandOptions, knowledge: KnowledgeStore, ids: tuple[str, ...]) -> int:
-    from handrail.store.memory.knowledge_store import EntryNotFound
+    from handrail.store.memory.knowledge_store import UnknownEntry
 
     for entry in _get(knowledge, ids):
         try:
             confirmed = knowledge.confirm(entry.id, time.time_ns())
-        except EntryNotFound:
+        except UnknownEntry:
             raise click.UsageError(
                 f"{entry.id} was replaced by {entry.superseded_by}. To make it current again: handrail memory undo {entry.id}"
             ) from None
