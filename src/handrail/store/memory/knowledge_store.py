@@ -130,7 +130,6 @@ class CompactionOutcome(NamedTuple):
 
 # The similarity of texts.
 
-_NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _NEGATIONS = frozenset(["no", "not", "never", "none", "nothing", "without", "cannot"])
 
@@ -148,19 +147,21 @@ def list_trigrams(text: str) -> set[str]:
 
 
 def has_same_facts(one: str, other: str) -> bool:
-    """Return whether two similar texts have the same numbers, negations and names.
+    """Return whether two similar texts have the same numbers, negations and names in the same order.
 
     Texts that differ in one of these say something else, however similar they are.
     """
     return _list_facts(one, other) == _list_facts(other, one)
 
 
-def _list_facts(text: str, other: str) -> set[str]:
-    words = _WORD.findall(text)
-    facts = set(_NUMBER.findall(text))
-    facts |= {word.lower() for word in words if word.lower() in _NEGATIONS or word.lower().endswith(("n't", "n’t"))}
-    in_other = {word.lower() for word in _WORD.findall(other)}
-    return facts | {word.lower() for word in words[1:] if word != word.lower() and word.lower() not in in_other}
+def _list_facts(text: str, other: str) -> list[str]:
+    capitals = {word.lower() for word in [*_WORD.findall(text)[1:], *_WORD.findall(other)[1:]] if word != word.lower()}
+    words = [word.lower() for word in _WORD.findall(text)]
+    return [
+        word
+        for word in words
+        if word in capitals or word in _NEGATIONS or word.endswith(("n't", "n’t")) or any(map(str.isdigit, word))
+    ]
 
 
 def is_near_duplicate(text: str, stored: str) -> bool:
