@@ -53,7 +53,7 @@ class MeaningComparer:
 
     def __init__(self, make_embedder: MakeEmbedder, *, patience_s: float = PATIENCE_S) -> None:
         self._make_embedder = make_embedder
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._embedder: Embedder | None = None
         self._why_none: str | None = None
         self._vectors: OrderedDict[bytes, Any] = OrderedDict()
@@ -77,7 +77,7 @@ class MeaningComparer:
         work = asyncio.get_running_loop().run_in_executor(self._threads, self._compare, query, dict(passages), vectors)
         work.add_done_callback(self._finish)
         try:
-            return await asyncio.wait_for(asyncio.shield(work), self._patience_s)
+            return await asyncio.wait_for(asyncio.shield(work), self.patience_s)
         except (TimeoutError, EmbedderError):
             return None
 
