@@ -158,20 +158,19 @@ class _CallMemory:
 
     async def _recall_facts(self, query: MemoryQuery) -> RecalledMemories:
         knowledge = self.memory.knowledge
-        if query.mode == "range":
-            entries = await asyncio.to_thread(
-                knowledge.list_entries, from_ns=query.from_ns, to_ns=query.to_ns, latest_only=True, limit=query.limit
-            )
-            total = await asyncio.to_thread(knowledge.count_entries, from_ns=query.from_ns, to_ns=query.to_ns)
-            return RecalledMemories(tuple(map(_to_recalled_fact, entries)), total)
+        if query.mode == "semantic":
+            return await self._rank_facts(query)
         if query.mode == "hash":
             entries = await asyncio.to_thread(knowledge.find_exactly, query.query.strip())
             entries = [one for one in entries if _is_within(one.created_ns, query)]
-        else:
-            entries = await self._rank_facts(query)
-        return RecalledMemories(tuple(map(_to_recalled_fact, entries[: query.limit])), len(entries))
+            return RecalledMemories(tuple(map(_to_recalled_fact, entries[: query.limit])), len(entries))
+        entries = await asyncio.to_thread(
+            knowledge.list_entries, from_ns=query.from_ns, to_ns=query.to_ns, latest_only=True, limit=query.limit
+        )
+        total = await asyncio.to_thread(knowledge.count_entries, from_ns=query.from_ns, to_ns=query.to_ns)
+        return RecalledMemories(tuple(map(_to_recalled_fact, entries)), total)
 
-    async def _rank_facts(self, query: MemoryQuery) -> list[KnowledgeEntry]:
+    async def _rank_facts(self, query: MemoryQuery) -> RecalledMemories:
         knowledge, comparer, terms = self.memory.knowledge, self.memory.comparer, _parse_terms(query.query)
         found = await asyncio.to_thread(knowledge.find, terms, query.from_ns, query.to_ns)
         meaning = None
@@ -180,7 +179,9 @@ class _CallMemory:
             texts = {number: entry.text for number, entry in entries.items()}
             meaning = await comparer.compare(query.query, texts, vectors=knowledge)
         ranked = [one.number for one in rank_passages(found, terms, meaning, neighbours=False)]
-        return list((await asyncio.to_thread(knowledge.load, ranked)).values())
+        # Some are left out, because a later one has their key.
+        entries = (await asyncio.to_thread(knowledge.load, ranked[: 3 * query.limit])).values()
+        return RecalledMemories(tuple(map(_to_recalled_fact, [*entries][: query.limit])), len(ranked))
 
     # The conversation and calls of the session
 

@@ -30,7 +30,7 @@ MOST_MESSAGES = 20_000
 MOST_CALLS = 5_000
 """The most calls that are searched without being in a message: those of programs, or of earlier agents."""
 MOST_BYTES = 64 * 1024 * 1024
-_MOST_COUNTED = 10_000
+_MOST_COUNTED = 1_000
 _CONTEXT_CHARACTERS = 400
 EXCERPT_CHARACTERS = 400
 _CHARACTERS_BEFORE = 120
@@ -84,6 +84,7 @@ class TranscriptIndex:
         self._first_position: int = -1
         self._last_position: int = -1
         self._resume_position: int = -1
+        self._has_reply = False
         self._last_record = 0
         self._unanswered: set[str] = set()
         """Calls of the log that had no outcome when they were read."""
@@ -111,8 +112,11 @@ class TranscriptIndex:
             is_first = self._last_position < 0 and not self._last_record
             if isinstance(first, int) and isinstance(last, int):
                 self._first_position, self._last_position = first, last
+            # Results complete the calls of the last reply, so it is read again.
             replies = [one.position for one in messages if one.data.get("role") == "assistant"]
-            self._resume_position = max(replies, default=self._resume_position)
+            if replies or self._resume_position < 0 or not self._has_reply:
+                self._resume_position = max(replies, default=self._last_position)
+            self._has_reply = self._has_reply or bool(replies)
             said = list(extract_message_passages(messages))
             calls = self._read_calls(reader, {one.id for one in said})
             if is_first:
@@ -162,7 +166,7 @@ class TranscriptIndex:
             return find_passages(self._connection, terms, chosen.sql_condition)
 
     def count(self, terms: QueryTerms, chosen: PassageFilter = ALL_PASSAGES) -> int:
-        """Return how many passages contain a term, at most 10,000."""
+        """Return how many passages contain a term, at most 1,000."""
         with self._lock:
             return count_passages(self._connection, terms, chosen.sql_condition, most=_MOST_COUNTED)
 

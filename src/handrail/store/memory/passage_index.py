@@ -21,9 +21,9 @@ MOST_CANDIDATES = 300
 """The number of best passages by words that are ranked further."""
 MOST_COMPARED = 50
 """The number of best passages by words whose meaning is compared with the query."""
-_FREQUENT = 2_000
+_FREQUENT = 1_000
 """A word in more passages than this is used only if all words of the query are as frequent."""
-_MOST_SCORED = 4_000
+_MOST_SCORED = 3_000
 """About how many passages a query may score, so that its time does not grow with the index."""
 _SUBSTRING_ROWS = 5_000
 """The number of latest passages that are searched for parts of words, if no whole word is found."""
