@@ -136,6 +136,7 @@ ROWS: dict[str, str] = {
     "T-01b": "A tool that the operator names answers web_search or web_fetch in the fixed shape of that id: its arguments are checked at the start, rules speak of the id, the log names both, and no tool or workspace takes the id by itself.",
     "T-01a": "read, write, edit, glob, grep, bash, todo and question have their locked ids and shapes.",
     "T-02a": "file.patch replaces ranges, inserts and appends by line; a repository's status and commits are git.status and git.commit.",
+    "T-02b": "memory.query finds notes, the conversation and stored facts by words and meaning, exactly and by time; memory.upsert stores facts that pass its checks, each refused with the reason; memory.compact folds them, which can be undone. What follows foreign content is labelled until a person confirms it, and nothing of it enters a prompt by itself.",
     "T-03a": "python in the sandbox, multi_edit, tree, json_read and json_write.",
     "T-03b": "The past of a session, its messages, calls and results, is searched by words and phrases, also what its model no longer sees, and no other session's.",
     "T-05a": "The git category for real: fifteen tools run git in the sandbox, with what a repository's own configuration and hooks would run put out of force.",

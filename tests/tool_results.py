@@ -192,7 +192,7 @@ created: true if the file did not exist before
 ?cleared: Number of removed notes; only for `clear`""",
     "search_memory": """\
 ?hits: Matching passages, each with `id`, `kind`, `at` and `text`, and `tool` if it is a call
-?found: Number of all matches
+?found: Number of all matches, at most 1,000
 ?searched: Number of passages that were searched
 ?older_not_searched: true if older passages were not searched
 ?id: Passage that was read; only with `id`
@@ -211,11 +211,21 @@ media_type: Media type of the artifact
 ?next: Offset to continue from, or null at the end
 size: Size of the artifact in bytes
 ?image: Reference to the image, if the artifact is one""",
+    "memory.query": """\
+hits: Matches, the best or latest first, each with `id` and `text`, and `at`, `kind`, `key`, `tags` and `unconfirmed` where they apply
+found: Number of all matches""",
+    "memory.upsert": """\
+id: ID of the fact
+stored: false if a stored fact says the same and was kept instead
+?merged_with: Text of that fact
+?unconfirmed: Reason why the fact has a label until a person confirms it""",
     "memory.compact": """\
-removed_messages: Number of messages that the model no longer receives
-removed_tokens: Approximate number of tokens that this saves
-kept_messages: Number of messages that remain
-note: Remark for the model""",
+?removed_messages: Number of messages that the model no longer receives
+?removed_tokens: Approximate number of tokens that this saves
+?kept_messages: Number of messages that remain
+?note: Remark for the model
+?folded_facts: Number of facts that a later fact with the same key replaced
+?compaction: Number of the compaction; only if facts were folded""",
     "send_message": """\
 channel: Name of the channel
 sent: true

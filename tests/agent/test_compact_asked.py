@@ -112,8 +112,10 @@ async def test_without_a_model_there_is_no_conversation_to_compact(tmp_path: Pat
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         assert "memory.compact" not in [spec.id for spec in session.active_tools]
-        answer = await session.call("memory.compact", {})
+        answer = await session.call("memory.compact", {"store": "working"})
         assert answer.error_kind == "unavailable" and "no conversation to compact" in str(answer.error_text)
+        both = await session.call("memory.compact", {})
+        assert both.ok and both.data["folded_facts"] == 0 and "no conversation to compact" in both.data["note"]
 
 
 async def test_a_program_that_calls_the_tool_between_two_runs_has_it_done_at_once(tmp_path: Path) -> None:

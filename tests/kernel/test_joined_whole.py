@@ -13,6 +13,7 @@ from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Event, Result, Runtime, ToolError, UsageError, tool
 from handrail.contract.calls_and_results import Blob
+from handrail.contract.services.memory_service import MemoryQuery, MemoryWrite
 from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
 from handrail.contract.services.subagent_services import SubagentTask
 from handrail.contract.tool.spec import ToolSessionArguments, ToolSpec
@@ -111,6 +112,18 @@ async def transcript(on: Runtime) -> object:
     )
 
 
+async def memory(on: Runtime) -> object:
+    stored = await on.memory.remember(
+        MemoryWrite("The user wants short answers in English.", "user/answers", ("style",))
+    )
+    again = await on.memory.remember(MemoryWrite("The user wants short answers in English"))
+    found = await on.memory.recall(MemoryQuery("short answers", limit=3))
+    wrong = await caught(on.memory.remember(MemoryWrite("short")))
+    notes = await on.memory.recall(MemoryQuery(mode="range", store="working"))
+    told = [(one.text, one.key, one.tags, one.untrusted) for one in found.memories]
+    return stored.text, again.is_merged, told, found.total, wrong, notes, await on.memory.fold_facts()
+
+
 async def terminals(on: Runtime) -> object:
     return (
         await on.terminals.is_open("job_none"),
@@ -148,6 +161,7 @@ async def opened_door(on: Runtime) -> object:
         (channels, ("channels",)),
         (triggers, ("triggers",)),
         (transcript, ("transcript",)),
+        (memory, ("memory",)),
         (terminals, ("terminals",)),
         (offers, ("resources",)),
         (opened_door, ()),
@@ -180,6 +194,7 @@ async def test_a_door_that_a_tool_did_not_require_stays_closed(tmp_path: Path, d
         "channels": ("send", ("news", "x")),
         "triggers": ("list_triggers", ()),
         "transcript": ("search", ("x",)),
+        "memory": ("fold_facts", ()),
         "terminals": ("change_count", ()),
         "resources": ("list_sources", ()),
     }
@@ -194,7 +209,7 @@ async def test_a_door_that_a_tool_did_not_require_stays_closed(tmp_path: Path, d
 
     async with opened(door, tmp_path, tools=[Scripted(ask_all)], rules=["allow t.script"]) as kernel:
         result = await (await kernel.session()).call("t.script", {})
-    assert result.data == ["denied"] * 7, result
+    assert result.data == ["denied"] * 8, result
 
 
 class ReadsNote(Tool):

@@ -57,7 +57,20 @@ async def test_a_tool_that_did_not_require_calls_makes_none(tmp_path: Path) -> N
 
 
 DOORS = (
-    *("files", "search", "shell", "net", "state", "user", "catalog", "subagents", "channels", "triggers", "transcript"),
+    *(
+        "files",
+        "search",
+        "shell",
+        "net",
+        "state",
+        "user",
+        "catalog",
+        "subagents",
+        "channels",
+        "triggers",
+        "transcript",
+        "memory",
+    ),
     *("skills", "jobs", "terminals", "resources"),
 )
 """The doors of a runtime that a tool has only where its requires name them."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,11 @@ from hypothesis import strategies as st
 from handrail import tool
 from handrail.agent.agent_loop import Agent
 from handrail.agent.run_budget import Budget
-from handrail.contract.services.history_and_skill_services import TranscriptPassage
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.session_protocols import Session
-from handrail.session import transcript_search as searching
-from handrail.session.transcript_search import cut_excerpt, parse_query_terms, rank_passages
+from handrail.session.memory import transcript_index as indexing
+from handrail.session.memory.transcript_index import cut_excerpt
+from handrail.store.memory.passage_index import CREATE_INDEX, find_passages, parse_query, rank_passages
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -121,7 +124,7 @@ async def test_what_a_tool_keeps_from_the_model_is_not_found_nor_what_it_called(
 
 
 async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "MOST_CALLS", 3)
+    monkeypatch.setattr(indexing, "MOST_CALLS", 3)
     async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
         session = await kernel.session()
         for number in range(5):
@@ -133,10 +136,46 @@ async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, mon
 
 @settings(max_examples=40)
 @given(st.text(max_size=60), st.lists(st.text(max_size=600), max_size=5))
-def test_any_query_over_any_text_gives_what_holds_a_term_of_it(query: str, texts: list[str]) -> None:
-    terms = parse_query_terms(query)
-    there = [TranscriptPassage(str(n), "user", n, text) for n, text in enumerate(texts)]
-    best = rank_passages(there, terms)
-    wanted = {one.id for one in there if any(term in one.text.casefold() for term in terms)}
-    assert {one.id for one in best} == wanted and len(best) == len(wanted)
-    assert all(len(cut_excerpt(one.text, terms)) <= searching.EXCERPT_CHARACTERS + 2 for one in best)
+def test_any_query_over_any_text_gives_passages_that_have_a_term_of_it(query: str, texts: list[str]) -> None:
+    terms = parse_query(query)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(CREATE_INDEX)
+        connection.executemany("INSERT INTO passage (text, context) VALUES (?, '')", [(text,) for text in texts])
+        found = rank_passages(find_passages(connection, terms), terms)
+        assert len({one.number for one in found}) == len(found)
+        whole = {
+            number + 1 for number, text in enumerate(texts) if set(terms.words) & set(re.findall(r"[a-z0-9]+", text))
+        }
+        assert not any(word.isascii() for word in terms.words) or whole <= {one.number for one in found}
+        assert all(len(cut_excerpt(text, terms.texts)) <= indexing.EXCERPT_CHARACTERS + 2 for text in texts)
+
+
+async def test_a_question_in_other_forms_of_the_words_is_found_with_what_stands_around_it(tmp_path: Path) -> None:
+    model = PlaybackModel(text_reply("Which one?"), text_reply("Noted."), text_reply("Fine."))
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session()
+        for text in (
+            "I am painting the kitchen of my sister.",
+            "The yellow one in the cellar.",
+            "Unrelated: the build is red.",
+        ):
+            await Agent(session, model).complete(text)
+        assert (await found(session, "Who paints kitchens?"))[0]["text"].startswith("I am painting")
+        texts = [hit["text"] for hit in await found(session, "which kitchen was painted?")]
+        assert texts[:2] == ["I am painting the kitchen of my sister.", "Which one?"], (
+            "the answer has it as its context"
+        )
+
+
+async def test_a_search_takes_what_is_new_and_forgets_what_is_gone(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
+        session = await kernel.session()
+        model = PlaybackModel(*(text_reply(f"Answer {n} of pelican.") for n in range(3)))
+        for number in range(3):
+            await Agent(session, model).complete(f"Question {number} of pelican.")
+            assert len(await found(session, "pelican")) == 2 * number + 2
+        await session.call("notes.look", {"about": "pelican"})
+        assert len(await found(session, "pelican")) == 7
+        assert [hit["tool"] for hit in await found(session, "pelica", kind="call")] == ["notes.look"], (
+            "a part of a word"
+        )

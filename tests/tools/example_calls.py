@@ -80,6 +80,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "scratchpad": {"action": "set", "key": "port", "value": "8080"},
     "search_memory": {"query": "uno"},
     "artifact.read": {"ref": "…", "limit": 4},
+    "memory.upsert": {"text": "The user wants commit messages in English.", "key": "user/commits"},
+    "memory.query": {"query": "language of commit messages"},
     "memory.compact": {},
     "send_message": {"channel": "reviews", "message": "Ready for review."},
     "wait_channel": {"channel": "reviews", "timeout_ms": 0},
@@ -125,6 +127,7 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("file.patch", {"path": "a.txt", "operations": [{"op": "insert", "line": 90, "content": "x\n"}]}),
     ("glob", {"pattern": "*.txt", "path": "missing"}),
     ("grep", {"pattern": "("}),
+    ("memory.upsert", {"text": "Use tabs."}),
     ("bash", {"command": "sleep 60", "timeout_ms": 200}),
     ("bash", {"cmd": "ls"}),
     ("python", {"code": "import time; time.sleep(60)", "timeout_ms": 500}),
@@ -308,7 +311,7 @@ async def play(session: Session, host: GitHost) -> AsyncGenerator[Played]:
 _CHANGING = re.compile(
     r"(?P<hash>\b[0-9a-f]{40}\b)"
     r"|(?P<when>\b20\d\d-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)"
-    r"|(?P<id>\b(?P<kind>ses|[a-z_]+(?=_[0-9a-f]{8}\b))_[0-9a-zA-Z]{8,}\b)"
+    r"|(?P<id>\b(?P<kind>ses|mem|[a-z_]+(?=_[0-9a-f]{8}\b))_[0-9a-zA-Z]{8,}\b)"
     r"|(?P<output>(?<=/output/)[0-9a-f]{24})"
     r"|(?P<range>\b[0-9a-f]{7,12}\.\.[0-9a-f]{7,12}\b)"
     r"|(?P<host>127\.0\.0\.1:\d+|localhost:\d+)"

@@ -27,6 +27,7 @@ _DOORS = frozenset(
             "channels",
             "triggers",
             "transcript",
+            "memory",
             "terminals",
         ),
         *("catalog", "jobs", "agents", "skills", "cancellation", "peer", "resources"),

@@ -94,6 +94,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("notes of this session", ("scratchpad",)),
                 ("search of the conversation", ("search_memory",)),
                 ("stored outputs of its calls", ("artifact.read",)),
+                ("facts from all sessions", ("memory.query", "memory.upsert")),
                 ("compaction of the conversation", ("memory.compact",)),
             ),
         ),

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from handrail.arbiter.arbiter import Arbiter, ArbiterLimits
 from handrail.arbiter.lock_table import LockResolver, LockTable
 from handrail.arbiter.output.secret_redaction import SecretRedactor
-from handrail.catalog.embedders.embedder_selection import ENDPOINT, NONE, EmbedderChoice, make_encoder_factory
+from handrail.catalog.embedders.embedder_selection import (
+    ENDPOINT,
+    FASTEMBED,
+    LOCAL,
+    NONE,
+    EmbedderChoice,
+    make_embedder,
+    make_encoder_factory,
+)
 from handrail.catalog.search.search_indexes import AHEAD_S, GenerationSearchIndexes
 from handrail.config import MergedConfiguration, SearchSettings, Settings, UndoSettings, WatchdogSettings
 from handrail.config.operator_settings import SHIPPED_WATCHDOGS
@@ -56,8 +64,10 @@ from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.secret_store import SecretStore, read_passed_variables
 from handrail.runtime.undo.workspace_snapshots import UndoLimits, WorkspaceSnapshots
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox
+from handrail.session.memory.meaning_comparer import MeaningComparer
 from handrail.session.session_context import AgentContext, AgentGenerations, ClientProcessRegistrations
 from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.memory.knowledge_store import KnowledgeStore
 from handrail.store.state_folders import StateFolders
 from handrail.store.undo_store import UndoStore
 from handrail.store.workspace_store import WorkspaceStore
@@ -98,6 +108,10 @@ class KernelComponents:
     """Keeps what calls change in the workspace; None if the operator switched it off."""
     change_journal: ChangeJournal
     """The journal of changes of several files. At the start, it has finished what a killed process left."""
+    knowledge: KnowledgeStore
+    """The facts that agents stored for the user, in all workspaces."""
+    comparer: MeaningComparer
+    """Compares the meaning of passages of conversations and facts."""
     shared_shelves: dict[str, tuple[LoadedAgent, AgentGenerations]] = field(
         default_factory=dict[str, tuple[LoadedAgent, AgentGenerations]]
     )
@@ -207,6 +221,8 @@ class KernelComponents:
         async with AsyncExitStack() as ends:
             if self.snapshots is not None:
                 ends.callback(self.snapshots.store.close)  # the last
+            ends.callback(self.knowledge.close)
+            ends.push_async_callback(asyncio.to_thread, self.comparer.close)
             ends.push_async_callback(self.program_sandbox.aclose)
             ends.push_async_callback(self.upstreams.aclose)
             if self.server_pool is not None:
@@ -354,6 +370,8 @@ async def assemble_components(
         upstreams,
         snapshots,
         journal,
+        KnowledgeStore(folders.state, settings.state.store),
+        _make_comparer(settings.search),
     )
     upstreams.on_listing_changed = rooms.publish_source_tools
     upstreams.connect_unlisted_servers()
@@ -377,6 +395,13 @@ def _make_rules_without_call(config: MergedConfiguration) -> RuleBook:
     except LoadError:
         own = []  # the faults are reported with those of the agent
     return RuleBook(default_rules()).with_rules(*own)
+
+
+def _make_comparer(settings: SearchSettings) -> MeaningComparer:
+    """Return the comparer of memories. What users and agents say is sent to no endpoint."""
+    name = settings.embedder if settings.embedder in (LOCAL, FASTEMBED) else NONE
+    why = "memories are compared by a model on this machine only"
+    return MeaningComparer(partial(make_embedder, EmbedderChoice(name, model=settings.model, why_none=why)))
 
 
 def _choose_search_embedder(settings: SearchSettings, known: SecretStore) -> EmbedderChoice:

@@ -46,6 +46,7 @@ from handrail.session.local_session import (
     parent_editor,
     parent_manifests,
 )
+from handrail.session.memory.session_memory import SessionMemory
 from handrail.session.session_context import (
     AgentContext,
     SessionOpening,
@@ -111,6 +112,18 @@ def make_session_lane(
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
         get_server_pool=components.get_server_pool,
+        memory=SessionMemory(
+            session_id,
+            context.agent,
+            folders.workspace,
+            components.knowledge,
+            arrivals.transcript,
+            RedactedSessionValues(components.store.session_values, components.arbiter.shaper.redactor),
+            components.store.database,
+            components.arbiter.shaper.redactor,
+            components.comparer,
+            context.manifest.prompt,
+        ),
         snapshots=components.snapshots,
         change_journal=components.change_journal,
     )
@@ -201,7 +214,9 @@ class SessionManager:
         """The suspended sessions whose jobs are still running."""
         self._closing: set[str] = set()
         self.session_store = SessionStore(components.store, components.arbiter.shaper.redactor, components.log)
-        self.arrivals = WorkspaceInboundServices(components.store, components.arbiter.shaper.redactor)
+        self.arrivals = WorkspaceInboundServices(
+            components.store, components.arbiter.shaper.redactor, comparer=components.comparer
+        )
         self.undo_service = UndoService(components.arbiter, components.snapshots, components.store.sessions)
         self._outputs = components.arbiter.shaper.room
         self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing

@@ -12,6 +12,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from handrail.record.commit_log import CommitLog
 from handrail.record.hash_chain import SALT_BYTES
 from handrail.record.log_reader import LogReader
 from handrail.store.database.workspace_database import Statement, WorkspaceDatabase
+from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable
 from handrail.store.state_folders import StateFolders, remove_tree
 from handrail.store.state_inventory import measure_folder_size
 from handrail.store.tables.session_tables import LAST_USED
@@ -232,6 +234,7 @@ class PurgePlan:
     :param sessions: the ids of sessions that are removed completely, with their tools' state and their folders
     :param orphans: artifacts, output files and folders that nothing else refers to
     :param kept_changes: the number of changes in the workspace that could be undone until then
+    :param facts: the number of facts that its sessions stored, and that no person confirmed or a later one replaced
     """
 
     records: int
@@ -242,10 +245,11 @@ class PurgePlan:
     sessions: tuple[str, ...]
     orphans: OrphanedFiles
     kept_changes: int = 0
+    facts: int = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self.records or self.sessions or self.orphans.paths or self.kept_changes)
+        return not (self.records or self.sessions or self.orphans.paths or self.kept_changes or self.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +261,7 @@ class PurgeResult:
     files: int
     problems: tuple[str, ...] = ()
     kept_changes: int = 0
+    facts: int = 0
 
 
 def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelection) -> PurgePlan:
@@ -280,7 +285,14 @@ def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelecti
         changes = 0
     finally:
         kept.close()
-    return PurgePlan(records, int(size), calls, oldest, newest, sessions, left_over, changes)
+    with closing(KnowledgeStore(folders.state)) as knowledge:
+        try:
+            facts = knowledge.count_purged(
+                str(folders.workspace), before_ns=selection.before_ns, session=selection.session_id
+            )
+        except KnowledgeUnavailable:
+            facts = 0
+    return PurgePlan(records, int(size), calls, oldest, newest, sessions, left_over, changes, facts)
 
 
 async def purge_records(
@@ -313,7 +325,17 @@ async def purge_records(
         problems.append(f"{folders.undo_folder}: {error.strerror or error}")
     finally:
         kept.close()
-    return PurgeResult(removed, len(sessions), files, tuple(problems), changes)
+    facts = await asyncio.to_thread(_purge_facts, folders, selection, problems)
+    return PurgeResult(removed, len(sessions), files, tuple(problems), changes, facts)
+
+
+def _purge_facts(folders: StateFolders, selection: PurgeSelection, problems: list[str]) -> int:
+    with closing(KnowledgeStore(folders.state)) as knowledge:
+        try:
+            return knowledge.purge(str(folders.workspace), before_ns=selection.before_ns, session=selection.session_id)
+        except KnowledgeUnavailable as error:
+            problems.append(str(error))
+            return 0
 
 
 def _removed_sessions(connection: sqlite3.Connection, selection: PurgeSelection) -> Iterator[str]:

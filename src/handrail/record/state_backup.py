@@ -5,6 +5,9 @@ and artifacts lie next to it. A repeated backup copies only the files that are n
 one. Files that the workspace no longer has are removed from the backup, so that a purge reaches it at the next backup. The
 description is written last: a folder without it is no backup.
 
+The facts that sessions of the workspace stored for the user are in a file of JSON lines. A restoration adds those that are
+missing, since the user's facts belong to all workspaces.
+
 A backup contains no scratch folders, no kept files of ``handrail undo`` and no trust in the workspace's configuration.
 """
 
@@ -35,13 +38,14 @@ from handrail.store.database.sqlite_connection import (
     read_engine_name,
     to_start_error,
 )
+from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable, parse_entry
 from handrail.store.operator_decisions import write_private_file
 from handrail.store.state_folders import StateFolders, prepare_folders, remove_tree, unwritable_state_error
 from handrail.store.state_inventory import refuse_if_held, remove_workspace_state
 
 FORMAT = 1
 DESCRIPTION_FILE = "backup.json"
-_DATABASE, _ARTIFACTS, _OUTPUTS = "handrail.db", "artifacts", "output"
+_DATABASE, _ARTIFACTS, _OUTPUTS, _FACTS = "handrail.db", "artifacts", "output", "memory.jsonl"
 _STEP_PAGES = 4_096
 _PIECE = 1024 * 1024
 _MAX_DESCRIPTION_BYTES = 64 * 1024
@@ -107,6 +111,7 @@ def back_up_state(
         for name, origin in ((_ARTIFACTS, folders.artifact_folder), (_OUTPUTS, folders.session_output_base)):
             copied, bytes_copied = _copy_tree(origin, target / name, name, show)
             count, size = count + copied, size + bytes_copied
+        size += _copy_facts(folders, target / _FACTS)
         found = BackupDescription(
             FORMAT,
             version("handrail"),
@@ -220,6 +225,7 @@ def restore_state(
         remove_tree(own)
         remove_tree(outputs)
     prepare_folders(folders.workspace, folders.state, allow_home=True)
+    _restore_facts(folders, backup / _FACTS)
     file = LogHeadFile(folders)
     try:
         file.force_sequence(head[0], head[1])
@@ -242,7 +248,7 @@ def _check_target(folders: StateFolders, target: Path) -> None:
         return
     except OSError as error:
         raise UsageError(f"The backup folder {real} cannot be read: {error.strerror}. Name another folder.") from None
-    ours = {DESCRIPTION_FILE, _DATABASE, _ARTIFACTS, _OUTPUTS, "store", f"{_DATABASE}.partial"}
+    ours = {DESCRIPTION_FILE, _DATABASE, _ARTIFACTS, _OUTPUTS, _FACTS, "store", f"{_DATABASE}.partial"}
     if names and (not names & {DESCRIPTION_FILE, _DATABASE, f"{_DATABASE}.partial"} or names - ours):
         raise UsageError(f"The folder {real} is not empty and is not a backup. Name a new folder.")
     known = None
@@ -273,6 +279,40 @@ def _copy_database(source: sqlite3.Connection, file: Path, target: Path, show: S
         copy.execute("PRAGMA journal_mode = DELETE")  # one file
     _sync(target)
     return head.sequence, head.hash
+
+
+def _copy_facts(folders: StateFolders, target: Path) -> int:
+    """Write the facts of a workspace's sessions, and return the size of the file."""
+    with closing(KnowledgeStore(folders.state)) as knowledge:
+        try:
+            entries = knowledge.list_of_workspace(str(folders.workspace))
+        except KnowledgeUnavailable as error:
+            raise StartError(str(error)) from None
+    if not entries:
+        target.unlink(missing_ok=True)
+        return 0
+    content = "".join(f"{json.dumps(asdict(entry))}\n" for entry in entries).encode()
+    write_private_file(target, content)
+    return len(content)
+
+
+def _restore_facts(folders: StateFolders, source: Path) -> None:
+    """Add the facts of a backup that are missing."""
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+        entries = [parse_entry(json.loads(line), str(folders.workspace)) for line in lines]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StartError(
+            f"The workspace was restored without its stored facts: {source} cannot be read: {error}. Check the backup."
+        ) from None
+    if entries:
+        with closing(KnowledgeStore(folders.state)) as knowledge:
+            try:
+                knowledge.add_missing(entries)
+            except KnowledgeUnavailable as error:
+                raise StartError(f"The workspace was restored without its stored facts. {error}") from None
 
 
 def _check_database(database: Path, backup: Path, found: BackupDescription) -> tuple[int, bytes]:

@@ -24,6 +24,7 @@ from handrail.contract.services.file_services import FileService, ResolvedPath, 
 from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.language_services import LanguageService
+from handrail.contract.services.memory_service import MemoryService, SessionMemoryService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.tool_runtime import (
@@ -92,6 +93,7 @@ class SessionSharedServices:
     transcript: TranscriptService | None = None
     get_server_pool: Callable[[], LanguageServerPool] | None = None
     """Returns the language servers of the kernel; None if there are none."""
+    memory: SessionMemoryService | None = None
     snapshots: WorkspaceSnapshots | None = None
     """Keeps what the calls change in the workspace; None if nothing is kept."""
     change_journal: ChangeJournal | None = None
@@ -498,6 +500,13 @@ class CallRuntime:
         if (transcript := self._environment.transcript) is None:
             raise ToolError("This session keeps no transcript. Continue without it.", kind="unavailable")
         return transcript
+
+    @property
+    def memory(self) -> MemoryService:
+        self._require_capability("memory")
+        if (memory := self._environment.memory) is None:
+            raise ToolError("This session has no memory. Continue without it.", kind="unavailable")
+        return memory.for_call(self.call_id)
 
     @property
     def skills(self) -> SkillService:

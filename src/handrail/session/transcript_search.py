@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,55 +17,93 @@ from handrail.contract.services.history_and_skill_services import (
 )
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log_reader import LoggedRecord, LogReader, ModelUsage
+from handrail.session.memory.meaning_comparer import MeaningComparer
+from handrail.session.memory.transcript_index import (
+    PassageFilter,
+    TranscriptIndex,
+    as_objects,
+    cut_excerpt,
+    is_hidden_from_model,
+    list_calling_call_ids,
+)
+from handrail.session.memory.write_checks import RecalledTexts
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import WorkspaceDatabase
+from handrail.store.memory.passage_index import (
+    MOST_CANDIDATES,
+    MOST_COMPARED,
+    QueryTerms,
+    parse_query,
+    rank_passages,
+)
 from handrail.store.tables.approval_tables import ApprovalReader
 from handrail.store.tables.session_messages import (
-    StoredSessionMessage,
-    read_latest_session_messages,
     read_session_messages,
     search_session_messages,
 )
 from handrail.store.tables.session_tables import SessionRow, read_session_rows
 
-MOST_MESSAGES = 20_000
-MOST_CALLS = 5_000
-"""The most calls that are searched without being in a message: those of programs, or of earlier agents."""
-MOST_BYTES = 64 * 1024 * 1024
-MOST_TERMS = 20
-EXCERPT_CHARACTERS = 400
-_CHARACTERS_BEFORE = 120
-"""The number of characters in an excerpt before the match."""
-_MAX_DEPTH = 32
-_TERM = re.compile(r'"([^"]+)"|(\S+)')
-_TRIMMED_CHARACTERS = ".,;:!?()[]{}<>'\"`*"
 _PROVIDER_TOOL_SOURCE = "it comes from a tool of the model's provider"
-_HIDDEN_OUTPUT = "(its output is kept from the model)"
-SEARCH_TOOL = "search_memory"
-"""The search tool. Its calls are left out of the results."""
 
 
 class SessionTranscript:
     """A search in the stored conversation and calls of a session, within bounds.
 
-    Implements :class:`~handrail.contract.services.history_and_skill_services.TranscriptService`. Every call reads the database again.
+    Implements :class:`~handrail.contract.services.history_and_skill_services.TranscriptService`. Every call first takes what is new in
+    the database.
+
+    :param comparer: compares the meaning of passages; None for words only
     """
 
-    def __init__(self, session_id: str, database: WorkspaceDatabase) -> None:
+    def __init__(self, session_id: str, database: WorkspaceDatabase, comparer: MeaningComparer | None = None) -> None:
         self._session_id = session_id
         self._database = database
+        self._comparer = comparer
+        self._index: TranscriptIndex | None = None
+        self.recalled = RecalledTexts()
+        """What the memory tools have shown in this session."""
 
     async def search(self, query: str, *, limit: int = 10, kinds: Sequence[PassageKind] = ()) -> TranscriptSearchResult:
-        terms = parse_query_terms(query)
-        if not terms:
+        found = await self.search_chosen(query, PassageFilter(frozenset(kinds)), limit)
+        for one in found.passages:
+            self.recalled.add(one.id, one.text)
+        return found
+
+    async def search_chosen(self, query: str, chosen: PassageFilter, limit: int) -> TranscriptSearchResult:
+        """Find passages among those that a filter chooses; see :meth:`search`."""
+        terms = parse_query(query)
+        if not terms.texts:
             text = f"`query` contains no word to search for: {query[:80]!r}. Pass one or more words."
             raise ToolError(text, kind="invalid_input")
-        await self._database.writer.flush()  # so that the latest records are read too
-        return await asyncio.to_thread(self._search, terms, limit, frozenset(kinds))
+        index = await self.refresh_index()
+        found = await asyncio.to_thread(index.find, terms, chosen)
+        meaning = None
+        if self._comparer is not None and not terms.is_single and len(found) > 1:
+            numbers = [one.number for one in found[:MOST_COMPARED]]
+            texts = await asyncio.to_thread(index.load, numbers)
+            compared = {number: one.text for number, one in zip(numbers, texts, strict=True)}
+            meaning = await self._comparer.compare(query, compared)
+        ranked = [one.number for one in rank_passages(found, terms, meaning)]
+        return await asyncio.to_thread(self._make_result, index, terms, chosen, ranked, limit)
+
+    @staticmethod
+    def _make_result(
+        index: TranscriptIndex, terms: QueryTerms, chosen: PassageFilter, ranked: Sequence[int], limit: int
+    ) -> TranscriptSearchResult:
+        passages = index.load(ranked[:limit])
+        shown = tuple(replace(one, text=cut_excerpt(one.text, terms.texts)) for one in passages)
+        total = len(ranked) if len(ranked) < MOST_CANDIDATES else max(len(ranked), index.count(terms, chosen))
+        return TranscriptSearchResult(shown, total, index.count_all(chosen), index.is_partial)
 
     async def read_passage(self, id: str, *, start: int = 0, most: int = 16_000) -> TranscriptPassage:
-        await self._database.writer.flush()
-        return await asyncio.to_thread(self._passage, id, start, most)
+        index = await self.refresh_index()
+        found = await asyncio.to_thread(index.find_by_id, id)
+        if found is None:
+            text = f"Passage {id[:80]!r} does not exist in this session. Use an `id` from a search result."
+            raise ToolError(text, kind="invalid_input")
+        end = start + most
+        self.recalled.add(id, found.text[start:end])
+        return replace(found, text=found.text[start:end], next=end if end < len(found.text) else None)
 
     async def read_artifact(self, ref: str) -> SessionArtifact:
         await self._database.writer.flush()
@@ -80,135 +115,20 @@ class SessionTranscript:
         found = ArtifactStore(self._database.folders.artifact_folder).get(ref)
         return SessionArtifact(ref, found.media_type, found.data, untrusted)
 
-    def _search(self, terms: Sequence[str], limit: int, kinds: frozenset[PassageKind]) -> TranscriptSearchResult:
-        there, older = self._load_passages()
-        chosen = [one for one in there if not kinds or one.kind in kinds]
-        ranked = rank_passages(chosen, terms)
-        shown = tuple(replace(one, text=cut_excerpt(one.text, terms)) for one in ranked[:limit])
-        return TranscriptSearchResult(shown, len(ranked), len(chosen), older)
+    async def refresh_index(self) -> TranscriptIndex:
+        """Return the index with everything that is stored by now.
 
-    def _passage(self, id: str, start: int, most: int) -> TranscriptPassage:
-        there, _ = self._load_passages()
-        found = next((one for one in there if one.id == id), None)
-        if found is None:
-            text = f"Passage {id[:80]!r} does not exist in this session. Use an `id` from a search result."
-            raise ToolError(text, kind="invalid_input")
-        end = start + most
-        return replace(found, text=found.text[start:end], next=end if end < len(found.text) else None)
+        :raises LogUnavailable: if the store cannot be read
+        """
+        await self._database.writer.flush()  # so that the latest records are read too
+        if self._index is None:
+            self._index = TranscriptIndex(self._session_id)
+        await asyncio.to_thread(self._refresh, self._index)
+        return self._index
 
-    def _load_passages(self) -> tuple[list[TranscriptPassage], bool]:
-        """Return the passages in the order of time, and whether older passages are left out."""
+    def _refresh(self, index: TranscriptIndex) -> None:
         with LogReader.open_database(self._database.path) as reader, map_to_log_unavailable(reader.connection):
-            kept, older = read_latest_session_messages(
-                reader.connection, self._session_id, most=MOST_MESSAGES, max_bytes=MOST_BYTES
-            )
-            said = list(_passages_of_messages(kept))
-            known = {one.id for one in said}
-            calls, more = _passages_of_log(reader, self._session_id, known)
-        return sorted((*said, *calls), key=lambda one: one.at_ns), older or more
-
-
-def parse_query_terms(query: str) -> list[str]:
-    """Return the phrases and words of a query, each once, in lower case."""
-    terms = (phrase or word.strip(_TRIMMED_CHARACTERS) for phrase, word in _TERM.findall(query))
-    return list(dict.fromkeys(term.casefold() for term in terms if term.strip()))[:MOST_TERMS]
-
-
-def rank_passages(passages: Sequence[TranscriptPassage], terms: Sequence[str]) -> list[TranscriptPassage]:
-    """Return the passages that contain any of ``terms``, the best first.
-
-    A passage ranks higher if it contains more terms and rarer terms, and if it is shorter. Of equal ones the latest is first.
-    """
-    counted: list[tuple[TranscriptPassage, list[int]]] = []
-    length = 0
-    for one in passages:
-        text = one.text.casefold()
-        length += len(text)
-        counts = [text.count(term) for term in terms]
-        if any(counts):
-            counted.append((one, counts))
-    average = max(length / max(len(passages), 1), 1.0)
-    within = [sum(1 for _, counts in counted if counts[n]) for n in range(len(terms))]
-    rare = [math.log(1 + (len(passages) - many + 0.5) / (many + 0.5)) for many in within]
-
-    def weight(one: TranscriptPassage, counts: Sequence[int]) -> float:
-        norm = 1.2 * (0.25 + 0.75 * len(one.text) / average)
-        return sum(r * count / (count + norm) for r, count in zip(rare, counts, strict=True) if count)
-
-    ranked = sorted(counted, key=lambda entry: (-weight(*entry), -entry[0].at_ns))
-    return [one for one, _ in ranked]
-
-
-def cut_excerpt(text: str, terms: Sequence[str]) -> str:
-    """Return the part of ``text`` around the first of ``terms`` in it."""
-    if len(text) <= EXCERPT_CHARACTERS:
-        return text
-    places = (re.search(re.escape(term), text, re.IGNORECASE) for term in terms)
-    first = min((place.start() for place in places if place is not None), default=0)
-    start = max(0, min(first - _CHARACTERS_BEFORE, len(text) - EXCERPT_CHARACTERS))
-    end = start + EXCERPT_CHARACTERS
-    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
-
-
-@dataclass(slots=True)
-class _TranscriptCall:
-    """A call of a message, until its answer is read."""
-
-    id: str
-    at_ns: int
-    tool: str
-    arguments: object
-    result: object = None
-
-
-def _passages_of_messages(kept: Sequence[StoredSessionMessage]) -> Iterator[TranscriptPassage]:
-    open_: dict[str, _TranscriptCall] = {}
-    for position, at_ns, data in kept:
-        role, id = data.get("role"), f"message/{position}"
-        if role == "user" and isinstance(text := data.get("text"), str):
-            yield TranscriptPassage(id, "notice" if "notices" in data else "user", at_ns, text)
-        elif role == "assistant":
-            yield from (_call_passage(call) for call in open_.values())
-            open_ = {}
-            parts = _as_objects(data.get("parts"))
-            texts = [str(part["text"]) for part in parts if isinstance(part.get("text"), str)]
-            if any(text.strip() for text in texts):
-                yield TranscriptPassage(id, "assistant", at_ns, "\n".join(texts))
-            for part in parts:
-                wire, name = part.get("call"), part.get("name")
-                if isinstance(wire, str) and isinstance(name, str) and name != SEARCH_TOOL:
-                    known = part.get("id")
-                    call_id = known if isinstance(known, str) and known else f"{id}/{wire}"
-                    open_[wire] = _TranscriptCall(call_id, at_ns, name, part.get("arguments"))
-        elif role == "results":
-            for one in _as_objects(data.get("results")):
-                if (call := open_.get(str(one.get("of")))) is not None:
-                    call.result = _parse_json(one.get("text"))
-    yield from (_call_passage(call) for call in open_.values())
-
-
-def _passages_of_log(reader: LogReader, session_id: str, known: set[str]) -> tuple[list[TranscriptPassage], bool]:
-    """Return the latest calls of a session that are in no message, and whether older ones exist."""
-    found: list[TranscriptPassage] = []
-    size = 0
-    for proposal in reader.records(session=session_id, kind="proposed", newest_first=True):
-        if proposal.call_id in known or proposal.tool == SEARCH_TOOL or proposal.body is None:
-            continue
-        if len(found) >= MOST_CALLS or size > MOST_BYTES:
-            return found, True
-        known.add(proposal.call_id)
-        if any(_is_hidden_from_model(reader, above) is not False for above in _list_calling_call_ids(proposal.call_id)):
-            continue
-        outcome = reader.find_outcome(proposal.call_id)
-        result = None if outcome is None or outcome.body is None else outcome.body.get("result")
-        if _is_hidden_from_model(reader, proposal.call_id):
-            result = {"type": "output", "data": _HIDDEN_OUTPUT}
-        call = _TranscriptCall(
-            proposal.call_id, proposal.at_ns, proposal.tool or "?", proposal.body.get("arguments"), result
-        )
-        found.append(shown := _call_passage(call))
-        size += len(shown.text)
-    return found, False
+            index.refresh(reader)
 
 
 def _find_third_party_origin(reader: LogReader, session_id: str, ref: str) -> str | None:
@@ -226,7 +146,7 @@ def _find_third_party_origin(reader: LogReader, session_id: str, ref: str) -> st
             hidden = True
         elif isinstance(placed, list) and ref in placed:
             if "hidden_by" in body or any(
-                _is_hidden_from_model(reader, one) is not False for one in _list_calling_call_ids(outcome.call_id)
+                is_hidden_from_model(reader, one) is not False for one in list_calling_call_ids(outcome.call_id)
             ):
                 hidden = True
                 continue
@@ -234,8 +154,8 @@ def _find_third_party_origin(reader: LogReader, session_id: str, ref: str) -> st
             given = metadata.get("untrusted_source")
             source = given if isinstance(given, str) else source
     for message in search_session_messages(reader.connection, session_id, ref):
-        known = known or any(one.get("artifact") == ref for one in _as_objects(message.get("pictures")))
-        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in _as_objects(message.get("parts"))):
+        known = known or any(one.get("artifact") == ref for one in as_objects(message.get("pictures")))
+        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in as_objects(message.get("parts"))):
             known, source = True, source or _PROVIDER_TOOL_SOURCE
     if not known:
         if hidden:
@@ -264,75 +184,6 @@ def _outcomes_with(reader: LogReader, session_id: str, ref: str) -> Iterator[Log
 
 def _as_mapping(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
-
-
-def _is_hidden_from_model(reader: LogReader, call_id: str) -> bool | None:
-    """Return whether the log hides a call's result from the model; None if the call has not ended."""
-    outcome = reader.find_outcome(call_id)
-    return None if outcome is None else outcome.body is None or "hidden_by" in outcome.body
-
-
-def _list_calling_call_ids(call_id: str) -> Iterator[str]:
-    """Return the ids of the calls that led to this call, the outermost first.
-
-    A call id is ``session/turn.index``, with a further number for each level.
-    """
-    session, _, numbers = call_id.rpartition("/")
-    parts = numbers.split(".")
-    return (f"{session}/{'.'.join(parts[:many])}" for many in range(2, len(parts)))
-
-
-def _call_passage(call: _TranscriptCall) -> TranscriptPassage:
-    result, untrusted = _result_data(call.result)
-    lines = [f"{call.tool}:", *_json_as_text_lines(call.arguments, 0), "→", *_json_as_text_lines(result, 0)]
-    return TranscriptPassage(call.id, "call", call.at_ns, "\n".join(lines), call.tool, untrusted)
-
-
-def _result_data(result: object) -> tuple[object, str | None]:
-    """Return the data of a result, and its third-party origin if it has one."""
-    if not isinstance(result, Mapping):
-        return result, None
-    fields = cast("Mapping[str, Any]", result)
-    metadata: object = fields.get("metadata")
-    given = cast("Mapping[str, object]", metadata).get("untrusted_source") if isinstance(metadata, Mapping) else None
-    untrusted = given if isinstance(given, str) else None
-    if fields.get("type") == "error":
-        return f"error: {fields.get('error_text')}", untrusted
-    return fields.get("data", fields), untrusted
-
-
-def _json_as_text_lines(value: object, depth: int) -> Iterator[str]:
-    """Yield a JSON value as lines of text, without quotes and escapes."""
-    if depth > _MAX_DEPTH:
-        yield "…"
-    elif isinstance(value, Mapping):
-        for key, inner in cast("Mapping[str, object]", value).items():
-            if isinstance(inner, (Mapping, list)):
-                yield f"{key}:"
-                yield from _json_as_text_lines(cast("object", inner), depth + 1)
-            else:
-                yield f"{key}: {_to_text(inner)}"
-    elif isinstance(value, list):
-        for inner in cast("list[object]", value):
-            yield from _json_as_text_lines(inner, depth + 1)
-    elif value is not None:
-        yield _to_text(value)
-
-
-def _to_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _parse_json(text: object) -> object:
-    try:
-        return json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return text
-
-
-def _as_objects(value: object) -> list[dict[str, Any]]:
-    items = cast("list[object]", value) if isinstance(value, list) else []
-    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 
 # Reading sessions from any process: the sessions of a workspace, their state, and their messages.

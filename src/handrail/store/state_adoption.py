@@ -8,6 +8,7 @@ and the new path leads to it. A folder that appears at the old path gets a new k
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import UsageError
+from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable
 from handrail.store.operator_decisions import write_private_file
 from handrail.store.project_identity import adopt_folder, identify_folder, read_project
 from handrail.store.state_folders import StateFolders, prepare_redirects, workspace_key
-from handrail.store.state_inventory import USER_DATA, StateInventoryEntry, list_stored_state, refuse_if_held
+from handrail.store.state_inventory import MEMORY, USER_DATA, StateInventoryEntry, list_stored_state, refuse_if_held
 
 _KEY_BYTES = 12
 
@@ -96,6 +98,10 @@ def adopt_state(folders: StateFolders, chosen: AdoptableState) -> StateFolders:
         write_private_file(redirects / workspace_key(folders.workspace), adopted.key.encode())
     write_private_file(adopted.workspace_path_file, os.fsencode(folders.workspace))
     adopt_folder(adopted)
+    if former is not None:
+        knowledge = KnowledgeStore(folders.state)
+        with contextlib.suppress(KnowledgeUnavailable), contextlib.closing(knowledge):
+            knowledge.rename_workspace(str(former), str(folders.workspace))
     return adopted
 
 
@@ -116,7 +122,7 @@ def _find_by_key(folders: StateFolders, key: str) -> AdoptableState:
     if key == folders.key:
         raise UsageError(f"The workspace {folders.workspace} uses the state {key} already. Nothing to adopt.")
     stored = next((one for one in list_stored_state(folders.state, key)), None)
-    if stored is None or stored.key == USER_DATA:
+    if stored is None or stored.key in (USER_DATA, MEMORY):
         raise UsageError(f"Unknown key: {key!r:.80}. `handrail state` lists the keys.")
     if stored.workspace is not None and not stored.workspace_missing and _has_its_folder(folders.state, stored):
         raise UsageError(

@@ -275,7 +275,7 @@ def _identity(path: str) -> InodeIdentity | None:
 
 STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PARTS = ("ws", "output", "scratch", "user-data", "search", "sources", "mcp", "heads", "moved")
+_PARTS = ("ws", "output", "scratch", "user-data", "memory", "search", "sources", "mcp", "heads", "moved")
 _KEY = re.compile(rb"[0-9a-f]{24}")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: free of collisions, and short enough for a socket path (108 bytes) below it."""
@@ -477,6 +477,16 @@ def prepare_redirects(state: Path) -> Path:
     _prepare_root(state)
     _prepare_private(state / "moved")
     return state / "moved"
+
+
+def prepare_knowledge_folder(state: Path) -> Path:
+    """Return the folder with what agents stored for the user in all workspaces, created as private.
+
+    :raises StartError: if it cannot be created or is not private
+    """
+    _prepare_root(state)
+    _prepare_private(state / "memory")
+    return state / "memory"
 
 
 def _unusable_redirect_error(path: Path, reason: str) -> StartError:

@@ -24,6 +24,8 @@ _REMOVED = ".removed-"
 _PARTS = ("ws", "output", "scratch")
 USER_DATA = "user-data"
 """Used instead of a key for the data that tools keep for the user in all workspaces."""
+MEMORY = "memory"
+"""Used instead of a key for the facts that agents stored for the user in all workspaces."""
 _MAX_NAME = 65_536
 
 
@@ -31,7 +33,7 @@ _MAX_NAME = 65_536
 class StateInventoryEntry:
     """The stored state of one workspace, or the data that tools keep for the user.
 
-    :param key: the key of the workspace, or ``USER_DATA``
+    :param key: the key of the workspace, ``USER_DATA`` or ``MEMORY``
     :param workspace: the path of the workspace; None if unknown
     :param workspace_missing: whether the workspace certainly no longer exists
     :param size_bytes: the size of all files
@@ -58,11 +60,12 @@ def list_stored_state(state: Path, key: str | None = None) -> list[StateInventor
     keys = sorted({name for part in _PARTS for name in _list_names(state / part) if _KEY.fullmatch(name)})
     keys = keys if key is None else [one for one in keys if one == key]
     found = sorted((_read_stored_state(state, one) for one in keys), key=lambda kept: kept.used_ns or 0, reverse=True)
-    data = state / USER_DATA
-    if data.is_dir() and key in (None, USER_DATA):
-        found.append(
-            StateInventoryEntry(USER_DATA, None, False, measure_folder_size(data), data.lstat().st_mtime_ns, None)
-        )
+    for shared in (USER_DATA, MEMORY):
+        data = state / shared
+        if data.is_dir() and key in (None, shared):
+            found.append(
+                StateInventoryEntry(shared, None, False, measure_folder_size(data), data.lstat().st_mtime_ns, None)
+            )
     return found
 
 
@@ -83,7 +86,7 @@ def remove_workspace_state(state: Path, key: str) -> list[str]:
     :raises StartError: if a process holds it, or the state folder is not a folder of this user
     """
     _check_state_folder(state)
-    if key == USER_DATA:
+    if key in (USER_DATA, MEMORY):
         remove_tree(state / key)
         return [f"{state / key}: cannot be removed"] if os.path.lexists(state / key) else []
     folders = _folders(state, key)
@@ -214,7 +217,7 @@ def refuse_if_held(folders: StateFolders) -> None:
 
 
 def _check_state_folder(state: Path) -> None:
-    for folder in (state, *(state / part for part in (*_PARTS, USER_DATA))):
+    for folder in (state, *(state / part for part in (*_PARTS, USER_DATA, MEMORY))):
         try:
             found = folder.lstat()
         except (FileNotFoundError, NotADirectoryError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.delegation_tools import MemoryCompactTool, TaskTool
+from handrail.tools.delegation_tools import TaskTool
 from handrail.tools.discovery_tools import BrowseToolsTool, FindToolsTool, InfoTool, LoadToolsTool, ToolSearchTool
 from handrail.tools.files.editing_tools import EditTool, FilePatchTool, MultiEditTool, ReadTool, WriteTool
 from handrail.tools.files.json_file_tools import JsonReadTool, JsonWriteTool
@@ -13,6 +13,7 @@ from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
 from handrail.tools.language_tool import LspTool
+from handrail.tools.memory_tools import MEMORY_TOOLS
 from handrail.tools.resource_tools import RESOURCE_TOOLS
 from handrail.tools.session_tools import (
     STATE_TOOLS,
@@ -58,7 +59,7 @@ BUILTINS: tuple[Tool, ...] = (
         ScratchpadTool(),
         SearchMemoryTool(),
         ArtifactReadTool(),
-        MemoryCompactTool(),
+        *MEMORY_TOOLS,
     ),
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
@@ -71,5 +72,5 @@ BUILTINS: tuple[Tool, ...] = (
 )
 """In the order in which a catalog shows them."""
 
-ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit"}
+ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit", "memory_search": "memory.query"}
 """Further names of these, by which other systems know them: alias to id."""

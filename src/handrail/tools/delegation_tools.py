@@ -1,4 +1,4 @@
-"""task, memory.compact and agents as tools: delegation to sub-agents, and compaction of this conversation."""
+"""task, and agents as tools: delegation to sub-agents."""
 
 from __future__ import annotations
 
@@ -70,25 +70,6 @@ class TaskTool(Tool):
         return await runtime.subagents.run(
             SubagentTask(args["subagent_type"], args["prompt"], args.get("description", ""), args.get("metadata"))
         )
-
-
-class MemoryCompactTool(Tool):
-    spec = ToolSpec(
-        id="memory.compact",
-        description=(
-            "Free up your context: replace older messages of this conversation with an outline or summary "
-            "before your next reply. Use it when earlier parts of long work no longer matter. Returns how "
-            "many messages are removed and kept; search_memory still finds them."
-        ),
-        parameters=make_closed_object_schema({}),
-        requires=Requires(capabilities=("agents",)),
-        side_effect="read",
-        locks=(),
-        category="memory",
-    )
-
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await runtime.subagents.compact_conversation()
 
 
 class AgentTool(Tool):

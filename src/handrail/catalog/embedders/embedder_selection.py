@@ -63,7 +63,7 @@ def make_encoder_factory(
 
     def made(cache: SearchCache | None) -> tuple[EncoderThread | None, str]:
         try:
-            embedder, why = _make_embedder(chosen, entry_points)
+            embedder, why = make_embedder(chosen, entry_points)
         except EmbedderError as error:
             return None, str(error)
         if embedder is None:
@@ -75,9 +75,13 @@ def make_encoder_factory(
     return made
 
 
-def _make_embedder(
-    chosen: EmbedderChoice, entry_points: Callable[[], Iterable[metadata.EntryPoint]]
+def make_embedder(
+    chosen: EmbedderChoice, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed_entry_points
 ) -> tuple[Embedder | None, str]:
+    """Return the chosen embedder, or the reason why there is none.
+
+    :raises EmbedderError: if it cannot be made
+    """
     match chosen.name:
         case "none":
             return None, chosen.why_none

@@ -20,6 +20,7 @@ from handrail.contract.services.file_services import FileService, SearchService
 from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.language_services import LanguageService
+from handrail.contract.services.memory_service import MemoryService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.tool.requires import CapabilitySet
@@ -388,6 +389,11 @@ class Runtime(Protocol):
     @property
     def transcript(self) -> TranscriptService:
         """The conversation and calls of the session so far."""
+        ...
+
+    @property
+    def memory(self) -> MemoryService:
+        """The notes and the past of the session, and the facts stored for the user."""
         ...
 
     @property

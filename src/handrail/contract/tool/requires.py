@@ -47,6 +47,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "skills": "read the skills of the session",
     "channels": "send and receive messages on channels",
     "transcript": "search the conversation, calls and artifacts of the session",
+    "memory": "search the notes, the conversation and the user's stored facts, and store facts",
     "triggers": "notify the session at a time, or when a message arrives",
     "catalog": "search the available tools and load some for the model",
     "elicit": "show a form, or a URL to visit, to the user of the client",

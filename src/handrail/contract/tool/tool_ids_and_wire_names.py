@@ -36,6 +36,8 @@ SESSION_INTERNAL = (
         "scratchpad.*",
         "search_memory",
         "artifact.read",
+        "memory.query",
+        "memory.upsert",
         "memory.compact",
         "jobs",
         "read_job",

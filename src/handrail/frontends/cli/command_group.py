@@ -28,6 +28,7 @@ COMMAND_GROUPS = {
         "stop": "Stop a call, a job, a session or everything.",
         "approve": "List and answer approval requests.",
         "jobs": "List, read, wait for or stop background jobs.",
+        "memory": "List, confirm or forget what agents stored.",
         "undo": "Undo what a call changed in the workspace.",
         "log": "Show, verify or purge the log of a workspace.",
         "explain": "Explain how a call is decided, or what became of it.",

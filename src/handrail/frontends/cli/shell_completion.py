@@ -155,6 +155,17 @@ def _state_keys(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]
         yield kept.key, _one_line(None if kept.workspace is None else str(kept.workspace))
 
 
+def _memory_ids(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    from contextlib import closing
+
+    from handrail.store.memory.knowledge_store import KnowledgeStore
+    from handrail.store.state_folders import find_state_root
+
+    with closing(KnowledgeStore(find_state_root(ctx.params.get("state")))) as knowledge:
+        for entry in knowledge.list_entries(history=True, limit=_MAX_ITEMS):
+            yield entry.id, _one_line(entry.text)
+
+
 tool_ids = _completer(_tools)
 session_ids = _completer(_sessions)
 resumable_ids = _completer(_sessions_to_resume)
@@ -164,6 +175,7 @@ stoppable_ids = _completer(_running_work)
 approval_ids = _completer(_approvals)
 tools_or_calls = _completer(_tools_or_calls)
 state_keys = _completer(_state_keys)
+memory_ids = _completer(_memory_ids)
 agents = _completer(_agents)
 
 

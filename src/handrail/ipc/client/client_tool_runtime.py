@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
     from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
     from handrail.contract.services.language_services import LanguageService
+    from handrail.contract.services.memory_service import MemoryService
     from handrail.contract.services.resource_services import ResourceService
     from handrail.contract.services.subagent_services import SubagentService
     from handrail.contract.services.tool_runtime import (
@@ -125,6 +126,7 @@ class ClientToolRuntime:
         state: ToolStateService
         terminals: TerminalService
         transcript: TranscriptService
+        memory: MemoryService
         triggers: TriggerService
 
     def __init__(

@@ -23,6 +23,7 @@ from handrail.contract.services.file_services import FileService, SearchService
 from handrail.contract.services.history_and_skill_services import SkillService, TranscriptService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.language_services import LanguageService
+from handrail.contract.services.memory_service import MemoryService
 from handrail.contract.services.resource_services import ResourceListing, ResourceService, SourceResponse
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.tool_runtime import (
@@ -352,6 +353,7 @@ RUNTIME_SERVICES: Mapping[str, type] = {
     "jobs": JobService,
     "language_servers": LanguageService,
     "documents": DocumentService,
+    "memory": MemoryService,
     "net": NetworkService,
     "resources": ResourceService,
     "search": SearchService,

@@ -26,6 +26,7 @@ from handrail.session.inbound.channel_broker import (
     WorkspaceNotifications,
 )
 from handrail.session.inbound.trigger_waits import TriggerId, TriggerWaiters, WaitResult, next_class_firing_ns
+from handrail.session.memory.meaning_comparer import MeaningComparer
 from handrail.session.transcript_search import SessionTranscript
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import TableWork, WorkspaceDatabase
@@ -630,8 +631,13 @@ class WorkspaceInboundServices:
     """The notifications, channels and triggers of all sessions, in the process that holds the workspace."""
 
     def __init__(
-        self, store: WorkspaceStore, redactor: SecretRedactor, clock: Callable[[], int] = time.time_ns
+        self,
+        store: WorkspaceStore,
+        redactor: SecretRedactor,
+        clock: Callable[[], int] = time.time_ns,
+        comparer: MeaningComparer | None = None,
     ) -> None:
+        self._comparer = comparer
         self.notifications = WorkspaceNotifications(store.notifications, redactor)
         self.channels = ChannelBroker(store.channels, redactor, clock, partial(_call_succeeded, store.database))
         self.triggers = TriggerScheduler(store.triggers, self.notifications, self.channels, redactor, clock)
@@ -649,7 +655,7 @@ class WorkspaceInboundServices:
         """
         channels = SessionChannels(self.channels, session_id, root_id, agent)
         triggers = SessionTriggers(self.triggers, session_id, channels, workdir, partial(_find_trigger_class, current))
-        transcript = SessionTranscript(session_id, self._database)
+        transcript = SessionTranscript(session_id, self._database, self._comparer)
         return SessionInboundServices(
             self.notifications.notifications_of_session(session_id), channels, triggers, transcript
         )

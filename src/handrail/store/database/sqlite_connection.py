@@ -272,7 +272,7 @@ def explain_database_error(path: Path, error: Exception) -> str:
     )
 
 
-def _create_private(path: Path) -> None:
+def create_private_file(path: Path) -> None:
     """Create an empty file, or check that the existing one belongs to this user.
 
     An existing file is not opened if possible: closing it would release the locks of this process's other connections.
@@ -308,7 +308,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     :raises sqlite3.Error: if the database cannot be opened
     :raises StartError: if it belongs to another program, is newer than this program, or is not writable
     """
-    _create_private(path)
+    create_private_file(path)
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:

@@ -150,17 +150,18 @@ def search_session_messages(connection: sqlite3.Connection, session_id: str, tex
 
 
 def read_latest_session_messages(
-    connection: sqlite3.Connection, session_id: str, *, most: int, max_bytes: int
+    connection: sqlite3.Connection, session_id: str, *, most: int, max_bytes: int, since: int = 0
 ) -> tuple[list[StoredSessionMessage], bool]:
     """Return the last messages of a session in order, without damaged ones, and whether there are older ones.
 
     :param most: at most this many messages, with at most ``max_bytes``; the last one is always included
+    :param since: the first position to read
     :raises sqlite3.Error: if the database cannot be read
     """
-    sql = "SELECT position, at_ns, body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
+    sql = "SELECT position, at_ns, body FROM message WHERE session = ? AND position >= ? ORDER BY position DESC LIMIT ?"
     found: list[StoredSessionMessage] = []
     rows = size = 0
-    for position, at_ns, body in connection.execute(sql, (session_id, most + 1)):
+    for position, at_ns, body in connection.execute(sql, (session_id, since, most + 1)):
         size += len(body) if isinstance(body, bytes) else 0
         rows += 1
         if rows > most or (rows > 1 and size > max_bytes):

@@ -494,6 +494,7 @@ def _print_plan(found: PurgePlan, selection: PurgeSelection) -> None:
         f"  files     {len(left_over.paths):,} that are no longer referenced, {format_bytes(left_over.bytes)}"
     )
     print_escaped_line(f"  undo      {found.kept_changes:,} changes that could be undone")
+    print_escaped_line(f"  memory    {found.facts:,} facts that are unconfirmed or replaced")
 
 
 def _purge_counts(found: PurgePlan) -> dict[str, object]:
@@ -507,6 +508,7 @@ def _purge_counts(found: PurgePlan) -> dict[str, object]:
         "files": [str(path) for path in found.orphans.paths],
         "file_bytes": found.orphans.bytes,
         "kept_changes": found.kept_changes,
+        "facts": found.facts,
     }
 
 

@@ -349,10 +349,12 @@ def _print_states(setting: CommandOptions, kept: Sequence[StateInventoryEntry]) 
 
 
 def _about(one: StateInventoryEntry) -> str:
-    from handrail.store.state_inventory import USER_DATA
+    from handrail.store.state_inventory import MEMORY, USER_DATA
 
     if one.key == USER_DATA:
         return "data that tools store for you, in all workspaces"
+    if one.key == MEMORY:
+        return "facts that agents stored for you, in all workspaces"
     where = "an unknown workspace" if one.workspace is None else str(one.workspace)
     if one.workspace_missing:
         where += "  (no longer exists)"
