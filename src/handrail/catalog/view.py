@@ -114,6 +114,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("background jobs", ("jobs", "read_job", "wait", "stop_task")),
                 ("terminals", ("terminal.*",)),
                 ("requests to HTTP services", ("http.post",)),
+                ("plans that the user decides on", ("plan", "plan_exit")),
                 ("steps of stateful tools", ("tool.step", "tool.close")),
                 ("resources", ("resource.*",)),
                 ("prompts", ("prompt.*",)),

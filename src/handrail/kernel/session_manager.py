@@ -16,6 +16,7 @@ from handrail.arbiter.subagent_delegation import check_delegation_target
 from handrail.catalog.loaded_tools import InteractionTools
 from handrail.contract.agent_manifest import DEFAULT_AGENT, AgentManifest
 from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.permission_modes import MODES, Mode
 from handrail.contract.rule_forms import normalise_rules
 from handrail.contract.services.subagent_services import SubagentTask, SubagentType
 from handrail.contract.session_protocols import ChildSession, StoppedWork
@@ -119,6 +120,8 @@ def make_session_lane(
     book = context.rules.with_rules(make_folder_reading_rule(str(output)), *shipped, *own)
     if (wanted := parse_optional_mode(options.get("mode"))) is not None:
         book = with_mode(book, wanted)
+    elif (stored := _stored_mode(row, "mode")) and MODES.index(stored) < MODES.index(parse_mode(book.mode)):
+        book = with_mode(book, stored)  # a reopened session gets no wider mode than it had
     authority, own_mode = context.authority, None
     if under is not None:
         parent = under.parent.lane
@@ -147,7 +150,13 @@ def make_session_lane(
         named_hosts_of=None if under is None else find_host_limiting_parent(under),
         approval_handler=opening.approval_handler,
     )
+    lane.previous_mode = _stored_mode(row, "previous_mode")
     return lane
+
+
+def _stored_mode(row: SessionRow, key: str) -> Mode | None:
+    stored = row.details.get(key)
+    return next((mode for mode in MODES if mode == stored), None)
 
 
 def list_delegable_agents(
@@ -263,6 +272,7 @@ class SessionManager:
             self.undo_service,
         )
         session.change_notifier.send_on_new_generations(context.watchers)
+        session.change_notifier.record_mode = partial(lasting.record_mode, session_id)
         session.client_info = opening.options.get("client_info")
         self._open[session_id] = session
         family.add_to_parent(session)

@@ -27,6 +27,7 @@ from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.tool_runtime import (
     CancellationToken,
     DocumentService,
+    ModeService,
     NetworkService,
     Runtime,
     SecretService,
@@ -174,6 +175,10 @@ class CallServices(Protocol):
 
     def subagents(self) -> SubagentService:
         """Return the sub-agents to which the call may delegate work."""
+        ...
+
+    def mode(self) -> ModeService:
+        """Return the permission mode of the session, for this call."""
         ...
 
     def channels(self) -> ChannelService:
@@ -447,6 +452,11 @@ class CallRuntime:
     def subagents(self) -> SubagentService:
         self._require_capability("agents")
         return self._services.subagents()
+
+    @property
+    def mode(self) -> ModeService:
+        self._require_capability("mode")
+        return self._services.mode()
 
     @property
     def channels(self) -> ChannelService:

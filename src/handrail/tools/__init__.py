@@ -11,6 +11,7 @@ from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
 from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
+from handrail.tools.planning_tools import PlanExitTool, PlanTool
 from handrail.tools.resource_tools import RESOURCE_TOOLS
 from handrail.tools.session_tools import (
     STATE_TOOLS,
@@ -56,6 +57,7 @@ BUILTINS: tuple[Tool, ...] = (
         ArtifactReadTool(),
         MemoryCompactTool(),
     ),
+    *(PlanTool(), PlanExitTool()),
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,

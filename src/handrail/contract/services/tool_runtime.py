@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.contract.calls_and_results import Result
+from handrail.contract.permission_modes import Mode
 from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
 from handrail.contract.services.client_services import ClientService, LogLevel
@@ -230,6 +231,19 @@ class UserService(Protocol):
         ...
 
 
+class ModeService(Protocol):
+    """The permission mode of the session. Sub-agents do not have this service."""
+
+    async def change(self, mode: Mode | None) -> tuple[Mode, Mode]:
+        """Switch the session to another mode. It applies at once.
+
+        :param mode: None for the mode before the current one, or ``ask`` if that is unknown
+        :return: the mode before the change, and the mode after it
+        :raises ToolError: ``denied`` for a wider mode if the user has not answered a question of this call
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UserContext:
     """What the frontend knows about the user's surroundings. Every field may be unknown."""
@@ -357,6 +371,11 @@ class Runtime(Protocol):
     @property
     def user(self) -> UserService:
         """Questions to the user."""
+        ...
+
+    @property
+    def mode(self) -> ModeService:
+        """The permission mode of the session."""
         ...
 
     @property

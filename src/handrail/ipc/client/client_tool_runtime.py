@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from handrail.contract.services.subagent_services import SubagentService
     from handrail.contract.services.tool_runtime import (
         DocumentService,
+        ModeService,
         NetworkService,
         ShellService,
         ToolStateService,
@@ -112,6 +113,7 @@ class ClientToolRuntime:
         channels: ChannelService
         files: FileService
         jobs: JobService
+        mode: ModeService
         documents: DocumentService
         net: NetworkService
         resources: ResourceService

@@ -26,6 +26,7 @@ from handrail.contract.services.resource_services import ResourceListing, Resour
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.tool_runtime import (
     DocumentService,
+    ModeService,
     NetworkService,
     Runtime,
     ShellService,
@@ -347,6 +348,7 @@ RUNTIME_SERVICES: Mapping[str, type] = {
     "client": ClientService,
     "files": FileService,
     "jobs": JobService,
+    "mode": ModeService,
     "documents": DocumentService,
     "net": NetworkService,
     "resources": ResourceService,
