@@ -34,6 +34,7 @@ from handrail.contract.services.client_services import ClientMethod
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.history_and_skill_services import SessionSkillService
 from handrail.contract.services.subagent_services import DelegatedSession, SubagentRunner, SubagentType
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import StopReason
 from handrail.contract.tool.requires import CapabilityLayer
@@ -184,6 +185,8 @@ class Lane:
     """Its failed calls; None before the first one."""
     call_ended: asyncio.Event | None = None
     """Set by each call that ends while :meth:`answered` waits."""
+    tasks: TaskService | None = None
+    """The tasks of the workspace, as its session sees them. Set before its first call."""
     previous_mode: Mode | None = None
     """The mode before the current one; None before the first change."""
     on_mode_changed: Callable[[Mode, Mode], None] = lambda mode, before: None

@@ -48,6 +48,7 @@ from handrail.contract.services.channels_and_triggers import ChannelService, Tri
 from handrail.contract.services.client_services import LogLevel, UnsupportedClientRequest
 from handrail.contract.services.history_and_skill_services import SkillService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
 from handrail.contract.session_protocols import StopReason
 from handrail.contract.tool.decorator import FunctionTool
@@ -379,6 +380,10 @@ class _CallServices:
 
     def mode(self) -> CallModeService:
         return CallModeService(self.of)
+
+    def tasks(self) -> TaskService:
+        assert self.of.lane.tasks is not None
+        return self.of.lane.tasks
 
     def channels(self) -> ChannelService:
         return self.of.lane.channels.for_call(self.of.id)

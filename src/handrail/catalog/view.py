@@ -71,7 +71,10 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("push", ("git.push",)),
             ),
         ),
-        "project": CategoryTopic("Projects and workspaces"),
+        "project": CategoryTopic(
+            "Projects and workspaces",
+            (("tasks that all sessions share", ("create_task", "list_tasks", "edit_task", "get_task")),),
+        ),
         "agent": CategoryTopic(
             "Other agents",
             (

@@ -57,6 +57,7 @@ from handrail.session.session_context import (
 from handrail.session.session_skills import SessionSkills
 from handrail.session.session_store import SessionStore
 from handrail.session.undo_service import UndoService
+from handrail.session.workspace_tasks import WorkspaceTasks
 from handrail.store.tables.session_tables import SessionRow
 
 # Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
@@ -208,6 +209,7 @@ class SessionManager:
         self._closing: set[str] = set()
         self.session_store = SessionStore(components.store, components.arbiter.shaper.redactor, components.log)
         self.arrivals = WorkspaceInboundServices(components.store, components.arbiter.shaper.redactor)
+        self.tasks = WorkspaceTasks(components.store.tasks, components.arbiter.shaper.redactor)
         self.undo_service = UndoService(components.arbiter, components.snapshots, components.store.sessions)
         self._outputs = components.arbiter.shaper.room
         self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing
@@ -260,6 +262,7 @@ class SessionManager:
         except BaseException:
             self.arrivals.release_session(session_id)
             raise
+        lane.tasks = self.tasks.for_session(session_id)
         history = lasting.open_history(session_id, lane)
         session = LocalSession(
             rooms.arbiter,

@@ -24,6 +24,7 @@ from handrail.contract.services.history_and_skill_services import SkillService, 
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import (
     CancellationToken,
     DocumentService,
@@ -179,6 +180,10 @@ class CallServices(Protocol):
 
     def mode(self) -> ModeService:
         """Return the permission mode of the session, for this call."""
+        ...
+
+    def tasks(self) -> TaskService:
+        """Return the tasks of the workspace."""
         ...
 
     def channels(self) -> ChannelService:
@@ -457,6 +462,11 @@ class CallRuntime:
     def mode(self) -> ModeService:
         self._require_capability("mode")
         return self._services.mode()
+
+    @property
+    def tasks(self) -> TaskService:
+        self._require_capability("tasks")
+        return self._services.tasks()
 
     @property
     def channels(self) -> ChannelService:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from handrail.contract.agent_manifest import ToolProfile
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.delegation_tools import MemoryCompactTool, TaskTool
 from handrail.tools.discovery_tools import BrowseToolsTool, FindToolsTool, InfoTool, LoadToolsTool, ToolSearchTool
@@ -11,7 +14,7 @@ from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
 from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
-from handrail.tools.planning_tools import PlanExitTool, PlanTool
+from handrail.tools.planning_tools import RULE_TOOLS, TASK_TOOLS, PlanExitTool, PlanTool
 from handrail.tools.resource_tools import RESOURCE_TOOLS
 from handrail.tools.session_tools import (
     STATE_TOOLS,
@@ -58,6 +61,7 @@ BUILTINS: tuple[Tool, ...] = (
         MemoryCompactTool(),
     ),
     *(PlanTool(), PlanExitTool()),
+    *TASK_TOOLS,
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,
@@ -68,6 +72,9 @@ BUILTINS: tuple[Tool, ...] = (
     *RESOURCE_TOOLS,
 )
 """In the order in which a catalog shows them."""
+
+PROFILE_BUILTINS: Mapping[ToolProfile, tuple[Tool, ...]] = {"tiered-tools": RULE_TOOLS}
+"""The built-in tools that exist in one profile only."""
 
 ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit"}
 """Further names of these, by which other systems know them: alias to id."""

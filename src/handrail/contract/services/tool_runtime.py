@@ -22,6 +22,7 @@ from handrail.contract.services.history_and_skill_services import SkillService, 
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSession
 
@@ -376,6 +377,11 @@ class Runtime(Protocol):
     @property
     def mode(self) -> ModeService:
         """The permission mode of the session."""
+        ...
+
+    @property
+    def tasks(self) -> TaskService:
+        """The tasks of the workspace."""
         ...
 
     @property

@@ -47,6 +47,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "agents": "delegate to sub-agents, and compact the agent's own conversation",
     "skills": "read the skills of the session",
     "channels": "send and receive messages on channels",
+    "tasks": "read and change the tasks of the workspace",
     "transcript": "search the conversation, calls and artifacts of the session",
     "triggers": "notify the session at a time, or when a message arrives",
     "catalog": "search the available tools and load some for the model",

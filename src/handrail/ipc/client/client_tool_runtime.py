@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
     from handrail.contract.services.resource_services import ResourceService
     from handrail.contract.services.subagent_services import SubagentService
+    from handrail.contract.services.task_services import TaskService
     from handrail.contract.services.tool_runtime import (
         DocumentService,
         ModeService,
@@ -123,6 +124,7 @@ class ClientToolRuntime:
         shell: ShellService
         skills: SkillService
         state: ToolStateService
+        tasks: TaskService
         terminals: TerminalService
         transcript: TranscriptService
         triggers: TriggerService

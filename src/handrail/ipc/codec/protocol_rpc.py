@@ -24,6 +24,7 @@ from handrail.contract.services.history_and_skill_services import SkillService, 
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.resource_services import ResourceListing, ResourceService, SourceResponse
 from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import (
     DocumentService,
     ModeService,
@@ -357,6 +358,7 @@ RUNTIME_SERVICES: Mapping[str, type] = {
     "skills": SkillService,
     "state": ToolStateService,
     "subagents": SubagentService,
+    "tasks": TaskService,
     "terminals": TerminalService,
     "tool_session": ToolSession,
     "transcript": TranscriptService,
