@@ -73,7 +73,10 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
         ),
         "project": CategoryTopic(
             "Projects and workspaces",
-            (("tasks that all sessions share", ("create_task", "list_tasks", "edit_task", "get_task")),),
+            (
+                ("overview of a repository", ("repo_overview",)),
+                ("tasks that all sessions share", ("create_task", "list_tasks", "edit_task", "get_task")),
+            ),
         ),
         "agent": CategoryTopic(
             "Other agents",

@@ -35,6 +35,7 @@ from handrail.record.commit_log import Record
 from handrail.registry.agent_folders import find_agents
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.repository_index import RepositoryIndex
 from handrail.runtime.secret_store import read_passed_variables
 from handrail.session.call_recovery import load_project_rules
 from handrail.session.inbound.trigger_scheduler import SessionInboundServices, WorkspaceInboundServices
@@ -209,6 +210,7 @@ class SessionManager:
         self._closing: set[str] = set()
         self.session_store = SessionStore(components.store, components.arbiter.shaper.redactor, components.log)
         self.arrivals = WorkspaceInboundServices(components.store, components.arbiter.shaper.redactor)
+        self.file_index = RepositoryIndex()
         self.tasks = WorkspaceTasks(components.store.tasks, components.arbiter.shaper.redactor)
         self.undo_service = UndoService(components.arbiter, components.snapshots, components.store.sessions)
         self._outputs = components.arbiter.shaper.room
@@ -262,6 +264,7 @@ class SessionManager:
         except BaseException:
             self.arrivals.release_session(session_id)
             raise
+        lane.environment.file_index = self.file_index
         lane.tasks = self.tasks.for_session(session_id)
         history = lasting.open_history(session_id, lane)
         session = LocalSession(

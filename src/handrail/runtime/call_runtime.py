@@ -43,6 +43,7 @@ from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.contract.tool.spec import ToolSession, ToolSpec
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.repository_index import RepositoryIndex
 from handrail.runtime.ripgrep import HiddenFileRecord
 from handrail.runtime.search_service import RipgrepSearch
 from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore, list_secret_settings
@@ -72,6 +73,8 @@ class SessionSharedServices:
     user_context: UserContext | None = None
     seen_files: SeenFileHashes = field(default_factory=SeenFileHashes)
     hidden_files: HiddenFileRecord = field(default_factory=HiddenFileRecord)
+    file_index: RepositoryIndex = field(default_factory=RepositoryIndex)
+    """The words of the files that surveys have read, for all sessions of the workspace."""
     hidden: tuple[str, ...] = ()
     """Folders that no program may see, wherever they are: the kernel's state."""
     secrets: SecretStore = NO_SECRETS
@@ -313,6 +316,7 @@ class CallRuntime:
                 capabilities,
                 may,
                 environment.hidden_files,
+                environment.file_index,
             )
         return self._search
 

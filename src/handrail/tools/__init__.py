@@ -12,6 +12,7 @@ from handrail.tools.files.editing_tools import EditTool, FilePatchTool, MultiEdi
 from handrail.tools.files.json_file_tools import JsonReadTool, JsonWriteTool
 from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
 from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
+from handrail.tools.files.repository_overview import RepositoryOverviewTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
 from handrail.tools.planning_tools import RULE_TOOLS, TASK_TOOLS, PlanExitTool, PlanTool
@@ -52,6 +53,7 @@ BUILTINS: tuple[Tool, ...] = (
         FileMoveTool(),
         FileDeleteTool(),
         TreeTool(),
+        RepositoryOverviewTool(),
         JsonReadTool(),
         JsonWriteTool(),
         PythonTool(),
@@ -76,5 +78,5 @@ BUILTINS: tuple[Tool, ...] = (
 PROFILE_BUILTINS: Mapping[ToolProfile, tuple[Tool, ...]] = {"tiered-tools": RULE_TOOLS}
 """The built-in tools that exist in one profile only."""
 
-ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit"}
+ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit", "repo_clone": "git.clone"}
 """Further names of these, by which other systems know them: alias to id."""
