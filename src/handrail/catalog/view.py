@@ -69,6 +69,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("stashes", ("git.stash",)),
                 ("new repositories and clones", ("git.init", "git.clone")),
                 ("push", ("git.push",)),
+                ("pull requests", ("git.pr",)),
             ),
         ),
         "project": CategoryTopic(
