@@ -51,8 +51,7 @@ class PlanTool(Tool):
         category="system",
         kind="switch_mode",
         documentation=(
-            "Returns `mode`, the mode of the session after the answer, `entered`, and the `reason` of the user if there is "
-            "one.\n\n"
+            "Returns `entered`, the new `mode` if it was entered, and the `reason` of the user if there is one.\n\n"
             "- Plan mode denies every call that writes or has external effects.\n"
             "- If no user is attached, the tool is unavailable, and the mode stays."
         ),
