@@ -11,7 +11,7 @@ from tests.tools.repositories import made
 
 from handrail.contract.session_protocols import Session
 from handrail.runtime import repository_index
-from handrail.runtime.repository_index import FileState, RepositoryIndex, decode_text, outline
+from handrail.runtime.repository_index import IndexedFileState, RepositoryIndex, decode_text, outline
 from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("T-06")
@@ -220,12 +220,12 @@ def test_replaced_and_absent_files_leave_the_index(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(repository_index, "_MOST_ABSENT", 10)
     index = RepositoryIndex()
     for turn in range(1_500):
-        state = FileState(1, 1, 1, turn, turn)
+        state = IndexedFileState(1, 1, 1, turn, turn)
         index.update([("/a.txt", "a.txt", state)], lambda _, turn=turn: f"word{turn}".encode())
     assert len(index._lengths) < 1_500  # pyright: ignore[reportPrivateUsage]
     assert [path for path, _ in index.rank(["/a.txt"], "word1499", 5)] == ["/a.txt"]
     assert index.rank(["/a.txt"], "word77", 5) == [] or index.rank(["/a.txt"], "1498", 5) == []
-    many = [(f"/{n}.txt", f"{n}.txt", FileState(1, n, 1, 1, 1)) for n in range(50)]
+    many = [(f"/{n}.txt", f"{n}.txt", IndexedFileState(1, n, 1, 1, 1)) for n in range(50)]
     index.update(many, lambda n: b"zebra")
-    index.update([("/a.txt", "a.txt", FileState(1, 1, 1, 9, 9))], lambda _: b"zebra")
+    index.update([("/a.txt", "a.txt", IndexedFileState(1, 1, 1, 9, 9))], lambda _: b"zebra")
     assert index.count_lines("/3.txt") is None and index.count_lines("/a.txt") == 1

@@ -52,6 +52,8 @@ from handrail.policy.rules.rules_and_modes import (
     Action,
     Rule,
     RuleBook,
+    is_about_capability,
+    is_about_tool,
     rule_bounds_call,
 )
 from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands, program_risks, read_only_proof
@@ -90,13 +92,13 @@ class ToolPolicy:
         self.origin = origin
         self.kind: SubjectKind = subject_kind_of(spec)
 
-        def pick(book: RuleBook) -> Iterable[Rule]:
-            return (rule for rule in book.rules_about_tool(spec, origin) if rule_bounds_call(rule, spec))
+        def about(rule: Rule) -> bool:
+            return is_about_tool(rule, spec, origin) and rule_bounds_call(rule, spec)
 
-        self.tool_rules = rank_book(
-            rules, lambda book: (rule for rule in pick(book) if rule.scope != "default"), self.kind
+        self.tool_rules = rank_book(rules, lambda rule: rule.scope != "default" and about(rule), self.kind)
+        self.default_tool_rules = rank_rules(
+            tuple(rule for rule in rules if rule.scope == "default" and about(rule)), self.kind
         )
-        self.default_tool_rules = rank_rules(tuple(rule for rule in pick(rules) if rule.scope == "default"), self.kind)
         self._caps: dict[Capability, tuple[RuleRanking, RuleRanking]] = {}
         self._covered: dict[str, Callable[[str], object]] = {}
         self._watched: nested_commands.WatchedPrograms | None = None
@@ -218,22 +220,18 @@ class ToolPolicy:
         """Return the rules about a capability, and the shipped ones. Both are made on the first call."""
         found = self._caps.get(capability)
         if found is None:
-            reads, single = self.spec.side_effect == "read", self.spec.single_command
-            # Two tools that are alike in this share the rankings, which take long to make.
-            found = self.rules.prepare((capability, reads, single), lambda: self._rank_capability_rules(capability))
+
+            def about(rule: Rule) -> bool:
+                return is_about_capability(rule, capability) and rule_bounds_call(rule, self.spec)
+
+            shipped = [rule for rule in self.rules if rule.scope == "default" and about(rule)]
+            if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
+                shipped = [rule for rule in shipped if rule.action != "allow"]
+            kind = SUBJECT_KINDS[capability]
+            own = rank_book(self.rules, lambda rule: rule.scope != "default" and about(rule), kind)
+            found = (own, rank_rules(tuple(shipped), kind))
             self._caps[capability] = found
         return found
-
-    def _rank_capability_rules(self, capability: Capability) -> tuple[RuleRanking, RuleRanking]:
-        def pick(book: RuleBook) -> Iterable[Rule]:
-            return (rule for rule in book.rules_about_capability(capability) if rule_bounds_call(rule, self.spec))
-
-        shipped = [rule for rule in pick(self.rules) if rule.scope == "default"]
-        if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
-            shipped = [rule for rule in shipped if rule.action != "allow"]
-        kind = SUBJECT_KINDS[capability]
-        own = rank_book(self.rules, lambda book: (rule for rule in pick(book) if rule.scope != "default"), kind)
-        return own, rank_rules(tuple(shipped), kind)
 
     def decide_by_rules(
         self, tool: RankedRule | None, capability: Capability, subject: RuleSubject

@@ -123,7 +123,7 @@ _STOP_WORDS = frozenset(
 )
 
 
-class FileState(NamedTuple):
+class IndexedFileState(NamedTuple):
     """What changes when a file changes. The time of change of its inode cannot be set back."""
 
     device: int
@@ -133,15 +133,15 @@ class FileState(NamedTuple):
     changed_ns: int
 
     @staticmethod
-    def of(found: os.stat_result) -> FileState:
+    def of(found: os.stat_result) -> IndexedFileState:
         """Return the state that a ``stat`` reports."""
-        return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return IndexedFileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-class _Document:
+class _IndexedText:
     __slots__ = ("length", "lines", "number", "state")
 
-    def __init__(self, number: int, state: FileState, lines: int | None, length: int) -> None:
+    def __init__(self, number: int, state: IndexedFileState, lines: int | None, length: int) -> None:
         self.number = number
         self.state = state
         self.lines = lines
@@ -153,14 +153,14 @@ class RepositoryIndex:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._documents: dict[str, _Document] = {}
+        self._documents: dict[str, _IndexedText] = {}
         self._lengths = array("L")
         """The length of each document in weighted words, by number; 0 for a document that is replaced."""
         self._postings: dict[str, array[int]] = {}
         self._size = 0
         self._stems: dict[str, str] = {}
 
-    def update(self, files: Sequence[tuple[str, str, FileState]], read: Callable[[int], bytes | None]) -> bool:
+    def update(self, files: Sequence[tuple[str, str, IndexedFileState]], read: Callable[[int], bytes | None]) -> bool:
         """Index the files that are new or have changed, and return whether the index is full.
 
         :param files: the absolute path, the path below the root and the state of each
@@ -214,7 +214,7 @@ class RepositoryIndex:
         found = min(len(self._postings.get(term, ())), count)
         return math.log(1 + (count - found + 0.5) / (found + 0.5)) if found else 0.0
 
-    def _replace(self, absolute: str, relative: str, state: FileState, content: bytes | None) -> None:
+    def _replace(self, absolute: str, relative: str, state: IndexedFileState, content: bytes | None) -> None:
         """Index a file again under a new number. The old number matches nothing any more."""
         if (old := self._documents.get(absolute)) is not None:
             self._lengths[old.number] = 0
@@ -234,7 +234,7 @@ class RepositoryIndex:
         number = len(self._lengths)
         self._lengths.append(max(1, sum(counts.values())))
         lines = None if text is None else text.count("\n") + (not text.endswith("\n") and text != "")
-        self._documents[absolute] = _Document(number, state, lines, self._lengths[number])
+        self._documents[absolute] = _IndexedText(number, state, lines, self._lengths[number])
         for term, times in counts.items():
             self._postings.setdefault(term, array("Q")).append(number << _COUNT_BITS | min(times, _MAX_COUNT))
         self._size += len(counts)

@@ -35,7 +35,7 @@ from handrail.origins.listed_paths import folds_names
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
-from handrail.runtime.repository_index import MAX_TEXT_BYTES, FileState, RepositoryIndex, decode_text, outline
+from handrail.runtime.repository_index import MAX_TEXT_BYTES, IndexedFileState, RepositoryIndex, decode_text, outline
 from handrail.runtime.ripgrep import (
     HiddenFileRecord,
     RipgrepOutputParser,
@@ -376,7 +376,7 @@ class RipgrepSearch:
         """Index what has changed, and rank the files. Blocks, so call it in a thread."""
         top = len(place.folder.absolute.rstrip("/")) + 1
         below = len(place.folder.root or "") + 1
-        states = [(one.absolute, one.absolute[below:], FileState.of(status)) for one, status in found]
+        states = [(one.absolute, one.absolute[below:], IndexedFileState.of(status)) for one, status in found]
         is_full = self._index.update(states, lambda index: self._read_beginning(found[index][0]))
         located = {one.absolute: one for one, _ in found}
         ranked: list[RankedFile] = []

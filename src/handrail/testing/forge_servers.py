@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ class ForgeReply(NamedTuple):
 
 
 @dataclass
-class ForgeServer:
+class ForgeServer(abc.ABC):
     """A forge with one repository, which checks the token of each request.
 
     :param token: the only valid one
@@ -120,11 +121,11 @@ class ForgeServer:
     def _missing(self) -> ForgeReply:
         return ForgeReply(404, {"message": "Not Found"})
 
-    def _list(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _list(self, query: Mapping[str, str]) -> list[dict[str, Any]]: ...
 
-    def _open(self, content: Any) -> ForgeReply:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _open(self, content: Any) -> ForgeReply: ...
 
     def _is_open(self, base: str, head: str) -> bool:
         return any(one["base"]["ref"] == base and one["head"]["ref"] == head for one in self.pulls)

@@ -178,7 +178,7 @@ _FIELDS: dict[str, Any] = {
     "description": {
         "type": "string",
         "maxLength": _MAX_DESCRIPTION,
-        "description": "What is to be done, and when it is complete",
+        "description": "Text with all details, and with the condition of its completion",
     },
     "status": {"enum": list(TASK_STATUSES), "description": "Progress of the task"},
     "owner": {"type": "string", "maxLength": 200, "description": "Name of the agent or person who works on it"},

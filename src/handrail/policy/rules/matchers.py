@@ -216,13 +216,10 @@ def rank_rules(rules: tuple[Rule, ...], kind: SubjectKind) -> RuleRanking:
     return RuleRanking(rules, kind)
 
 
-def rank_book(book: RuleBook, pick: Callable[[RuleBook], Iterable[Rule]], kind: SubjectKind) -> RuleRanking:
-    """Return the ranking of one question's rules in a book, bounded by the books of the parent sessions.
-
-    :param pick: returns the rules of a book that the question is about
-    """
-    own = rank_rules(tuple(pick(book)), kind)
-    return own if book.parent is None else SubagentRuleRanking(own, rank_book(book.parent.inherited_rules, pick, kind))
+def rank_book(book: RuleBook, about: Callable[[Rule], bool], kind: SubjectKind) -> RuleRanking:
+    """Return the ranking of one question's rules in a book, bounded by the books of the parent sessions."""
+    own = rank_rules(tuple(filter(about, book)), kind)
+    return own if book.parent is None else SubagentRuleRanking(own, rank_book(book.parent.inherited_rules, about, kind))
 
 
 @lru_cache(maxsize=16_384)  # checked where rules are loaded, which may be a thread, and needed again by each tool

@@ -8,13 +8,11 @@ compared with (see :mod:`handrail.policy.rules.matchers`). A rule without a patt
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
-from weakref import WeakValueDictionary
+from typing import Literal, NamedTuple, cast, get_args
 
 from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import DEFAULT_MODE, MODES, Mode
@@ -90,18 +88,10 @@ class Rule:
     any_case: bool = False
     text: str = field(init=False, repr=False, compare=False)
     """The rule as text, which :func:`parse_rule` parses to the same rule, except for ``any_case``."""
-    _hash: int = field(init=False, repr=False, compare=False, default=0)
-    """The hash, computed on first use: a book has more than a thousand rules."""
 
     def __post_init__(self) -> None:
         bare = f"{self.action} {self.permission}"
         object.__setattr__(self, "text", f"{bare} {self.pattern}" if self.pattern else bare)
-
-    def __hash__(self) -> int:
-        if not self._hash:
-            fields = (self.text, self.scope, self.source, self.narrows, self.any_case)
-            object.__setattr__(self, "_hash", hash(fields) or 1)
-        return self._hash
 
     @property
     def is_final(self) -> bool:
@@ -310,123 +300,29 @@ def fault_in_path_pattern(pattern: str) -> str | None:
 
 _FEW = 10
 """Up to this number, new rules are compared with each known rule. For more, a set of all rules is faster."""
-T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RuleBook:
-    """The rules of a session, as an immutable value. Their order does not matter, only their specificity.
-
-    Books that were made from others by equal changes, or that have equal rules, are one object. So sessions share what is
-    prepared for a book.
+    """All rules of a session, as an immutable value. Their order does not matter, only their specificity.
 
     :param mode: the mode whose rules the book contains
     :param parent: for a sub-agent's session, the rule book of its parent session. Each question goes to both books. A rule of
         this book never allows what the parent's book denies or asks about, however specific it is
-    :param folder_rule: the shipped rule that allows reading in the session's own folder. It is the only rule in which equal
-        sessions differ
     """
 
     rules: tuple[Rule, ...] = ()
     mode: str = "ask"
     parent: RuleBook | None = None
-    folder_rule: Rule | None = None
-    _shared: RuleBook | None = field(default=None, repr=False)
-    _derived: WeakValueDictionary[tuple[Any, ...], RuleBook] = field(
-        init=False, repr=False, default_factory=lambda: WeakValueDictionary[tuple[Any, ...], RuleBook]()
-    )
-    _prepared: dict[Any, Any] = field(init=False, repr=False, default_factory=dict[Any, Any])
-
-    @property
-    def shared(self) -> RuleBook:
-        """The book without its folder rule, which sessions with equal rules share."""
-        return self._shared or self
-
-    @property
-    def folder(self) -> str | None:
-        """The folder that the folder rule is about, as the rule spells it; None without such a rule."""
-        return None if self.folder_rule is None else self.folder_rule.pattern.removesuffix("/**")
-
-    def with_folder_rule(self, rule: Rule | None) -> RuleBook:
-        """Return the book with this rule about the session's own folder in place of the current one."""
-        shared = self.shared
-        return shared if rule is None else RuleBook(shared.rules, shared.mode, shared.parent, rule, shared)
 
     def with_rules(self, *rules: Rule) -> RuleBook:
         """Return the book with further rules."""
         known = self.rules if len(rules) <= _FEW else frozenset(self.rules)
-        new = tuple(rule for rule in rules if rule not in known and rule != self.folder_rule)
-        if not new:
-            return self
-        shared = self.shared
-        book = shared._derive(("with", *new), lambda: (*shared.rules, *new), shared.mode, shared.parent)
-        return book.with_folder_rule(self.folder_rule)
+        return self.replace_rules(*self.rules, *(rule for rule in rules if rule not in known))
 
     def replace_rules(self, *rules: Rule) -> RuleBook:
         """Return the book with these rules in place of its own."""
-        folder = self.folder_rule
-        own = tuple(rule for rule in rules if rule != folder)
-        book = _share_equal_book(own, self.mode, self.parent)
-        return book.with_folder_rule(folder if len(own) < len(rules) else None)
-
-    def replace_mode(self, mode: Mode, rules: Callable[[], tuple[Rule, ...]]) -> RuleBook:
-        """Return the book in another mode.
-
-        :param rules: returns all rules, with those of the mode
-        """
-        shared = self.shared
-        return shared._derive(("mode", mode), rules, mode, shared.parent).with_folder_rule(self.folder_rule)
-
-    def replace_parent(self, parent: RuleBook) -> RuleBook:
-        """Return the book for the session of a sub-agent whose parent session has this book."""
-        book = _share_equal_book(self.rules, self.mode, parent.shared)
-        return book.with_folder_rule(self.folder_rule)
-
-    def _derive(
-        self, change: tuple[Any, ...], rules: Callable[[], tuple[Rule, ...]], mode: str, parent: RuleBook | None
-    ) -> RuleBook:
-        """Return the book after a change, or the one that an equal change has made before."""
-        found = self._derived.get(change)
-        if found is None:
-            found = self._derived[change] = _share_equal_book(rules(), mode, parent)
-        return found
-
-    def prepare(self, key: Any, make: Callable[[], T]) -> T:
-        """Return what ``make`` has made of this book's rules for ``key``. It is made once."""
-        found = self._prepared.get(key)
-        if found is None:
-            found = self._prepared[key] = make()
-        return cast("T", found)
-
-    def rules_about_tool(self, spec: ToolSpec, origin: str | None) -> list[Rule]:
-        """Return the rules about calls of this tool, in the book's order; see :func:`is_about_tool`."""
-        named, others = self.shared.prepare("rules by tool", self.shared._index_by_tool)
-        found = [*named.get(spec.id, ()), *(one for one in others if is_about_tool(one[1], spec, origin))]
-        if origin is not None:  # a shipped rule is about shipped tools
-            found = [one for one in found if one[1].scope != "default" or one[1].governed_side_effect]
-        return [rule for _, rule in sorted(found, key=lambda one: one[0])]
-
-    def _index_by_tool(self) -> tuple[dict[str, list[tuple[int, Rule]]], list[tuple[int, Rule]]]:
-        """Return the rules that name one tool, by its id, and the rules that may be about several; each with its place."""
-        named: dict[str, list[tuple[int, Rule]]] = {}
-        others: list[tuple[int, Rule]] = []
-        for place, rule in enumerate(self.rules):
-            if rule.permission in CAPABILITIES:
-                continue
-            if is_tool_id(rule.permission):
-                named.setdefault(rule.permission, []).append((place, rule))
-            else:
-                others.append((place, rule))
-        return named, others
-
-    def rules_about_capability(self, capability: Capability) -> tuple[Rule, ...]:
-        """Return the rules about a capability, in the book's order; see :func:`is_about_capability`."""
-        found = self.shared.prepare(
-            ("rules by capability", capability),
-            lambda: tuple(rule for rule in self.rules if is_about_capability(rule, capability)),
-        )
-        folder = self.folder_rule
-        return (*found, folder) if folder is not None and is_about_capability(folder, capability) else found
+        return RuleBook(rules, self.mode, self.parent)
 
     @property
     def inherited_rules(self) -> RuleBook:
@@ -435,40 +331,24 @@ class RuleBook:
         Left out are the shipped rules, which every book has, and what the mode asks about: the mode of a session below is never
         wider, and a narrower one asks less.
         """
-        return self.shared.prepare("inherited rules", self._make_inherited_rules)
-
-    def _make_inherited_rules(self) -> RuleBook:
         kept = (rule for rule in self.rules if rule.scope not in ("default", "mode") or _is_held_below(rule))
-        return _share_equal_book(tuple(kept), self.mode, self.parent)
+        return RuleBook(tuple(kept), self.mode, self.parent)
 
     @property
     def all_rules(self) -> Iterator[Rule]:
         """The rules of the book, and those of its parents that bind it."""
-        yield from self
+        yield from self.rules
         if self.parent is not None:
             yield from self.parent.inherited_rules.all_rules
 
     def rules_of_scope(self, scope: Scope) -> tuple[Rule, ...]:
-        return tuple(rule for rule in self if rule.scope == scope)
+        return tuple(rule for rule in self.rules if rule.scope == scope)
 
     def __iter__(self) -> Iterator[Rule]:
-        return iter(self.rules) if self.folder_rule is None else chain(self.rules, (self.folder_rule,))
+        return iter(self.rules)
 
     def __len__(self) -> int:
-        return len(self.rules) + (self.folder_rule is not None)
-
-
-_equal_books: WeakValueDictionary[tuple[frozenset[Rule], str, int], RuleBook] = WeakValueDictionary()
-"""The books in use, by their content. A book keeps its parent alive, so the parent's id stays its own."""
-
-
-def _share_equal_book(rules: tuple[Rule, ...], mode: str, parent: RuleBook | None) -> RuleBook:
-    """Return the book with these rules, which is the one in use if there is an equal one."""
-    key = (frozenset(rules), mode, id(parent))
-    found = _equal_books.get(key)
-    if found is None:
-        found = _equal_books[key] = RuleBook(rules, mode, parent)
-    return found
+        return len(self.rules)
 
 
 def _is_held_below(rule: Rule) -> bool:
@@ -730,11 +610,8 @@ def make_shipped_rule(text: str, scope: Scope, source: str) -> Rule:
 
 def with_mode(book: RuleBook, mode: Mode) -> RuleBook:
     """Return the same book in another mode."""
-
-    def make() -> tuple[Rule, ...]:
-        return (*(rule for rule in book.rules if rule.scope != "mode"), *mode_rules(mode))
-
-    return book.replace_mode(mode, make)
+    kept = (rule for rule in book if rule.scope != "mode")
+    return RuleBook((*kept, *mode_rules(mode)), mode, book.parent)
 
 
 def limit_to_parent(book: RuleBook, above: RuleBook) -> RuleBook:
@@ -745,7 +622,7 @@ def limit_to_parent(book: RuleBook, above: RuleBook) -> RuleBook:
     bound = parse_mode(above.mode)
     if MODES.index(parse_mode(book.mode)) > MODES.index(bound):
         book = with_mode(book, bound)
-    return book.replace_parent(above)
+    return RuleBook(book.rules, book.mode, above)
 
 
 def parse_optional_mode(text: str | None) -> Mode | None:

@@ -34,7 +34,7 @@ _PAGES = 10
 ForgeKind = Literal["github", "gitea"]
 
 
-class _Forge(NamedTuple):
+class _BoundForge(NamedTuple):
     """A configured forge, and the repository on it."""
 
     kind: ForgeKind
@@ -165,7 +165,7 @@ async def _find_current_branch(repository: Any) -> str:
     raise ToolError("No branch is checked out. Pass the pushed branch in `head`.", kind="invalid_input")
 
 
-def _choose_forge(runtime: Runtime, address: str) -> _Forge:
+def _choose_forge(runtime: Runtime, address: str) -> _BoundForge:
     """Return the configured forge of a remote's address.
 
     :raises ToolError: ``unavailable`` if no forge is configured for its host
@@ -189,7 +189,7 @@ def _choose_forge(runtime: Runtime, address: str) -> _Forge:
         if not api.lower().startswith("https://") and not is_here:
             text = f"The token of {kind} is sent with https only, and {kind}_url is {api}. Ask the user to change it."
             raise ToolError(text, kind="denied")
-        return _Forge(cast("ForgeKind", kind), api, token, parts[-2], parts[-1])
+        return _BoundForge(cast("ForgeKind", kind), api, token, parts[-2], parts[-1])
     text = (
         f"No forge is configured for the host of the remote {shown}. Ask the user to set gitea_url or github_url, and a "
         'token, under [tools."git.pr".config] of handrail.toml.'
@@ -221,7 +221,7 @@ def _find_token(runtime: Runtime, name: str) -> str:
         raise ToolError(text, kind="unavailable") from None
 
 
-async def _send(runtime: Runtime, forge: _Forge, method: str, url: str, content: object = None) -> HttpResponse:
+async def _send(runtime: Runtime, forge: _BoundForge, method: str, url: str, content: object = None) -> HttpResponse:
     github = forge.kind == "github"
     headers = {
         "accept": "application/vnd.github+json" if github else "application/json",
@@ -240,14 +240,14 @@ async def _send(runtime: Runtime, forge: _Forge, method: str, url: str, content:
     )
 
 
-async def _request(runtime: Runtime, forge: _Forge, method: str, url: str) -> Any:
+async def _request(runtime: Runtime, forge: _BoundForge, method: str, url: str) -> Any:
     response = await _send(runtime, forge, method, url)
     if response.status != 200:
         raise _make_error(forge, response, f"Repository {forge.owner}/{forge.name}")
     return _decode(forge, response)
 
 
-async def _require_branch(runtime: Runtime, forge: _Forge, branch: str, argument: str, hint: str) -> None:
+async def _require_branch(runtime: Runtime, forge: _BoundForge, branch: str, argument: str, hint: str) -> None:
     response = await _send(runtime, forge, "GET", forge.url("branches", branch))
     if response.status == 404:
         text = f"Branch {branch!r} in `{argument}` is not on {forge.kind} in {forge.owner}/{forge.name}. {hint}"
@@ -256,7 +256,7 @@ async def _require_branch(runtime: Runtime, forge: _Forge, branch: str, argument
         raise _make_error(forge, response, f"Branch {branch!r}")
 
 
-async def _find_open(runtime: Runtime, forge: _Forge, base: str, head: str) -> Mapping[str, Any] | None:
+async def _find_open(runtime: Runtime, forge: _BoundForge, base: str, head: str) -> Mapping[str, Any] | None:
     """Return the open pull request of a branch into another, or None."""
     for page in range(1, _PAGES + 1):
         if forge.kind == "github":
@@ -289,7 +289,7 @@ def _text(value: object, *path: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _describe(forge: _Forge, found: Mapping[str, Any], *, existing: bool) -> dict[str, object]:
+def _describe(forge: _BoundForge, found: Mapping[str, Any], *, existing: bool) -> dict[str, object]:
     title = _text(found, "title")
     draft = found.get("draft")
     return {
@@ -304,7 +304,7 @@ def _describe(forge: _Forge, found: Mapping[str, Any], *, existing: bool) -> dic
     }
 
 
-def _decode(forge: _Forge, response: HttpResponse) -> Any:
+def _decode(forge: _BoundForge, response: HttpResponse) -> Any:
     try:
         return json.loads(response.body)
     except (ValueError, RecursionError):
@@ -323,7 +323,7 @@ def _explain(response: HttpResponse) -> str:
     return quote_excerpt(said, 300) if said else f"status {response.status}"
 
 
-def _make_error(forge: _Forge, response: HttpResponse, subject: str) -> ToolError:
+def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> ToolError:
     """Return the error for an answer that is not the expected one."""
     status, said, kind = response.status, _explain(response), forge.kind
     wait = response.header("retry-after")
@@ -345,7 +345,7 @@ def _make_error(forge: _Forge, response: HttpResponse, subject: str) -> ToolErro
         text = f"{subject} has moved: {kind} redirects to another address. Ask the user to change the remote."
         return ToolError(text, kind="failed")
     if status == 422 and "no commits between" in said.lower():
-        return ToolError(f"{subject} has no commits of its own: {said}. Commit and push first.", kind="invalid_input")
+        return ToolError(f"{subject} has no new commits: {said}. Commit and push first.", kind="invalid_input")
     if status in (400, 409, 422):
         return ToolError(f"{subject} was refused by {kind}: {said}. Change the arguments.", kind="invalid_input")
     return ToolError(f"{kind} answered with status {status}: {said}. Try again later.", kind="backend")
