@@ -21,7 +21,7 @@ from handrail.contract.session_protocols import Session
 from handrail.session.workspace_tasks import _find_circle, _StoredTask  # pyright: ignore[reportPrivateUsage]
 from handrail.testing.scripted_kernel import temporary_kernel
 
-pytestmark = pytest.mark.proves("T-05")
+pytestmark = pytest.mark.proves("T-05b")
 
 
 async def create(session: Session, title: str, **fields: Any) -> int:
@@ -212,7 +212,7 @@ async def test_several_processes_share_the_tasks_and_each_is_claimed_once(tmp_pa
     assert sorted(map(int, claimed)) == [*range(1, 25)], "no task is claimed twice"
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 @pytest.mark.parametrize("profile", PROFILE_TOOLS)
 async def test_a_profile_keeps_its_tools_in_view_as_far_as_they_exist(tmp_path: Path, profile: Any) -> None:
     put_agent(tmp_path, "a", f'profile = "{profile}"\n')
@@ -229,7 +229,7 @@ async def test_a_profile_keeps_its_tools_in_view_as_far_as_they_exist(tmp_path: 
         assert not {*plain} & {"create_task", "browse_rules", "add_schedule"}
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 @pytest.mark.parametrize("tool_id", ["browse_rules", "load_rule", "save_rule", "delete_rule"])
 async def test_the_deprecated_rule_tools_answer_with_the_redirect_in_their_profile_only(
     tmp_path: Path, tool_id: str
@@ -243,7 +243,7 @@ async def test_the_deprecated_rule_tools_answer_with_the_redirect_in_their_profi
         assert (await (await kernel.session()).call(tool_id, {})).error_kind == "unknown_tool"
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 async def test_an_unknown_profile_is_a_fault_of_the_manifest(tmp_path: Path) -> None:
     checked = parse_agent(b'id = "a"\nprofile = "tiered"\n', "agent.toml", "a")
     assert "tiered-tools" in str(checked.faults[0]) and checked.manifest.profile is None

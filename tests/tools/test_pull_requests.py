@@ -16,7 +16,7 @@ from handrail.contract.session_protocols import Session
 from handrail.testing import ForgeReply, ForgeServer, GiteaServer, GitHubServer
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
-pytestmark = pytest.mark.proves("T-05")
+pytestmark = pytest.mark.proves("T-05c")
 
 FORGES: dict[str, type[ForgeServer]] = {"github": GitHubServer, "gitea": GiteaServer}
 EACH = pytest.mark.parametrize("kind", FORGES)
