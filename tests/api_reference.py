@@ -39,6 +39,7 @@ FACADES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
             "Models in the process": ("testing.provider_request_checks",),
             "Scripts of models": ("agent.providers.scripted_model",),
             "Servers with the protocols of providers": ("testing.provider_servers",),
+            "Forges": ("testing.forge_servers",),
             "Third-party tools": ("testing.scripted_mcp_servers",),
         },
     ),

@@ -275,6 +275,10 @@ EVENT_KINDS: Mapping[str, Happening] = {
         "The tools, resources or prompts of the session changed, or the active set did. It belongs to no call.",
         "?generation: Number of the new generation",
     ),
+    "mode-changed": Happening(
+        "The session has another permission mode. It belongs to no call.",
+        "mode: New mode\nprevious_mode: Mode before it",
+    ),
     "resource-updated": Happening(
         "A resource changed to which the session has subscribed. It belongs to no call.",
         "uri: URI of the resource",
@@ -382,6 +386,10 @@ RECORD_KINDS: Mapping[str, Happening] = {
         "problem: Why there is no summary, or an empty text\nkept_messages: Number of messages that stay\n"
         "was_requested: Whether the model or the user requested it\n"
         "shortened_results: Number of kept results that are shortened, because the provider rejected a longer request",
+    ),
+    "mode-changed": Happening(
+        "A user, or an answer of a user to a tool, switched the session to another permission mode.",
+        "mode: New mode\nprevious_mode: Mode before it",
     ),
     "provider-tool-used": Happening(
         "The model's provider ran one of its own tools. It belongs to no call.",

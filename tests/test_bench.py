@@ -134,6 +134,7 @@ LEAST = {
     "policy.py": Least("shell: three commands", {"CALLS": 2, "ROUNDS": 1}),
     "extraction.py": Least("docs", {}, ("--data", "{folder}")),
     "questions.py": Least("accept-edits", {}, ("--first", "1")),
+    "repository_overview.py": Least("20 files: first call", {}, ("--files", "20", "--repeats", "1")),
     "retrieval.py": Least(
         "shipped, unseen", {"SIZES": ()}, ("--data", "{folder}", "--limit", "2", "--speed", "--shipped")
     ),

@@ -50,6 +50,8 @@ _TRIGGER = """\
 trigger_id: Name of the trigger
 kind: `timer`, `schedule` or `channel`
 prompt: Message that the agent receives"""
+_TASK = """\
+task: Task with all of its fields. `version` counts its changes, `open_blockers` are not completed, `blocks` are the tasks that wait for it"""
 _UNLOADED = """\
 ?unloaded: Tools that were unloaded to make room, with the reason
 ?not_searched: Sources that have not listed their tools yet"""
@@ -92,6 +94,16 @@ matches: Matching lines, each with `path`, `line` and `text`
     "python": _RUN,
     "todo": "todos: Complete task list, each item with `id`, `content` and `status`",
     "question": "answers: One list of answers for each question",
+    "plan": """\
+entered: true if the session is in plan mode now
+?mode: `plan`, if it was entered
+?reason: Words of the user
+next: What to do now""",
+    "plan_exit": """\
+approved: true if the user approved the plan
+mode: Mode of the session after the answer
+?reason: Words of the user
+next: What to do now""",
     "task": """\
 agent: Id of the agent
 session_id: Session of the sub-agent
@@ -173,6 +185,15 @@ workspace
 ?stale: true if the diagnostics may be those of an older content
 ?why: Reason for `incomplete` or `stale`
 servers: Names of the servers that answered""",
+    "repo_overview": """\
+path: Folder that is described
+files: Number of files below the folder
+languages: Languages by lines, each with `name`, `files` and `lines`
+entry_points: What starts a program of the repository, as its manifests say
+test_commands: Commands for the tests, as its manifests say
+tree: Indented tree of folders and files, as deep as fits
+?matches: With `focus`: files, the best first, each with `path` and the `outline` of its definitions by line
+?notes: Limits of the overview""",
     "json_read": """\
 path: Path of the file
 pointer: JSON Pointer of the value
@@ -226,6 +247,13 @@ stored: false if a stored fact says the same and was kept instead
 ?note: Remark for the model
 ?folded_facts: Number of facts that a later fact with the same key replaced
 ?compaction: Number of the compaction; only if facts were folded""",
+    "create_task": _TASK,
+    "edit_task": _TASK,
+    "get_task": _TASK,
+    "list_tasks": """\
+tasks: Tasks, each with `id`, `title`, `status`, `owner` and `open_blockers`
+total: Number of tasks that match
+next: Number of tasks to skip in the next call, or null at the end""",
     "send_message": """\
 channel: Name of the channel
 sent: true
@@ -374,6 +402,15 @@ url: Address of the remote
 branch: Branch that was pushed
 result: `new branch`, `updated` or `already up to date`
 commits: Range of the pushed commits""",
+    "git.pr": """\
+number: Number of the pull request
+url: Address of its page
+repository: Owner and name of the repository
+title: Title of the pull request
+base: Branch to merge into
+head: Branch with the commits
+draft: true if it is a draft
+existing: true if it was open already, so that none was made""",
     "web_search": """\
 results: Results, each with `title`, `url` and `snippet`
 provider: Provider that answered

@@ -137,8 +137,59 @@ async def test_a_question_is_a_form_where_the_client_fills_forms(desk: Desk) -> 
     assert "Which?" in editor.forms[0][0]
 
 
-async def test_a_question_is_unavailable_where_it_does_not(desk: Desk) -> None:
+async def test_a_question_with_options_is_a_permission_request_where_it_does_not(desk: Desk) -> None:
+    turns = ({"calls": [QUESTION]}, {"text": "${0.data.answers}"})
+    editor = Editor()
+    editor.answering = lambda _call, options: next(one.option_id for one in options if one.name == "blue")
+    async with desk.connected(*turns, editor=editor) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+    (asked, options) = editor.asked[0]
+    assert "blue" in editor.said and "Which?" in str(asked.content)
+    assert asked.tool_call_id == editor.call(0)["toolCallId"]
+    assert [option.name for option in options] == ["red", "blue", "Decline to answer"]
+
+
+@pytest.mark.parametrize("kind", ["reject_once", "cancelled", "no such option"])
+async def test_a_question_that_is_not_answered_there_is_denied(desk: Desk, kind: str) -> None:
     turns = ({"calls": [QUESTION]}, {"text": "${0.error_text}"})
+    editor = Editor()
+    editor.answering = lambda _call, _options: kind
+    async with desk.connected(*turns, editor=editor) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+    assert "declined to answer" in editor.said
+
+
+PLAN = call("plan_exit", plan="1. Read.\n2. Mend.")
+
+
+@pytest.mark.proves("T-06a")
+@pytest.mark.parametrize(
+    ("chosen", "mode"),
+    [
+        ("Carry out, and accept edits", "accept-edits"),
+        ("Carry out, and ask before edits", "ask"),
+        ("Leave plan mode only", "ask"),
+        ("Keep planning", "plan"),
+        ("Decline to answer", "plan"),
+    ],
+)
+async def test_a_plan_is_shown_whole_and_the_editor_follows_the_mode(desk: Desk, chosen: str, mode: str) -> None:
+    editor = Editor()
+    editor.answering = lambda _call, options: next(one.option_id for one in options if one.name.startswith(chosen))
+    async with desk.connected({"calls": [PLAN]}, {"text": "Done."}, editor=editor) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await client.set_session_mode(session_id=opened.session_id, mode_id="plan")
+        await ask(client, opened.session_id)
+    (asked, _) = editor.asked[0]
+    assert "1. Read.\n2. Mend." in str(asked.content[0].content.text) and asked.kind == "switch_mode"  # type: ignore
+    shown = [update.current_mode_id for update in editor.of("current_mode_update")]
+    assert shown == (["plan"] if mode == "plan" else ["plan", mode])
+
+
+async def test_a_question_without_options_is_unavailable_where_it_does_not(desk: Desk) -> None:
+    turns = ({"calls": [call("question", questions=[{"question": "Why?"}])]}, {"text": "${0.error_text}"})
     async with desk.connected(*turns) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
         await ask(client, opened.session_id)

@@ -382,3 +382,18 @@ def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Her
     assert "requested a moment ago, expires in 7 days" in shown and "--answer" not in shown
     question = json.dumps({"questions": [{"question": "Which?", "header": "Colour"}]})
     assert "  to answer: --answer TEXT\n" in here("approve", parked(here, question, "question")).out
+
+
+@pytest.mark.proves("T-06a")
+def test_a_plan_is_shown_whole_and_answered_at_the_command_line(here: Here) -> None:
+    plan = "1. Read the parser.\n2. Mend it."
+    refused = here("call", "plan_exit", json.dumps({"plan": plan}), "--headless", "--mode", "plan")
+    assert refused.code == 1 and "no user is attached" in refused.err
+    done = here("call", "plan_exit", json.dumps({"plan": plan}), "--mode", "plan")
+    assert done.code == 4
+    approval = done.out.strip()
+    shown = here("approve", approval).out
+    assert "1. Read the parser." in shown and "2. Mend it." in shown and "Carry out, and accept edits" in shown
+    assert here("approve", approval, "--answer", '["Keep planning", "Look at the tests first."]').code == 0
+    answer = json.loads(here("call", "--resume", approval, "--json").out)["data"]
+    assert (answer["approved"], answer["mode"], answer["reason"]) == (False, "plan", "Look at the tests first.")

@@ -109,6 +109,30 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
 
 
 @ERAS
+@pytest.mark.proves("F-03", "T-06a")
+async def test_a_plan_is_decided_on_in_a_form_and_the_users_words_reach_the_model(tmp_path: Path, era: Era) -> None:
+    person = Person(
+        [
+            filled(q1="Enter plan mode"),
+            filled(q1="Keep planning", q1_text="Use the other parser."),
+            types.ElicitResult(action="decline"),
+            filled(q1="Carry out, and accept edits"),
+        ]
+    )
+    async with serving(tmp_path) as (_, _, client), client(era, person) as one:
+        assert (await one.call_tool("plan", {})).structured_content["mode"] == "plan"  # type: ignore
+        kept = (await one.call_tool("plan_exit", {"plan": "1. Mend it."})).structured_content
+        assert kept is not None and (kept["mode"], kept["reason"]) == ("plan", "Use the other parser.")
+        assert (await one.call_tool("plan_exit", {"plan": "2. Mend it."})).is_error
+        denied = await one.call_tool("write", {"path": "a.txt", "content": "x"})
+        assert denied.is_error and "(mode scope)" in said(denied)
+        done = (await one.call_tool("plan_exit", {"plan": "3. Mend it."})).structured_content
+        assert done is not None and (done["mode"], done["approved"]) == ("accept-edits", True)
+        assert not (await one.call_tool("write", {"path": "a.txt", "content": "x"})).is_error
+    assert "3. Mend it." in str(person.seen[-1])
+
+
+@ERAS
 @pytest.mark.proves("F-03")
 async def test_a_tool_asks_the_client_for_several_things_at_once_and_again(tmp_path: Path, era: Era) -> None:
     person = Person([filled(name="Ann"), filled(name="yes")])

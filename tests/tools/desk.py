@@ -21,7 +21,8 @@ from handrail.contract.services.history_and_skill_services import SkillService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
-from handrail.contract.services.tool_runtime import Runtime, UserQuestion
+from handrail.contract.services.task_services import TaskService
+from handrail.contract.services.tool_runtime import ModeService, Runtime, UserQuestion
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilitySet, PathVariables, expand_requires
 from handrail.contract.tool.spec import ToolSession
 from handrail.contract.tool.tool_protocol import Tool
@@ -98,6 +99,12 @@ class Doors:
 
     def skills(self) -> SkillService:
         raise ToolError("there are none here", kind="unavailable")
+
+    def tasks(self) -> TaskService:
+        raise ToolError("there are no tasks here", kind="unavailable")
+
+    def mode(self) -> ModeService:
+        raise ToolError("there is no mode here", kind="unavailable")
 
     def channels(self) -> ChannelService:
         raise ToolError("there are none here", kind="unavailable")

@@ -30,6 +30,7 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.decorator import tool
 from handrail.contract.tool.tool_ids_and_wire_names import STATE_IDS, TERMINAL_IDS
+from handrail.testing.forge_servers import GitHubServer
 from handrail.testing.provider_request_checks import PlaybackModel, text_reply
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 from handrail.testing.scripted_language_server import LanguageServerProgram
@@ -48,6 +49,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "question": {
         "questions": [{"question": "Which database?", "options": [{"label": "SQLite"}, {"label": "PostgreSQL"}]}]
     },
+    "plan": {},
+    "plan_exit": {"plan": "1. Read the parser.\n2. Mend it."},
     "task": {"subagent_type": "default", "prompt": "Say hello."},
     "skill": {"name": "tool-builder"},
     "browse_tools": {},
@@ -63,6 +66,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.delete": {"path": "notes.txt"},
     "tree": {},
     "lsp": {"action": "references", "symbol": "launch"},
+    "repo_overview": {"focus": "where is uno used"},
     "json_write": {"path": "a.json", "value": {"a": [1]}},
     "json_read": {"path": "a.json", "pointer": "/a/0"},
     "python": {"code": "print(6 * 7)"},
@@ -83,6 +87,10 @@ CALLS: dict[str, dict[str, Any]] = {
     "memory.upsert": {"text": "The user wants commit messages in English.", "key": "user/commits"},
     "memory.query": {"query": "language of commit messages"},
     "memory.compact": {},
+    "create_task": {"title": "Mend the parser", "owner": "ada"},
+    "list_tasks": {"status": ["pending"]},
+    "edit_task": {"id": 1, "status": "completed"},
+    "get_task": {"id": 1},
     "send_message": {"channel": "reviews", "message": "Ready for review."},
     "wait_channel": {"channel": "reviews", "timeout_ms": 0},
     "add_timer": {"interval": 3600, "prompt": "Check the build.", "name": "build"},
@@ -105,6 +113,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "git.stash": {"message": "Work in progress"},
     "git.clone": {"source": ".", "path": "copy"},
     "git.push": {},
+    "git.pr": {"title": "Mend the parser", "head": "topic", "remote": "forge"},
     "web_search": {"query": "ships"},
     "web_fetch": {"url": "https://example.org/ships"},
     "http.post": {"url": "https://example.org/notes", "json": {"title": "Ships"}},
@@ -141,6 +150,7 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
         },
     ),
     ("question", {"questions": []}),
+    ("plan_exit", {"plan": "1. Mend the parser."}),
     ("task", {"subagent_type": "critic", "prompt": "Review the change."}),
     ("skill", {"name": "missing"}),
     ("load_tools", {"category": "gti"}),
@@ -157,11 +167,15 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("tree", {"path": "missing"}),
     ("lsp", {"action": "rename_preview", "symbol": "launch"}),
     ("lsp", {"action": "diagnostics", "path": "a.txt"}),
+    ("repo_overview", {"path": "missing"}),
     ("json_read", {"path": "a.json", "pointer": "/b"}),
     ("json_write", {"path": "a.json", "pointer": "/b/c", "value": 1}),
     ("scratchpad", {"action": "get", "key": "host"}),
     ("search_memory", {"id": "missing"}),
     ("artifact.read", {"ref": f"sha256:{'0' * 64}"}),
+    ("create_task", {"title": "Release", "blocked_by": [9]}),
+    ("edit_task", {"id": 1, "blocked_by": [1]}),
+    ("get_task", {"id": 9}),
     ("send_message", {"channel": "reviews", "message": "x", "kind": "broadcast"}),
     ("wait_channel", {"channel": "re views"}),
     ("add_timer", {"interval": 3600, "prompt": "Check the build.", "name": "daily build"}),
@@ -191,6 +205,7 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("git.init", {}),
     ("git.clone", {"url": "https://example.org/x.git", "source": "."}),
     ("git.push", {"remote": "missing"}),
+    ("git.pr", {"title": "Release", "head": "main", "remote": "forge"}),
     ("web_search", {"query": ""}),
     ("web_fetch", {"url": "ftp://example.org/"}),
     ("http.post", {"url": "https://example.org/notes"}),
@@ -200,6 +215,8 @@ FAILURES: Sequence[tuple[str, dict[str, Any]]] = (
     ("prompt.complete", {"ref": {"type": "ref/prompt", "name": "great"}, "argument": {"name": "who", "value": "A"}}),
 )
 """Calls that fail in the same session."""
+ANSWERS = ("SQLite", "Enter plan mode", "Carry out, and ask before edits")
+"""What the user answers to the questions, in order."""
 SEARCH = '[tools.web_search.config]\nproviders = "searxng"\n'
 """The beginning of the settings of `web_search`."""
 ONLINE = {"git.push": "x.git", "web_fetch": "ships", "http.post": "notes"}
@@ -246,17 +263,29 @@ async def served(folder: Path) -> AsyncGenerator[GitHost]:
 @asynccontextmanager
 async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
     """A session in a small repository, in which every call is allowed."""
+    async with GitHubServer() as forge, _opened(folder, host, forge) as session:
+        yield session
+
+
+@asynccontextmanager
+async def _opened(folder: Path, host: GitHost, forge: GitHubServer) -> AsyncGenerator[Session]:
     repo = made(folder / "ws")
     repo.commit("first", b__txt="1\n")
     repo.git("remote", "add", "origin", host.url("x.git"))
-    online = (f'[requires.tools."{one}".net]\nhosts = ["{host.authority}"]' for one in (*ONLINE, "web_search"))
+    repo.git("remote", "add", "forge", forge.clone_url)
+    online = [f'[requires.tools."{one}".net]\nhosts = ["{host.authority}"]' for one in (*ONLINE, "web_search")]
+    online.append(f'[requires.tools."git.pr".net]\nhosts = ["{forge.authority}"]')
     program = LanguageServerProgram(folder, suffix=".py", name="ty")
-    settings = f'{SEARCH}searxng_url = "{host.url("")}"\n{program.settings_toml("python", "*.py")}'
+    settings = f'{SEARCH}searxng_url = "{host.url("")}"\n[tools."git.pr".config]\ngithub_url = "{forge.url}"\n'
+    settings += f'github_host = "{forge.authority}"\ngithub_token = {{ secret = "FORGE" }}\n'
+    settings += program.settings_toml("python", "*.py")
     put_agent(folder, "caller", "\n".join(online))
     put_offering(folder)
-    rules = [*RULES, f"allow net.fetch {host.authority}"]
-    async with temporary_kernel(folder, rules=rules, tools=[pages], settings=settings) as kernel:
-        session = await kernel.session(agent="caller", approval_handler=ScriptedApprovalHandler(answers=[[["SQLite"]]]))
+    rules = [*RULES, f"allow net.fetch {host.authority}", f"allow net.fetch {forge.authority}"]
+    secrets = {"FORGE": forge.token}
+    async with temporary_kernel(folder, rules=rules, tools=[pages], settings=settings, secrets=secrets) as kernel:
+        person = ScriptedApprovalHandler(answers=[[[answer]] for answer in ANSWERS])
+        session = await kernel.session(agent="caller", approval_handler=person)
         Agent(session, PlaybackModel(text_reply("Hello.")))
         yield session
 

@@ -39,7 +39,7 @@ from handrail.arbiter.stoppable_execution import (
     wait_until_records_written,
 )
 from handrail.arbiter.subagent_delegation import check_subagent_can_start
-from handrail.arbiter.tool_runner import ToolRunner
+from handrail.arbiter.tool_runner import ToolRunner, check_session_mode
 from handrail.arbiter.tool_sessions import ToolSessionLimits, ToolSessions
 from handrail.catalog.loaded_tools import DOCUMENTATION_TOOL
 from handrail.contract.approval_requests import Approval
@@ -94,6 +94,8 @@ def _prevalidate(
     if spec.mode != "direct" or spec.background_argument is not None or tool.types_input:
         return None
     if tool.source_request is not None or tool.state_arguments is not None or tool.job_argument is not None:
+        return None
+    if tool.session_modes:
         return None
     given, compact, _ = parse_proposed_arguments(proposed)
     if given is None:
@@ -413,6 +415,8 @@ class Arbiter:
         spec = call.entry.spec
         call.arguments = arguments
         if spec.background_argument is None and spec.mode == "direct":  # nearly every call
+            if call.entry.tool.session_modes and not call.resumed:  # an answer counts, whatever the mode is by now
+                check_session_mode(call, call.entry.tool.session_modes)
             try:
                 if (of_job := call.entry.tool.job_argument) is not None:
                     JobView(self.jobs, call.session_id).check_named_job_exists(of_job, arguments[of_job.argument])

@@ -34,6 +34,7 @@ from handrail.contract.services.client_services import ClientMethod
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.history_and_skill_services import SessionSkillService
 from handrail.contract.services.subagent_services import DelegatedSession, SubagentRunner, SubagentType
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import StopReason
 from handrail.contract.tool.requires import CapabilityLayer
@@ -41,7 +42,7 @@ from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import StateEnd
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.policy.call_authorizer import CallAuthorizer, PolicyVerdict
-from handrail.policy.rules.rules_and_modes import RuleBook, limit_to_parent, with_mode
+from handrail.policy.rules.rules_and_modes import RuleBook, limit_to_parent, parse_mode, with_mode
 from handrail.record.commit_log import CommitLog, Record, RecordKind, encode_record_body
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.store.database.group_writer import QueuedWrite
@@ -184,6 +185,12 @@ class Lane:
     """Its failed calls; None before the first one."""
     call_ended: asyncio.Event | None = None
     """Set by each call that ends while :meth:`answered` waits."""
+    tasks: TaskService | None = None
+    """The tasks of the workspace, as its session sees them. Set before its first call."""
+    previous_mode: Mode | None = None
+    """The mode before the current one; None before the first change."""
+    on_mode_changed: Callable[[Mode, Mode], None] = lambda mode, before: None
+    """Called with each change of the mode: the new mode and the one before."""
     host_questions: dict[str, tuple[asyncio.Task[Approval | None], Call]] = field(
         default_factory=dict[str, "tuple[asyncio.Task[Approval | None], Call]"]
     )
@@ -198,6 +205,15 @@ class Lane:
     @property
     def session_id(self) -> str:
         return self.environment.session_id
+
+    def change_mode(self, mode: Mode) -> Mode:
+        """Switch to another mode, and return the mode before. All changes of a session's mode happen here."""
+        before = parse_mode(self.rules.mode)
+        if mode != before:
+            self.previous_mode = before
+            self.set_rules(with_mode(self.rules, mode))
+            self.on_mode_changed(mode, before)
+        return before
 
     def set_rules(self, book: RuleBook) -> None:
         """Evaluate calls by ``book`` from now on, also in the lanes of sub-agents."""

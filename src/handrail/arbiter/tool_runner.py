@@ -14,7 +14,7 @@ from typing import Any
 
 from handrail.arbiter.approvals.approval_flow import ApprovalFlow
 from handrail.arbiter.approvals.host_requests import HostRequests
-from handrail.arbiter.call_state import Call
+from handrail.arbiter.call_state import Call, CallRefusal
 from handrail.arbiter.client_requests import (
     CallClientService,
     call_on_kernel_loop,
@@ -42,15 +42,18 @@ from handrail.arbiter.subagent_delegation import CallSubagents, add_sessions_to_
 from handrail.arbiter.tool_sessions import CallToolSession, ToolSessions
 from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.permission_modes import DEFAULT_MODE, MODES, Mode
 from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
 from handrail.contract.services.client_services import LogLevel, UnsupportedClientRequest
 from handrail.contract.services.history_and_skill_services import SkillService
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
 from handrail.contract.session_protocols import StopReason
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.requires import AccessCheck, Capability
+from handrail.policy.rules.rules_and_modes import parse_mode
 from handrail.policy.shell.parser import argv_of_single_program_text
 from handrail.runtime.call_runtime import CallRuntime
 
@@ -376,6 +379,13 @@ class _CallServices:
     def subagents(self) -> CallSubagents:
         return CallSubagents(self.of)
 
+    def mode(self) -> CallModeService:
+        return CallModeService(self.of)
+
+    def tasks(self) -> TaskService:
+        assert self.of.lane.tasks is not None
+        return self.of.lane.tasks
+
     def channels(self) -> ChannelService:
         return self.of.lane.channels.for_call(self.of.id)
 
@@ -387,6 +397,36 @@ class _CallServices:
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.runs.run_nested(self.of, partial(self.runs.create_nested, self.of, tool_id, arguments))
+
+
+def check_session_mode(call: Call, modes: Sequence[Mode]) -> None:
+    """Check that a tool which changes the mode is called where it has something to change.
+
+    :raises CallRefusal: ``conflict``
+    """
+    current = parse_mode(call.lane.rules.mode)
+    if call.parent is not None:
+        text = f"`{call.tool_id}` cannot be called by another tool. Call it directly."
+        raise CallRefusal("validate", "conflict", text)
+    if current not in modes:
+        text = f"This session is in the mode {current}. `{call.tool_id}` works in the mode {' or '.join(modes)} only. Continue without it."
+        raise CallRefusal("validate", "conflict", text)
+
+
+class CallModeService:
+    """The mode of the session, for one call: :class:`~handrail.contract.services.tool_runtime.ModeService`."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def change(self, mode: Mode | None) -> tuple[Mode, Mode]:
+        call, lane = self._call, self._call.lane
+        current = parse_mode(lane.rules.mode)
+        wanted = mode or lane.previous_mode or DEFAULT_MODE
+        if call.parent is not None or (MODES.index(wanted) > MODES.index(current) and call.approvals.answers is None):
+            text = f"The mode stays {current}: the user has not answered a question of this call. Ask the user in your reply."
+            raise ToolError(text, kind="denied")
+        return lane.change_mode(wanted), wanted
 
 
 def _check_without_secrets(

@@ -69,9 +69,16 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("stashes", ("git.stash",)),
                 ("new repositories and clones", ("git.init", "git.clone")),
                 ("push", ("git.push",)),
+                ("pull requests", ("git.pr",)),
             ),
         ),
-        "project": CategoryTopic("Projects and workspaces"),
+        "project": CategoryTopic(
+            "Projects and workspaces",
+            (
+                ("overview of a repository", ("repo_overview",)),
+                ("tasks that all sessions share", ("create_task", "list_tasks", "edit_task", "get_task")),
+            ),
+        ),
         "agent": CategoryTopic(
             "Other agents",
             (
@@ -117,6 +124,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("background jobs", ("jobs", "read_job", "wait", "stop_task")),
                 ("terminals", ("terminal.*",)),
                 ("requests to HTTP services", ("http.post",)),
+                ("plans that the user decides on", ("plan", "plan_exit")),
                 ("steps of stateful tools", ("tool.step", "tool.close")),
                 ("resources", ("resource.*",)),
                 ("prompts", ("prompt.*",)),

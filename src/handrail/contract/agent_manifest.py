@@ -41,6 +41,21 @@ _ITEM = re.compile(r"\w+\[[^\]]*\]")
 _MAX_DEPTH = 16
 
 
+ToolProfile = Literal["innate-skills", "tiered-tools"]
+PROFILE_TOOLS: Mapping[ToolProfile, tuple[str, ...]] = {
+    "innate-skills": (
+        *("memory", "memory.query", "memory.upsert", "memory.compact", "search_memory", "introspect"),
+        *("schedule", "add_schedule", "list", "goal_pursuit", "document", "read", "find_tools", "goals"),
+        *("rich_render", "review_tool_calls"),
+    ),
+    "tiered-tools": (
+        *("create_task", "list_tasks", "edit_task", "get_task", "browse_tools", "load_tools", "memory_search"),
+        *("send_message", "browse_rules", "load_rule", "save_rule", "delete_rule"),
+    ),
+}
+"""The tools that each profile keeps active, by id. A tool that is added later becomes active in its profiles."""
+
+
 class _TomlTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -152,6 +167,8 @@ class AgentManifest(_TomlTable):
     """Patterns of tool ids. The agent does not have other tools; an empty list leaves no tools."""
     core: tuple[str, ...] = ()
     """Ids of tools that are always active."""
+    profile: ToolProfile | None = None
+    """A shipped list of tools that are always active, in addition to ``core``."""
     mode: Mode | None = None
     """The mode of its sessions if none is given; None for the configured one."""
     rules: tuple[RuleInput, ...] = ()
@@ -168,6 +185,11 @@ class AgentManifest(_TomlTable):
     """Values of tool settings that are not secret, by tool id. They take precedence over the configuration."""
     native: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict[str, dict[str, dict[str, Any]]])
     """Tools that a model's provider runs itself: name, then provider, then options. A model is offered only these."""
+
+    @property
+    def core_tools(self) -> tuple[str, ...]:
+        """The ids of ``core`` and ``profile``. A tool that does not exist, or that the agent does not have, is ignored."""
+        return tuple(dict.fromkeys((*self.core, *(PROFILE_TOOLS[self.profile] if self.profile else ()))))
 
     def has_tool(self, tool_id: str) -> bool:
         """Return whether ``tools`` or ``native`` names the tool."""

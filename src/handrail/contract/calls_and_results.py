@@ -184,6 +184,7 @@ EventKind = Literal[
     "log",  # a message of the tool; data: level, data, logger
     "finished",  # data: type, error_kind; for a program its exit_code or signal
     "list-changed",  # of the session: the available or active tools, resources or prompts
+    "mode-changed",  # of the session: its permission mode (data: mode, previous_mode)
     "resource-updated",  # of the session: a subscribed resource (data: uri)
 ]
 

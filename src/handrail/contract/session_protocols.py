@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.calls_and_results import CallAnswer, Event, ProposedCall, Result
+from handrail.contract.permission_modes import Mode
 from handrail.contract.services.channels_and_triggers import NotificationQueue
 from handrail.contract.services.history_and_skill_services import ConversationHistory, SkillInfo
 from handrail.contract.services.job_and_tool_services import Job, JobService
@@ -128,6 +129,11 @@ class Session(Protocol):
 
         :raises ValueError: for a text that is not a rule
         """
+        ...
+
+    @property
+    def mode(self) -> Mode:
+        """The current mode, which a tool may also change if the user answers so."""
         ...
 
     def set_mode(self, mode: str) -> None:

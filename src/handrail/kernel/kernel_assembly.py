@@ -191,7 +191,7 @@ class KernelComponents:
             loaded.further_roots,
             shared=shared,
             secrets=store,
-            catalog=(registrations.catalog or self.config.settings.catalog).to_options(loaded.manifest.core),
+            catalog=(registrations.catalog or self.config.settings.catalog).to_options(loaded.manifest.core_tools),
             given_agents=registrations.agents,
         )
 

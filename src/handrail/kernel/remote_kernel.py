@@ -107,6 +107,7 @@ class RemoteKernel(Kernel):
             {
                 "event": self._receive_event,
                 "loaded_tools": self._receive_loaded_tools,
+                "mode": self._receive_mode,
                 "generation": self._receive_generation,
                 **self._tool_host.notifications,
                 **serving.notifications,
@@ -165,6 +166,11 @@ class RemoteKernel(Kernel):
         session = self._sessions.get(told["session_id"])
         if session is not None:
             session.update_loaded_tools(told["interaction"], told["steps"])
+
+    def _receive_mode(self, told: Any) -> None:
+        session = self._sessions.get(told["session_id"])
+        if session is not None:
+            session.update_mode(told["mode"])
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 

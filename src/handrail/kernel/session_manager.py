@@ -16,6 +16,7 @@ from handrail.arbiter.subagent_delegation import check_delegation_target
 from handrail.catalog.loaded_tools import InteractionTools
 from handrail.contract.agent_manifest import DEFAULT_AGENT, AgentManifest
 from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.permission_modes import MODES, Mode
 from handrail.contract.rule_forms import normalise_rules
 from handrail.contract.services.subagent_services import SubagentTask, SubagentType
 from handrail.contract.session_protocols import ChildSession, StoppedWork
@@ -34,6 +35,7 @@ from handrail.record.commit_log import Record
 from handrail.registry.agent_folders import find_agents
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.repository_index import RepositoryIndex
 from handrail.runtime.secret_store import read_passed_variables
 from handrail.session.call_recovery import load_project_rules
 from handrail.session.inbound.trigger_scheduler import SessionInboundServices, WorkspaceInboundServices
@@ -57,6 +59,7 @@ from handrail.session.session_context import (
 from handrail.session.session_skills import SessionSkills
 from handrail.session.session_store import SessionStore
 from handrail.session.undo_service import UndoService
+from handrail.session.workspace_tasks import WorkspaceTasks
 from handrail.store.tables.session_tables import SessionRow
 
 # Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
@@ -134,6 +137,8 @@ def make_session_lane(
     book = context.rules.with_rules(*shipped, *own)
     if (wanted := parse_optional_mode(options.get("mode"))) is not None:
         book = with_mode(book, wanted)
+    elif (stored := _stored_mode(row, "mode")) and MODES.index(stored) < MODES.index(parse_mode(book.mode)):
+        book = with_mode(book, stored)  # a reopened session gets no wider mode than it had
     authority, own_mode = context.authority, None
     if under is not None:
         parent = under.parent.lane
@@ -163,7 +168,13 @@ def make_session_lane(
         named_hosts_of=None if under is None else find_host_limiting_parent(under),
         approval_handler=opening.approval_handler,
     )
+    lane.previous_mode = _stored_mode(row, "previous_mode")
     return lane
+
+
+def _stored_mode(row: SessionRow, key: str) -> Mode | None:
+    stored = row.details.get(key)
+    return next((mode for mode in MODES if mode == stored), None)
 
 
 def list_delegable_agents(
@@ -217,6 +228,8 @@ class SessionManager:
         self.arrivals = WorkspaceInboundServices(
             components.store, components.arbiter.shaper.redactor, comparer=components.comparer
         )
+        self.file_index = RepositoryIndex()
+        self.tasks = WorkspaceTasks(components.store.tasks, components.arbiter.shaper.redactor)
         self.undo_service = UndoService(components.arbiter, components.snapshots, components.store.sessions)
         self._outputs = components.arbiter.shaper.room
         self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing
@@ -269,6 +282,8 @@ class SessionManager:
         except BaseException:
             self.arrivals.release_session(session_id)
             raise
+        lane.environment.file_index = self.file_index
+        lane.tasks = self.tasks.for_session(session_id)
         history = lasting.open_history(session_id, lane)
         session = LocalSession(
             rooms.arbiter,
@@ -281,6 +296,7 @@ class SessionManager:
             self.undo_service,
         )
         session.change_notifier.send_on_new_generations(context.watchers)
+        session.change_notifier.record_mode = partial(lasting.record_mode, session_id)
         session.client_info = opening.options.get("client_info")
         self._open[session_id] = session
         family.add_to_parent(session)

@@ -395,6 +395,8 @@ def call_capabilities(
 DELEGATION_OWNER = "the delegation of agent"
 ASKING_CAPABILITIES = frozenset({"ask", "elicit"})
 """Named capabilities with which a call asks the users of a session."""
+MODE_CAPABILITY = "mode"
+"""The named capability that no agent delegates: a sub-agent's mode follows that of its parent."""
 
 
 def delegated_capabilities(
@@ -413,7 +415,7 @@ def delegated_capabilities(
     owner = f"{DELEGATION_OWNER} {agent}"
     named = expand_requires(delegation.to_requires(), variables, owner)
     own = has.layers[0]
-    kept = own.capabilities if delegation.capabilities is None else named.capabilities
+    kept = (own.capabilities if delegation.capabilities is None else named.capabilities) - {MODE_CAPABILITY}
     if not delegation.can_ask_user:
         kept -= ASKING_CAPABILITIES
     cut = CapabilityLayer(

@@ -54,6 +54,7 @@ RecordKind = Literal[
     "stop-requested",  # a user stops a call, a job, a session or everything: the name, who, and what was running
     "turn-finished",  # a request to a model has ended: the model, its tokens, and the cost if the provider reports it
     "compacted",  # older messages are no longer sent to the model: how many, and how many remain
+    "mode-changed",  # a user or an answer of a user switched the session to another mode
     "provider-tool-used",  # a model's provider executed one of its own tools
     "instructions-read",  # instruction files above the workspace were read for the model: their names and content
     "undo-intended",  # a user undoes calls: which calls, and what is about to happen to which paths

@@ -27,9 +27,11 @@ from handrail.contract.services.language_services import LanguageService
 from handrail.contract.services.memory_service import MemoryService, SessionMemoryService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import (
     CancellationToken,
     DocumentService,
+    ModeService,
     NetworkService,
     Runtime,
     SecretService,
@@ -45,6 +47,7 @@ from handrail.contract.tool.spec import ToolSession, ToolSpec
 from handrail.runtime.files.joint_changes import ChangeJournal
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
+from handrail.runtime.repository_index import RepositoryIndex
 from handrail.runtime.ripgrep import HiddenFileRecord
 from handrail.runtime.search_service import RipgrepSearch
 from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore, list_secret_settings
@@ -77,6 +80,8 @@ class SessionSharedServices:
     user_context: UserContext | None = None
     seen_files: SeenFileHashes = field(default_factory=SeenFileHashes)
     hidden_files: HiddenFileRecord = field(default_factory=HiddenFileRecord)
+    file_index: RepositoryIndex = field(default_factory=RepositoryIndex)
+    """The words of the files that surveys have read, for all sessions of the workspace."""
     hidden: tuple[str, ...] = ()
     """Folders that no program may see, wherever they are: the kernel's state."""
     secrets: SecretStore = NO_SECRETS
@@ -186,6 +191,14 @@ class CallServices(Protocol):
 
     def subagents(self) -> SubagentService:
         """Return the sub-agents to which the call may delegate work."""
+        ...
+
+    def mode(self) -> ModeService:
+        """Return the permission mode of the session, for this call."""
+        ...
+
+    def tasks(self) -> TaskService:
+        """Return the tasks of the workspace."""
         ...
 
     def channels(self) -> ChannelService:
@@ -323,6 +336,7 @@ class CallRuntime:
                 capabilities,
                 may,
                 environment.hidden_files,
+                environment.file_index,
             )
         return self._search
 
@@ -483,6 +497,16 @@ class CallRuntime:
     def subagents(self) -> SubagentService:
         self._require_capability("agents")
         return self._services.subagents()
+
+    @property
+    def mode(self) -> ModeService:
+        self._require_capability("mode")
+        return self._services.mode()
+
+    @property
+    def tasks(self) -> TaskService:
+        self._require_capability("tasks")
+        return self._services.tasks()
 
     @property
     def channels(self) -> ChannelService:

@@ -597,8 +597,8 @@ def _trim_partial_characters(text: bytes, *, is_beginning: bool) -> bytes:
     return text[begin:]
 
 
-def keep_regular_unlinked_files(paths: Sequence[ResolvedPath]) -> Iterator[ResolvedPath]:
-    """Yield the paths that are regular files and are reached without a link."""
+def stat_regular_unlinked_files(paths: Sequence[ResolvedPath]) -> Iterator[tuple[ResolvedPath, os.stat_result]]:
+    """Yield the paths that are regular files and are reached without a link, each with its status."""
     for (root, folder), same in groupby(paths, key=lambda one: (one.root, one.absolute.rpartition("/")[0])):
         assert root is not None
         try:
@@ -611,16 +611,19 @@ def keep_regular_unlinked_files(paths: Sequence[ResolvedPath]) -> Iterator[Resol
         except OSError:
             continue
         try:
-            yield from (one for one in same if _is_file(one.absolute.rpartition("/")[2], parent))
+            for one in same:
+                if (status := _stat_file(one.absolute.rpartition("/")[2], parent)) is not None:
+                    yield one, status
         finally:
             os.close(parent)
 
 
-def _is_file(name: str, parent: int) -> bool:
+def _stat_file(name: str, parent: int) -> os.stat_result | None:
     try:
-        return stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError:
-        return False
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
 
 
 class _SearchedText:

@@ -21,12 +21,21 @@ from typing import Protocol, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
-from handrail.contract.services.file_services import FileSearchResult, LineMatch, ResolvedPath, SearchOmission
+from handrail.contract.services.file_services import (
+    FileSearchResult,
+    FileSurvey,
+    LineMatch,
+    RankedFile,
+    ResolvedPath,
+    SearchOmission,
+    SurveyedFile,
+)
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.origins.listed_paths import folds_names
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
+from handrail.runtime.repository_index import MAX_TEXT_BYTES, IndexedFileState, RepositoryIndex, decode_text, outline
 from handrail.runtime.ripgrep import (
     HiddenFileRecord,
     RipgrepOutputParser,
@@ -40,10 +49,10 @@ from handrail.runtime.ripgrep import (
     group_by_encoding,
     is_hidden_path,
     is_searchable,
-    keep_regular_unlinked_files,
     keep_verified_matches,
     ripgrep_exit_error,
     split_complete_names,
+    stat_regular_unlinked_files,
 )
 
 _PIECE = 64 * 1024
@@ -55,6 +64,8 @@ _EXPLANATION_TIMEOUT_S = 10.0
 """How long a search without results may look for the reason."""
 _MOST_LISTED = 200_000
 """How many files are listed for it."""
+_MOST_SURVEYED = 50_000
+"""How many files one survey lists."""
 _T = TypeVar("_T")
 
 
@@ -68,6 +79,7 @@ class RipgrepSearch:
     :param profile: of the session; the search runs with a read-only workspace
     :param may: evaluates ``fs.read`` for the canonical path of each file with a result
     :param hidden: the hidden files that the session has met
+    :param index: the words of files that earlier surveys have read
     """
 
     def __init__(
@@ -78,7 +90,9 @@ class RipgrepSearch:
         capabilities: CapabilitySet,
         may: AccessCheck,
         hidden: HiddenFileRecord,
+        index: RepositoryIndex | None = None,
     ) -> None:
+        self._index = index or RepositoryIndex()
         self._roots = roots
         self._sandbox = sandbox
         self._profile = profile
@@ -269,9 +283,8 @@ class RipgrepSearch:
                 judge.locate_shown(raw, None) for raw in found if wanted.matches(os.fsdecode(raw.removeprefix(b"./")))
             ]
             there = [one for one in judged if one is not None]
-            paths.extend(
-                one.display_path for one in islice(keep_regular_unlinked_files(there), max_paths + 1 - len(paths))
-            )
+            found_files = stat_regular_unlinked_files(there)
+            paths.extend(one.display_path for one, _ in islice(found_files, max_paths + 1 - len(paths)))
             return len(judged) - len(there)
 
         skipped = 0
@@ -307,6 +320,96 @@ class RipgrepSearch:
                     elif one in listed and wanted.matches_in_other_case(one[start:]):
                         omissions["case"] += 1
         return FileSearchResult(searched_count=count, omissions=omissions)
+
+    async def survey_files(
+        self, path: str = ".", *, focus: str = "", limit: int = 10, read_names: Sequence[str] = ()
+    ) -> FileSurvey:
+        place = self._resolve_target(path)
+        if place.file is not None:
+            text = f"`{place.file.display_path}` is a file. A folder was expected. Use read to see a file."
+            raise ToolError(text, kind="invalid_input")
+        wanted = SearchPathFilter()
+        found, denied, more = await self._list_files(place, wanted)
+        if not found and place.is_named:
+            found, denied, more = await self._list_files(place, dataclasses.replace(wanted, ignores="below"))
+        return await _run_in_thread(
+            lambda: self._survey(place, found, focus, limit, frozenset(read_names), denied, more)
+        )
+
+    async def _list_files(
+        self, place: _SearchTarget, wanted: SearchPathFilter
+    ) -> tuple[list[tuple[ResolvedPath, os.stat_result]], int, bool]:
+        """Return the files below a folder, how many may not be read, and whether there are more."""
+        judge = _ShownFileFilter(self._roots, self._may, self._hidden, place.folder.absolute)
+        records = RipgrepOutputParser()
+        files: list[tuple[ResolvedPath, os.stat_result]] = []
+
+        def look(piece: bytes) -> int:
+            names, records.rest = split_complete_names(records.rest, piece)
+            judged = [judge.locate_shown(raw, None) for raw in names]
+            there = [one for one in judged if one is not None]
+            files.extend(
+                (one, status)
+                for one, status in stat_regular_unlinked_files(there)
+                if self._hidden.explain_read_refusal(status, one, self._may) is None
+            )
+            return len(judged) - len(there)
+
+        denied = 0
+        async with contextlib.aclosing(self._stream_output(place, build_files_arguments(wanted), records)) as output:
+            async for piece in output:
+                denied += await _run_in_thread(lambda piece=piece: look(piece))
+                if len(files) > _MOST_SURVEYED:
+                    break
+        return files[:_MOST_SURVEYED], denied, len(files) > _MOST_SURVEYED
+
+    def _survey(
+        self,
+        place: _SearchTarget,
+        found: list[tuple[ResolvedPath, os.stat_result]],
+        focus: str,
+        limit: int,
+        read_names: frozenset[str],
+        denied: int,
+        more: bool,
+    ) -> FileSurvey:
+        """Index what has changed, and rank the files. Blocks, so call it in a thread."""
+        top = len(place.folder.absolute.rstrip("/")) + 1
+        below = len(place.folder.root or "") + 1
+        states = [(one.absolute, one.absolute[below:], IndexedFileState.of(status)) for one, status in found]
+        is_full = self._index.update(states, lambda index: self._read_beginning(found[index][0]))
+        located = {one.absolute: one for one, _ in found}
+        ranked: list[RankedFile] = []
+        texts: dict[str, str] = {}
+        for absolute, score in self._index.rank(list(located), focus, limit) if focus else ():
+            text = decode_text(self._read_beginning(located[absolute]) or b"")
+            entries = () if text is None else tuple(outline(absolute, text))
+            ranked.append(RankedFile(located[absolute].display_path, score, entries))
+        for absolute, one in located.items():
+            if absolute[top:] in read_names:
+                texts[absolute[top:]] = decode_text(self._read_beginning(one) or b"") or ""
+        files = sorted(SurveyedFile(one.display_path, self._index.count_lines(one.absolute)) for one, _ in found)
+        return FileSurvey(
+            place.folder.display_path, tuple(files), tuple(ranked), texts, denied, more, is_partial=is_full
+        )
+
+    def _read_beginning(self, located: ResolvedPath) -> bytes | None:
+        """Return the first bytes of a file; None if it cannot be read, or may not be read any more."""
+        try:
+            descriptor = secure_open.open_beneath(located, secure_open.READ_FLAGS)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            if self._hidden.explain_read_refusal(status, located, self._may) is not None:
+                return None
+            return os.pread(descriptor, MAX_TEXT_BYTES, 0)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
 
     async def _list_shown(
         self, place: _SearchTarget, arguments: Sequence[str], wanted: SearchPathFilter | None

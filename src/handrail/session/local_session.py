@@ -23,6 +23,7 @@ from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import CallAnswer, Event, ProposedCall, Result
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
+from handrail.contract.permission_modes import Mode
 from handrail.contract.services.channels_and_triggers import NotificationQueue
 from handrail.contract.services.client_services import ClientHandler, EditorClientHandler
 from handrail.contract.services.history_and_skill_services import ConversationHistory, SkillInfo
@@ -42,7 +43,7 @@ from handrail.contract.tool_generation import Generation
 from handrail.contract.undo_reports import UndoReport
 from handrail.policy.call_authorizer import restrict_provider_offer
 from handrail.policy.rules.rule_sets import SET_SOURCE, parse_entry
-from handrail.policy.rules.rules_and_modes import Rule, RuleBook, parse_optional_mode, parse_rule, with_mode
+from handrail.policy.rules.rules_and_modes import Rule, RuleBook, parse_mode, parse_optional_mode, parse_rule
 from handrail.policy.rules.validation import check_rule, specs_of
 from handrail.record.commit_log import Record
 from handrail.session.call_recovery import EarlierCallResolver
@@ -194,6 +195,11 @@ class LocalSession:
         self._lane.set_rules(self._lane.rules.with_rules(*found))
         check_rules_match(found, self._generation())
 
+    @property
+    def mode(self) -> Mode:
+        """The current mode."""
+        return parse_mode(self._lane.rules.mode) if self.successor is None else self.successor.mode
+
     def set_mode(self, mode: str) -> None:
         """Switch to another mode. It applies at once.
 
@@ -203,8 +209,8 @@ class LocalSession:
             successor.set_mode(mode)
             return
         wanted = parse_optional_mode(mode)
-        if wanted is not None and wanted != self._lane.rules.mode:
-            self._lane.set_rules(with_mode(self._lane.rules, wanted))
+        if wanted is not None:
+            self._lane.change_mode(wanted)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its result.

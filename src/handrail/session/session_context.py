@@ -201,7 +201,7 @@ class AgentContext:
     ) -> None:
         self.manifest = manifest
         self.given_agents = given_agents
-        self.catalog = catalog or CatalogOptions(core=manifest.core)
+        self.catalog = catalog or CatalogOptions(core=manifest.core_tools)
         self.further_roots = further_roots
         self.generations = generations
         self.authority = authority

@@ -10,6 +10,7 @@ from handrail.arbiter.call_state import Lane
 from handrail.arbiter.resource_access import emit_event_without_call
 from handrail.contract.calls_and_results import Event
 from handrail.contract.errors import UsageError
+from handrail.contract.permission_modes import Mode
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool_generation import Generation
 
@@ -87,7 +88,12 @@ class ChangeNotifier:
         self._watchers: list[GenerationWatchers] = []
         self.on_tools_loaded: Callable[[tuple[str, ...]], None] | None = None
         """Called at once with the steps by which the active set has changed."""
+        self.on_mode_changed: Callable[[Mode], None] | None = None
+        """Called at once with each new mode."""
+        self.record_mode: Callable[[Mode, Mode], None] | None = None
+        """Stores each new mode, with the mode before it."""
         lane.catalog.on_change = self._on_active_set_changed
+        lane.on_mode_changed = self._on_mode_changed
 
     def send_on_new_generations(self, watchers: GenerationWatchers) -> None:
         """Watch the new generations of the session's tools."""
@@ -121,6 +127,13 @@ class ChangeNotifier:
             self.on_tools_loaded(steps)
         if seen:
             self._schedule({})
+
+    def _on_mode_changed(self, mode: Mode, before: Mode) -> None:
+        if self.on_mode_changed is not None:
+            self.on_mode_changed(mode)
+        if self.record_mode is not None:
+            self.record_mode(mode, before)
+        emit_event_without_call(self._lane, "mode-changed", {"mode": mode, "previous_mode": before})
 
     def _schedule(self, what: dict[str, Any]) -> None:
         if self._pending is None:

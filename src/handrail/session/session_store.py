@@ -15,6 +15,7 @@ from typing import Any, cast
 from handrail.arbiter.call_state import Lane
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
+from handrail.contract.permission_modes import Mode
 from handrail.contract.services.history_and_skill_services import HistoryEntry
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.record.artifacts import ArtifactStore
@@ -244,6 +245,12 @@ class SessionStore:
                 if turn.isascii() and turn.isdigit() and len(turn) < 10:
                     recorded = max(recorded, int(turn))
         return recorded
+
+    def record_mode(self, session_id: str, mode: Mode, before: Mode) -> None:
+        """Record soon that a session has another mode. A reopened session keeps it if it is narrower."""
+        self.store.sessions.record_mode(session_id, mode, before)
+        body = {"mode": mode, "previous_mode": before}
+        self.log.record_soon([Record("mode-changed", session_id, "", body)])
 
     async def record_suspended(self, session_id: str) -> None:
         """Record that no process has the session open.

@@ -17,6 +17,7 @@ from handrail.store.tables.inbound_tables import ChannelTable, NotificationTable
 from handrail.store.tables.job_tables import JobTable
 from handrail.store.tables.session_messages import SessionMessageTable
 from handrail.store.tables.session_tables import ReadFileHashes, SessionRules, SessionTable, SessionToolValues
+from handrail.store.tables.task_table import TaskTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class WorkspaceStore:
     channels: ChannelTable
     triggers: TriggerTable
     jobs: JobTable
+    tasks: TaskTable
 
     @staticmethod
     def open(
@@ -79,6 +81,7 @@ class WorkspaceStore:
             ChannelTable(database),
             TriggerTable(database),
             JobTable(database),
+            TaskTable(database),
         )
 
     async def aclose(self) -> None:

@@ -6,6 +6,7 @@ are private by convention.
 - a complete kernel in a folder: :func:`temporary_kernel`, with a scripted user and a scripted client
 - models in process, without a server: :class:`PlaybackModel`, :class:`ScriptedModel`
 - loopback servers with the providers' protocols, which check each request: :class:`OpenAIServer` and others
+- forges on loopback, for pull requests: :class:`GitHubServer` and :class:`GiteaServer`
 - third-party tools: :class:`ThirdPartySource`
 - a scripted name resolver, whose answers can change: :class:`ScriptedResolver`
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         ScriptedTurn,
         ScriptedUsage,
     )
+    from handrail.testing.forge_servers import ForgeReply, ForgeRequest, ForgeServer, GiteaServer, GitHubServer
     from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
     from handrail.testing.provider_servers import (
         AnthropicServer,
@@ -49,6 +51,11 @@ if TYPE_CHECKING:
     from handrail.testing.scripted_mcp_servers import ThirdPartySource
 
 _HOME = {
+    "ForgeReply": "testing.forge_servers",
+    "ForgeRequest": "testing.forge_servers",
+    "ForgeServer": "testing.forge_servers",
+    "GitHubServer": "testing.forge_servers",
+    "GiteaServer": "testing.forge_servers",
     "AnthropicServer": "testing.provider_servers",
     "ReplyCall": "testing.provider_servers",
     "ConnectionCut": "testing.provider_servers",
@@ -83,7 +90,12 @@ __all__ = [
     "AnthropicServer",
     "ConnectionCut",
     "ErrorReply",
+    "ForgeReply",
+    "ForgeRequest",
+    "ForgeServer",
     "GeminiServer",
+    "GitHubServer",
+    "GiteaServer",
     "ModelScript",
     "OpenAIServer",
     "PlaybackModel",

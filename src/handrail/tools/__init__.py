@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from handrail.contract.agent_manifest import ToolProfile
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.delegation_tools import TaskTool
 from handrail.tools.discovery_tools import BrowseToolsTool, FindToolsTool, InfoTool, LoadToolsTool, ToolSearchTool
@@ -10,10 +13,12 @@ from handrail.tools.files.json_file_tools import JsonReadTool, JsonWriteTool
 from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
 from handrail.tools.files.patch_tool import ApplyPatchTool
 from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
+from handrail.tools.files.repository_overview import RepositoryOverviewTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
 from handrail.tools.language_tool import LspTool
 from handrail.tools.memory_tools import MEMORY_TOOLS
+from handrail.tools.planning_tools import RULE_TOOLS, TASK_TOOLS, PlanExitTool, PlanTool
 from handrail.tools.resource_tools import RESOURCE_TOOLS
 from handrail.tools.session_tools import (
     STATE_TOOLS,
@@ -53,6 +58,7 @@ BUILTINS: tuple[Tool, ...] = (
         FileDeleteTool(),
         TreeTool(),
         LspTool(),
+        RepositoryOverviewTool(),
         JsonReadTool(),
         JsonWriteTool(),
         PythonTool(),
@@ -61,6 +67,8 @@ BUILTINS: tuple[Tool, ...] = (
         ArtifactReadTool(),
         *MEMORY_TOOLS,
     ),
+    *(PlanTool(), PlanExitTool()),
+    *TASK_TOOLS,
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,
@@ -73,4 +81,8 @@ BUILTINS: tuple[Tool, ...] = (
 """In the order in which a catalog shows them."""
 
 ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit", "memory_search": "memory.query"}
+PROFILE_BUILTINS: Mapping[ToolProfile, tuple[Tool, ...]] = {"tiered-tools": RULE_TOOLS}
+"""The built-in tools that exist in one profile only."""
+
+ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit", "repo_clone": "git.clone"}
 """Further names of these, by which other systems know them: alias to id."""

@@ -219,6 +219,52 @@ class FileSearchResult:
     which they were left out."""
 
 
+class SurveyedFile(NamedTuple):
+    """A file below a surveyed folder.
+
+    :param lines: None if it is not text
+    """
+
+    path: str
+    lines: int | None
+
+
+class OutlineEntry(NamedTuple):
+    """A definition in a file."""
+
+    line: int
+    text: str
+
+
+class RankedFile(NamedTuple):
+    """A file that matches, with its first definitions."""
+
+    path: str
+    score: float
+    outline: tuple[OutlineEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSurvey:
+    """The files below a folder.
+
+    :param path: of the folder
+    :param ranked: those that match best, the best first
+    :param texts: the text of files that were asked for by name
+    :param denied_count: how many files may not be read
+    :param is_truncated: whether there are more files than a survey lists
+    :param is_partial: whether the index is full, so that some files were ranked by their paths only
+    """
+
+    path: str
+    files: tuple[SurveyedFile, ...]
+    ranked: tuple[RankedFile, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    denied_count: int = 0
+    is_truncated: bool = False
+    is_partial: bool = False
+
+
 class SearchService(Protocol):
     """ripgrep below the roots: it respects ignore files, follows no links and is bounded for any pattern.
 
@@ -258,6 +304,19 @@ class SearchService(Protocol):
 
         :param hidden: also find hidden files; without it, only those that a part of the pattern with a dot names
         :param ignored: also find files that an ignore file excludes
+        """
+        ...
+
+    async def survey_files(
+        self, path: str = ".", *, focus: str = "", limit: int = 10, read_names: Sequence[str] = ()
+    ) -> FileSurvey:
+        """Return all files below a folder, and those that match a text best.
+
+        Files are left out as in :meth:`glob`. Their content does not count as read by the session.
+
+        :param focus: a task or question; empty for no ranking
+        :param limit: the number of ranked files
+        :param read_names: names of files directly in the folder whose text is returned
         """
         ...
 

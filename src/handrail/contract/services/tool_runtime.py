@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.contract.calls_and_results import Result
+from handrail.contract.permission_modes import Mode
 from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
 from handrail.contract.services.client_services import ClientService, LogLevel
@@ -23,6 +24,7 @@ from handrail.contract.services.language_services import LanguageService
 from handrail.contract.services.memory_service import MemoryService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSession
 
@@ -237,6 +239,19 @@ class UserService(Protocol):
         ...
 
 
+class ModeService(Protocol):
+    """The permission mode of the session. Sub-agents do not have this service."""
+
+    async def change(self, mode: Mode | None) -> tuple[Mode, Mode]:
+        """Switch the session to another mode. It applies at once.
+
+        :param mode: None for the mode before the current one, or ``ask`` if that is unknown
+        :return: the mode before the change, and the mode after it
+        :raises ToolError: ``denied`` for a wider mode if the user has not answered a question of this call
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UserContext:
     """What the frontend knows about the user's surroundings. Every field may be unknown."""
@@ -374,6 +389,16 @@ class Runtime(Protocol):
     @property
     def user(self) -> UserService:
         """Questions to the user."""
+        ...
+
+    @property
+    def mode(self) -> ModeService:
+        """The permission mode of the session."""
+        ...
+
+    @property
+    def tasks(self) -> TaskService:
+        """The tasks of the workspace."""
         ...
 
     @property

@@ -39,6 +39,7 @@ CAPABILITIES: tuple[Capability, ...] = ("fs.read", "fs.write", "net.fetch", "she
 
 NAMED_CAPABILITIES: Mapping[str, str] = {
     "ask": "ask the user questions",
+    "mode": "switch the permission mode of the session, to a wider one only as the user answers",
     "state": "keep values in the session",
     "call": "call other tools through the arbiter",
     "jobs": "list, wait for and stop the jobs of the session",
@@ -46,6 +47,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "agents": "delegate to sub-agents, and compact the agent's own conversation",
     "skills": "read the skills of the session",
     "channels": "send and receive messages on channels",
+    "tasks": "read and change the tasks of the workspace",
     "transcript": "search the conversation, calls and artifacts of the session",
     "memory": "search the notes, the conversation and the user's stored facts, and store facts",
     "triggers": "notify the session at a time, or when a message arrives",

@@ -77,7 +77,7 @@ SideEffect = Literal["read", "write", "external"]
 CallMode = Literal["direct", "background", "stateful"]
 OutputExposure = Literal["edge", "core", "both", "none"]
 LockMode = Literal["S", "X"]
-ToolKind = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
+ToolKind = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other"]
 """ACP's kinds. They choose icons and diffs in editors."""
 PromptOrder = Literal["first", "normal", "last"]
 """The position of a tool's guidance among that of the other tools."""

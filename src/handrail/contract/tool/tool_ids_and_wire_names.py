@@ -44,10 +44,12 @@ SESSION_INTERNAL = (
         "wait",
         "stop_task",
     ),
-    *("terminal.read", "terminal.resize", "terminal.stop"),
+    *("terminal.read", "terminal.resize", "terminal.stop", "plan", "plan_exit"),
+    *("create_task", "list_tasks", "edit_task", "get_task"),
+    *("browse_rules", "load_rule", "save_rule", "delete_rule"),
     *("send_message", "wait_channel", "list_triggers", "remove_trigger"),
 )
-"""Built-in tools that touch nothing but the session. The shipped rules allow these names for them alone."""
+"""Built-in tools that touch nothing but the session and its task list. The shipped rules allow these names for them alone."""
 TERMINAL_IDS = ("terminal.start", "terminal.send", "terminal.read", "terminal.resize", "terminal.stop")
 """Built-in tools for terminals. The shipped rules allow these names for them alone."""
 JOB_IDS = ("jobs", "read_job", "wait", "stop_task")

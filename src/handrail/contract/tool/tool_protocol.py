@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from handrail.contract.permission_modes import Mode
 from handrail.contract.schema.argument_validation import (
     InvalidSchema,
     ParametersSchema,
@@ -55,6 +56,10 @@ class Tool(abc.ABC):
     job_argument: JobArgument | None = None
     """The argument that names a job of the session. A call with an unknown job is rejected before approval. For
     built-in tools only."""
+
+    session_modes: tuple[Mode, ...] = ()
+    """The modes of the session in which it can be called; empty for all. A call in another mode is rejected before the
+    user is asked. For built-in tools only."""
 
     own_secrets: frozenset[str] | None = None
     """The names of the secrets, and the keys of the secret settings, that it gets in the process in which it runs.

@@ -37,7 +37,7 @@ from handrail.agent.run_events import (
     RunOutcome,
     TextDelta,
 )
-from handrail.contract.calls_and_results import Blob, Result
+from handrail.contract.calls_and_results import Blob, Event, Result
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.permission_modes import Mode
 from handrail.contract.services.history_and_skill_services import SkillInfo
@@ -154,7 +154,6 @@ class EditorSession:
     model: Model
     updates: UpdateSender
     folder: str
-    mode: Mode
     client_ready: asyncio.Event
     models: Sequence[str] = ()
     make_agent: Callable[[str], tuple[Agent, Model]] | None = None
@@ -162,14 +161,22 @@ class EditorSession:
     """The name of the current model."""
     startup_notes: list[str] = field(default_factory=list[str])
     _running: asyncio.Task[schema.PromptResponse] | None = None
+    _shown_mode: Mode | None = None
+    """The mode that the editor shows."""
     _is_cancelled: bool = False
     _is_leaving: bool = False
     _previous_agents: list[tuple[Agent, Model]] = field(default_factory=list[tuple[Agent, Model]])
     """Earlier agents and their models whose sub-agents still work."""
 
     @property
+    def mode(self) -> Mode:
+        """The current mode of the session."""
+        return self.session.mode
+
+    @property
     def modes(self) -> schema.SessionModeState:
         available = [schema.SessionMode(id=mode, name=mode, description=MODE_DESCRIPTIONS[mode]) for mode in MODES]
+        self._shown_mode = self.mode
         return schema.SessionModeState(current_mode_id=self.mode, available_modes=available)
 
     def set_mode(self, mode: str) -> None:
@@ -178,14 +185,24 @@ class EditorSession:
         :raises RequestError: for an unknown mode
         """
         try:
-            self.mode = parse_mode(mode)
+            wanted = parse_mode(mode)
         except ValueError as error:
             raise RequestError(INVALID_PARAMS, str(error)) from None
-        self.session.set_mode(self.mode)
-        self.updates.queue_update(
-            schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=self.mode)
-        )
-        self._send_options()
+        self.session.set_mode(wanted)
+        self._send_mode(wanted)
+
+    def show_mode_change(self, event: Event) -> None:
+        """Send the new mode to the editor if an event of the session reports one."""
+        if event.kind == "mode-changed":
+            self._send_mode(event.data["mode"])
+
+    def _send_mode(self, mode: Mode) -> None:
+        if mode != self._shown_mode:
+            self._shown_mode = mode
+            self.updates.queue_update(
+                schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode)
+            )
+            self._send_options()
 
     # ── options ──────────────────────────────────────────────────────────────────────────────────
 

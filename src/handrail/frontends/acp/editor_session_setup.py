@@ -13,7 +13,13 @@ from acp.agent.connection import AgentSideConnection
 from acp.exceptions import RequestError
 
 from handrail.agent.agent_loop import Agent
-from handrail.contract.approval_requests import APPROVING_CHOICES, ApprovalAnswer, ApprovalChoice, ApprovalRequest
+from handrail.contract.approval_requests import (
+    APPROVING_CHOICES,
+    Approval,
+    ApprovalAnswer,
+    ApprovalChoice,
+    ApprovalRequest,
+)
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import ClientMethod, ClientRequest, UnsupportedClientRequest
 from handrail.contract.services.tool_runtime import UserQuestion
@@ -26,7 +32,6 @@ from handrail.frontends.acp.editor_updates import Update, UpdateSender
 from handrail.frontends.cli.terminal_approvals import format_program_files, format_request_lines, preview_edit_diff
 from handrail.frontends.cli.terminal_output import to_one_line
 from handrail.frontends.mcp.approval_forms import TITLED_SINCE, make_question_form, read_question_answers
-from handrail.policy.rules.rules_and_modes import parse_mode
 from handrail.runtime.call_runtime import NO_USER_ATTACHED
 
 if TYPE_CHECKING:
@@ -73,6 +78,7 @@ class EditorApprovalHandler:
     :param forms: whether the client answers forms
     :param introduce: called before a request, to show a call that the client does not know
     :param decided: called with the decision
+    :param list_pending: returns the pending requests of the workspace, among them those of questions
     :ivar session_id: the ID of the client's session
     :ivar client_ready: set when the client knows its session; earlier requests wait for it
     """
@@ -86,6 +92,7 @@ class EditorApprovalHandler:
         forms: bool,
         introduce: Callable[[ApprovalRequest], None],
         decided: Callable[[ApprovalRequest, bool], None],
+        list_pending: Callable[[], Sequence[Approval]],
     ) -> None:
         self.session_id = ""
         self._client = client
@@ -94,6 +101,7 @@ class EditorApprovalHandler:
         self._forms = forms
         self._introduce = introduce
         self._decided = decided
+        self._list_pending = list_pending
         self.client_ready = asyncio.Event()
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
@@ -165,9 +173,9 @@ class EditorApprovalHandler:
         )
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
-        if not self._forms:
-            raise ToolError(NO_USER_ATTACHED, kind="unavailable")
         await self.client_ready.wait()
+        if not self._forms:
+            return await self._answer_by_permission(session_id, questions)
         form = make_question_form(questions, TITLED_SINCE).params
         mode = schema.ElicitationFormSessionMode(
             session_id=self.session_id,
@@ -188,6 +196,68 @@ class EditorApprovalHandler:
         if answers is None or isinstance(answers, str):
             raise ToolError(answers or "The user did not answer. Continue without the answer.", kind="denied")
         return answers
+
+    async def _answer_by_permission(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
+        """Ask questions with the options of a permission request, for a client without forms."""
+        if any(not question.options or question.multi_select for question in questions):
+            raise ToolError(NO_USER_ATTACHED, kind="unavailable")
+        request = next(
+            (
+                row.request
+                for row in self._list_pending()
+                if row.kind == "question"
+                and row.request.session_id == session_id
+                and tuple(row.questions) == tuple(questions)
+            ),
+            None,
+        )
+        if request is None:  # answered meanwhile
+            return None
+        self._introduce(request)
+        answers: list[list[str]] = []
+        for question in questions:
+            chosen = await self._request_option(request, question)
+            if chosen is None:
+                return None
+            answers.append([chosen])
+        self._decided(request, True)
+        return answers
+
+    async def _request_option(self, request: ApprovalRequest, question: UserQuestion) -> str | None:
+        """Return the label of the chosen option, or None if the client has disconnected.
+
+        :raises ToolError: ``denied`` if the user declined to answer
+        """
+        shown = [
+            schema.PermissionOption(
+                option_id=f"option-{number}",
+                kind="allow_once",
+                name=to_one_line(f"{option.label}: {option.description}" if option.description else option.label),
+            )
+            for number, option in enumerate(question.options, 1)
+        ]
+        shown.append(schema.PermissionOption(option_id="decline", kind="reject_once", name="Decline to answer"))
+        spec = self._spec_of(request.tool_id)
+        call = schema.ToolCallUpdate(
+            tool_call_id=request.call_id,
+            title=to_one_line(question.header or request.tool_id),
+            kind=spec.kind if spec is not None else "other",
+            status="pending",
+            content=[editor_call_format.make_text_content(question.question)],
+        )
+        try:
+            answer = await self._client.request_permission(self.session_id, call, shown)
+        except OSError:
+            return None
+        except (RequestError, ValueError) as error:
+            text = f"The client did not answer the question: {str(error)[:300]}. Continue without the answer."
+            raise ToolError(text, kind="unavailable") from None
+        chosen = answer.outcome.option_id if isinstance(answer.outcome, schema.AllowedOutcome) else "decline"
+        for one, option in zip(shown, question.options, strict=False):
+            if one.option_id == chosen:
+                return option.label
+        self._decided(request, False)
+        raise ToolError("The user declined to answer. Continue without the answer.", kind="denied")
 
 
 # The editor's content of files, with unsaved changes, for tools that read.
@@ -370,6 +440,9 @@ async def open_editor_session(
         entry = kernel.generation.resolve_tool_name(name)
         return None if entry is None else entry.spec
 
+    def list_pending() -> Sequence[Approval]:
+        return kernel.approvals.list_pending()
+
     async def send(update: Update) -> None:
         await client.session_update(person.session_id, update)
 
@@ -383,6 +456,7 @@ async def open_editor_session(
         forms=forms,
         introduce=telling.show_subagent_request,
         decided=telling.show_subagent_decision,
+        list_pending=list_pending,
     )
     editor = UnsavedEditorFiles(client) if offered.fs is not None and offered.fs.read_text_file else None
     try:
@@ -405,6 +479,7 @@ async def open_editor_session(
     if editor is not None:
         editor.session_id = session.id
     session.watch_events(telling.show_call_event)
+    session.watch_events(conversation.show_mode_change)
     return conversation
 
 
@@ -429,14 +504,13 @@ def _build_session(
         return working(opened), opened
 
     models = tuple(serving.model_names(manifest) if serving.open_model is not None else ()) or ("",)
-    mode, begins_with = parse_mode(kernel.initial_rules.mode), models[0]
+    begins_with = models[0]
     return EditorSession(
         session,
         working(model),
         model,
         telling,
         folder,
-        mode,
         person.client_ready,
         models,
         other,

@@ -67,6 +67,9 @@ def read_approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) ->
     return ApprovalAnswer("defer")
 
 
+_OWN_WORDS = "What you want to add to your choice, if anything."
+
+
 def make_question_form(questions: Sequence[UserQuestion], version: str) -> ClientRequest:
     """Return one form for all questions, with a field for each, named ``q1``, ``q2`` and so on."""
     fields: dict[str, Any] = {}
@@ -81,6 +84,7 @@ def make_question_form(questions: Sequence[UserQuestion], version: str) -> Clien
             required.append(name)
         elif not question.multi_select:
             fields[name] = _choice_field(title, text, labels, version)
+            fields[f"{name}_text"] = {"type": "string", "title": f"{title}: your words", "description": _OWN_WORDS}
             required.append(name)
         elif version >= TITLED_SINCE:
             options = [{"const": label, "title": shown} for label, shown in labels]
@@ -117,6 +121,8 @@ def read_question_answers(
             continue
         value = given.get(name)
         several: list[Any] = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
+        if question.options and not question.multi_select and isinstance(words := given.get(f"{name}_text"), str):
+            several = [*several, words.strip()[:10_000]] if words.strip() else several
         if not all(isinstance(one, str) for one in several):
             return None
         answers.append(list(several))

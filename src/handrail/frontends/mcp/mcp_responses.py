@@ -158,7 +158,7 @@ def _list_loaded_before(kernel: Kernel, name: object) -> Sequence[str]:
     """Return the tools of a category that was loaded before, or a tool that was."""
     if not isinstance(name, str):
         return ()
-    view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core))
+    view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools))
     return view.category_members.get(name, () if name == CORE_CATEGORY else (name,))
 
 

@@ -87,7 +87,7 @@ def list_client_tools(kernel: Kernel, discovery: Discovery, session: Session | N
         )
     if session is not None:
         return session.active_tools
-    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core)
+    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools)
     return drop_delegating_tools(InteractionTools("", options).loaded_tool_specs(kernel.generation), None)
 
 
@@ -98,7 +98,7 @@ def to_mcp_tool(kernel: Kernel, discovery: Discovery, spec: ToolSpec) -> dict[st
     already have it.
     """
     made = _tool_entries.setdefault(kernel.generation, {})
-    key: tuple[_ListingKey, str] = ((discovery, kernel.default_agent.core), spec.id)
+    key: tuple[_ListingKey, str] = ((discovery, kernel.default_agent.core_tools), spec.id)
     known = made.get(key)
     if known is None:
         beside = "" if spec.id in collect_tool_guidance(kernel, discovery) else spec.guidance.strip()
@@ -129,7 +129,7 @@ def _make_title(tool_id: str) -> str:
 
 def _make_hints(kernel: Kernel, spec: ToolSpec) -> dict[str, Any]:
     """Return hints for clients that load tools when they need them. Other clients ignore them."""
-    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core)
+    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools)
     if spec.id in get_view(kernel.generation, options).core_tools:
         return {"anthropic/alwaysLoad": True}
     return {"anthropic/searchHint": re.split(r"(?<=[.:;])\s", f"{spec.description} ", maxsplit=1)[0][:_MAX_HINT]}
@@ -224,7 +224,7 @@ def collect_tool_guidance(kernel: Kernel, discovery: Discovery) -> Mapping[str, 
     :data:`MAX_GUIDANCE` characters.
     """
     made = _guidance_lines.setdefault(kernel.generation, {})
-    key: _ListingKey = (discovery, kernel.default_agent.core)
+    key: _ListingKey = (discovery, kernel.default_agent.core_tools)
     if key not in made:
         specs = sort_by_guidance(list_client_tools(kernel, discovery, None))
         kept: dict[str, str] = {}
@@ -240,7 +240,7 @@ def collect_tool_guidance(kernel: Kernel, discovery: Discovery) -> Mapping[str, 
 
 def build_server_instructions(kernel: Kernel, discovery: Discovery) -> str:
     """Return the server's instructions: rules, guidance of the listed tools, and an index of the others."""
-    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core)
+    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools)
     index = format_unloaded_tool_index(get_view(kernel.generation, options), options.index_tokens)
     guidance = "\n".join(collect_tool_guidance(kernel, discovery).values())
     return "\n\n".join(filter(None, (INSTRUCTIONS, guidance, index)))

@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from handrail.contract.services.memory_service import MemoryService
     from handrail.contract.services.resource_services import ResourceService
     from handrail.contract.services.subagent_services import SubagentService
+    from handrail.contract.services.task_services import TaskService
     from handrail.contract.services.tool_runtime import (
         DocumentService,
+        ModeService,
         NetworkService,
         ShellService,
         ToolStateService,
@@ -115,6 +117,7 @@ class ClientToolRuntime:
         files: FileService
         jobs: JobService
         language_servers: LanguageService
+        mode: ModeService
         documents: DocumentService
         net: NetworkService
         resources: ResourceService
@@ -124,6 +127,7 @@ class ClientToolRuntime:
         shell: ShellService
         skills: SkillService
         state: ToolStateService
+        tasks: TaskService
         terminals: TerminalService
         transcript: TranscriptService
         memory: MemoryService

@@ -20,6 +20,7 @@ from handrail.contract.approval_requests import (
 )
 from handrail.contract.calls_and_results import CallAnswer, Event, ProposedCall, Result, make_call_id
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, ToolError, UsageError
+from handrail.contract.permission_modes import DEFAULT_MODE, Mode
 from handrail.contract.rule_forms import rule_to_json_data
 from handrail.contract.services.channels_and_triggers import NotificationQueue
 from handrail.contract.services.client_services import EditorClientHandler
@@ -98,7 +99,7 @@ class RemoteSession:
         self._own_generation: Generation | None = None
         """The tools of its agent, if it is not the agent of its process."""
         self._options = options
-        self._mode = parse_optional_mode(options.get("mode"))
+        self._mode: Mode | None = parse_optional_mode(options.get("mode"))
         self._rules = [rule_to_json_data(rule) for rule in options.get("rules", ())]
         self._forget = forget
         self._turns = 0
@@ -206,6 +207,7 @@ class RemoteSession:
         if "generation" in fields:
             self._own_generation = wire_encoding.read_generation(fields["generation"], self._tools)
         self._turns = max(self._turns, fields["turns"])
+        self._mode = parse_optional_mode(fields["mode"])
         self._catalog.replace_catalog_options(WIRE_CODEC.get_type_reader(CatalogOptions)(fields["catalog"]))
         self._catalog.active.apply_steps(fields["loaded_tools"])
         self._provider_tools = dict(fields["native"])
@@ -413,6 +415,14 @@ class RemoteSession:
         self._provider_tools = {}
         self._ipc_client.notify("rules", {"session": self.id, "rules": list(texts)})
         check_rules_match(found, self._tools)
+
+    @property
+    def mode(self) -> Mode:
+        return self._mode or DEFAULT_MODE
+
+    def update_mode(self, mode: str) -> None:
+        """Update the mode, because the lease holder has changed it. The next lease holder receives it, too."""
+        self._mode, self._provider_tools = parse_optional_mode(mode), {}
 
     def set_mode(self, mode: str) -> None:
         self._mode, self._provider_tools = parse_optional_mode(mode), {}  # the next lease holder receives it, too

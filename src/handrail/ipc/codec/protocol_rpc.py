@@ -26,8 +26,10 @@ from handrail.contract.services.language_services import LanguageService
 from handrail.contract.services.memory_service import MemoryService
 from handrail.contract.services.resource_services import ResourceListing, ResourceService, SourceResponse
 from handrail.contract.services.subagent_services import SubagentService
+from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import (
     DocumentService,
+    ModeService,
     NetworkService,
     Runtime,
     ShellService,
@@ -352,6 +354,7 @@ RUNTIME_SERVICES: Mapping[str, type] = {
     "files": FileService,
     "jobs": JobService,
     "language_servers": LanguageService,
+    "mode": ModeService,
     "documents": DocumentService,
     "memory": MemoryService,
     "net": NetworkService,
@@ -361,6 +364,7 @@ RUNTIME_SERVICES: Mapping[str, type] = {
     "skills": SkillService,
     "state": ToolStateService,
     "subagents": SubagentService,
+    "tasks": TaskService,
     "terminals": TerminalService,
     "tool_session": ToolSession,
     "transcript": TranscriptService,

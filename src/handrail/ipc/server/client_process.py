@@ -485,7 +485,9 @@ class ClientProcess:
             catalog.start_next_interaction(interaction, loaded_tools)
         catalog.preload_index(context.generation)
         session.change_notifier.on_tools_loaded = partial(self._send_loaded_tools, session.id, catalog)
+        session.change_notifier.on_mode_changed = partial(self._send_mode, session.id)
         fields: Message = {
+            "mode": session.mode,
             "turns": session.last_turn,
             "catalog": WIRE_CODEC.encode_value(CatalogOptions, catalog.options),
             "loaded_tools": list(catalog.active.shortest_steps()),
@@ -507,6 +509,10 @@ class ClientProcess:
         self._connection.notify(
             "loaded_tools", {"session_id": session_id, "interaction": catalog.interaction_number, "steps": list(steps)}
         )
+
+    def _send_mode(self, session_id: str, mode: Mode) -> None:
+        """Send the new mode of a session, before the answer of the call that changed it."""
+        self._connection.notify("mode", {"session_id": session_id, "mode": mode})
 
     def _find_session(self, session_id: str) -> LocalSession:
         session = self._sessions.get(session_id)

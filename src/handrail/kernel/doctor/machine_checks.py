@@ -253,7 +253,7 @@ def compute_agent_token_costs(
 ) -> CatalogTokenCosts:
     """Return the token costs of an agent's tools, at the start of a turn and in total."""
     given = found.settings.catalog
-    return compute_token_costs(get_view(generation, given.to_options(agent.core)), given.index_tokens)
+    return compute_token_costs(get_view(generation, given.to_options(agent.core_tools)), given.index_tokens)
 
 
 def check_token_costs(

@@ -9,7 +9,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, cast
 
-from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, tool_pattern_matches
+from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, ToolProfile, tool_pattern_matches
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.provider_tools import (
@@ -129,15 +129,20 @@ def _name_of(item: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinSource:
-    """A source of the built-in tools, in their catalog order."""
+    """A source of the built-in tools, in their catalog order.
 
+    :param profile: adds the tools that exist in this profile only
+    """
+
+    profile: ToolProfile | None = None
     rank: SourceRank = "built-in"
     is_third_party: bool = False
 
     def load(self) -> SourceContents:
-        from handrail.tools import ALIASES, BUILTINS  # here, so that they load only when a kernel opens
+        from handrail.tools import ALIASES, BUILTINS, PROFILE_BUILTINS  # here, so that they load only with a kernel
 
-        return SourceContents(tuple(DiscoveredTool(tool, BUILT_IN) for tool in BUILTINS), aliases=ALIASES)
+        tools = (*BUILTINS, *(PROFILE_BUILTINS.get(self.profile, ()) if self.profile else ()))
+        return SourceContents(tuple(DiscoveredTool(tool, BUILT_IN) for tool in tools), aliases=ALIASES)
 
 
 # Provider tools as a source: the tools in an agent's manifest that a model's provider carries out itself.

@@ -142,7 +142,7 @@ class AgentToolSources:
     def _all(self) -> list[ToolSource]:
         return [
             BundleSource(self.global_folder.parent),
-            *((BuiltinSource(),) if self.builtins else ()),
+            *((BuiltinSource(self.manifest.manifest.profile),) if self.builtins else ()),
             ProviderToolSource(self.manifest.manifest.native),
             AgentSource(self.manifest.manifest, self.agents),
             FolderSource(

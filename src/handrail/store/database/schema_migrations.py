@@ -178,6 +178,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             approval TEXT NOT NULL
         ) WITHOUT ROWID""",
     ),
+    (
+        # The tasks of the workspace, each as a JSON object. Sessions share them.
+        "CREATE TABLE task (id INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    ),
 )
 
 VERSION = len(MIGRATIONS)

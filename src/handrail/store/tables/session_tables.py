@@ -23,7 +23,8 @@ class SessionRow:
     """One conversation with the workspace. Times are wall-clock nanoseconds.
 
     :param closed_ns: None while it is open or suspended
-    :param details: JSON data of its frontend; ``parent`` names the session it was forked from
+    :param details: JSON data of its frontend; ``parent`` names the session it was forked from, ``mode`` and
+        ``previous_mode`` its mode after the last change
     :param used_ns: when it was last opened or suspended, or received a message
     :param holder: the fencing token of the process that opened it and has not suspended it. The reader checks whether that
         process still holds the workspace: a process that is killed changes nothing here
@@ -66,6 +67,10 @@ class SessionTable:
         :raises LogUnavailable: if it cannot be made durable
         """
         await self._database.write_now(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
+
+    def record_mode(self, session_id: str, mode: str, before: str) -> None:
+        """Record soon the mode of a session and the one before it, among its details."""
+        self._database.write_soon(_STATEMENTS, ("mode", session_id, mode, before))
 
     def record_opening_interrupted(self, session_id: str, at_ns: int) -> None:
         """Record soon that a session is not open, since its opening was interrupted, perhaps before it was recorded."""
@@ -246,6 +251,7 @@ class StoredToolState:
 _Change = (
     tuple[Literal["open"], SessionRow]
     | tuple[Literal["suspend"], str, int, int]
+    | tuple[Literal["mode"], str, str, str]
     | tuple[Literal["fork"], str, SessionRow, tuple[str, str]]
     | tuple[Literal["close"], str, int]
     | tuple[Literal["put"], str, str, str, bytes | None]
@@ -268,6 +274,13 @@ class _SessionStatements:
                 yield (
                     "UPDATE session SET lease_token = NULL, used_ns = max(used_ns, ?) WHERE id = ? AND lease_token = ?",
                     (at_ns, session, token),
+                )
+            elif change[0] == "mode":
+                _, session, mode, before = change
+                yield (
+                    "UPDATE session SET details = CAST(json_set(CAST(details AS TEXT), '$.mode', ?, '$.previous_mode', ?) AS BLOB) "
+                    "WHERE id = ? AND json_valid(CAST(details AS TEXT))",
+                    (mode, before, session),
                 )
             elif change[0] == "fork":
                 _, parent, row, paths = change

@@ -364,7 +364,7 @@ class TreeTool(Tool):
         lines: list[str] = []
 
         def arrange() -> bool:
-            root = _FolderTreeNode()
+            root = FolderTreeNode()
             for one in found.paths:
                 root.put(one.removeprefix(below).split("/"))
             return root.add_tree_lines(lines, 0, args.get("depth", 3), args.get("max_entries", 400))
@@ -376,11 +376,11 @@ class TreeTool(Tool):
         return {**answer, **_describe_omitted_entries(found, "a narrower path")}
 
 
-class _FolderTreeNode:
+class FolderTreeNode:
     """A folder of a tree with its entries by name. The value of a file is None."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, _FolderTreeNode | None] = {}
+        self.entries: dict[str, FolderTreeNode | None] = {}
         self.files = 0
 
     def put(self, parts: list[str]) -> None:
@@ -389,7 +389,7 @@ class _FolderTreeNode:
             folder.files += 1
             inner = folder.entries.get(name)
             if inner is None:
-                inner = folder.entries[name] = _FolderTreeNode()
+                inner = folder.entries[name] = FolderTreeNode()
             folder = inner
         folder.files += 1
         folder.entries.setdefault(parts[-1], None)

@@ -11,6 +11,7 @@ from handrail.tools.git.change_tools import (
     GitMergeTool,
     GitStashTool,
 )
+from handrail.tools.git.pull_requests import GitPullRequestTool
 from handrail.tools.git.query_tools import (
     GitBlameTool,
     GitBranchesTool,
@@ -24,6 +25,6 @@ from handrail.tools.git.remote_tools import GitCloneTool, GitInitTool, GitPushTo
 GIT_TOOLS: tuple[Tool, ...] = (
     *(GitStatusTool(), GitLogTool(), GitDiffTool(), GitShowTool(), GitBlameTool(), GitBranchesTool()),
     *(GitAddTool(), GitCommitTool(), GitCreateBranchTool(), GitCheckoutTool(), GitMergeTool(), GitStashTool()),
-    *(GitInitTool(), GitCloneTool(), GitPushTool()),
+    *(GitInitTool(), GitCloneTool(), GitPushTool(), GitPullRequestTool()),
 )
 """The git tools in the order of a catalog."""

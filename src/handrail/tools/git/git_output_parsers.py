@@ -266,12 +266,13 @@ PATHS: dict[str, Any] = {
 }
 """Files and folders of the repository. Each tool adds a description."""
 WRITES = Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="git"),))  # noqa: S604 - a declaration, nothing is run
+READS = WRITES.model_copy(update={"fs": FsRequires(read=("{workspace}",))})
 WRITES_CONFIG = WRITES.model_copy(update={"capabilities": ("vcs.config",)})
 """The requirements of tools that also write the repository's configuration, e.g. to track a remote branch."""
 
 git_read_spec = partial(
     ToolSpec,
-    requires=WRITES.model_copy(update={"fs": FsRequires(read=("{workspace}",))}),
+    requires=READS,
     side_effect="read",
     locks=(LockSpec("workspace", "S"),),
     idempotent=True,

@@ -235,7 +235,7 @@ class GitPushTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
         remote: str = args.get("remote", "origin")
-        address = await _find_push_address(repository, remote)
+        address = await find_push_address(repository, remote)
         protocols = _allowed_protocols(repository, remote, address, args.get("url"))
         branch = (
             args.get("branch")
@@ -269,7 +269,7 @@ class GitPushTool(Tool):
         )
 
 
-async def _find_push_address(repository: GitRepository, remote: str) -> str:
+async def find_push_address(repository: GitRepository, remote: str) -> str:
     """Return the address of a push to ``remote``, after git's configuration is applied.
 
     :raises ToolError: if the remote does not exist, or has several addresses

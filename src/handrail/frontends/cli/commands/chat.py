@@ -132,8 +132,7 @@ class ChatConversation:
     def introduce(self, model: str, *, resumed: bool) -> None:
         """Print what the user talks with."""
         view = TerminalRenderer(sys.stderr)
-        mode = self._kernel.initial_rules.mode or "ask"
-        told = f"  {model}, mode {mode}, session {self._session.id}{' (resumed)' if resumed else ''}"
+        told = f"  {model}, mode {self._session.mode}, session {self._session.id}{' (resumed)' if resumed else ''}"
         view.print_text(("handrail chat", "bold"), (told, "dim"), further="  ")
         view.print_text(("/help shows the commands. Ctrl-C interrupts a turn, Ctrl-D leaves.", "dim"))
         sys.stderr.flush()
@@ -213,7 +212,9 @@ class ChatConversation:
             self._session.set_mode(mode)
             print_note(f"mode {mode}, for this session")
         else:
-            print_note("Pass a mode: /mode plan, ask, accept-edits or auto. `handrail modes` explains them.")
+            print_note(
+                f"mode {self._session.mode}. Pass a mode: /mode plan, ask, accept-edits or auto. `handrail modes` explains them."
+            )
 
     async def _undo_last_call(self) -> None:
         in_place = await self._session.undo(dry_run=True)

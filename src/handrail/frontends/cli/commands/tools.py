@@ -55,7 +55,7 @@ async def _tools(setting: CommandOptions, category: str | None, interruption: In
     from handrail.policy.rules.rules_and_modes import parse_mode
 
     async with open_configured_kernel(setting) as kernel:
-        view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core))
+        view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools))
         entries = list(kernel.generation.entries.values())
         number, mode = kernel.generation.number, parse_mode(kernel.initial_rules.mode)
         told = await kernel.tool_statuses()
