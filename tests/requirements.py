@@ -144,7 +144,7 @@ ROWS: dict[str, str] = {
     "T-06l": "lsp answers from language servers for the present files, by name and position, with source lines; old diagnostics and unfinished indexes are said; hidden files are in no answer and not seen; servers are confined, limited, shared, restarted once and never left.",
     "T-05b": "The tasks of a workspace are one durable list for all its sessions and processes: an owner, a status, and blockers without a circle; the deprecated rule tools answer with a redirect in one profile.",
     "T-05c": "git.pr opens one pull request for a pushed branch at GitHub's or Gitea's API, with a token that is bound to the host.",
-    "T-06a": "plan and plan_exit change the mode only as the user answers, also after a restart; repo_overview finds the files for a task among those that grep shows, never in an old state.",
+    "T-06p": "plan and plan_exit change the mode only as the user answers, also after a restart; repo_overview finds the files for a task among those that grep shows, never in an old state.",
     "T-07": "A file is written over only as it was last read, whole or not at all; parallel edits land or fail loudly.",
     "T-08": "grep and glob run on ripgrep: bounded, ignore-aware, harmless on hostile patterns.",
     "T-09": "web_fetch returns the main text of a page with tables, code and links, from a process that can be ended; every hop is judged; web_search keeps one configured provider a session, within a number of calls, and tells no results from each kind of failure; http.post sends data once, without credentials of a model.",

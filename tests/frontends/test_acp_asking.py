@@ -164,7 +164,7 @@ async def test_a_question_that_is_not_answered_there_is_denied(desk: Desk, kind:
 PLAN = call("plan_exit", plan="1. Read.\n2. Mend.")
 
 
-@pytest.mark.proves("T-06a")
+@pytest.mark.proves("T-06p")
 @pytest.mark.parametrize(
     ("chosen", "mode"),
     [

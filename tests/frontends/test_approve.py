@@ -384,7 +384,7 @@ def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Her
     assert "  to answer: --answer TEXT\n" in here("approve", parked(here, question, "question")).out
 
 
-@pytest.mark.proves("T-06a")
+@pytest.mark.proves("T-06p")
 def test_a_plan_is_shown_whole_and_answered_at_the_command_line(here: Here) -> None:
     plan = "1. Read the parser.\n2. Mend it."
     refused = here("call", "plan_exit", json.dumps({"plan": plan}), "--headless", "--mode", "plan")

@@ -109,7 +109,7 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
 
 
 @ERAS
-@pytest.mark.proves("F-03", "T-06a")
+@pytest.mark.proves("F-03", "T-06p")
 async def test_a_plan_is_decided_on_in_a_form_and_the_users_words_reach_the_model(tmp_path: Path, era: Era) -> None:
     person = Person(
         [

@@ -19,7 +19,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 from handrail.tools.planning_tools import PlanExitTool, PlanTool
 
-pytestmark = pytest.mark.proves("T-06a")
+pytestmark = pytest.mark.proves("T-06p")
 
 PLAN = {"plan": "1. Read the parser.\n2. Mend \x1b[31mit.\n3. Test it."}
 ASK, ACCEPT, LEAVE, KEEP = (option.label for option in PlanExitTool().questions(PLAN)[0].options)

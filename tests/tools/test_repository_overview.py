@@ -14,7 +14,7 @@ from handrail.runtime import repository_index
 from handrail.runtime.repository_index import IndexedFileState, RepositoryIndex, decode_text, outline
 from handrail.testing.scripted_kernel import temporary_kernel
 
-pytestmark = pytest.mark.proves("T-06a")
+pytestmark = pytest.mark.proves("T-06p")
 
 FILES = {
     "src/parser.py": '"""Parse tabs and spaces."""\n\nclass Parser:\n    def parse_line(self, text):\n        return text\n',

@@ -80,9 +80,13 @@ BUILTINS: tuple[Tool, ...] = (
 )
 """In the order in which a catalog shows them."""
 
-ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit", "memory_search": "memory.query"}
 PROFILE_BUILTINS: Mapping[ToolProfile, tuple[Tool, ...]] = {"tiered-tools": RULE_TOOLS}
 """The built-in tools that exist in one profile only."""
 
-ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit", "repo_clone": "git.clone"}
+ALIASES = {
+    "get_git_status": "git.status",
+    "git_commit": "git.commit",
+    "repo_clone": "git.clone",
+    "memory_search": "memory.query",
+}
 """Further names of these, by which other systems know them: alias to id."""
