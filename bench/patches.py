@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
+from handrail.contract.tool.requires import Capability
 from handrail.runtime.files.joint_changes import ChangeJournal
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
@@ -212,10 +213,14 @@ def run(command: tuple[str, ...], root: Path, text: str = "") -> bool:
     return done.returncode == 0
 
 
+def allow_all(capability: Capability, target: str | Sequence[str]) -> str | None:
+    return None
+
+
 def apply_with_handrail(root: Path, patch: str) -> bool:
     async def apply() -> None:
         journal = ChangeJournal(root.parent / "journal")
-        files = RootedFiles(SessionRoots(root), SeenFileHashes(), lambda *_: None, journal=journal)
+        files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=journal)
         plan = await plan_patch(patch, files)
         if changes := plan.list_changes():
             await files.change_together(changes)
@@ -228,11 +233,12 @@ def apply_with_handrail(root: Path, patch: str) -> bool:
     return True
 
 
-VERBOSE = False
+def is_verbose() -> bool:
+    return "--verbose" in sys.argv
 
 
 def explain(error: ToolError) -> None:
-    if VERBOSE:
+    if is_verbose():
         print(f"    {error.text}", file=sys.stderr)
 
 
@@ -262,8 +268,6 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
-    global VERBOSE
-    VERBOSE = given.verbose
 
     def apply_with_codex(root: Path, patch: str) -> bool:
         return run((given.codex, "--codex-run-as-apply-patch", patch), root)
@@ -304,7 +308,7 @@ def main() -> None:
             for name, (write, apply) in programs.items():
                 outcome = judge(case, write(case), apply)
                 cells[name][outcome] += 1
-                if VERBOSE and "handrail" in name and (outcome == "refused") != (row == "last hunk wrong"):
+                if is_verbose() and "handrail" in name and (outcome == "refused") != (row == "last hunk wrong"):
                     print(f"  {row}: {name}: case {number}: {outcome}", file=sys.stderr)
         wanted = "refused" if row == "last hunk wrong" else "right"
         texts: list[str] = []

@@ -183,6 +183,7 @@ _TEXTS = {
     "uri": "https://example.org/",
     "host": "example.org",
     "command": "git status",
+    "patch": "*** Begin Patch\n*** Update File: notes.md\n@@\n unchanged line\n-old line\n+new line\n*** End Patch",
     "date": "2026-01-31",
     "date-time": "2026-01-31T12:00:00Z",
     "email": "name@example.org",
