@@ -261,6 +261,8 @@ class LanguageServerConnection:
             reason = str(error)
         except ToolError as error:
             reason = error.text
+        except Exception as error:  # a message of an unexpected form must not leave a question waiting
+            reason = f"its messages could not be read: {type(error).__name__}: {error}"[:_MAX_QUOTED]
         self._fail(reason)
 
     def _handle(self, message: dict[str, Any]) -> None:
