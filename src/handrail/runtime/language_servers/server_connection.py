@@ -300,6 +300,8 @@ class LanguageServerConnection:
         token, value = str(params.get("token")), _to_object(params.get("value"))
         kind, percentage = value.get("kind"), value.get("percentage")
         share = int(percentage) if isinstance(percentage, (int, float)) else None
+        if kind == "begin" and not value.get("title"):
+            return  # pyright's check of open files, which can stay open for ever and which no answer waits for
         if kind == "begin" and len(self.progress) < _MAX_PROGRESS_TASKS:
             self.progress[token] = WorkProgress(str(value.get("title", "")), str(value.get("message", "")), share)
         elif kind == "report" and (known := self.progress.get(token)) is not None:
