@@ -132,7 +132,7 @@ async def ask_peer(workspace: Path, symbols: list[Symbol]) -> list[set[str]]:
         str(workspace),
         files,
         lambda path: Path(path).read_text(),
-        ServerTimes(start_s=120, question_s=600, settling_s=300),
+        ServerTimes(start_s=120, question_s=600, settling_s=20),
     )
     await server.initialize("pyright")
     found: list[set[str]] = []

@@ -261,6 +261,8 @@ class LanguageServerConnection:
             reason = str(error)
         except ToolError as error:
             reason = error.text
+        except Exception as error:  # a message of an unexpected form must not leave a question waiting
+            reason = f"its messages could not be read: {type(error).__name__}: {error}"[:_MAX_QUOTED]
         self._fail(reason)
 
     def _handle(self, message: dict[str, Any]) -> None:
@@ -298,6 +300,8 @@ class LanguageServerConnection:
         token, value = str(params.get("token")), _to_object(params.get("value"))
         kind, percentage = value.get("kind"), value.get("percentage")
         share = int(percentage) if isinstance(percentage, (int, float)) else None
+        if kind == "begin" and not value.get("title"):
+            return  # pyright's check of open files, which can stay open for ever and which no answer waits for
         if kind == "begin" and len(self.progress) < _MAX_PROGRESS_TASKS:
             self.progress[token] = WorkProgress(str(value.get("title", "")), str(value.get("message", "")), share)
         elif kind == "report" and (known := self.progress.get(token)) is not None:
