@@ -14,7 +14,10 @@ from handrail.agent.agent_loop import Agent
 from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
+from handrail.record.log_reader import LogReader
+from handrail.session.memory.write_checks import find_untrusted_view
 from handrail.store.memory.knowledge_store import KnowledgeStore
+from handrail.store.tables.session_tables import SessionRow
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -246,7 +249,26 @@ async def test_an_unconfirmed_fact_replaces_no_confirmed_one_until_a_person_conf
     store.close()
 
 
-async def test_a_fork_and_a_sub_agent_do_not_launder_what_was_in_view(tmp_path: Path) -> None:
+async def test_sessions_whose_model_saw_more_than_is_known_store_unconfirmed_facts(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (kernel, session):
+        store = kernel.components.store
+        for row in (
+            SessionRow("ses_plain", 1),
+            SessionRow("ses_client", 1, frontend="mcp"),
+            SessionRow("ses_child", 1, parent_session=session.id, parent_call=f"{session.id}/1.0"),
+        ):
+            await store.sessions.record_opened(row)
+        with LogReader.open_database(store.folders.database_file) as reader:
+            why = {id: find_untrusted_view(reader, id) for id in ("ses_plain", "ses_client", "ses_child", "ses_none")}
+    assert why.pop("ses_plain") == ""
+    assert [text.split()[:3] for text in why.values()] == [
+        ["the", "model", "of"],
+        ["a", "sub-agent", "stored"],
+        ["the", "session", "is"],
+    ]
+
+
+async def test_a_fork_does_not_launder_what_was_in_view(tmp_path: Path) -> None:
     async with opened(tmp_path, tools=[open_document], rules=["allow docs.open"]) as (kernel, session):
         await Agent(session, PlaybackModel(call_reply(("docs__open", {"number": 3})), text_reply("."))).complete(
             "Read it."
