@@ -127,7 +127,9 @@ def records_of(folder: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
                 found.setdefault(record.call_id, []).append((record.kind, dict(record.body or {})))
         for kind, _, call_id, body in read_unwritten_records(reader.connection, database.parent):
             if call_id:
-                found.setdefault(call_id, []).append((kind, orjson.loads(body) if isinstance(body, bytes) else dict(body)))
+                found.setdefault(call_id, []).append(
+                    (kind, json.loads(body) if isinstance(body, bytes) else dict(body))
+                )
     return found
 
 
