@@ -104,9 +104,7 @@ class ToolPolicy:
         self._shipped_reading: RuleRanking | None = None
         self._deleting: RuleRanking | None = None
         if find_patch_arguments(spec.parameters):
-            self._deleting = rank_book(
-                rules, lambda book: list_deletion_rules(book, spec, frozenset(pick(book))), "path"
-            )
+            self._deleting = rank_book(rules, lambda book: list_deletion_rules(book, spec, pick(book)), "path")
         self._reader = TargetReader(spec)
         self._reading: ToolPolicy | None = None
         """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""

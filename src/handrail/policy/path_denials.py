@@ -8,7 +8,7 @@ decide here; a rule about one tool (``allow read .env``) is about that tool.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -204,13 +204,14 @@ def _cached_hidden_paths(
     return RulePathDenials(workspace, reading, writing, everything, above)
 
 
-def list_deletion_rules(book: RuleBook, spec: ToolSpec, counted: Collection[Rule]) -> list[Rule]:
+def list_deletion_rules(book: RuleBook, spec: ToolSpec, counted: Iterable[Rule]) -> list[Rule]:
     """Return the rules about ``file.delete`` for the files that a call of another tool deletes.
 
     :param counted: rules that already answer for the call
     """
     found = book.rules_about_tool(replace(spec, id="file.delete"), None)
-    return [rule for rule in found if rule not in counted]
+    others = frozenset(counted)
+    return [rule for rule in found if rule not in others]
 
 
 def _only_shows_elsewhere(rule: Rule, workspace: str) -> bool:
