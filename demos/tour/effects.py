@@ -18,10 +18,12 @@ from demos.tour.project import (
     PRICING_FIX,
     RECEIPT_BUG,
     RECEIPT_FIX,
+    TYPO,
+    TYPO_FIX,
     Project,
     orders,
 )
-from demos.tour.scenes import NOWHERE
+from demos.tour.scenes import NOWHERE, has_language_server
 from handrail import LoggedRecord, LogReader, LogVerification
 
 PARALLEL = "the edits ran at the same time"
@@ -38,7 +40,7 @@ class Effect:
 
 def while_open(project: Project, facts: Facts, listener: Listener, page: PageServer, *, confined: bool) -> list[Effect]:
     """What can be seen as long as the session is open: its sidecar lies in a folder that goes with it."""
-    effects = [_edits(project), _parallel(facts), _sidecar(facts), _outside(project, facts)]
+    effects = [_edits(project), _parallel(facts), _patch(project, facts), _sidecar(facts), _outside(project, facts)]
     effects.append(_injected(project, facts, listener, confined=confined))
     if confined:
         effects[:0] = [_tests(facts, "tests-before", "the tests fail at first", 1, "FAILED (failures=2)")]
@@ -47,6 +49,7 @@ def while_open(project: Project, facts: Facts, listener: Listener, page: PageSer
             _waited(facts),
             _job(facts),
             _external(facts),
+            *([_diagnostic(facts)] if has_language_server() else []),
             _page(facts, page),
             _curl(facts),
             _no_network(facts, listener),
@@ -118,6 +121,24 @@ def _parallel(facts: Facts) -> Effect:
         return Effect(PARALLEL, False, "the log does not hold both")
     found = f"record {max(begun)} begins one, record {min(done)} ends the other"
     return Effect(PARALLEL, max(begun) < min(done), found)
+
+
+def _patch(project: Project, facts: Facts) -> Effect:
+    fact = facts.calls.get("patch")
+    changed = [] if fact is None else [str(file.get("path")) for file in cast("list[Any]", fact.field("files") or [])]
+    texts = [path.read_text(encoding="utf-8") for path in (project.readme, project.pricing, project.receipt)]
+    signs = ("Receipts show cents.", "Return the price in cents", "def receipt(")
+    there = len(changed) == 3 and all(sign in text for sign, text in zip(signs, texts, strict=True))
+    return Effect("the patch is in all three files", there and TYPO not in texts[2], f"changed: {', '.join(changed)}")
+
+
+def _diagnostic(facts: Facts) -> Effect:
+    before, after = facts.calls.get("diagnostics-before"), facts.calls.get("diagnostics-after")
+    found, left = (str(one and one.field("diagnostics")) for one in (before, after))
+    there = "lins" in found and "lins" not in left and TYPO_FIX not in found
+    return Effect(
+        "the language server found the mistake, and does not find it any more", there, f"{found}, then {left}"
+    )
 
 
 def _waited(facts: Facts) -> Effect:
@@ -237,7 +258,7 @@ def _commit(project: Project, facts: Facts) -> Effect:
     asked = fact is not None and fact.noted("approval-responded", "choice") == "once"
     commits = project.git("rev-list", "--count", f"{project.base}..HEAD").strip()
     files = project.git("diff", "--name-only", "--no-ext-diff", project.base, "HEAD").split()
-    there = asked and commits == "1" and files == ["shop/pricing.py", "shop/receipt.py"]
+    there = asked and commits == "1" and files == ["README.md", "shop/pricing.py", "shop/receipt.py"]
     found = f"asked: {asked}, commits: {commits}, files in it: {', '.join(files)}"
     return Effect("the commit was made, after a person was asked", there, found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, chdir
 from pathlib import Path
 
 from demos.demonstration import CANNOT_START, ERROR, OUTPUT, Interruption, own_folder
@@ -56,7 +56,9 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
     :raises HandrailError: where it cannot begin
     """
     view = View()
-    with own_folder("handrail-tour-", keep=keep) as folder:
+    name = program()
+    # Handrail starts no program of the current folder, and the language server may be in this checkout's .venv.
+    with own_folder("handrail-tour-", keep=keep) as folder, chdir(folder):
         place = project.make(folder)
         facts = Facts()
         async with (
@@ -96,7 +98,7 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
                 view.text(f"{entry.id}: starts programs, and nothing is started unconfined", style="yellow")
             view.text("So the tests, the sandbox's network, the external tool and the commit could not be shown.")
             view.text(f"Remedy: {tier.remedy}", style="bold")
-        _next(view, place, keep=keep)
+        _next(view, place, name, keep=keep)
     if effects.missing(found):
         return ERROR
     return OUTPUT if confined else CANNOT_START
@@ -229,8 +231,7 @@ def program() -> str:
     return str(path.relative_to(Path.cwd()) if near else path)
 
 
-def _next(view: View, place: Project, *, keep: bool) -> None:
-    name = program()
+def _next(view: View, place: Project, name: str, *, keep: bool) -> None:
     view.heading("Where to go next")
     if keep:
         where = f"--workspace {place.workspace} --state {place.state}"

@@ -13,6 +13,27 @@ ORDERS = 1_200
 PRICING_BUG, PRICING_FIX = "if quantity > BULK_FROM:", "if quantity >= BULK_FROM:"
 # Both fixes change the size of their file: Python would otherwise take the bytecode of the same second for current.
 RECEIPT_BUG, RECEIPT_FIX = "{cents // 100} EUR", "{cents / 100:.2f} EUR"
+TYPO, TYPO_FIX = "join(lins)", "join(lines)"
+PATCH = f"""*** Begin Patch
+*** Update File: README.md
+@@
+-From ten pieces on, 15 % less. Tests: `python3 -m unittest`.
++From ten pieces on, 15 % less. Receipts show cents. Tests: `python3 -m unittest`.
+*** Update File: shop/pricing.py
+@@ def total(quantity: int, unit_cents: int) -> int:
+-    \"\"\"From BULK_FROM pieces on, BULK_PERCENT less.\"\"\"
++    \"\"\"Return the price in cents: from BULK_FROM pieces on, BULK_PERCENT less.\"\"\"
+*** Update File: shop/receipt.py
+@@
+     cents = total(quantity, unit_cents)
+     return f"{{quantity}} x {{name}}: {RECEIPT_FIX}"
++
++
++def receipt(lines: list[str]) -> str:
++    return "\\n".{TYPO}
+*** End Patch
+"""
+"""Changes three files, and has a typing mistake in the last."""
 
 _PRICING = f'''"""What an order costs, in cents."""
 
@@ -143,6 +164,7 @@ _MANIFEST = {
 
 RULES = (
     "allow edit shop/**",
+    "allow apply_patch **",
     "allow web_fetch 127.0.0.1:*",
     "allow bash python3 -m unittest",
     "allow bash python3 scripts/publish.py *",
@@ -188,6 +210,10 @@ class Project:
     @property
     def pricing(self) -> Path:
         return self.workspace / "shop" / "pricing.py"
+
+    @property
+    def readme(self) -> Path:
+        return self.workspace / "README.md"
 
     @property
     def hook(self) -> Path:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from demos.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project
+from demos.tour.project import (
+    PATCH,
+    PRICING_BUG,
+    PRICING_FIX,
+    RECEIPT_BUG,
+    RECEIPT_FIX,
+    TYPO,
+    TYPO_FIX,
+    Project,
+)
 from handrail.testing import ModelScript, RequestExpectation, ScriptedCall, ScriptedTurn
 
 NOWHERE = "192.0.2.1:443"
 """An address that is kept for documentation: nobody has it."""
 COMMIT = "git commit --quiet --all --message 'Bulk price from ten pieces on, cents on the receipt'"
 TASK = "Two tests of this shop fail. Find out why, fix it, and look after the open orders."
-_CONFINED = frozenset({"bash", "ledger.total", "wait", "web_fetch"})
+_CONFINED = frozenset({"bash", "ledger.total", "wait", "web_fetch", "lsp"})
 """The tools of the script that start programs, and the one that waits for them. What else it uses does without a sandbox."""
 
 
@@ -63,6 +75,41 @@ def script(played: Sequence[Scene]) -> ModelScript:
     return ModelScript(turns=tuple(ScriptedTurn(text=one.says, calls=one.calls, expect=one.expect) for one in played))
 
 
+def has_language_server() -> bool:
+    """Return whether this installation has the language server for Python that the tour asks."""
+    return Path(sys.executable).with_name("ty").exists() or shutil.which("ty") is not None
+
+
+def _mending_scene() -> Scene:
+    return Scene(
+        "A mistake, mended",
+        "A small edit of the file that the patch has changed.",
+        "I wrote lins instead of lines.",
+        (_call("edit-typo", "edit", path="shop/receipt.py", old=TYPO, new=TYPO_FIX),),
+    )
+
+
+def _diagnostic_scenes() -> list[Scene]:
+    def ask(label: str) -> ScriptedCall:
+        return _call(label, "lsp", action="diagnostics", path="shop/receipt.py")
+
+    return [
+        Scene(
+            "What a language server says",
+            "The server runs in a sandbox: it reads the workspace, and has no network. It sees the file as it is now.",
+            "Is that code right?",
+            (ask("diagnostics-before"),),
+        ),
+        _mending_scene(),
+        Scene(
+            "Asked again",
+            "An answer is never about an older content of the file.",
+            "And now?",
+            (ask("diagnostics-after"),),
+        ),
+    ]
+
+
 def _all(project: Project, port: int, page_port: int, *, confined: bool) -> list[Scene]:
     waiting = " The tests need the whole workspace: they wait for both, without being told to." if confined else ""
     return [
@@ -101,6 +148,13 @@ def _all(project: Project, port: int, page_port: int, *, confined: bool) -> list
             ),
             _expect("read-pricing", "data.text", contains=PRICING_BUG),
         ),
+        Scene(
+            "One patch for three files",
+            "All three files change, or none. Each hunk must fit exactly one place, and each path is compared with the rules.",
+            "The README and the docstring should say so too, and a receipt has several lines.",
+            (_call("patch", "apply_patch", patch=PATCH),),
+        ),
+        *(_diagnostic_scenes() if has_language_server() else [_mending_scene()]),
         Scene(
             "Work in the background",
             "A command in the background is a job: it is answered at once and holds no lock on the workspace. What else is in the reply "

@@ -60,8 +60,8 @@ def test_the_tour_shows_every_effect_in_plain_text_and_leaves_nothing_behind(pla
     done = toured(places)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "All 19 effects are there." in done.stdout
-    assert done.stdout.count("   ✓ ") == 19
+    assert "All 21 effects are there." in done.stdout
+    assert done.stdout.count("   ✓ ") == 21
     assert "intact: " in done.stdout
     assert "+        if quantity >= BULK_FROM:" in done.stdout.replace("+    if", "+        if")
     assert "denied by the rule 'deny bash curl *'" in done.stdout
@@ -114,7 +114,7 @@ def test_without_user_namespaces_the_safe_part_runs_and_the_rest_is_listed_with_
     assert "bash: starts programs" in done.stdout and "ledger.total: starts programs" in done.stdout
     assert "Remedy: " in done.stdout
     assert "✓ both files hold their edits" in done.stdout and "✓ the commit log is intact" in done.stdout
-    assert "All 8 effects that need no sandbox are there." in done.stdout
+    assert "All 9 effects that need no sandbox are there." in done.stdout
     assert "python3 -m unittest  " not in done.stdout.partition("1  Look around")[2]
     assert left_in(places) == []
 
@@ -140,7 +140,7 @@ def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour_also_wit
     ]
     done = toured({**places, "PYTHONIOENCODING": "ascii"}, within=[*user, "--"])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All 19 effects are there." in done.stdout
+    assert "All 21 effects are there." in done.stdout
     assert done.stdout.count("   + ") >= 18 and "\\u" not in done.stdout
 
 
@@ -225,7 +225,7 @@ async def test_each_effect_that_is_not_there_is_listed_and_the_exit_code_is_1(
     missing = [line for line in missing if ". Instead: " in line]
     assert len(missing) == len(lacking), shown
     assert all(any(line.startswith(name) for line in missing) for name in lacking), missing
-    assert f"{len(lacking)} of 19 effects are not there." in shown
+    assert f"{len(lacking)} of 21 effects are not there." in shown
 
 
 @needs_sandbox

@@ -270,6 +270,13 @@ async def test_old_diagnostics_are_said_to_be_stale_or_left_out(tmp_path: Path) 
         assert "for which version" in found["why"]
 
 
+async def test_diagnostics_are_requested_once_a_server_registers_for_it(tmp_path: Path) -> None:
+    async with working(tmp_path, {"a.words": "BAD\n"}, registers=True) as work:
+        found = await work.get("diagnostics", path="a.words")
+        assert [one["text"] for one in found["diagnostics"]] == ["BAD"]
+        assert "stale" not in found
+
+
 async def test_unused_documents_are_closed(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         await work.get("symbols", path="b.words")

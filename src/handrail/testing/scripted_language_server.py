@@ -25,7 +25,8 @@ class LanguageServerProgram:
         ``dies`` (ends), ``garbage`` (writes other text), ``huge`` (announces a message of 1 GB), ``grows`` (allocates 3 GB);
         ``progress``: it still indexes until it was asked so often; ``partial``: how often its references are incomplete
         without a word; ``writes``, ``reads`` and ``connects``: paths and ports that a hover tries; ``late``: diagnostics of the first version come instead of the present ones; ``silent``: no
-        diagnostics; ``suffix``: that of its files, by default ``.words``; ``name``: that it says of itself; ``unversioned``: diagnostics without a version; ``pull``: diagnostics on request only
+        diagnostics; ``suffix``: that of its files, by default ``.words``; ``name``: that it says of itself; ``unversioned``: diagnostics without a version; ``pull``: diagnostics on request only;
+        ``registers``: the same, said only after a document is open
     """
 
     def __init__(self, folder: Path, **plan: Any) -> None:
@@ -55,6 +56,7 @@ class LanguageServerProgram:
 _documents: dict[str, tuple[int, str]] = {}
 _asked = {"all": 0, "references": 0}
 _root = ["/"]
+_registered: list[bool] = []
 _progress = [False]
 _suffix = [".words"]
 _first_diagnostics: dict[str, list[Any]] = {}
@@ -151,7 +153,11 @@ def _publish(plan: dict[str, Any], uri: str) -> None:
     version = _documents[uri][0]
     found = _diagnose(uri)
     first = _first_diagnostics.setdefault(uri, found)
-    if plan.get("silent") or plan.get("pull"):
+    if plan.get("registers") and not _registered:
+        _registered.append(True)
+        entry = {"id": "diagnostics", "method": "textDocument/diagnostic"}
+        _send({"id": "register", "method": "client/registerCapability", "params": {"registrations": [entry]}})
+    if any(plan.get(one) for one in ("silent", "pull", "registers")):
         return
     if plan.get("late") and version > 1:
         version, found = 1, first

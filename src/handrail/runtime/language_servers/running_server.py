@@ -335,15 +335,16 @@ class RunningLanguageServer:
 
     async def get_diagnostics(self, document: OpenDocument) -> tuple[list[Any], str]:
         """Return the diagnostics of a document, and why they may be old; empty if they are current."""
-        if self._pulls:
-            found = await self.ask("textDocument/diagnostic", {"textDocument": {"uri": document.uri}})
-            items: Any = cast("dict[str, Any]", found).get("items") if isinstance(found, dict) else None
-            return (cast("list[Any]", items) if isinstance(items, list) else []), ""
-        return await self._wait_for_pushed(document)
+        if not self._pulls and (pushed := await self._wait_for_pushed(document)) is not None:
+            return pushed
+        found = await self.ask("textDocument/diagnostic", {"textDocument": {"uri": document.uri}})
+        items: Any = cast("dict[str, Any]", found).get("items") if isinstance(found, dict) else None
+        return (cast("list[Any]", items) if isinstance(items, list) else []), ""
 
-    async def _wait_for_pushed(self, document: OpenDocument) -> tuple[list[Any], str]:
-        """Wait for the diagnostics of the present version.
+    async def _wait_for_pushed(self, document: OpenDocument) -> tuple[list[Any], str] | None:
+        """Wait for the diagnostics of the present version; return None if they have to be requested.
 
+        A server may say only after its start that it answers requests for them.
         If anything changed since the last ones, the text is sent again: only then does a new version tell them apart.
         """
         known = self._fresh.get(document.path)
@@ -356,6 +357,8 @@ class RunningLanguageServer:
             if found is not None and found.version == document.version:
                 self._fresh[document.path] = self._changes_sent
                 return found.diagnostics, ""
+            if self._pulls:
+                return None
             left = until - asyncio.get_running_loop().time()
             if left <= 0 or self.connection.lost_reason is not None:
                 break

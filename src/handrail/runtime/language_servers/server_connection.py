@@ -216,7 +216,7 @@ class LanguageServerConnection:
         return len(self._waiting)
 
     async def wait_for_change(self, timeout_s: float) -> bool:
-        """Wait until the server reports progress or diagnostics, or ends; return False if it does neither."""
+        """Wait until the server reports progress or diagnostics, asks something, or ends; return False if it does not."""
         change = self._change
         try:
             async with asyncio.timeout(timeout_s):
@@ -295,6 +295,7 @@ class LanguageServerConnection:
             self._send({"jsonrpc": "2.0", "id": number, "error": error})
         else:
             self._send({"jsonrpc": "2.0", "id": number, "result": result})
+        self._wake()  # it may have registered a capability
 
     def _note_progress(self, params: dict[str, Any]) -> None:
         token, value = str(params.get("token")), _to_object(params.get("value"))
