@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.frontends.cli.renderer import TerminalRenderer, describe_arguments
+from handrail.frontends.cli.renderer import TerminalRenderer, describe_arguments, summarize_result
 from handrail.frontends.cli.terminal_output import escape_controls, format_data_as_lines
 from handrail.frontends.cli.text_layout import count_cells
 
@@ -142,3 +142,23 @@ def test_a_stream_that_takes_ascii_only_gets_marks_of_the_same_width() -> None:
 )
 def test_a_call_is_named_by_its_most_telling_argument(arguments: dict[str, object], shown: str) -> None:
     assert describe_arguments(arguments) == shown
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        ({"matches": [{"path": "a", "line": 1, "text": "one"}], "total": 1}, ["a:1: one"]),
+        (
+            {
+                "diagnostics": [{"path": "a", "line": 2, "severity": "error", "message": "no x", "text": "x"}],
+                "total": 1,
+            },
+            ["a:2: error: no x"],
+        ),
+        ({"locations": [{"path": "a", "line": 3, "column": 5, "text": "def x"}]}, ["a:3: def x"]),
+        ({"hits": [{"id": "f1", "text": "a fact"}], "found": 1}, ["a fact"]),
+        ({"tasks": []}, ['{"tasks": []}']),
+    ],
+)
+def test_a_result_is_shown_by_its_most_telling_list(data: dict[str, object], lines: list[str]) -> None:
+    assert summarize_result(data) == (lines, False)

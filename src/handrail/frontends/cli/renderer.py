@@ -280,7 +280,7 @@ def summarize_result(data: object) -> tuple[list[str], bool]:
         output = [line for line in _output_text(members).splitlines() if line.strip()]
         code = members["exit_code"]
         return (_head_lines(output) if not code else [f"exit code {code}", *_tail_lines(output)]), False
-    for name in ("paths", "matches", "head", "results"):
+    for name in ("paths", "matches", "head", "results", "locations", "diagnostics", "edits", "hits"):
         if isinstance(entries := members.get(name), list):
             return _head_lines([_describe_entry(one) for one in cast("list[Any]", entries)]), False
     for name in ("text", "content", "output"):
@@ -298,9 +298,11 @@ def _describe_entry(entry: Any) -> str:
     if isinstance(entry, str):
         return entry
     match = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else None
-    if match is None or "text" not in match:
+    if match is None or not {"text", "message"} & match.keys():
         return _json(cast("object", entry))
-    return f"{match.get('path')}:{match.get('line')}: {match['text']}"
+    place = f"{match['path']}:{match.get('line')}: " if "path" in match else ""
+    said = f"{match.get('severity', 'note')}: {match['message']}" if "message" in match else str(match["text"])
+    return f"{place}{said}"
 
 
 def _head_lines(lines: Sequence[str], most: int = HEAD_LINES) -> list[str]:
