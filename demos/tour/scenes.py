@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -77,7 +76,7 @@ def script(played: Sequence[Scene]) -> ModelScript:
 
 def has_language_server() -> bool:
     """Return whether this installation has the language server for Python that the tour asks."""
-    return Path(sys.executable).with_name("ty").exists() or shutil.which("ty") is not None
+    return Path(sys.executable).with_name("ty").exists()
 
 
 def _mending_scene() -> Scene:

@@ -125,6 +125,7 @@ TABLE = {
         max_entries=200,
         targets=("fs.read={path}",),
     ),
+    "repo_overview": file_reading("path focus max_tokens", "search"),
     "json_read": file_reading("path* pointer"),
     "json_write": file_changing("path* pointer value remove"),
     "python": Row(
@@ -142,6 +143,14 @@ TABLE = {
     ),
     "memory.upsert": Row("text* key tags replaces", "other", "write", ("memory:X",), capabilities=("memory",)),
     "memory.compact": Row("store", "other", "write", (), capabilities=("agents", "memory")),
+    "plan": Row("", "switch_mode", "read", (), capabilities=("ask", "mode", "catalog")),
+    "plan_exit": Row("plan*", "switch_mode", "read", (), capabilities=("ask", "mode")),
+    "create_task": Row("title* description status owner blocked_by", "other", "write", (), capabilities=("tasks",)),
+    "list_tasks": Row("status owner ready query limit offset", "other", "read", (), capabilities=("tasks",)),
+    "edit_task": Row(
+        "id* title description status owner blocked_by version", "other", "write", (), capabilities=("tasks",)
+    ),
+    "get_task": Row("id*", "other", "read", (), capabilities=("tasks",)),
     "send_message": Row("channel* message* kind", "other", "write", (), capabilities=("channels",)),
     "wait_channel": Row("channel* timeout_ms sender", "other", "write", (), capabilities=("channels",)),
     "add_timer": Row("interval* prompt* once immediate name", "other", "write", (), capabilities=("triggers",)),
@@ -207,6 +216,9 @@ TABLE = {
         capabilities=("vcs.config",),
         targets=("net.fetch={url}",),
     ),
+    "git.pr": Row(
+        "repository title* body base head draft remote", "other", "external", ("workspace:S",), WORKSPACE, shell=True
+    ),
     "http.post": Row("url* json form body headers", "other", "external", (), targets=("net.fetch={url}",)),
     "resource.list": Row("source", "search", "read", (), capabilities=("resources",)),
     "resource.read": Row("uri*", "read", "external", (), capabilities=("resources", *CLIENT)),
@@ -255,9 +267,8 @@ def test_each_declaration_is_free_of_faults_and_closed(spec: ToolSpec) -> None:
     assert find_spec_faults(spec) == []
     schema = compile_schema(spec.parameters)
     assert schema.list_problems({"no_such_argument": 1})
-    assert spec.requires.net.hosts == (
-        ("*",) if spec.id in ("git.clone", "git.push", "web_search", "web_fetch", "http.post") else ()
-    )
+    online = ("git.clone", "git.push", "git.pr", "web_search", "web_fetch", "http.post")
+    assert spec.requires.net.hosts == (("*",) if spec.id in online else ())
     assert spec.llm_view().keys() == {"name", "description", "parameters"}
 
 
