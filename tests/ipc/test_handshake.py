@@ -49,7 +49,7 @@ async def test_both_sides_learn_who_the_other_is(doors: House) -> None:
     await joined.aclose()
 
 
-@pytest.mark.parametrize("protocol", [3, 0, "2", None, True, 2.0])
+@pytest.mark.parametrize("protocol", [PROTOCOL_VERSION + 1, 0, "3", None, True, float(PROTOCOL_VERSION)])
 async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doors: House, protocol: object) -> None:
     reader, writer = await doors.raw()
     writer.write(encode_frame({"hello": {"handrail": "9.9", "protocol": protocol}}))
@@ -239,7 +239,7 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
         (
             encode_frame({"welcome": {"handrail": "9.9", "protocol": 3}}),
             ConnectionRejected,
-            "is Handrail 9.9 with protocol 3",
+            "is Handrail 9.9 with protocol 4",
         ),
         (encode_frame({"refused": {}}), ConnectionRejected, "Connection rejected"),
         (encode_frame({"welcome": 1}), StartError, "not a Handrail process"),

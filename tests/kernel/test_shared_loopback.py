@@ -106,9 +106,11 @@ async def test_programs_that_occupy_the_ports_of_proxies_keep_no_later_call_from
         put_agent(tmp_path, "fetcher", f'[requires.tools.bash.net]\nhosts = ["{site.authority}"]')
         rules = ["allow bash bash occupy.sh", "allow bash bash fetch.sh", f"allow net.fetch {site.authority}"]
         async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:
-            ports = "[s.bind(('127.0.0.1', 3128 + n)) or s.listen() or s for n, s in enumerate(made, 1)]"
+            # A sandbox that waits for the next call has one of the ports already.
             (tmp_path / "ws" / "occupy.py").write_text(
-                f"import socket, time, os\nmade = [socket.socket() for _ in range(40)]\nkept = {ports}\n"
+                "import contextlib, socket, time, os\nmade = [socket.socket() for _ in range(40)]\n"
+                "for n, s in enumerate(made, 1):\n    with contextlib.suppress(OSError):\n"
+                "        s.bind(('127.0.0.1', 3128 + n)) or s.listen()\n"
                 "open('up', 'w').close()\nwhile not os.path.exists('down'): time.sleep(0.05)\n"
             )
             (tmp_path / "ws" / "occupy.sh").write_text("python3 occupy.py\n")
