@@ -237,7 +237,7 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
     ("answer", "kind", "text"),
     [
         (
-            encode_frame({"welcome": {"handrail": "9.9", "protocol": 3}}),
+            encode_frame({"welcome": {"handrail": "9.9", "protocol": 4}}),
             ConnectionRejected,
             "is Handrail 9.9 with protocol 4",
         ),
