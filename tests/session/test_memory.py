@@ -169,6 +169,8 @@ async def test_compact_folds_facts_with_one_key_and_a_correction_replaces_at_onc
         assert [hit["text"][:20] for hit in await hits(session, "Where does the user live: Lisbon?")] == [
             "The user has moved t"
         ]
+        for query in ({"query": "Where does the user live: Lisbon?"}, {"mode": "range"}):
+            assert (await session.call("memory.query", query)).data["found"] == 1, query
         assert (await session.call("memory.compact", {"store": "knowledge"})).data == {
             "folded_facts": 1,
             "compaction": 1,

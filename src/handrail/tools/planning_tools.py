@@ -153,7 +153,8 @@ async def _ask(question: UserQuestion, runtime: Runtime, failure: str) -> tuple[
     except ToolError as error:
         if error.kind != "unavailable":
             raise
-        text = f"{failure}, and the mode stays: no user can answer now ({error.text}). Continue without it, or ask the user in your reply."
+        reason = error.text.removeprefix("question is unavailable: ").rstrip(".")
+        text = f"{failure}: {reason}. The mode stays. Continue without it, or ask the user in your reply."
         raise ToolError(text, kind="unavailable") from None
     given = [one.strip() for answer in answers for one in answer]
     labels = [option.label for option in question.options if option.label in given]
