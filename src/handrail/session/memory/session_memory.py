@@ -54,7 +54,7 @@ from handrail.store.memory.passage_index import (
 )
 
 MAX_ENTRY_CHARACTERS = 2_000
-"""The part of a note or passage in an answer."""
+"""The maximum number of characters of a note or passage in an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,10 @@ class _CallMemory:
 
 @contextmanager
 def _explained() -> Generator[None]:
-    """Raise a failure of the store as one of the tool."""
+    """Map a failure of the store to an error of the tool.
+
+    :raises ToolError: ``unavailable`` if the store cannot be used
+    """
     try:
         yield
     except KnowledgeUnavailable as error:

@@ -184,7 +184,7 @@ def _choose_forge(runtime: Runtime, address: str) -> _BoundForge:
         belongs = runtime.config.get(f"{kind}_host") or (default_host if api == default_url else _host_of(api))
         if host.lower() != belongs.lower():
             continue
-        token = _find_token(runtime, f"{kind}_token")
+        token = runtime.secrets.get(f"{kind}_token")
         target = parse_url(api).host
         is_here = target.name == "localhost" or (target.address is not None and target.address.is_loopback)
         if not api.lower().startswith("https://") and not is_here:
@@ -210,16 +210,6 @@ def _split_address(address: str) -> tuple[str, str]:
 
 def _host_of(api: str) -> str:
     return _split_address(f"{api}/")[0]
-
-
-def _find_token(runtime: Runtime, name: str) -> str:
-    try:
-        return runtime.secrets.get(name)
-    except ToolError as error:
-        if error.kind != "unavailable":
-            raise
-        text = f'The token {name} is not set. Ask the user to set it under [tools."git.pr".config] of handrail.toml.'
-        raise ToolError(text, kind="unavailable") from None
 
 
 async def _send(runtime: Runtime, forge: _BoundForge, method: str, url: str, content: object = None) -> HttpResponse:
