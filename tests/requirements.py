@@ -142,7 +142,7 @@ ROWS: dict[str, str] = {
     "T-05a": "The git category for real: fifteen tools run git in the sandbox, with what a repository's own configuration and hooks would run put out of force.",
     "T-06a": "apply_patch takes both formats of patches: each hunk has exactly one place, matched in grades that the result names; all files change or none, also if the process is killed; a patch that is applied already is a success.",
     "T-06l": "lsp answers from language servers for the present files, by name and position, with source lines; old diagnostics and unfinished indexes are said; hidden files are in no answer and not seen; servers are confined, limited, shared, restarted once and never left.",
-    "T-05b": "The tasks of a workspace are one durable list for all its sessions and processes: an owner, a status, and blockers without a circle; the deprecated rule tools answer with a redirect in one profile.",
+    "T-05b": "The tasks of a workspace are one durable list for all its sessions and processes: an owner, a status, and blockers without a cycle; the deprecated rule tools answer with a redirect in one profile.",
     "T-05c": "git.pr opens one pull request for a pushed branch at GitHub's or Gitea's API, with a token that is bound to the host.",
     "T-06p": "plan and plan_exit change the mode only as the user answers, also after a restart; repo_overview finds the files for a task among those that grep shows, never in an old state.",
     "T-07": "A file is written over only as it was last read, whole or not at all; parallel edits land or fail loudly.",

@@ -51,7 +51,7 @@ trigger_id: Name of the trigger
 kind: `timer`, `schedule` or `channel`
 prompt: Message that the agent receives"""
 _TASK = """\
-task: Task with all of its fields. `version` counts its changes, `open_blockers` are not completed, `blocks` are the tasks that wait for it"""
+task: Task with all of its fields. `version` counts its changes, `open_blockers` are the blockers that are neither completed nor cancelled, `blocks` are the tasks that wait for it"""
 _UNLOADED = """\
 ?unloaded: Tools that were unloaded to make room, with the reason
 ?not_searched: Sources that have not listed their tools yet"""
@@ -152,8 +152,8 @@ replacements: Number of replaced places in all edits
 ?failed: Edits that failed, each with its number and the reason
 ?not_applied: Number of edits after the first failed one; only with `mode: partial`""",
     "apply_patch": """\
-files: Files of the patch, each with `path`, `action`, `lines_added` and `lines_removed`, and where they apply `from`, `matched`, `already_applied` and `already_applied_hunks`
-?already_applied: true if the whole patch was applied before; a file or hunk that was is named in `files`
+files: Files of the patch, each with `path`, `action`, `lines_added` and `lines_removed`, and if they apply `from`, `matched`, `already_applied` and `already_applied_hunks`
+?already_applied: true if the files already have the whole change; `files` names single files and hunks
 diff: Unified diff of all files
 lines_added: Number of added lines
 lines_removed: Number of removed lines
@@ -171,8 +171,8 @@ tree: Indented tree, one entry a line
 workspace
 ?symbols: Symbols, each with `name`, `kind`, `container` and its place
 ?diagnostics: Problems, each with `severity`, `message`, `code` and its place
-?edits: Lines that a renaming would change, each with its place and `new_text`
-?other_changes: Files that a renaming would create, rename or delete
+?edits: Lines that a rename would change, each with its place and `new_text`
+?other_changes: Files that a rename would create, rename or delete
 ?hover: Type and documentation of the symbol
 ?path: File of the symbol, for hover
 ?line: Line of the symbol, for hover
@@ -182,7 +182,7 @@ workspace
 ?files: Number of results by file, if not all are listed
 ?hidden: Number of results that are left out because a rule hides their files
 ?incomplete: true if results may be missing
-?stale: true if the diagnostics may be those of an older content
+?stale: true if the diagnostics may be for older content
 ?why: Reason for `incomplete` or `stale`
 servers: Names of the servers that answered""",
     "repo_overview": """\
@@ -233,20 +233,20 @@ media_type: Media type of the artifact
 size: Size of the artifact in bytes
 ?image: Reference to the image, if the artifact is one""",
     "memory.query": """\
-hits: Matches, the best or latest first, each with `id` and `text`, and `at`, `kind`, `key`, `tags` and `unconfirmed` where they apply
+hits: Matches, the best or latest first, each with `id` and `text`, and if they apply `at`, `kind`, `key`, `tags` and `unconfirmed`
 found: Number of all matches""",
     "memory.upsert": """\
 id: ID of the fact
 stored: false if a stored fact says the same and was kept instead
-?merged_with: Text of that fact
-?unconfirmed: Reason why the fact has a label until a person confirms it""",
+?merged_with: Text of the stored fact that was kept
+?unconfirmed: Reason why the fact is unconfirmed""",
     "memory.compact": """\
 ?removed_messages: Number of messages that the model no longer receives
 ?removed_tokens: Approximate number of tokens that this saves
 ?kept_messages: Number of messages that remain
 ?note: Remark for the model
-?folded_facts: Number of facts that a later fact with the same key replaced
-?compaction: Number of the compaction; only if facts were folded""",
+?folded_facts: Number of facts that the latest one with the same key replaced
+?compaction: Number of this compaction, if facts were replaced""",
     "create_task": _TASK,
     "edit_task": _TASK,
     "get_task": _TASK,
@@ -410,7 +410,7 @@ title: Title of the pull request
 base: Branch to merge into
 head: Branch with the commits
 draft: true if it is a draft
-existing: true if it was open already, so that none was made""",
+existing: true if it was open already, and no other was opened""",
     "web_search": """\
 results: Results, each with `title`, `url` and `snippet`
 provider: Provider that answered

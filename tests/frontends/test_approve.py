@@ -388,12 +388,27 @@ def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Her
 def test_a_plan_is_shown_whole_and_answered_at_the_command_line(here: Here) -> None:
     plan = "1. Read the parser.\n2. Mend it."
     refused = here("call", "plan_exit", json.dumps({"plan": plan}), "--headless", "--mode", "plan")
-    assert refused.code == 1 and "no user is attached" in refused.err
+    assert refused.code == 1 and "The plan was not shown: no user is attached to this session." in refused.err
     done = here("call", "plan_exit", json.dumps({"plan": plan}), "--mode", "plan")
     assert done.code == 4
     approval = done.out.strip()
     shown = here("approve", approval).out
     assert "1. Read the parser." in shown and "2. Mend it." in shown and "Carry out, and accept edits" in shown
+    none = here("approve", approval, "--answer", "9")
+    assert none.code == 2 and "a number from 1 to 4" in none.err
     assert here("approve", approval, "--answer", '["Keep planning", "Look at the tests first."]').code == 0
     answer = json.loads(here("call", "--resume", approval, "--json").out)["data"]
     assert (answer["approved"], answer["mode"], answer["reason"]) == (False, "plan", "Look at the tests first.")
+
+
+def test_an_answer_can_be_the_number_of_an_option_as_in_a_terminal(here: Here) -> None:
+    done = here("call", "plan_exit", json.dumps({"plan": "1. Mend it."}), "--mode", "plan")
+    approval = done.out.strip()
+    assert "--answer NUMBER|TEXT" in here("approve", approval).out
+    assert here("approve", approval, "--answer", "2").code == 0
+    answer = json.loads(here("call", "--resume", approval, "--json").out)["data"]
+    assert (answer["approved"], answer["mode"]) == (True, "accept-edits") and "reason" not in answer
+    several = {"questions": [{"question": "Which?", "options": [{"label": "x"}, {"label": "y"}], "multi_select": True}]}
+    approval = parked(here, json.dumps(several), "question")
+    assert here("approve", approval, "--answer", "2, 1").code == 0
+    assert json.loads(here("call", "--resume", approval, "--json").out)["data"] == {"answers": [["y", "x"]]}

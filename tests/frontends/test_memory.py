@@ -41,6 +41,7 @@ def test_a_person_lists_shows_confirms_and_exports_facts(handrail: Program) -> N
     shown = handrail("memory", "show", id).out
     assert "web_fetch was in view" in shown and "key: home" in shown and str(handrail.workspace) in shown
     assert "confirmed" in handrail("memory", "confirm", id).out and listed(handrail, "--unconfirmed") == []
+    assert "No fact is unconfirmed" in handrail("memory", "list", "--unconfirmed").err
     (exported,) = [json.loads(line) for line in handrail("memory", "export").out.splitlines()]
     assert (exported["id"], exported["tags"]) == (id, ["city"]) and exported["confirmed_ns"] > 0
 
@@ -63,7 +64,7 @@ def test_forgetting_asks_first_and_leaves_nothing(handrail: Program, on_a_termin
     refused = handrail("memory", "forget", id)
     assert refused.code == 2 and "--yes" in refused.err and listed(handrail)
     terminal = on_a_terminal(*handrail.command("memory", "forget", id))
-    terminal.wait_for("Delete 1 facts")
+    terminal.wait_for("Delete 1 fact and")
     terminal.type("y\n")
     assert terminal.end() == 0 and listed(handrail, "--history") == []
     files = (handrail.state / "memory").iterdir()

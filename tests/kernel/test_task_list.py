@@ -18,7 +18,7 @@ from handrail import open_kernel
 from handrail.contract.agent_manifest import PROFILE_TOOLS, parse_agent
 from handrail.contract.services.task_services import WorkspaceTask
 from handrail.contract.session_protocols import Session
-from handrail.session.workspace_tasks import _find_circle, _StoredTask  # pyright: ignore[reportPrivateUsage]
+from handrail.session.workspace_tasks import _find_cycle, _StoredTask  # pyright: ignore[reportPrivateUsage]
 from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("T-05b")
@@ -75,7 +75,7 @@ async def test_tasks_are_listed_by_status_owner_words_and_readiness(tmp_path: Pa
         assert (await session.call("list_tasks", {"offset": 9})).data == {"tasks": [], "total": 3, "next": None}
 
 
-async def test_blockers_make_no_circle_and_hold_a_task_back(tmp_path: Path) -> None:
+async def test_blockers_form_no_cycle_and_hold_a_task_back(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         a = await create(session, "a")
@@ -89,7 +89,7 @@ async def test_blockers_make_no_circle_and_hold_a_task_back(tmp_path: Path) -> N
         assert (await session.call("create_task", {"title": "x", "blocked_by": [99]})).error_kind == "invalid_input"
         for status in ("in_progress", "completed"):
             held = await edit(session, b, status=status)
-            assert held.error_kind == "conflict" and f"blocked by {a}" in str(held.error_text)
+            assert held.error_kind == "conflict" and f"these tasks block it: {a}." in str(held.error_text)
         assert (await edit(session, b, status="cancelled")).ok
         assert (await edit(session, c, status="in_progress")).ok, "a cancelled task blocks no other"
         assert (await session.call("get_task", {"id": a})).data["task"]["version"] == 1, (
@@ -98,7 +98,7 @@ async def test_blockers_make_no_circle_and_hold_a_task_back(tmp_path: Path) -> N
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=14))
-def test_a_circle_is_found_exactly_where_there_is_one(edges: list[tuple[int, int]]) -> None:
+def test_a_cycle_is_found_exactly_where_there_is_one(edges: list[tuple[int, int]]) -> None:
     tasks = {number: _StoredTask(WorkspaceTask(number, "")) for number in range(1, 7)}
     for task_id, blocker in edges:
         if task_id == blocker:
@@ -117,12 +117,12 @@ def test_a_circle_is_found_exactly_where_there_is_one(edges: list[tuple[int, int
                         left.append(further)
             return False
 
-        circle = _find_circle(new, tasks)
-        assert (circle is not None) == reaches(blocker, task_id)
-        if circle is None:
+        cycle = _find_cycle(new, tasks)
+        assert (cycle is not None) == reaches(blocker, task_id)
+        if cycle is None:
             tasks[task_id] = _StoredTask(new)
         else:
-            assert circle[0] == circle[-1] == task_id
+            assert cycle[0] == cycle[-1] == task_id
 
 
 async def test_an_owned_task_is_taken_only_by_who_has_read_it(tmp_path: Path) -> None:
@@ -223,7 +223,8 @@ async def test_a_profile_keeps_its_tools_in_view_as_far_as_they_exist(tmp_path: 
         for tool_id in PROFILE_TOOLS[profile]:
             info = await session.call("info", {"tool": tool_id})
             hidden = tool_id == "memory.compact"  # needs an agent that runs
-            assert (tool_id in active) == (info.ok and not hidden), tool_id
+            known_id = info.data["id"] if info.ok else tool_id  # of an alias, too
+            assert (known_id in active) == (info.ok and not hidden), tool_id
         assert {"read", "bash", "todo", "load_tools"} <= {*active} and known
         plain = [spec.id for spec in (await kernel.session()).active_tools]
         assert not {*plain} & {"create_task", "browse_rules", "add_schedule"}

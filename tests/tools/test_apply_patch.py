@@ -350,7 +350,7 @@ async def test_a_patch_needs_no_read_and_does_not_make_a_file_read(desk: Desk) -
     [
         (("",), "empty"),
         (("hello",), "names no file"),
-        (("@@ -1 +1 @@", "-a", "+b"), "names no file before it"),
+        (("@@ -1 +1 @@", "-a", "+b"), "no file is named before it"),
         (marked("*** Update File: a.txt"), "no hunk"),
         (marked("*** Update File: a.txt", "@@"), "has no lines"),
         (marked("*** Update File: a.txt", "@@", " a", "oops"), "Begin each line"),

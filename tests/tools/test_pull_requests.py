@@ -105,7 +105,7 @@ async def test_a_request_that_was_made_meanwhile_is_found_and_named(tmp_path: Pa
         ({"head": "topic", "base": "topic"}, ("`head`", "trunk")),
         ({"head": "absent"}, ("'absent'", "git.push")),
         ({"base": "decoy"}, ("'decoy'", "'next'")),
-        ({"head": "same"}, ("no commits",)),
+        ({"head": "same"}, ("no new commits",)),
         ({"head": "-x"}, ("branch name",)),
         ({"head": "+topic"}, ("'+topic'",)),
         ({"title": " "}, ("`title`",)),

@@ -277,7 +277,8 @@ class CatalogView:
             one.spec for one in every if one.spec.provider_support and one.unavailable_reason == PROVIDER_ONLY_TEXT
         )
         core = [tool_id for tool_id, entry in ready.items() if _is_core(entry)]
-        core += [tool_id for tool_id in options.core if tool_id in ready]
+        named_core = (generation.aliases.get(name, name) for name in options.core)
+        core += [tool_id for tool_id in named_core if tool_id in ready]
         self.core_tools: Mapping[str, ToolEntry] = MappingProxyType(
             {tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)}
         )

@@ -30,7 +30,11 @@ class _StoredTask:
 
 
 class WorkspaceTasks:
-    """The tasks of the workspace that this process holds. Use it on the kernel's event loop."""
+    """The tasks of the workspace that this process holds. Use it on the kernel's event loop.
+
+    :param redactor: removes registered secrets from texts before they are stored
+    :param clock: returns wall-clock time in nanoseconds
+    """
 
     def __init__(self, table: TaskTable, redactor: SecretRedactor, clock: Callable[[], int] = time.time_ns) -> None:
         self._table = table
@@ -59,6 +63,10 @@ class WorkspaceTasks:
         A stopped call does not stop a write that has started.
 
         :param task_id: None for a new task
+        :param version: the version that the caller has read; None for any
+        :raises ToolError: ``invalid_input`` for an unknown task or blocker, or a cycle; ``conflict`` for another version or
+            owner, or open blockers; ``limit`` if the workspace has too many tasks
+        :raises LogUnavailable: if the tasks cannot be read or written
         """
         return await asyncio.shield(asyncio.ensure_future(self._put(session_id, task_id, version, fields)))
 
@@ -84,6 +92,10 @@ class WorkspaceTasks:
             return changed.id
 
     def get(self, session_id: str, task_id: int) -> WorkspaceTask:
+        """Return a task as one session sees it.
+
+        :raises ToolError: ``invalid_input`` for an unknown task
+        """
         return self._complete(self._find(task_id), session_id, self._list_blocked())
 
     def list_matching(self, session_id: str, accepts: Callable[[WorkspaceTask], bool]) -> list[WorkspaceTask]:
@@ -111,14 +123,14 @@ class WorkspaceTasks:
             if blocker not in tasks:
                 text = f"Task {blocker} in `blocked_by` does not exist. List the tasks with list_tasks."
                 raise ToolError(text, kind="invalid_input")
-        if (circle := _find_circle(task, tasks)) is not None:
-            shown = " waits for ".join(map(str, circle))
-            text = f"`blocked_by` makes a circle: {shown}. Remove one of these blockers."
+        if (cycle := _find_cycle(task, tasks)) is not None:
+            shown = " waits for ".join(map(str, cycle))
+            text = f"`blocked_by` forms a cycle: task {shown}. Remove one of these blockers."
             raise ToolError(text, kind="invalid_input")
         if task.status in ("in_progress", "completed") and (still := _list_open(task, tasks)):
             text = (
-                f"Task {task.id} cannot be {task.status}: it is blocked by {', '.join(map(str, still))}, which are not "
-                "completed. Complete them first, or change `blocked_by`."
+                f"Task {task.id} cannot be {task.status}: these tasks block it: {', '.join(map(str, still))}. Complete or "
+                "cancel them first, or change `blocked_by`."
             )
             raise ToolError(text, kind="conflict")
 
@@ -129,7 +141,7 @@ class WorkspaceTasks:
         for number, stored in sorted(tasks.items()):
             if stored.task.status in _ENDED and number not in needed:
                 return (number,)
-        text = f"This workspace has {len(tasks):,} tasks, the maximum. Complete or cancel some first."
+        text = f"This workspace has {len(tasks):,} tasks, the maximum. Complete or cancel some first. The oldest such task that blocks no other is then removed."
         raise ToolError(text, kind="limit")
 
     def _list_blocked(self) -> dict[int, list[int]]:
@@ -254,7 +266,7 @@ def _list_open(task: WorkspaceTask, tasks: Mapping[int, _StoredTask]) -> tuple[i
     return tuple(one.id for one in known if one.status not in _ENDED)
 
 
-def _find_circle(task: WorkspaceTask, tasks: Mapping[int, _StoredTask]) -> list[int] | None:
+def _find_cycle(task: WorkspaceTask, tasks: Mapping[int, _StoredTask]) -> list[int] | None:
     """Return a path of blockers from the task to itself, or None."""
     came_from: dict[int, int] = dict.fromkeys(task.blocked_by, task.id)
     open_ids = list(task.blocked_by)

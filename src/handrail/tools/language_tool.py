@@ -1,4 +1,4 @@
-"""The tool ``lsp``: questions to language servers about definitions, references, types, symbols, problems and renamings."""
+"""The tool ``lsp``: questions to language servers about definitions, references, types, symbols, errors and renames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.tool_declarations import MAX_PATH, file_read_spec, make_closed_object_schema
 
 MAX_RESULTS = 200
-"""The most places, symbols, problems or lines of an answer."""
+"""The maximum number of places, symbols, diagnostics or lines in an answer."""
 _MAX_FILES = 100
 _MAX_HOVER = 8_000
 ACTIONS = ("definition", "references", "hover", "symbols", "diagnostics", "rename_preview")
@@ -30,9 +30,9 @@ class LspTool(Tool):
         id="lsp",
         description=(
             "Ask a language server where a symbol is defined or used, or for its type and documentation (hover). It also lists "
-            "symbols, finds errors in a file (diagnostics), and previews a renaming without changing anything. Use it instead of "
-            "grep to find uses, and after an edit to find errors. Name the symbol by `symbol`, or by `path` and `line`. Returns "
-            "path, line, column and source line for the present files. If `incomplete` is true, ask again later."
+            "symbols, finds errors in a file (diagnostics), and previews a rename without changing anything. Use it instead of "
+            "grep to find uses, and after an edit to find errors. Give the name in `symbol`, or `path` and `line`. Returns "
+            "path, line, column and source line, for the current contents of files. If `incomplete` is true, see `why`."
         ),
         parameters=make_closed_object_schema(
             {
@@ -51,7 +51,7 @@ class LspTool(Tool):
                 "line": {
                     "type": "integer",
                     "minimum": 1,
-                    "description": "Line of the symbol in `path`, from 1. Default: found by `symbol`",
+                    "description": "Line of the symbol in `path`, from 1. Default: the line of `symbol`",
                 },
                 "symbol": {
                     "type": "string",
@@ -81,7 +81,7 @@ class LspTool(Tool):
         if action == "diagnostics" and "path" not in args:
             raise ToolError("`path` is missing for diagnostics. Pass the path of a file.", kind="invalid_input")
         if "line" in args and "path" not in args:
-            raise ToolError("`line` has no `path`. Pass the file too.", kind="invalid_input")
+            raise ToolError("`path` is missing for `line`. Pass the file of the line.", kind="invalid_input")
         if "path" not in args and "symbol" not in args:
             raise ToolError("The symbol is missing. Pass `symbol`, or `path` and `line`.", kind="invalid_input")
 

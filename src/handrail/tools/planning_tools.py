@@ -40,8 +40,8 @@ class PlanTool(Tool):
     spec = ToolSpec(
         id="plan",
         description=(
-            "Ask the user to switch this session to plan mode, in which you only read. Use it before work that needs a plan "
-            "which the user should see. Call plan_exit with the complete plan when it is ready."
+            "Ask the user to switch this session to plan mode, in which you can only read. Use it before a larger change, so "
+            "that the user can review your plan first. Call plan_exit with the complete plan when it is ready."
         ),
         parameters=make_closed_object_schema({}),
         requires=Requires(capabilities=("ask", "mode", "catalog")),
@@ -92,8 +92,8 @@ class PlanExitTool(Tool):
     spec = ToolSpec(
         id="plan_exit",
         description=(
-            "Show your complete plan to the user, who decides whether you carry it out. Only in plan mode. Write the plan so "
-            "that the user can judge it without this conversation."
+            "Show your complete plan to the user, who decides whether you carry it out. Works in plan mode only. Write a plan "
+            "that the user can understand without this conversation."
         ),
         parameters=make_closed_object_schema(
             {
@@ -153,7 +153,8 @@ async def _ask(question: UserQuestion, runtime: Runtime, failure: str) -> tuple[
     except ToolError as error:
         if error.kind != "unavailable":
             raise
-        text = f"{failure}, and the mode stays: no user can answer now ({error.text}). Continue without it, or ask the user in your reply."
+        reason = error.text.removeprefix("question is unavailable: ").rstrip(".")
+        text = f"{failure}: {reason}. The mode stays. Continue without it, or ask the user in your reply."
         raise ToolError(text, kind="unavailable") from None
     given = [one.strip() for answer in answers for one in answer]
     labels = [option.label for option in question.options if option.label in given]
@@ -178,7 +179,7 @@ _FIELDS: dict[str, Any] = {
     "description": {
         "type": "string",
         "maxLength": _MAX_DESCRIPTION,
-        "description": "Text with all details, and with the condition of its completion",
+        "description": "All details of the task, and when it counts as completed",
     },
     "status": {"enum": list(TASK_STATUSES), "description": "Progress of the task"},
     "owner": {"type": "string", "maxLength": 200, "description": "Name of the agent or person who works on it"},
@@ -186,7 +187,7 @@ _FIELDS: dict[str, Any] = {
         "type": "array",
         "maxItems": _MAX_BLOCKERS,
         "items": {"type": "integer", "minimum": 1},
-        "description": "IDs of the tasks that must be completed first",
+        "description": "IDs of the tasks that must be completed or cancelled first",
     },
 }
 _TASK_ID = {"type": "integer", "minimum": 1, "description": "ID of the task"}
@@ -223,8 +224,8 @@ class CreateTaskTool(Tool):
         ),
         side_effect="write",
         documentation=(
-            "Returns the `task` with its `id` and `version`. Tasks are kept until the workspace has 5,000 of them; then the oldest "
-            "ended ones are removed."
+            "Returns the `task` with its `id` and `version`. A workspace has at most 5,000 tasks. For a new one, Handrail then "
+            "removes the oldest completed or cancelled task that blocks no other."
         ),
     )
 
@@ -240,7 +241,7 @@ class EditTaskTool(Tool):
         id="edit_task",
         description=(
             "Change a task of this workspace: its title, description, status, owner or blockers. Set `owner` and the status "
-            "in_progress before you work on it. Omitted fields stay."
+            "in_progress before you work on it. Omitted fields do not change."
         ),
         parameters=make_closed_object_schema(
             {
@@ -263,14 +264,14 @@ class EditTaskTool(Tool):
             "Returns the changed `task`.\n\n"
             "- An owned task keeps its owner, unless you pass its `version`.\n"
             "- A task with open blockers cannot be in_progress or completed.\n"
-            "- Blockers must not make a circle."
+            "- Blockers must not form a cycle."
         ),
     )
 
     def check(self, args: dict[str, Any]) -> None:
         _check_title(args)
         if not args.keys() & _FIELDS.keys():
-            text = f"Task {args['id']} stays as it is: no field is given. Pass at least one of {', '.join(_FIELDS)}."
+            text = f"Task {args['id']} was not changed: no field is given. Pass at least one of {', '.join(_FIELDS)}."
             raise ToolError(text, kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -426,8 +427,8 @@ class RuleRedirectTool(Tool):
             "deprecated": True,
             "redirect": "playbooks",
             "message": (
-                f"{runtime.tool_id} is deprecated and did nothing. Playbooks replace rules. They are skills here: call skill "
-                "with the name of one that the system prompt lists. The user adds skills to the folder skills/."
+                f"`{runtime.tool_id}` is deprecated and did nothing. Playbooks, here called skills, replace rules. Call skill "
+                "with a name that the system prompt lists. The user can add skills in the folder skills/."
             ),
         }
 

@@ -1,8 +1,8 @@
-"""Patches as text: the format with ``*** Begin Patch``, and unified diffs as ``git diff`` and ``diff -u`` write them.
+"""Parse patches: the format with ``*** Begin Patch``, and unified diffs as ``git diff`` and ``diff -u`` write them.
 
 A patch names its files itself. So rules and locks read the same text as the tool that applies it, with the functions of
-this file. Models often count lines wrongly and leave out the blank at the start of an empty line. Both are read as they were
-meant. Nothing here looks at a file.
+this file. Models often count lines wrongly and leave out the space at the start of an empty line. Both are read as they were
+meant. Nothing here reads a file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PatchHunk:
     """One place that a patch changes.
 
     :param number: its number in its file, from 1
-    :param anchors: lines that stand before it, each within the one before
+    :param anchors: lines before it that say where it is, each within the block of the one before
     :param old_line: the number of its first line, as the patch says; None without one
     :param heading: the line that a unified diff shows after the numbers
     :param is_at_end: whether the patch says that it ends with the file
@@ -249,7 +249,7 @@ def _normalize(path: str) -> str:
 def _check_path(path: str) -> str:
     """Return a path that a patch names.
 
-    :raises ToolError: ``invalid_input`` for one that is absolute, leads outside, or is none
+    :raises ToolError: ``invalid_input`` for a path that is empty, absolute, invalid or outside the workspace
     """
     shown = quote_excerpt(path, 200)
     if not path.strip() or "\0" in path or len(path) > _MAX_PATH:
@@ -262,7 +262,7 @@ def _check_path(path: str) -> str:
             "The paths of a patch are relative to the workspace. Write them without the workspace folder.",
         )
     if ".." in path.split("/"):
-        raise _invalid(f"The patch names the path {shown}.", "The paths of a patch lie in the workspace, without `..`.")
+        raise _invalid(f"The patch names the path {shown}.", "Use paths in the workspace, without `..`.")
     if not _normalize(path) or path.endswith("/"):
         raise _invalid(f"The patch names the folder {shown}.", "Name a file in it.")
     return path
@@ -372,7 +372,7 @@ class _PatchReader:
     def _unexpected(self, line: str, where: str) -> ToolError:
         return _invalid(
             f"Line {self.at + 1} of the patch is {quote_excerpt(line, 120)}, {where}.",
-            "Begin each line of a hunk with a blank (context), `-` (removed) or `+` (added).",
+            "Begin each line of a hunk with a space (unchanged), `-` (removed) or `+` (added).",
         )
 
 
@@ -499,7 +499,7 @@ class _UnifiedReader(_PatchReader):
             elif self._is_file_head(self.at):
                 found.append(self._read_section(_GitHead()))
             elif _LOOSE_HEAD.match(line):
-                raise _invalid(f"Line {self.at + 1} of the patch begins a hunk, and names no file before it.")
+                raise _invalid(f"Line {self.at + 1} of the patch begins a hunk, and no file is named before it.")
             elif line.startswith(("GIT binary patch", "Binary files ")):
                 raise _binary_error(line)
             else:
@@ -519,7 +519,7 @@ class _UnifiedReader(_PatchReader):
                 if value.strip() not in _MODES:
                     raise _invalid(
                         f"The patch gives {quote_excerpt(named, 200)} the mode {quote_excerpt(value.strip(), 20)}.",
-                        "Only files with the modes 100644 and 100755 can be patched. Make links and submodules with a program.",
+                        "Only files with the modes 100644 and 100755 can be patched. Create links and submodules with a program.",
                     )
                 if key in ("new file", "new"):
                     head.is_executable = _MODES[value.strip()]
@@ -616,7 +616,7 @@ class _UnifiedReader(_PatchReader):
         self, head: _GitHead, paths: tuple[str, str] | None, hunks: tuple[PatchHunk, ...]
     ) -> PatchSection:
         if paths is None and not head.moved:
-            raise _invalid("A file of the patch has no name that can be read.")
+            raise _invalid("The patch has a file without a readable name.")
         old, new = paths or ("", "")
         if "rename to" in head.moved and "rename from" in head.moved:
             old, new = head.moved["rename from"], head.moved["rename to"]

@@ -253,13 +253,9 @@ class TerminalApprovalHandler:
                 continue
             if text == ":defer":
                 return None
-            if not question.options:
-                return [text]
-            numbers = _parse_numbers(text.split(",") if question.multi_select else [text])
-            if numbers is None:
-                return [text]
-            if all(1 <= number <= len(question.options) for number in numbers):
-                return [question.options[number - 1].label for number in dict.fromkeys(numbers)]
+            chosen = choose_options(question, text)
+            if chosen is not None:
+                return chosen
             _print_lines(f"  Type numbers from 1 to {len(question.options)}, or your own answer.")
 
     async def _read_line(self, ask: str) -> str:
@@ -440,6 +436,19 @@ def print_question(view: TerminalRenderer, question: UserQuestion, *, indent: st
     if question.options:
         told = "Type numbers with commas, or text." if question.multi_select else "Type a number, or text."
         view.print_text((told, "dim"), indent=f"{indent}  ")
+
+
+def choose_options(question: UserQuestion, text: str) -> list[str] | None:
+    """Return the answer that a text gives: the labels of the numbered options, or the text itself.
+
+    :return: None if a number has no option
+    """
+    numbers = _parse_numbers(text.split(",") if question.multi_select else [text]) if question.options else None
+    if numbers is None:
+        return [text]
+    if not all(1 <= number <= len(question.options) for number in numbers):
+        return None
+    return [question.options[number - 1].label for number in dict.fromkeys(numbers)]
 
 
 def _print_lines(*lines: str) -> None:

@@ -1,9 +1,9 @@
-"""Changes of several files that happen together or not at all, also if the process is killed meanwhile.
+"""Atomic changes of several files: all happen or none, even if the process is killed meanwhile.
 
-Every new content becomes durable in a temporary file next to its target. Then a journal is decided, and all files get their names.
-The old contents keep the temporary names until the end, so each step can be taken back. A journal that a killed process left says
-what to do: before the decision the temporary files are removed, and after it the remaining names are given. If a file was changed
-in between, the others are taken back.
+Each new content is first written durably to a temporary file next to its target. Then a journal records the decision, and each
+temporary file is exchanged with its target. The old contents keep the temporary names until the end, so each step can be
+reverted. If a process was killed, the next one reads its journal. Before the decision, it removes the temporary files. After the
+decision, it makes the remaining exchanges. If a file was changed in between, it reverts the others.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class ChangeJournal:
     def change_together(self, changes: Sequence[JointChange]) -> None:
         """Make all changes or none.
 
-        :raises ToolError: ``conflict`` if a file is not as expected
+        :raises ToolError: ``conflict`` if a file is not as expected; ``unavailable`` if the journal cannot be written;
+            ``backend`` if the changes are made but not durable
         """
         with self._lock:
             self.recover()
@@ -206,7 +207,7 @@ class _JournalFile:
 def _carry_out(journal: _JournalFile, changes: Sequence[JointChange]) -> None:
     """Make all changes or none.
 
-    :raises ToolError: if one of them is not possible; the others are taken back
+    :raises ToolError: if one of them is not possible; the others are reverted
     """
     steps: list[_FileStep] = []
     for change in changes:
@@ -276,7 +277,10 @@ def _find_missing_folders(change: JointChange) -> Iterable[tuple[str, str]]:
 
 
 def _prepare(change: JointChange, step: _FileStep) -> None:
-    """Write the new content next to its target."""
+    """Write the new content next to its target.
+
+    :raises OSError: if that fails
+    """
     if change.after is None:
         return
     located, like = change.located, None
@@ -316,7 +320,10 @@ def _take(step: _FileStep, located: ResolvedPath) -> None:
 
 
 def _exchange(step: _FileStep, parent: int) -> None:
-    """Exchange the old and the new state of a file."""
+    """Exchange the old and the new state of a file.
+
+    :raises OSError: if that fails
+    """
     if step.after is None:
         atomic_write.rename_exclusively(parent, step.name, step.temporary)
     elif step.before is None:
@@ -350,7 +357,7 @@ def _read_state(parent: int, name: str) -> _ContentState | None:
 
 
 def _take_back(journal: _JournalFile, steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]]) -> None:
-    """Give every file its old state, as far as no other process has changed it."""
+    """Give each file its old state, unless another process has changed it."""
     with contextlib.suppress(ToolError):
         journal.write("reverting", steps, folders)
     if _revert(steps, folders):
@@ -358,7 +365,7 @@ def _take_back(journal: _JournalFile, steps: Sequence[_FileStep], folders: Seque
 
 
 def _revert(steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]]) -> bool:
-    """Take back the steps, the last first, and return whether nothing is left to do."""
+    """Revert the steps, the last first, and return whether nothing is left to do."""
     is_whole = True
     for step in reversed(steps):
         try:
@@ -404,7 +411,10 @@ def _remove_temporary(step: _FileStep, parent: int) -> None:
 
 
 def _finish(journal: _JournalFile, steps: Sequence[_FileStep]) -> None:
-    """Make the new names durable, and remove the old contents."""
+    """Make the new names durable, and remove the old contents.
+
+    :raises ToolError: ``backend`` if a folder cannot be made durable
+    """
     try:
         for step in steps:
             with contextlib.suppress(FileNotFoundError), step.open_parent() as parent:
@@ -448,7 +458,7 @@ def _recover(journal: _JournalFile) -> bool:
 
 
 def _can_finish(step: _FileStep) -> bool:
-    """Return whether a step is taken, or can still be taken.
+    """Return whether a step is done, or can still be done.
 
     :raises OSError: if the file cannot be read
     """
@@ -465,7 +475,7 @@ def _can_finish(step: _FileStep) -> bool:
 
 
 def _is_cleaned_up(step: _FileStep) -> bool:
-    """Return whether the old content of a file is gone already, so that all names were given."""
+    """Return whether the old content of a file is removed already, so that all files have their names."""
     with contextlib.suppress(FileNotFoundError), step.open_parent() as parent:
         has_old = any(_read_state(parent, name) is not None for name in (step.temporary, step.aside))
         return step.before is not None and not has_old and _read_state(parent, step.name) == step.after
@@ -473,7 +483,10 @@ def _is_cleaned_up(step: _FileStep) -> bool:
 
 
 def _complete(step: _FileStep) -> None:
-    """Take a step that is not taken yet and still can be."""
+    """Do a step that is not done yet and still can be.
+
+    :raises OSError: if the file cannot be read or renamed
+    """
     if not _can_finish(step):
         return
     with contextlib.suppress(FileNotFoundError), step.open_parent() as parent:

@@ -221,9 +221,7 @@ class PooledLanguageService:
     async def list_symbols(self, path: str | None = None, *, name: str | None = None) -> SymbolAnswer:
         if path is None:
             if not name:
-                raise ToolError(
-                    "The question has neither a file nor a name. Pass `path` or `symbol`.", kind="invalid_input"
-                )
+                raise ToolError("The file and the name are missing. Pass `path` or `symbol`.", kind="invalid_input")
             return await self._search_symbols(name)
 
         async def ask(server: RunningLanguageServer, files: _AnswerFiles, absolute: str) -> SymbolAnswer:
@@ -332,9 +330,7 @@ class PooledLanguageService:
         """
         if query.path is None:
             if not query.symbol:
-                raise ToolError(
-                    "The question names no symbol. Pass `symbol`, or `path` and `line`.", kind="invalid_input"
-                )
+                raise ToolError("The symbol is missing. Pass `symbol`, or `path` and `line`.", kind="invalid_input")
             return await self._ask_by_name(query.symbol, ask, choose)
 
         async def ask_in_file(server: RunningLanguageServer, files: _AnswerFiles, path: str) -> _T:
@@ -443,7 +439,7 @@ class PooledLanguageService:
             await server.ask("textDocument/documentSymbol", {"textDocument": {"uri": server.documents[path].uri}})
         return (
             f"{server.name} found no {definition.index_files[0]}, so it knows at most {_MAX_OPENED_FILES} files with this name, and "
-            "may miss declarations in headers. Ask the user to make that file"
+            "may miss declarations in headers. Ask the user to create that file"
         )
 
 
@@ -492,11 +488,12 @@ async def _find_target(
     shown = document.path if located is None else located.display_path
     if query.line is None:
         if not query.symbol:
-            raise ToolError("The question names no symbol. Pass `line`, `symbol` or both.", kind="invalid_input")
+            raise ToolError("The symbol is missing. Pass `line`, `symbol` or both.", kind="invalid_input")
         return await _find_symbol_in_file(server, files, document, query.symbol, shown)
     if not 0 < query.line <= len(document.lines):
+        count = len(document.lines) - (not document.lines[-1])  # the text after the last line end is no line
         raise ToolError(
-            f"`line` is outside of {shown}: {query.line}. The file has {len(document.lines)} lines. Pass one of them.",
+            f"`line` is not in {shown}: {query.line}. The file has {count:,} lines. Pass one of them.",
             kind="invalid_input",
         )
     line = query.line - 1

@@ -29,9 +29,9 @@ from handrail.runtime.language_servers.server_programs import (
 from handrail.runtime.language_servers.workspace_files import WorkspaceFiles
 
 MEMORY_BYTES = 2 * 1024 * 1024 * 1024
-"""The memory of all processes of one server."""
+"""The maximum memory of all processes of one server together."""
 MAX_SERVERS = 6
-"""Servers of one kernel. For another one, the one that was unused for longest is stopped."""
+"""The maximum number of servers of one kernel. For another one, Handrail stops the one that was unused for longest."""
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 _MOST_FAILURES = 2
 _MOST_TIMEOUTS = 2
@@ -95,7 +95,7 @@ class ServerGround(NamedTuple):
 
 
 class ServerSlot:
-    """The place of one server: at most one process at a time, and what happened to the last ones."""
+    """The slot of one server: at most one process at a time, with the failures of the last ones."""
 
     def __init__(self, pool: LanguageServerPool, definition: LanguageDefinition, ground: ServerGround) -> None:
         self.definition = definition
@@ -171,7 +171,7 @@ class ServerSlot:
             return answer
 
     def _give_up(self) -> ToolError:
-        """Start no server for a while; return the error that says so."""
+        """Start no server for ``failed_s`` seconds, and return the error with the reason."""
         self._failed_until_s = self._loop.time() + self._pool.times.failed_s
         return self._failed_error()
 

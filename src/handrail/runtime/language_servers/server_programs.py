@@ -22,7 +22,7 @@ class LanguageDefinition:
     :param commands: programs with their arguments; the first one that is installed is used
     :param files: patterns for the names of its files
     :param language_ids: the protocol's names of file types, by suffix; the language's name for others
-    :param install: the command that installs a server
+    :param install: the command that installs a server; empty for the operator's own server
     :param project_files: a file that marks the root of a project, if the server needs that
     :param index_files: files of which the server needs one to know all files of a project
     :param folders: further folders that the server can read
@@ -120,6 +120,7 @@ def list_languages(configured: Mapping[str, ConfiguredServer]) -> tuple[Language
         known[language] = replace(
             base,
             commands=(own.command,) if own.command else base.commands,
+            install="" if own.command else base.install,
             files=own.files or base.files,
             folders=own.folders,
         )
@@ -151,10 +152,15 @@ def find_server_program(definition: LanguageDefinition, workspace: str) -> Serve
 def explain_missing_program(definition: LanguageDefinition, refused: Sequence[str]) -> str:
     """Return why a language has no server, with the next step."""
     names = ", ".join(dict.fromkeys(one[0] for one in definition.commands)) or "none"
-    why = f" {refused[0]}" if refused else " None of them is on PATH outside of the workspace."
+    where = (
+        "The program does not exist or cannot run."
+        if "/" in names
+        else "None of them is on PATH outside of the workspace."
+    )
     how = (
         f"Ask the user to run {definition.install}"
         if definition.install
-        else f"Ask the user to set [language_servers.{definition.language}]"
+        else f"Ask the user to correct [language_servers.{definition.language}]"
     )
-    return f"No language server for {definition.language} is available. Looked for: {names}.{why} {how}, or use grep and read."
+    why = refused[0] if refused else where
+    return f"No language server for {definition.language} is available. Looked for: {names}. {why} {how}, or use grep and read."

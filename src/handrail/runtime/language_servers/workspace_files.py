@@ -1,4 +1,4 @@
-"""The files of a workspace with their time, size and number, to find what changed since the last question to a server."""
+"""The files of a workspace with their times, sizes and inodes, to find what changed since the last question to a server."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_FILES = 60_000
-"""The most files that are compared. Beyond that, an answer says that it may miss changes."""
+"""The maximum number of files that are compared. If there are more, an answer says that it may miss changes."""
 _SKIPPED_FOLDERS = frozenset(
     (".git", ".hg", ".svn", ".jj", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox")
 )
 _PACKAGE_FOLDERS = frozenset(("node_modules", "site-packages", "dist-packages"))
 """Folders of installed packages. A change of such a folder is a change of the packages."""
 _RECENT_NS = 50_000_000
-"""A file that changed so shortly before it was looked at may change again without another time."""
+"""If a file changed within this time (ns) before it was looked at, it may change again without a new time."""
 
 FileStamp = tuple[int, int, int, int]
-"""Time, size, number and time of the entry's change. All are equal as long as the content is."""
+"""Modification time (ns), size (bytes), inode and change time (ns). If none of them changes, the content is the same."""
 
 
 class FileChanges(NamedTuple):
@@ -41,8 +41,8 @@ class WorkspaceFiles:
     """The files below a root, as they were at the last look. For one thread at a time.
 
     :param is_hidden: returns whether rules hide a path from programs; such files are left out
-    :ivar hidden: the hidden files, each with its number, since a sandbox masks a file and not its name
-    :ivar packages: the folders of installed packages, with the time of their last change
+    :ivar hidden: the hidden files with their inodes, because a sandbox masks a file and not its name
+    :ivar packages: the folders of installed packages, with their modification times (ns)
     :ivar is_complete: whether all files were looked at
     """
 

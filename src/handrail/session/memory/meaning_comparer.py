@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("handrail.session")
 
 PATIENCE_S = 1.0
-"""How long a query waits for vectors. Afterwards words alone decide, and the vectors are ready for a later query."""
+"""The maximum wait of a query for vectors, in seconds. After it, only words decide; a later query can use the vectors."""
 _MOST_VECTORS = 20_000
 _MOST_CHARACTERS = 1_000
-"""The beginning of a passage that is compared."""
+"""The number of characters of a passage that are compared, from its beginning."""
 _BATCH = 8
 _MOST_PENDING = 2
 _MOST_MISSING = 8
 """The number of vectors that a query makes itself. If more are missing, words decide, and the vectors are made afterwards."""
 _PAUSE_S = 30.0
-"""The pause after a failure of the model."""
+"""The pause after a failure of the model, in seconds."""
 
 MakeEmbedder = Callable[[], "tuple[Embedder | None, str]"]
 """Makes the model at its first use, or returns why there is none."""
@@ -45,10 +45,10 @@ class VectorStore(Protocol):
 
 
 class MeaningComparer:
-    """Compares texts by the vectors of a model, in one thread. The vectors are only in memory.
+    """A comparer of texts by the vectors of a model, in one thread. Vectors stay in memory, unless a store is passed.
 
     :param make_embedder: makes the model
-    :param patience_s: the maximum wait of a query
+    :param patience_s: the maximum wait of a query, in seconds
     """
 
     def __init__(self, make_embedder: MakeEmbedder, *, patience_s: float = PATIENCE_S) -> None:
@@ -149,7 +149,7 @@ class MeaningComparer:
         return found
 
     def close(self) -> None:
-        """End the thread after its current batch. A model that works when the process ends would crash it."""
+        """End the thread after its current batch. If the process ended while the model computes, it would crash."""
         self._closed.set()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)

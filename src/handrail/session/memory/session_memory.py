@@ -54,7 +54,7 @@ from handrail.store.memory.passage_index import (
 )
 
 MAX_ENTRY_CHARACTERS = 2_000
-"""The part of a note or passage in an answer."""
+"""The maximum number of characters of a note or passage in an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,9 @@ class _CallMemory:
         entries = await asyncio.to_thread(
             knowledge.list_entries, from_ns=query.from_ns, to_ns=query.to_ns, latest_only=True, limit=query.limit
         )
-        total = await asyncio.to_thread(knowledge.count_entries, from_ns=query.from_ns, to_ns=query.to_ns)
+        total = await asyncio.to_thread(
+            knowledge.count_entries, from_ns=query.from_ns, to_ns=query.to_ns, latest_only=True
+        )
         return RecalledMemories(tuple(map(_to_recalled_fact, entries)), total)
 
     async def _rank_facts(self, query: MemoryQuery) -> RecalledMemories:
@@ -180,8 +182,10 @@ class _CallMemory:
             meaning = await comparer.compare(query.query, texts, vectors=knowledge)
         ranked = [one.number for one in rank_passages(found, terms, meaning, neighbours=False)]
         # Some are left out, because a later one has their key.
-        entries = (await asyncio.to_thread(knowledge.load, ranked[: 3 * query.limit])).values()
-        return RecalledMemories(tuple(map(_to_recalled_fact, [*entries][: query.limit])), len(ranked))
+        loaded = ranked[: 3 * query.limit]
+        entries = [*(await asyncio.to_thread(knowledge.load, loaded)).values()]
+        total = len(ranked) - (len(loaded) - len(entries))
+        return RecalledMemories(tuple(map(_to_recalled_fact, entries[: query.limit])), total)
 
     # The conversation and calls of the session
 
@@ -236,7 +240,10 @@ class _CallMemory:
 
 @contextmanager
 def _explained() -> Generator[None]:
-    """Raise a failure of the store as one of the tool."""
+    """Map a failure of the store to an error of the tool.
+
+    :raises ToolError: ``unavailable`` if the store cannot be used
+    """
     try:
         yield
     except KnowledgeUnavailable as error:

@@ -1,7 +1,7 @@
-"""The indexed past of one session: the passages of its conversation and calls, in an index in memory.
+"""An index in memory of one session's conversation and calls.
 
-The index is made at the first search, and then only takes what is new. Nothing of it is stored, so data that a purge or a
-closed session removes is in no further place.
+The index is made at the first search. Later searches add only what is new. The index is not stored, so no copy of the data
+remains after a purge, or after the session is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from handrail.store.tables.session_messages import StoredSessionMessage, read_la
 
 MOST_MESSAGES = 20_000
 MOST_CALLS = 5_000
-"""The most calls that are searched without being in a message: those of programs, or of earlier agents."""
+"""The maximum number of searched calls that are in no message, such as those of programs."""
 MOST_BYTES = 64 * 1024 * 1024
 _MOST_COUNTED = 1_000
 _CONTEXT_CHARACTERS = 400
@@ -92,7 +92,7 @@ class TranscriptIndex:
         self._last_head = ""
 
     def refresh(self, reader: LogReader) -> None:
-        """Take what the database has and the index lacks.
+        """Add to the index what the database has and the index lacks.
 
         :raises sqlite3.Error: if the database cannot be read
         """
@@ -171,7 +171,7 @@ class TranscriptIndex:
             return count_passages(self._connection, terms, chosen.sql_condition, most=_MOST_COUNTED)
 
     def count_all(self, chosen: PassageFilter = ALL_PASSAGES) -> int:
-        """Return how many passages are searched."""
+        """Return how many passages ``chosen`` selects."""
         where = chosen.sql_condition.replace("rowid", "number", 1)
         with self._lock:
             sql = f"SELECT count(*) FROM item{f' WHERE {where}' if where else ''}"  # noqa: S608

@@ -176,7 +176,7 @@ def _find_untrusted(reader: LogReader, row: SessionRow) -> str | None:
         elif proposal.tool == "memory.query":
             outcome = reader.find_outcome(proposal.call_id)
             if outcome is not None and (outcome.body is None or _get_untrusted_source(outcome) is not None):
-                return "the session had recalled facts that no person has confirmed"
+                return "the session had recalled unconfirmed facts"
     return _find_foreign_message(reader.connection, row.id)
 
 

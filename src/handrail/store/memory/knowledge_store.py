@@ -526,6 +526,9 @@ class KnowledgeStore:
     ) -> list[KnowledgeEntry]:
         """Return entries, the latest first.
 
+        :param from_ns: the earliest time, in wall-clock nanoseconds
+        :param to_ns: the end of the period, which is not in it
+        :param limit: the maximum number; negative for all
         :param history: include entries that were replaced
         :param latest_only: leave out entries that a later one with their key replaces
         """
@@ -538,9 +541,10 @@ class KnowledgeStore:
         with self._reading() as connection:
             return [] if connection is None else _select(connection, where, (limit,))
 
-    def count_entries(self, *, from_ns: int | None = None, to_ns: int | None = None) -> int:
-        """Return how many current entries there are."""
-        sql = "SELECT count(*) FROM entry WHERE superseded_by IS NULL AND created_ns >= ? AND created_ns < ?"
+    def count_entries(self, *, from_ns: int | None = None, to_ns: int | None = None, latest_only: bool = False) -> int:
+        """Return how many current entries there are; see :meth:`list_entries`."""
+        where = _IS_LATEST if latest_only else "superseded_by IS NULL"
+        sql = f"SELECT count(*) FROM entry WHERE {where} AND created_ns >= ? AND created_ns < ?"  # noqa: S608
         with self._reading() as connection:
             values = (from_ns or 0, 2**62 if to_ns is None else to_ns)
             return 0 if connection is None else int(connection.execute(sql, values).fetchone()[0])

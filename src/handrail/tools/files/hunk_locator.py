@@ -19,7 +19,7 @@ from handrail.contract.text.text_encodings import replace_invalid_bytes
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 MatchGrade = Literal["exact", "blanks", "indent", "typography"]
-"""How a hunk was matched. ``blanks``: except for blanks at the end of lines. ``indent``: except for the indentation, too.
+"""How a hunk was matched. ``blanks``: except for whitespace at the end of lines. ``indent``: except for the indentation, too.
 ``typography``: except for the form of quotes, dashes and spaces, too."""
 GRADES: tuple[MatchGrade, ...] = ("exact", "blanks", "indent", "typography")
 
@@ -314,7 +314,7 @@ def _proves_application(lines: Sequence[HunkLine]) -> bool:
 
 
 def _recognize_applied(file: FileLines, place: HunkPlace) -> HunkPlace:
-    """Return the place as applied if the lines that it would insert are there already, and nothing follows that tells."""
+    """Return the place as applied if the lines that it would insert are there already, and the hunk removes nothing."""
     signs = [line.sign for line in place.lines]
     added = [line.text for line in place.lines if line.sign == "+"]
     if place.is_applied or "-" in signs or not any(text.strip() for text in added):
@@ -490,7 +490,7 @@ def adapt_indentation(place: HunkPlace, file: FileLines) -> list[str]:
     Lines that were matched with another indentation say how the patch was indented. If only the context differs, the added
     lines are as they should be.
 
-    :raises HunkMismatch: if the indentation of the file cannot be told
+    :raises HunkMismatch: if the indentation of the file is not certain
     """
     added = [line.text for line in place.lines if line.sign == "+"]
     if place.grade not in ("indent", "typography"):
@@ -534,19 +534,22 @@ def _reindent(text: str, known: Mapping[str, str]) -> str:
     ):
         return text[len(extra) :]
     raise HunkMismatch(
-        "Its added lines have an indentation that fits none of the file. Copy the indentation of the file."
+        "Its added lines have an indentation that matches no line of the file. Copy the indentation of the file."
     )
 
 
 def _check_plausible_depth(added: Sequence[str], context: Sequence[tuple[str, str]]) -> None:
-    """Refuse added lines that would stand left of all lines around them, although the patch does not say so."""
+    """Refuse added lines that would have less indentation than all lines around them, although the patch does not say so.
+
+    :raises HunkMismatch: for such lines
+    """
     depths = [_indent_of(text) for text in added if text.strip()]
     if not depths or not context:
         return
     given, real = (min(_indent_of(pair[side]) for pair in context) for side in (0, 1))
     if max(depths) < real and min(depths) >= given and given < real:
         raise HunkMismatch(
-            f"Its added lines have {min(depths)} blanks at the start, and the lines around them have {real} in the file. "
+            f"Its added lines have {min(depths)} spaces at the start, and the lines around them have {real} in the file. "
             "Copy the indentation of the file."
         )
 

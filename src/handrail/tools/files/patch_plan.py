@@ -39,10 +39,10 @@ from handrail.tools.files.text_changes import EscapeNotes, PatchedText, apply_li
 FileAction = Literal["created", "updated", "moved", "deleted"]
 _T = TypeVar("_T")
 _THREAD_FROM = 4 * 1024
-"""The bytes from which on hunks are located in a thread, so that other calls continue."""
+"""The number of bytes from which hunks are located in a thread, so that other calls continue."""
 _MOST_PROBLEMS = 8
 _MOST_BYTES = 64 * 1024 * 1024
-"""The bytes of all files of a patch, which are in memory together."""
+"""The maximum size of all files of a patch together, in bytes. They are in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,10 @@ class _PlanProblems:
             self.texts.append(f"{place}: {error}")
 
     def raise_if_any(self) -> None:
-        """Raise one error with all reasons."""
+        """Raise one error with all reasons.
+
+        :raises ToolError: if there is a reason
+        """
         if self.texts:
             shown = self.texts[:_MOST_PROBLEMS]
             if len(self.texts) > len(shown):
@@ -329,7 +332,7 @@ async def _plan_deletion(section: PatchSection, files: FileService) -> PatchedFi
         wanted = [line.text.rstrip() for hunk in section.hunks for line in hunk.lines if line.sign != "+"]
         if [line.rstrip() for line in bodies] != wanted:
             raise ToolError(
-                f"{section.path} has {len(bodies)} lines that differ from the {len(wanted)} removed ones. Read the file "
+                f"{section.path} has {len(bodies)} lines, which differ from the {len(wanted)} removed ones. Read the file "
                 "again, or delete it with `*** Delete File`.",
                 kind="conflict",
             )
@@ -360,6 +363,12 @@ def _split_bodies(text: str) -> list[str]:
 
 
 def apply_hunks(section: PatchSection, hunks: Sequence[PatchHunk], before: bytes) -> PatchedFile:
+    """Return a file with these hunks of its section.
+
+    :param before: the present content of the file
+    :raises HunkMismatch: with one text for each hunk that does not fit
+    :raises ToolError: ``limit`` if the new text is too long
+    """
     file, notes = read_file_text(before), EscapeNotes()
     if not hunks:
         return PatchedFile(section, "updated", file, file.text)

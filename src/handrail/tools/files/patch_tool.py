@@ -22,8 +22,8 @@ class ApplyPatchTool(Tool):
         id="apply_patch",
         description=(
             "Change several files in one call, all or none: create, update, move and delete them. Takes a unified diff or the "
-            "`*** Begin Patch` format. Each hunk needs unchanged lines that occur once in the file; wrong line numbers do not "
-            "matter. Returns a unified diff."
+            "`*** Begin Patch` format. The lines of each hunk must match exactly one place in the file; line numbers can be "
+            "wrong. Returns a unified diff."
         ),
         parameters=make_closed_object_schema(
             {
@@ -35,7 +35,7 @@ class ApplyPatchTool(Tool):
                         "Unified diff, or `*** Begin Patch`, sections, `*** End Patch`. Sections: `*** Add File: PATH` with "
                         "lines that begin with `+`; `*** Delete File: PATH`; `*** Update File: PATH`, optionally "
                         "`*** Move to: PATH`, then hunks. A hunk begins with `@@`, optionally with a line before the place, "
-                        "such as `@@ def name():`. Its lines begin with a blank (unchanged), `-` or `+`. Paths are relative "
+                        "such as `@@ def name():`. Its lines begin with a space (unchanged), `-` or `+`. Paths are relative "
                         "to the workspace"
                     ),
                 },

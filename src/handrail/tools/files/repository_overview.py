@@ -1,4 +1,4 @@
-"""repo_overview: the folders, languages, entry points and tests of a repository, and the files for a task."""
+"""repo_overview: the folders, languages, entry points and test commands of a repository, and the files for a task."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RepositoryOverviewTool(Tool):
         id="repo_overview",
         description=(
             "Show what is in a repository or folder: the folder tree with the number of files, languages by lines, entry points, "
-            "and the commands for tests. With `focus`, also the files that matter most for a task, with their definitions. "
+            "and the commands for tests. With `focus`, also up to ten files that fit a task best, with their definitions. "
             "Use it first in an unknown repository. Skips hidden and ignored files."
         ),
         parameters=make_closed_object_schema(
@@ -92,9 +92,9 @@ class RepositoryOverviewTool(Tool):
         kind="search",
         documentation=(
             "Returns `path`, `files` (their number), `tree`, `languages`, `entry_points` and `test_commands`; with `focus` also "
-            "`matches`, at most ten files with `path`, `lines` and `outline`, the best first.\n\n"
-            "- The ranking compares words of the task with paths, definitions and texts. It does not run code.\n"
-            "- An outline names definitions by line. A file without a known language has none.\n"
+            "`matches`, at most ten files with `path` and `outline`, the best first.\n\n"
+            "- The ranking compares the words of the task with paths, definitions and texts. It runs no code.\n"
+            "- An outline lists definitions with their lines. Files in an unknown language have none.\n"
             "- Entry points and commands come from manifests in that folder, such as pyproject.toml, package.json and Makefile."
         ),
     )

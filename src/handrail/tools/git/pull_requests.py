@@ -1,4 +1,4 @@
-"""git.pr: a pull request on the forge of a remote, made once.
+"""git.pr: open a pull request on the forge of a remote, unless one is open already.
 
 The operator binds each forge's address and token to the host of its repositories. The repository and the branch come from
 git, and the default base from the forge, so no argument chooses where the token goes.
@@ -112,10 +112,10 @@ class GitPullRequestTool(Tool):
         config=_make_config_keys(),
         guidance="Open a pull request only when the user asks for it.",
         documentation=(
-            "Returns `number`, `url`, `base`, `head`, `draft`, and `existing`: true if the pull request was there already.\n\n"
+            "Returns `number`, `url`, `base`, `head`, `draft`, and `existing`: true if the pull request was open already.\n\n"
             "- It pushes nothing, and never forces.\n"
             "- A trunk such as main is not accepted as `head`.\n"
-            '- The operator sets the token under [tools."git.pr".config]. It goes only to the API of its forge.'
+            '- The operator sets the token under [tools."git.pr".config]. It is sent only to the API of its server.'
         ),
     )
 
@@ -154,7 +154,7 @@ class GitPullRequestTool(Tool):
         if response.status in (409, 422) and "already exist" in said.lower():
             if (found := await _find_open(runtime, forge, base, head)) is not None:  # made meanwhile
                 return _describe(forge, found, existing=True)
-            raise ToolError(f"{forge.kind} refused the pull request: {said}.", kind="conflict")
+            raise ToolError(f"{forge.kind} refused the pull request: {said}. Check it on the server.", kind="conflict")
         raise _make_error(forge, response, f"The pull request from {head!r} into {base!r}")
 
 
@@ -168,13 +168,14 @@ async def _find_current_branch(repository: Any) -> str:
 def _choose_forge(runtime: Runtime, address: str) -> _BoundForge:
     """Return the configured forge of a remote's address.
 
-    :raises ToolError: ``unavailable`` if no forge is configured for its host
+    :raises ToolError: ``unavailable`` if no forge or no token is configured for its host; ``denied`` if its API does not
+        use https; ``invalid_input`` if the remote is not a repository on a forge
     """
     shown = strip_url_credentials(address)
     host, path = _split_address(address)
     parts = [part for part in path.removesuffix("/").removesuffix(".git").split("/") if part]
     if not host or len(parts) < 2:
-        text = f"The remote {shown} is not a repository on a forge. Use a remote such as https://github.com/OWNER/NAME.git."
+        text = f"The remote {shown} is not a repository on a GitHub or Gitea server. Use a remote such as https://github.com/OWNER/NAME.git."
         raise ToolError(text, kind="invalid_input")
     for kind, default_url, default_host in (("github", "https://api.github.com", "github.com"), ("gitea", "", "")):
         api = (runtime.config.get(f"{kind}_url") or default_url).rstrip("/")
@@ -183,7 +184,7 @@ def _choose_forge(runtime: Runtime, address: str) -> _BoundForge:
         belongs = runtime.config.get(f"{kind}_host") or (default_host if api == default_url else _host_of(api))
         if host.lower() != belongs.lower():
             continue
-        token = _find_token(runtime, f"{kind}_token")
+        token = runtime.secrets.get(f"{kind}_token")
         target = parse_url(api).host
         is_here = target.name == "localhost" or (target.address is not None and target.address.is_loopback)
         if not api.lower().startswith("https://") and not is_here:
@@ -191,7 +192,7 @@ def _choose_forge(runtime: Runtime, address: str) -> _BoundForge:
             raise ToolError(text, kind="denied")
         return _BoundForge(cast("ForgeKind", kind), api, token, parts[-2], parts[-1])
     text = (
-        f"No forge is configured for the host of the remote {shown}. Ask the user to set gitea_url or github_url, and a "
+        f"No GitHub or Gitea server is configured for the host of the remote {shown}. Ask the user to set gitea_url or github_url, and a "
         'token, under [tools."git.pr".config] of handrail.toml.'
     )
     raise ToolError(text, kind="unavailable")
@@ -209,16 +210,6 @@ def _split_address(address: str) -> tuple[str, str]:
 
 def _host_of(api: str) -> str:
     return _split_address(f"{api}/")[0]
-
-
-def _find_token(runtime: Runtime, name: str) -> str:
-    try:
-        return runtime.secrets.get(name)
-    except ToolError as error:
-        if error.kind != "unavailable":
-            raise
-        text = f'The token {name} is not set. Ask the user to set it under [tools."git.pr".config] of handrail.toml.'
-        raise ToolError(text, kind="unavailable") from None
 
 
 async def _send(runtime: Runtime, forge: _BoundForge, method: str, url: str, content: object = None) -> HttpResponse:
@@ -313,7 +304,7 @@ def _decode(forge: _BoundForge, response: HttpResponse) -> Any:
 
 
 def _explain(response: HttpResponse) -> str:
-    """Return what a forge says about a failure, in one line."""
+    """Return the reason that a forge gives for a failure, in one line."""
     try:
         answer = _object(json.loads(response.body))
     except (ValueError, RecursionError):

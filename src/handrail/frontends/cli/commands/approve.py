@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         ApprovalRequest,
         ApprovalService,
     )
+    from handrail.contract.services.tool_runtime import UserQuestion
     from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
     from handrail.kernel.approval_client import ApprovalClient
     from handrail.store.tables.approval_tables import ApprovalReader
@@ -57,7 +59,13 @@ _POLL_INTERVAL_S = 0.2
 @click.option("--stop-session", "choice", flag_value="stop", help="Reject this call, and stop its session's work.")
 @click.option("--message", metavar="TEXT", default="", help="Message to the model with a rejection. Default: none.")
 @click.option("--arguments", metavar="JSON|-|@FILE", help="New arguments: allow the call once with these.")
-@click.option("--answer", "answers", multiple=True, metavar="TEXT", help="Answer to a question. Repeat it for each.")
+@click.option(
+    "--answer",
+    "answers",
+    multiple=True,
+    metavar="TEXT",
+    help="Answer to a question: an option's number, or text. Repeatable.",
+)
 @click.option("--wait", is_flag=True, help="Wait for the next request.")
 @click.option("--rules", "rules_only", is_flag=True, help="List the rules that answers stored for this workspace.")
 @click.option("--revoke", metavar="RULE", help="ID of a stored rule to remove.")
@@ -137,7 +145,7 @@ async def _decide(
         return _report_unknown_request(request_id)
     try:
         if answers:
-            items = [_parse_answer(answer) for answer in answers]
+            items = _parse_answers(setting, request_id, answers)
             decided = await approvals.answer_questions(request_id, items, by=ANSWERED_BY)
         else:
             answer = ApprovalAnswer(choice or "once", message, changed)
@@ -149,8 +157,24 @@ async def _decide(
     return OUTPUT
 
 
-def _parse_answer(text: str) -> list[str]:
-    """Return the answer to one question: a text, or the items of a JSON list."""
+def _parse_answers(setting: CommandOptions, request_id: str, answers: Sequence[str]) -> list[list[str]]:
+    """Return the answer to each question.
+
+    :raises UsageError: for a number without an option
+    """
+    with _open_approval_reader(setting) as (reader, _):
+        row = None if reader is None else reader.get(request_id)
+    questions = () if row is None else row.questions
+    return [_parse_answer(text, question) for text, question in zip_longest(answers, questions[: len(answers)])]
+
+
+def _parse_answer(text: str, question: UserQuestion | None) -> list[str]:
+    """Return the answer to one question: a text, the options with the given numbers, or the items of a JSON list.
+
+    :raises UsageError: for a number without an option
+    """
+    from handrail.frontends.cli.terminal_approvals import choose_options
+
     if text.startswith("["):
         try:
             several: Any = json.loads(text)
@@ -158,7 +182,13 @@ def _parse_answer(text: str) -> list[str]:
             return [text]
         if isinstance(several, list):
             return [str(one) for one in several]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return [text]
+    if question is None:
+        return [text]
+    if (chosen := choose_options(question, text.strip())) is None:
+        raise click.UsageError(
+            f"Invalid value for `--answer`: {text}. Expected a number from 1 to {len(question.options)}, or text."
+        )
+    return chosen
 
 
 def _show_decided(setting: CommandOptions, decided: Approval) -> None:
@@ -301,7 +331,8 @@ async def _show(row: Approval, workspace: str, place: str, agents: Mapping[str, 
         for question in row.questions:
             print_question(view, question, indent="  ")
         several = ", once for each question" if len(row.questions) > 1 else ""
-        view.print_text(f"to answer: --answer TEXT{several}", indent="  ")
+        form = "NUMBER|TEXT" if any(question.options for question in row.questions) else "TEXT"
+        view.print_text(f"to answer: --answer {form}{several}", indent="  ")
     else:
         changes = await preview_edit_diff(request, workspace)
         print_request(view, request, changes, place=place, asker=agents.get(request.session_id, ""))

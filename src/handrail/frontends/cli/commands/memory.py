@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime
@@ -109,6 +110,8 @@ def _list(setting: CommandOptions, knowledge: KnowledgeStore, flags: dict[str, A
             for entry in found
         ]
         TerminalRenderer().print_table(("ID", "STATE", "STORED", "KEY", "TEXT"), rows)
+    elif flags["unconfirmed"]:
+        print_note("No fact is unconfirmed.")
     else:
         print_note("No facts are stored. Agents store them with the tool memory.upsert.")
     return OUTPUT
@@ -127,7 +130,8 @@ def _show(setting: CommandOptions, knowledge: KnowledgeStore, ids: tuple[str, ..
         if entry.call:
             print_escaped_line(f"  call: {entry.call}")
         if entry.untrusted:
-            print_escaped_line(f"  why it needs a person: {entry.untrusted}")
+            was = "was unconfirmed" if entry.is_confirmed else "unconfirmed"
+            print_escaped_line(f"  {was} because {entry.untrusted}")
         for name, value in (("key", entry.key), ("tags", ", ".join(entry.tags)), ("replaces", entry.replaces)):
             if value:
                 print_escaped_line(f"  {name}: {value}")
@@ -163,12 +167,12 @@ def _forget(
         for entry in found:
             print_escaped_line(f"{entry.id}: {to_one_line(entry.text[:_SHOWN_CHARACTERS])}")
     if found:
-        require_confirmation(yes, f"Delete {len(found):,} facts, with all that they replaced?", "deleted")
+        require_confirmation(yes, f"Delete {_count(found)} and all earlier versions?", "deleted")
     deleted = knowledge.forget([entry.id for entry in found])
     if setting.json:
         print_json({"forgotten": deleted})
     else:
-        print_escaped_line(f"forgotten: {len(deleted):,} facts")
+        print_escaped_line(f"forgotten: {_count(deleted)}")
     return OUTPUT
 
 
@@ -193,6 +197,10 @@ def _get(knowledge: KnowledgeStore, ids: tuple[str, ...]) -> list[KnowledgeEntry
     if unknown := [id for id, entry in found.items() if entry is None]:
         raise click.UsageError(f"Unknown IDs: {', '.join(map(repr, unknown))}. `handrail memory` lists the facts.")
     return [entry for entry in found.values() if entry is not None]
+
+
+def _count(facts: Sequence[object]) -> str:
+    return f"{len(facts):,} fact{'' if len(facts) == 1 else 's'}"
 
 
 def _state(entry: KnowledgeEntry) -> str:
