@@ -118,6 +118,24 @@ async def test_one_file_that_rules_refuse_or_ask_about_stops_a_patch(
         assert (await session.call("apply_patch", patch(*ok))).ok
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("*** Update File: none.txt", "*** Move to: credentials.json", "@@ KEY=s", "+END"),
+        ("*** Update File: none.txt", "*** Move to: credentials.json", " KEY=secret", "-x", "+END"),
+        ("*** Update File: src/a.py", "*** Move to: credentials.json", "-a = 1", "+a = 2"),
+        ("*** Add File: credentials.json", "+KEY=secret", "+END"),
+    ],
+)
+async def test_no_section_tells_what_a_file_contains_that_a_rule_protects_from_reading(
+    workspace: Path, lines: tuple[str, ...]
+) -> None:
+    (workspace / "credentials.json").write_text("KEY=secret\nEND\n")
+    async with opened(workspace, "allow apply_patch **") as (_, session):
+        result = await session.call("apply_patch", patch(*lines))
+        assert result.error_kind == "denied" and "Reading credentials.json" in str(result.error_text), result
+
+
 async def test_a_deletion_of_a_file_that_git_does_not_have_requires_approval(workspace: Path) -> None:
     handler = Rejecting(workspace)
     async with opened(workspace, mode="accept-edits", approval_handler=handler) as (_, session):
