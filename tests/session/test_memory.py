@@ -99,6 +99,18 @@ async def test_notes_and_the_conversation_are_stores_of_the_same_tool(tmp_path: 
         ("The staging password is hunter2-and-more for all of us.", "denied", "a password or key"),
         ("Deploy with the key ghp_A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8 always.", "denied", "a GitHub token"),
         ("The database is postgres://admin:s3cr3tpw@db.example.org/main for tests.", "denied", "memory never stores"),
+        ("Deploy with the key ghp_A1b2C3\u200bd4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8 always.", "denied", "a GitHub token"),
+        (
+            "Deploy with ｇｈｐ＿Ａ１ｂ２Ｃ３ｄ４Ｅ５ｆ６Ｇ７ｈ８Ｉ９ｊ０Ｋ１ｌ２Ｍ３ｎ４Ｏ５ｐ６Ｑ７ｒ８ always.",
+            "denied",
+            "a GitHub token",
+        ),
+        ("The staging pass\u00adword is hunter2-and-more for all of us.", "denied", "a password or key"),
+        (
+            f"The staging server opens with {SECRET[:5]}\U000e0041\u0301{SECRET[5:]} for everyone.",
+            "denied",
+            "a registered",
+        ),
         ("Always run the linter before you commit a change.", "invalid_input", "repeats the instructions in AGENTS.md"),
     ],
 )
@@ -112,6 +124,7 @@ async def test_what_is_not_worth_storing_or_must_not_be_stored_is_refused_with_t
         assert (refused.error_kind, reason.lower() in str(refused.error_text).lower()) == (kind, True), refused
         assert (await upsert(session, TABS, key=SECRET)).error_kind == "denied"
         assert (await upsert(session, TABS, tags=[f"x{SECRET}"])).error_kind == "denied"
+        assert (await upsert(session, TABS, tags=[f"{SECRET[:7]}\u2060{SECRET[7:]}"])).error_kind == "denied"
     assert rows(tmp_path) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -55,6 +56,8 @@ _TRUSTED_TOOLS = frozenset(
 )
 """Tools whose results contain nothing but what the user and the model said, and descriptions of tools."""
 _MOST_FORKS = 100
+_UNREAD = frozenset(["Cf", "Mn", "Me"])
+"""Categories of characters that are invisible, or that only mark the letter before."""
 
 
 class RecalledTexts:
@@ -98,7 +101,7 @@ def check_secrets(write: MemoryWrite, redact: Callable[[str], str]) -> None:
 
     :raises ToolError: ``denied`` otherwise, without the secret
     """
-    parts = (write.text, write.key or "", *write.tags)
+    parts = [reading for part in (write.text, write.key or "", *write.tags) for reading in _list_readings(part)]
     if any(redact(part) != part for part in parts):
         raise _secret_error("a registered secret")
     for part in parts:
@@ -202,6 +205,12 @@ def _get_untrusted_source(outcome: LoggedRecord) -> str | None:
     for name in ("result", "metadata", "untrusted_source"):
         found = cast("dict[str, Any]", found).get(name) if isinstance(found, dict) else None
     return found if isinstance(found, str) else None
+
+
+def _list_readings(text: str) -> set[str]:
+    """Return a text as it is, and as a model reads it: in plain letters, without marks and invisible characters."""
+    plain = unicodedata.normalize("NFKC", text)
+    return {text, "".join(one for one in plain if unicodedata.category(one) not in _UNREAD)}
 
 
 def _find_secret_form(text: str) -> str | None:
