@@ -105,7 +105,7 @@ async def test_a_request_that_was_made_meanwhile_is_found_and_named(tmp_path: Pa
         ({"head": "topic", "base": "topic"}, ("`head`", "trunk")),
         ({"head": "absent"}, ("'absent'", "git.push")),
         ({"base": "decoy"}, ("'decoy'", "'next'")),
-        ({"head": "same"}, ("no commits",)),
+        ({"head": "same"}, ("no new commits",)),
         ({"head": "-x"}, ("branch name",)),
         ({"head": "+topic"}, ("'+topic'",)),
         ({"title": " "}, ("`title`",)),
@@ -196,6 +196,17 @@ async def test_the_token_goes_to_no_other_host(tmp_path: Path, kind: str, remote
     async with FORGES[kind]() as server, working(tmp_path, kind, server, remote=remote) as (session, _):
         refused = await session.call("git.pr", {"title": "x"})
         assert refused.error_kind in ("unavailable", "invalid_input") and not server.requests
+
+
+@EACH
+@pytest.mark.parametrize("path", ["../user", "ann/..", "./user", "../../user/.git"])
+async def test_a_remote_with_dots_in_its_path_names_no_repository(tmp_path: Path, kind: str, path: str) -> None:
+    async with (
+        FORGES[kind]() as server,
+        working(tmp_path, kind, server, remote=f"http://{server.authority}/{path}") as (session, _),
+    ):
+        refused = await session.call("git.pr", {"title": "x"})
+        assert refused.error_kind == "invalid_input" and not server.requests
 
 
 async def test_a_token_is_not_sent_without_encryption_to_another_machine(tmp_path: Path) -> None:
