@@ -171,6 +171,43 @@ async def test_an_approval_request_shows_the_whole_change_as_diffs(workspace: Pa
     assert str(workspace / "bin/run.sh") in [one.path for one in places]
 
 
+@pytest.mark.parametrize(
+    ("lines", "changed"),
+    [
+        (("diff --git a/src/a.py b/src/a.py", "old mode 100644", "new mode 100755"), "src/a.py"),
+        (
+            (
+                *("diff --git a/src/a.py b/src/a.py", "old mode 100644", "new mode 100755", "--- a/src/a.py"),
+                *("+++ b/src/a.py", "@@ -1 +1 @@", "-a = 1", "+a = 2"),
+            ),
+            "+++ b/src/a.py",
+        ),
+        (
+            (
+                *("diff --git a/src/a.py b/bin/a.py", "old mode 100644", "new mode 100755", "rename from src/a.py"),
+                "rename to bin/a.py",
+            ),
+            "rename to bin/a.py",
+        ),
+        (
+            (
+                *("diff --git a/tool b/tool", "new file mode 100755", "--- /dev/null", "+++ b/tool"),
+                *("@@ -0,0 +1 @@", "+true"),
+            ),
+            "+++ b/tool",
+        ),
+    ],
+)
+async def test_an_approval_request_shows_which_file_becomes_executable(
+    workspace: Path, lines: tuple[str, ...], changed: str
+) -> None:
+    handler = Rejecting(workspace)
+    async with opened(workspace, approval_handler=handler) as (_, session):
+        assert not (await session.call("apply_patch", {"patch": "\n".join(lines) + "\n"})).ok
+    (shown,) = handler.diffs
+    assert str(shown).startswith("mode 100755\n") and changed in str(shown)
+
+
 async def test_a_result_has_the_diffs_of_all_files_for_an_editor(workspace: Path) -> None:
     async with opened(workspace, approval_handler=AllowAll()) as (_, session):
         result = await session.call(
