@@ -328,6 +328,10 @@ async def test_results_that_only_this_call_may_not_see_are_left_out_and_counted(
         assert lines_of(found) == USES[:2]
         assert found["hidden"] == 1
         await work.fail("denied", action="symbols", path="b.words")
+        work.put("a.words", "use ship\nuse harbour\ndef harbour\n")
+        work.put("b.words", "def ship\n")
+        await work.fail("denied", "declared in a file that a rule hides")
+        assert (await work.get("hover", path="a.words", symbol="harbour"))["hover"] == "the word harbour"
 
 
 async def test_a_server_reads_the_workspace_and_nothing_else(tmp_path: Path) -> None:
