@@ -244,6 +244,19 @@ async def test_rules_that_documents_plant_reach_no_later_prompt_and_no_result_wi
     assert len(planted) == 72 and all("was in view" in hit["unconfirmed"] for hit in planted)
 
 
+async def test_an_unconfirmed_fact_that_a_repetition_shows_has_a_label_and_stays_in_view(tmp_path: Path) -> None:
+    async with opened(tmp_path, tools=[open_document], rules=["allow docs.open"]) as (kernel, session):
+        await session.call("docs.open", {"number": 1})
+        await upsert(session, RULES[1])
+        clean = await kernel.session()
+        same = await upsert(clean, f"{RULES[1]}")
+        assert same.data["stored"] is False and "untrusted_source" not in same.metadata, "it shows nothing new"
+        shown = await upsert(clean, RULES[1].replace("change the file.", "change it."))
+        assert shown.data["merged_with"] == RULES[1]
+        assert shown.metadata["untrusted_source"] == "memory that no person has confirmed"
+        assert "no person has confirmed" in (await upsert(clean, TABS)).data["unconfirmed"]
+
+
 async def test_an_unconfirmed_fact_replaces_no_confirmed_one_until_a_person_confirms_it(tmp_path: Path) -> None:
     async with opened(tmp_path, tools=[open_document], rules=["allow docs.open"]) as (kernel, clean):
         true = (await upsert(clean, "Backups of the user go to the disk in the cellar.", key="backup")).data["id"]

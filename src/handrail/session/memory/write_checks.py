@@ -176,7 +176,7 @@ def _find_untrusted(reader: LogReader, row: SessionRow) -> str | None:
             outcome = reader.find_outcome(proposal.call_id)
             if outcome is None or outcome.kind == "committed":
                 return _describe_result(proposal, outcome)
-        elif proposal.tool == "memory.query":
+        elif proposal.tool in ("memory.query", "memory.upsert"):  # the latter shows a fact that says nearly the same
             outcome = reader.find_outcome(proposal.call_id)
             if outcome is not None and (outcome.body is None or _get_untrusted_source(outcome) is not None):
                 return "the session had recalled facts that no person has confirmed"
