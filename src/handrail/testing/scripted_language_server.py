@@ -100,8 +100,7 @@ def _misbehave(plan: dict[str, Any], method: str) -> bool:
         time.sleep(600)
     if wants("floods"):
         for number in range(100):
-            one = {"message": "x" * 1_000_000, "range": {}}
-            about = {"uri": f"file:///flood/{number}", "diagnostics": [one]}
+            about: dict[str, Any] = {"uri": f"file:///flood/{number}", "diagnostics": [{"message": "x" * 1_000_000}]}
             _send({"method": "textDocument/publishDiagnostics", "params": about})
             begun = {"kind": "begin", "title": "x" * 1_000_000}
             _send({"method": "$/progress", "params": {"token": "t" * 1_000_000, "value": begun}})
