@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from handrail import tool
 from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import UserMessage, UserPicture
 from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
@@ -25,6 +27,9 @@ pytestmark = pytest.mark.proves("T-02b")
 
 TABS = "The user prefers tabs over spaces in all Go projects."
 SECRET = "correct-horse-9f31"
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 
 @asynccontextmanager
@@ -292,6 +297,23 @@ async def test_sessions_whose_model_saw_more_than_is_known_store_unconfirmed_fac
         ["a", "sub-agent", "stored"],
         ["the", "session", "is"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (UserMessage(f'<embedded uri="file:///w/doc.md">\n{RULES[1]}\n</embedded>\nSummarize it.'), "embedded a file"),
+        (UserMessage("Look at it.", (UserPicture("", "image/png", PICTURE),)), "a picture was in view"),
+        (UserMessage("I like pictures and notices, and <embedded> devices."), None),
+    ],
+)
+async def test_a_file_in_a_message_of_the_user_is_not_the_word_of_the_user(
+    tmp_path: Path, message: UserMessage, why: str | None
+) -> None:
+    async with opened(tmp_path) as (_, session):
+        await Agent(session, PlaybackModel(text_reply("."))).complete(message)
+        stored = (await upsert(session, TABS)).data
+        assert (why is None and "unconfirmed" not in stored) or (why is not None and why in stored["unconfirmed"])
 
 
 async def test_a_fork_does_not_launder_what_was_in_view(tmp_path: Path) -> None:

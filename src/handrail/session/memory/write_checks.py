@@ -55,6 +55,12 @@ _TRUSTED_TOOLS = frozenset(
     ]
 )
 """Tools whose results contain nothing but what the user and the model said, and descriptions of tools."""
+_FOREIGN_PARTS = {
+    b'"notices"': "the session had received notifications",
+    b"<embedded uri=": "a message of the user embedded a file",
+    b'"pictures":[': "a picture was in view",
+}
+"""What a stored message contains if not all of it is the user's or the model's words."""
 _MOST_FORKS = 100
 _UNREAD = frozenset(["Cf", "Mn", "Me"])
 """Categories of characters that are invisible, or that only mark the letter before."""
@@ -188,8 +194,9 @@ def _find_foreign_message(connection: sqlite3.Connection, session_id: str) -> st
     if connection.execute(sql, (session_id,)).fetchone() is not None:
         return "a tool of the model's provider had been used in the session"
     sql = "SELECT 1 FROM message WHERE session = ? AND instr(body, ?) > 0 LIMIT 1"
-    if connection.execute(sql, (session_id, b'"notices"')).fetchone() is not None:
-        return "the session had received notifications"
+    for mark, why in _FOREIGN_PARTS.items():
+        if connection.execute(sql, (session_id, mark)).fetchone() is not None:
+            return why
     return None
 
 
