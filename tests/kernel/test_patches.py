@@ -118,6 +118,24 @@ async def test_one_file_that_rules_refuse_or_ask_about_stops_a_patch(
         assert (await session.call("apply_patch", patch(*ok))).ok
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("*** Update File: none.txt", "*** Move to: credentials.json", "@@ KEY=s", "+END"),
+        ("*** Update File: none.txt", "*** Move to: credentials.json", " KEY=secret", "-x", "+END"),
+        ("*** Update File: src/a.py", "*** Move to: credentials.json", "-a = 1", "+a = 2"),
+        ("*** Add File: credentials.json", "+KEY=secret", "+END"),
+    ],
+)
+async def test_no_section_tells_what_a_file_contains_that_a_rule_protects_from_reading(
+    workspace: Path, lines: tuple[str, ...]
+) -> None:
+    (workspace / "credentials.json").write_text("KEY=secret\nEND\n")
+    async with opened(workspace, "allow apply_patch **") as (_, session):
+        result = await session.call("apply_patch", patch(*lines))
+        assert result.error_kind == "denied" and "Reading credentials.json" in str(result.error_text), result
+
+
 async def test_a_deletion_of_a_file_that_git_does_not_have_requires_approval(workspace: Path) -> None:
     handler = Rejecting(workspace)
     async with opened(workspace, mode="accept-edits", approval_handler=handler) as (_, session):
@@ -151,6 +169,43 @@ async def test_an_approval_request_shows_the_whole_change_as_diffs(workspace: Pa
     assert editor_call_format.make_call_title("apply_patch", arguments).startswith("apply_patch src/a.py, new/in/d.py")
     places = editor_call_format.list_call_files(ApplyPatchTool.spec, arguments, str(workspace))
     assert str(workspace / "bin/run.sh") in [one.path for one in places]
+
+
+@pytest.mark.parametrize(
+    ("lines", "changed"),
+    [
+        (("diff --git a/src/a.py b/src/a.py", "old mode 100644", "new mode 100755"), "src/a.py"),
+        (
+            (
+                *("diff --git a/src/a.py b/src/a.py", "old mode 100644", "new mode 100755", "--- a/src/a.py"),
+                *("+++ b/src/a.py", "@@ -1 +1 @@", "-a = 1", "+a = 2"),
+            ),
+            "+++ b/src/a.py",
+        ),
+        (
+            (
+                *("diff --git a/src/a.py b/bin/a.py", "old mode 100644", "new mode 100755", "rename from src/a.py"),
+                "rename to bin/a.py",
+            ),
+            "rename to bin/a.py",
+        ),
+        (
+            (
+                *("diff --git a/tool b/tool", "new file mode 100755", "--- /dev/null", "+++ b/tool"),
+                *("@@ -0,0 +1 @@", "+true"),
+            ),
+            "+++ b/tool",
+        ),
+    ],
+)
+async def test_an_approval_request_shows_which_file_becomes_executable(
+    workspace: Path, lines: tuple[str, ...], changed: str
+) -> None:
+    handler = Rejecting(workspace)
+    async with opened(workspace, approval_handler=handler) as (_, session):
+        assert not (await session.call("apply_patch", {"patch": "\n".join(lines) + "\n"})).ok
+    (shown,) = handler.diffs
+    assert str(shown).startswith("mode 100755\n") and changed in str(shown)
 
 
 async def test_a_result_has_the_diffs_of_all_files_for_an_editor(workspace: Path) -> None:

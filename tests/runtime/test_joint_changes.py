@@ -108,6 +108,28 @@ def test_a_file_that_changed_after_the_kill_takes_the_others_back(root: Path) ->
     assert read_tree(root) == {**OLD, "sub/b.txt": (0o600, b"mine")}
 
 
+KILLED_BEFORE_THE_DECISION = """
+import os, sys
+from pathlib import Path
+from handrail.runtime.files.joint_changes import ChangeJournal, JointChange
+from handrail.runtime.files.session_roots import SessionRoots
+
+located = SessionRoots(sys.argv[1]).resolve_path("a.txt")
+change = JointChange(located, b"a\\n", b"never decided", None, None, lambda before, after: os._exit(0))
+ChangeJournal(Path(sys.argv[2])).change_together([change])
+sys.exit(1)
+"""
+
+
+def test_a_file_that_is_deleted_after_a_kill_before_the_decision_gets_no_undecided_content(root: Path) -> None:
+    journal = root.parent / "journal"
+    subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_DECISION, str(root), str(journal)], cwd=ROOT, check=True)
+    (root / "a.txt").unlink()
+    assert ChangeJournal(journal).recover() == 1
+    assert read_tree(root) == {name: content for name, content in OLD.items() if name != "a.txt"}
+    assert sorted(os.listdir(root)) == ["gone.txt", "moved.sh", "sub"] and os.listdir(journal) == []
+
+
 def test_a_damaged_journal_is_removed_and_a_missing_workspace_keeps_its_journal(root: Path) -> None:
     file = leave_half(root)
     other = file.with_name("0.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from handrail import tool
 from handrail.agent.agent_loop import Agent
+from handrail.agent.model_protocol import UserMessage, UserPicture
 from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
@@ -25,6 +27,9 @@ pytestmark = pytest.mark.proves("T-02b")
 
 TABS = "The user prefers tabs over spaces in all Go projects."
 SECRET = "correct-horse-9f31"
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 
 @asynccontextmanager
@@ -99,6 +104,18 @@ async def test_notes_and_the_conversation_are_stores_of_the_same_tool(tmp_path: 
         ("The staging password is hunter2-and-more for all of us.", "denied", "a password or key"),
         ("Deploy with the key ghp_A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8 always.", "denied", "a GitHub token"),
         ("The database is postgres://admin:s3cr3tpw@db.example.org/main for tests.", "denied", "memory never stores"),
+        ("Deploy with the key ghp_A1b2C3\u200bd4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8 always.", "denied", "a GitHub token"),
+        (
+            "Deploy with ｇｈｐ＿Ａ１ｂ２Ｃ３ｄ４Ｅ５ｆ６Ｇ７ｈ８Ｉ９ｊ０Ｋ１ｌ２Ｍ３ｎ４Ｏ５ｐ６Ｑ７ｒ８ always.",
+            "denied",
+            "a GitHub token",
+        ),
+        ("The staging pass\u00adword is hunter2-and-more for all of us.", "denied", "a password or key"),
+        (
+            f"The staging server opens with {SECRET[:5]}\U000e0041\u0301{SECRET[5:]} for everyone.",
+            "denied",
+            "a registered",
+        ),
         ("Always run the linter before you commit a change.", "invalid_input", "repeats the instructions in AGENTS.md"),
     ],
 )
@@ -112,6 +129,7 @@ async def test_what_is_not_worth_storing_or_must_not_be_stored_is_refused_with_t
         assert (refused.error_kind, reason.lower() in str(refused.error_text).lower()) == (kind, True), refused
         assert (await upsert(session, TABS, key=SECRET)).error_kind == "denied"
         assert (await upsert(session, TABS, tags=[f"x{SECRET}"])).error_kind == "denied"
+        assert (await upsert(session, TABS, tags=[f"{SECRET[:7]}\u2060{SECRET[7:]}"])).error_kind == "denied"
     assert rows(tmp_path) == []
 
 
@@ -233,6 +251,19 @@ async def test_rules_that_documents_plant_reach_no_later_prompt_and_no_result_wi
     assert len(planted) == 72 and all("was in view" in hit["unconfirmed"] for hit in planted)
 
 
+async def test_an_unconfirmed_fact_that_a_repetition_shows_has_a_label_and_stays_in_view(tmp_path: Path) -> None:
+    async with opened(tmp_path, tools=[open_document], rules=["allow docs.open"]) as (kernel, session):
+        await session.call("docs.open", {"number": 1})
+        await upsert(session, RULES[1])
+        clean = await kernel.session()
+        same = await upsert(clean, f"{RULES[1]}")
+        assert same.data["stored"] is False and "untrusted_source" not in same.metadata, "it shows nothing new"
+        shown = await upsert(clean, RULES[1].replace("change the file.", "change it."))
+        assert shown.data["merged_with"] == RULES[1]
+        assert shown.metadata["untrusted_source"] == "memory that no person has confirmed"
+        assert "no person has confirmed" in (await upsert(clean, TABS)).data["unconfirmed"]
+
+
 async def test_an_unconfirmed_fact_replaces_no_confirmed_one_until_a_person_confirms_it(tmp_path: Path) -> None:
     async with opened(tmp_path, tools=[open_document], rules=["allow docs.open"]) as (kernel, clean):
         true = (await upsert(clean, "Backups of the user go to the disk in the cellar.", key="backup")).data["id"]
@@ -268,6 +299,23 @@ async def test_sessions_whose_model_saw_more_than_is_known_store_unconfirmed_fac
         ["a", "sub-agent", "stored"],
         ["the", "session", "is"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (UserMessage(f'<embedded uri="file:///w/doc.md">\n{RULES[1]}\n</embedded>\nSummarize it.'), "embedded a file"),
+        (UserMessage("Look at it.", (UserPicture("", "image/png", PICTURE),)), "a picture was in view"),
+        (UserMessage("I like pictures and notices, and <embedded> devices."), None),
+    ],
+)
+async def test_a_file_in_a_message_of_the_user_is_not_the_word_of_the_user(
+    tmp_path: Path, message: UserMessage, why: str | None
+) -> None:
+    async with opened(tmp_path) as (_, session):
+        await Agent(session, PlaybackModel(text_reply("."))).complete(message)
+        stored = (await upsert(session, TABS)).data
+        assert (why is None and "unconfirmed" not in stored) or (why is not None and why in stored["unconfirmed"])
 
 
 async def test_a_fork_does_not_launder_what_was_in_view(tmp_path: Path) -> None:

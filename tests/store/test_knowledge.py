@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from handrail.store.memory import knowledge_store
 from handrail.store.memory.knowledge_store import (
     KnowledgeEntry,
     KnowledgeStore,
@@ -92,6 +95,21 @@ def test_what_is_forgotten_is_in_no_file_any_more_with_all_that_it_replaced(stor
     assert b"xylophon" not in content and b"zither" not in content and b"\x01" * 64 not in content
     assert [one.id for one in store.list_entries(history=True)] == [kept.id] and store.load_vectors([2], "m") == {}
     assert store.forget([second.id]) == []
+
+
+def test_a_text_that_a_reader_keeps_on_the_disk_is_not_reported_as_forgotten(
+    store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knowledge_store, "_PATIENCE_S", 0.01)
+    id = store.store(entry("The user plays the xylophone at night.")).entry.id
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM entry").fetchall()
+        with pytest.raises(KnowledgeUnavailable, match="still has their text"):
+            store.forget([id])
+    store.close()
+    assert not any(b"xylophon" in file.read_bytes() for file in store.path.parent.iterdir())
+    assert store.get(id) is None
 
 
 def test_a_purge_leaves_what_the_user_said_and_drops_where_it_came_from(store: KnowledgeStore) -> None:

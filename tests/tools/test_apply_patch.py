@@ -489,6 +489,18 @@ async def test_hostile_patches_end_soon(desk: Desk) -> None:
         "*** Update File: a\n" * 30_000,
         "--- a\n+++ a\n" * 20_000,
         "diff --git a b\n" * 30_000,
+        "```\n" * 40_000,
+        "<<E\n" * 20_000 + "E\n" * 20_000,
+        "*** Update File: a\n@@\n+x\n" * 12_000,
+        f"--- a{' ' * 200_000}x\n+++ a\n@@ -1 +1 @@\n-a\n+b\n",
+        f"--- a\n+++ a{' 2020-01-01' * 20_000}x\n@@ -1 +1 @@\n-a\n+b\n",
     ):
         with pytest.raises(ToolError):
             await desk.call("apply_patch", patch=text)
+
+
+@pytest.mark.parametrize("head", ["-{0} +1", "-1 +{0}", "-1,{0} +1", "-1 +1,{0}"])
+async def test_numbers_that_no_file_has_do_not_matter(desk: Desk, head: str) -> None:
+    desk.put("a.txt", "a\n")
+    await apply(desk, *diff("a.txt", f"@@ {head.format('9' * 5_000)} @@", "-a", "+b"))
+    assert (desk.workspace / "a.txt").read_text() == "b\n"

@@ -328,6 +328,10 @@ async def test_results_that_only_this_call_may_not_see_are_left_out_and_counted(
         assert lines_of(found) == USES[:2]
         assert found["hidden"] == 1
         await work.fail("denied", action="symbols", path="b.words")
+        work.put("a.words", "use ship\nuse harbour\ndef harbour\n")
+        work.put("b.words", "def ship\n")
+        await work.fail("denied", "declared in a file that a rule hides")
+        assert (await work.get("hover", path="a.words", symbol="harbour"))["hover"] == "the word harbour"
 
 
 async def test_a_server_reads_the_workspace_and_nothing_else(tmp_path: Path) -> None:
@@ -391,6 +395,7 @@ async def test_a_server_that_never_answers_costs_a_limit(tmp_path: Path, method:
         ({"garbage": ["textDocument/hover"]}, "'Starting up, please wait"),
         ({"garbage": ["initialize"]}, "is not the header of a message"),
         ({"huge": ["textDocument/hover"]}, "1,073,741,824 bytes"),
+        ({"asks": ["textDocument/hover"]}, "whose id has 1,000,000 characters"),
     ],
 )
 async def test_a_server_that_fails_twice_is_unavailable_with_the_reason(
@@ -414,6 +419,14 @@ async def test_a_server_that_takes_too_much_memory_is_ended_with_the_reason(tmp_
     async with working(tmp_path, grows=["textDocument/hover"]) as work:
         text = await work.fail("unavailable", "memory")
     assert "The next start is possible" in text
+
+
+async def test_what_a_server_reports_without_end_takes_a_limited_memory(tmp_path: Path) -> None:
+    async with working(tmp_path, floods=["textDocument/hover"]) as work:
+        assert (await work.get("hover", symbol="ship"))["hover"] == "the word ship"
+        (connection,) = work.connections
+        assert 0 < sum(len(str(one.diagnostics)) for one in connection.diagnostics.values()) < 70_000_000
+        assert "file:///flood/99" in connection.diagnostics and connection.progress == {}
 
 
 async def test_a_server_that_still_indexes_says_so(tmp_path: Path) -> None:

@@ -198,6 +198,17 @@ async def test_the_token_goes_to_no_other_host(tmp_path: Path, kind: str, remote
         assert refused.error_kind in ("unavailable", "invalid_input") and not server.requests
 
 
+@EACH
+@pytest.mark.parametrize("path", ["../user", "ann/..", "./user", "../../user/.git"])
+async def test_a_remote_with_dots_in_its_path_names_no_repository(tmp_path: Path, kind: str, path: str) -> None:
+    async with (
+        FORGES[kind]() as server,
+        working(tmp_path, kind, server, remote=f"http://{server.authority}/{path}") as (session, _),
+    ):
+        refused = await session.call("git.pr", {"title": "x"})
+        assert refused.error_kind == "invalid_input" and not server.requests
+
+
 async def test_a_token_is_not_sent_without_encryption_to_another_machine(tmp_path: Path) -> None:
     settings = '[tools."git.pr".config]\ngitea_url = "http://forge.example/api/v1"\ngitea_token = { secret = "FORGE" }'
     async with (

@@ -73,7 +73,13 @@ async def test_it_counts_files_and_lines_and_names_what_the_manifests_say(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[1]", "null", '{"scripts": 3, "bin": [], "main": {}}', '{"scripts": {"test": null}}', "\ufeff{}"]
+    "text",
+    [
+        *("{", "[1]", "null", '{"scripts": 3, "bin": [], "main": {}}', '{"scripts": {"test": null}}', "\ufeff{}"),
+        pytest.param(f"{'a.' * 100_000}a = 1", id="a key with many parts"),
+        pytest.param(f"[{'a.' * 100_000}a]", id="a table with many parts"),
+        pytest.param(f"a = {'[' * 200_000}", id="many brackets"),
+    ],
 )
 @pytest.mark.parametrize("name", ["package.json", "pyproject.toml", "Cargo.toml", "go.mod", "Makefile"])
 async def test_a_manifest_that_cannot_be_read_is_a_file_like_others(tmp_path: Path, name: str, text: str) -> None:

@@ -110,6 +110,10 @@ async def test_tables_and_code_of_documentation_come_as_they_are(desk: Desk) -> 
         ("filter", '<p style="filter: opacity(0%)">SECRET words</p>'),
         ("moved", '<p style="transform: translate(-9999px, 0)">SECRET words</p>'),
         ("clipped", '<p style="clip-path: circle(0)">SECRET words</p>'),
+        (
+            "many spaces",
+            f"<style>a{(' ' * 30 + 'b') * 8}!, .k {{display:none}}</style><p class=k>SECRET words</p>",
+        ),
         ("no width", '<p style="width: 0; overflow: hidden">SECRET words</p>'),
     ],
 )

@@ -255,8 +255,8 @@ def _check_version(task: WorkspaceTask, version: int | None, owner: str | None) 
         raise ToolError(text, kind="conflict")
     if version is None and owner is not None and task.owner not in ("", owner):
         text = (
-            f"Task {task.id} belongs to {task.owner!r}. Choose another task, or pass `version` {task.version} to change its "
-            "owner."
+            f"Task {task.id} has another owner, whom get_task names. Choose another task, or pass `version` {task.version} to "
+            "change its owner."
         )
         raise ToolError(text, kind="conflict")
 

@@ -22,7 +22,7 @@ class LanguageServerProgram:
     """A language server over stdin and stdout, in a separate folder.
 
     :param plan: its misbehaviour, each for a method such as ``textDocument/hover``, or ``*`` for all: ``mute`` (never answers),
-        ``dies`` (ends), ``garbage`` (writes other text), ``huge`` (announces a message of 1 GB), ``grows`` (allocates 3 GB);
+        ``dies`` (ends), ``garbage`` (writes other text), ``huge`` (announces a message of 1 GB), ``grows`` (allocates 3 GB), ``floods`` (reports 100 MB about other files), ``asks`` (sends a request with an id of 1 MB);
         ``progress``: it still indexes until it was asked so often; ``partial``: how often its references are incomplete
         without a word; ``writes``, ``reads`` and ``connects``: paths and ports that a hover tries; ``late``: diagnostics of the first version come instead of the present ones; ``silent``: no
         diagnostics; ``suffix``: that of its files, by default ``.words``; ``name``: that it says of itself; ``unversioned``: diagnostics without a version; ``pull``: diagnostics on request only;
@@ -98,6 +98,15 @@ def _misbehave(plan: dict[str, Any], method: str) -> bool:
         sys.stdout.write("Content-Length: 1073741824\r\n\r\n{")
         sys.stdout.flush()
         time.sleep(600)
+    if wants("floods"):
+        for number in range(100):
+            about: dict[str, Any] = {"uri": f"file:///flood/{number}", "diagnostics": [{"message": "x" * 1_000_000}]}
+            _send({"method": "textDocument/publishDiagnostics", "params": about})
+            begun = {"kind": "begin", "title": "x" * 1_000_000}
+            _send({"method": "$/progress", "params": {"token": "t" * 1_000_000, "value": begun}})
+            _send({"method": "$/progress", "params": {"token": "t" * 1_000_000, "value": {"kind": "end"}}})
+    if wants("asks"):
+        _send({"id": "x" * 1_000_000, "method": "workspace/configuration", "params": {}})
     if wants("grows"):
         kept = [b"x" * (1 << 20) for _ in range(3 * 1024)]
         time.sleep(600)

@@ -141,6 +141,8 @@ class MemoryUpsertTool(Tool):
             fields["merged_with"] = stored.text
         if stored.untrusted is not None:
             fields["unconfirmed"] = stored.untrusted
+            if stored.is_merged and stored.text != write.text.strip():
+                return Result.output(fields, untrusted_source=_UNCONFIRMED)
         return fields
 
 

@@ -25,7 +25,7 @@ MAX_HUNKS = 5_000
 MAX_LINES = 50_000
 """The most lines of one patch, which is parsed on the event loop."""
 _MAX_PATH = 4096
-_HUNK_HEAD = re.compile(r"@@+ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@+ ?(.*)")
+_HUNK_HEAD = re.compile(r"@@+ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@+ ?(.*)")
 _LOOSE_HEAD = re.compile(r"@@+(?:$|[ \t])")
 _MARKER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(.*)")
 _GIT_HEAD = "diff --git "
@@ -36,7 +36,7 @@ _HERE_DOCUMENT = re.compile(r"(?:apply_patch )?<<-?\s*(['\"]?)(\w+)\1\s*")
 _SIGNATURE = re.compile(r"--\s*")
 _PREFIXES = (("a", "b"), ("b", "a"), ("i", "w"), ("w", "i"), ("c", "i"), ("i", "c"), ("c", "w"), ("w", "c"), ("o", "w"))
 """The prefixes that git writes before the old and the new path (diff.mnemonicPrefix), also reversed."""
-_TIME = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d.*")
+_TIME = re.compile(r"(?<!\s)\s+\d{4}-\d\d-\d\d \d\d:\d\d.*")  # a run of blanks is read once
 _BACKUP = re.compile(r"(.+?)(?:\.orig|\.old|\.bak|~)")
 _NO_ANCHOR = re.compile(r"[-+\d,.…@\s]*")
 _MODES = {"100644": False, "100755": True}
@@ -111,11 +111,17 @@ class PatchSection:
     has_content: bool = False
 
     @property
+    def only_updates(self) -> bool:
+        """Whether the file stays where it is, with another content."""
+        return self.kind == "update" and self.to is None
+
+    @property
     def read_paths(self) -> tuple[str, ...]:
-        """The paths whose content decides about the change."""
-        if self.copied_from is not None:
-            return (self.copied_from,)
-        return () if self.kind == "add" else (self.path,)
+        """The paths whose content decides about the change, or about what the answer says.
+
+        A file that is there already is compared with what would be written.
+        """
+        return self.written_paths if self.copied_from is None else (self.copied_from, *self.written_paths)
 
     @property
     def written_paths(self) -> tuple[str, ...]:
@@ -200,19 +206,20 @@ def _invalid(problem: str, advice: str = "") -> ToolError:
 
 
 def _strip_wrapping(lines: list[str]) -> list[str]:
-    """Return the lines without a code fence or a here-document around them."""
+    """Return the lines without the code fences and here-documents around them."""
     first, last = 0, len(lines)
-    while first < last and not lines[first].strip():
-        first += 1
-    while last > first and not lines[last - 1].strip():
-        last -= 1
-    if last - first >= 2:
+    while True:
+        while first < last and not lines[first].strip():
+            first += 1
+        while last > first and not lines[last - 1].strip():
+            last -= 1
+        if last - first < 2:
+            return lines[first:last]
         here = _HERE_DOCUMENT.fullmatch(lines[first])
-        if _FENCE.fullmatch(lines[first]) and _FENCE.fullmatch(lines[last - 1]):
-            return _strip_wrapping(lines[first + 1 : last - 1])
-        if here is not None and lines[last - 1].strip() == here[2]:
-            return _strip_wrapping(lines[first + 1 : last - 1])
-    return lines[first:last]
+        is_fenced = _FENCE.fullmatch(lines[first]) and _FENCE.fullmatch(lines[last - 1])
+        if not is_fenced and (here is None or lines[last - 1].strip() != here[2]):
+            return lines[first:last]
+        first, last = first + 1, last - 1
 
 
 def _merge_updates(sections: Sequence[PatchSection]) -> Iterator[PatchSection]:
@@ -220,26 +227,31 @@ def _merge_updates(sections: Sequence[PatchSection]) -> Iterator[PatchSection]:
 
     :raises ToolError: ``invalid_input`` for two sections that contradict each other
     """
-    found: dict[str, PatchSection] = {}
+    groups: list[list[PatchSection]] = []
+    found: dict[str, list[PatchSection]] = {}
     for one in sections:
+        other = None
         for path in one.written_paths:
-            key = _normalize(path)
-            other = found.get(key)
-            if other is None:
-                continue
-            if one.kind == other.kind == "update" and one.to is None and other.to is None:
-                hunks = (*other.hunks, *one.hunks)
-                numbered = tuple(replace(hunk, number=number) for number, hunk in enumerate(hunks, 1))
-                executable = other.is_executable if one.is_executable is None else one.is_executable
-                one = replace(other, hunks=numbered, is_executable=executable)  # noqa: PLW2901 - both as one
-                continue
-            raise _invalid(
-                f"Two sections of the patch change {quote_excerpt(path, 200)}.",
-                "Change each file in one section. To replace a whole file, use write.",
-            )
+            other = found.get(_normalize(path))
+            if other is not None and not (one.only_updates and other[0].only_updates):
+                raise _invalid(
+                    f"Two sections of the patch change {quote_excerpt(path, 200)}.",
+                    "Change each file in one section. To replace a whole file, use write.",
+                )
+        if other is not None:
+            other.append(one)
+            continue
+        groups.append([one])
         for path in one.written_paths:
-            found[_normalize(path)] = one
-    yield from dict.fromkeys(found.values())
+            found[_normalize(path)] = groups[-1]
+    for first, *further in groups:
+        if not further:
+            yield first
+            continue
+        hunks = [hunk for one in (first, *further) for hunk in one.hunks]
+        numbered = tuple(replace(hunk, number=number) for number, hunk in enumerate(hunks, 1))
+        modes = [one.is_executable for one in (first, *further) if one.is_executable is not None]
+        yield replace(first, hunks=numbered, is_executable=modes[-1] if modes else None)
 
 
 def _normalize(path: str) -> str:

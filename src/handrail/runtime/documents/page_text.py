@@ -70,7 +70,7 @@ _NEAR_COLOUR = 12
 """The difference of two colours, for red, green and blue each, up to which a reader sees one colour."""
 _RULE = re.compile(r"([^{}]{1,300})\{([^{}]{0,2000})\}")
 _PART = r"(?:[a-zA-Z][\w-]*(?:[.#][\w-]+)*|(?:[.#][\w-]+)+)"
-_PLAIN_SELECTOR = re.compile(rf"{_PART}(?:\s*[>\s]\s*{_PART}){{0,8}}")
+_PLAIN_SELECTOR = re.compile(rf"{_PART}(?:(?:\s*>\s*|\s+){_PART}){{0,8}}")
 _OTHER_MEDIA = re.compile(r"@media(?![^{]{0,300}\b(?:all|screen)\b)[^{]{0,300}\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}")
 _NARROW_MEDIA = re.compile(r"@media[^{]{0,300}\([^{]{0,300}\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}")
 _MEDIA_START = re.compile(r"@media[^{]{0,300}\{")

@@ -217,18 +217,20 @@ def _carry_out(journal: _JournalFile, changes: Sequence[JointChange]) -> None:
         steps.append(_FileStep(change.located.root, change.located.relative_path, temporary, aside, before, None))
     folders = list(dict.fromkeys(one for change in changes for one in _find_missing_folders(change)))
     journal.write("prepared", steps, folders)
+    is_decided = False
     try:
         for change, step in zip(changes, steps, strict=True):
             with _map_errors(change.located):
                 _prepare(change, step)
         for change, step in zip(changes, steps, strict=True):
             change.keep(step.before and step.before.mode, step.after and step.after.mode)
+        is_decided = True
         journal.write("decided", steps, folders)
         for change, step in zip(changes, steps, strict=True):
             with _map_errors(change.located):
                 _take(step, change.located)
     except BaseException:
-        _take_back(journal, steps, folders)
+        _take_back(journal, steps, folders, is_decided=is_decided)
         raise
     _finish(journal, steps)
 
@@ -356,21 +358,28 @@ def _read_state(parent: int, name: str) -> _ContentState | None:
         os.close(descriptor)
 
 
-def _take_back(journal: _JournalFile, steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]]) -> None:
-    """Give each file its old state, unless another process has changed it."""
-    with contextlib.suppress(ToolError):
-        journal.write("reverting", steps, folders)
-    if _revert(steps, folders):
+def _take_back(
+    journal: _JournalFile, steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]], *, is_decided: bool
+) -> None:
+    """Give each file its old state, unless another process has changed it.
+
+    :param is_decided: whether a file may have its new state; else only the temporary files are removed
+    """
+    if is_decided:
+        with contextlib.suppress(ToolError):
+            journal.write("reverting", steps, folders)
+    if _revert(steps, folders, is_decided=is_decided):
         journal.remove()
 
 
-def _revert(steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]]) -> bool:
+def _revert(steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]], *, is_decided: bool) -> bool:
     """Revert the steps, the last first, and return whether nothing is left to do."""
     is_whole = True
     for step in reversed(steps):
         try:
             with step.open_parent() as parent:
-                _revert_step(step, parent)
+                if is_decided:
+                    _revert_step(step, parent)
                 _remove_temporary(step, parent)
         except FileNotFoundError:
             continue  # its folder was not made
@@ -453,7 +462,7 @@ def _recover(journal: _JournalFile) -> bool:
     except (ToolError, OSError) as error:
         logger.warning("the changes in the journal %s could not be finished: %s", journal.file, error)
         return False
-    _take_back(journal, steps, folders)
+    _take_back(journal, steps, folders, is_decided=stage != "prepared")
     return True
 
 

@@ -186,6 +186,7 @@ class PooledLanguageService:
 
     async def describe_symbol(self, query: SymbolQuery) -> HoverAnswer:
         async def ask(server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition) -> HoverAnswer:
+            await _check_declaration(server, files, target)
             result = await server.ask("textDocument/hover", target.to_params(server))
             contents = cast("dict[str, Any]", result).get("contents") if isinstance(result, dict) else None
             span = (target.line, to_offset(target.document.lines[target.line], target.column, server.encoding), 0, 0)
@@ -441,6 +442,19 @@ class PooledLanguageService:
             f"{server.name} found no {definition.index_files[0]}, so it knows at most {_MAX_OPENED_FILES} files with this name, and "
             "may miss declarations in headers. Ask the user to create that file"
         )
+
+
+async def _check_declaration(server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition) -> None:
+    """Check that the call may see where a symbol is declared: a hover shows text from there.
+
+    :raises ToolError: ``denied`` if it may not
+    """
+    try:
+        result = await server.ask("textDocument/definition", target.to_params(server))
+    except ServerRefusal:
+        return  # it knows no declarations, so it shows none
+    if any(files.locate(path) is None for path, _ in list_locations(result)):
+        raise ToolError("The symbol is declared in a file that a rule hides. Use another symbol.", kind="denied")
 
 
 def _make_quality(server: RunningLanguageServer, files: _AnswerFiles, incomplete: str) -> AnswerQuality:

@@ -27,6 +27,8 @@ _MAX_WAITING_MESSAGES = 1_000
 """Messages to the server that it has not read."""
 _MAX_PROGRESS_TASKS = 100
 _MAX_DIAGNOSED_FILES = 1_000
+_MAX_DIAGNOSTICS_BYTES = MAX_MESSAGE_BYTES
+"""The bytes of the messages whose diagnostics are kept."""
 _READ_BYTES = 1 << 16
 _LARGE_BYTES = 1 << 20
 """Bodies from this size on are parsed in a thread."""
@@ -139,11 +141,13 @@ class PublishedDiagnostics:
 
     :param version: of the document; None if the server does not say
     :param number: counts all such messages of the server
+    :param size: the bytes of the message
     """
 
     version: int | None
     diagnostics: list[Any]
     number: int
+    size: int
 
 
 @dataclass(slots=True)
@@ -255,7 +259,8 @@ class LanguageServerConnection:
             while piece := await self.process.read(_READ_BYTES):
                 for body in reader.feed(piece):
                     large = len(body) >= _LARGE_BYTES
-                    self._handle(await asyncio.to_thread(parse_body, body) if large else parse_body(body))
+                    message = await asyncio.to_thread(parse_body, body) if large else parse_body(body)
+                    self._handle(message, len(body))
             reason = await self._describe_end()
         except MalformedMessage as error:
             reason = str(error)
@@ -265,16 +270,18 @@ class LanguageServerConnection:
             reason = f"its messages could not be read: {type(error).__name__}: {error}"[:_MAX_QUOTED]
         self._fail(reason)
 
-    def _handle(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any], size: int) -> None:
         method, number = message.get("method"), message.get("id")
         if not isinstance(method, str):
             self._resolve(number, message)
         elif "id" in message:
+            if len(str(number)) > _MAX_QUOTED:  # each answer repeats it, and answers wait in memory
+                raise MalformedMessage(f"it sent a request whose id has {len(str(number)):,} characters")
             self._answer(method, number, message.get("params"))
         elif method == "$/progress":
             self._note_progress(_to_object(message.get("params")))
         elif method == "textDocument/publishDiagnostics":
-            self._keep_diagnostics(_to_object(message.get("params")))
+            self._keep_diagnostics(_to_object(message.get("params")), size)
 
     def _resolve(self, number: object, message: dict[str, Any]) -> None:
         answer = self._waiting.get(number) if isinstance(number, int) else None
@@ -298,30 +305,36 @@ class LanguageServerConnection:
         self._wake()  # it may have registered a capability
 
     def _note_progress(self, params: dict[str, Any]) -> None:
-        token, value = str(params.get("token")), _to_object(params.get("value"))
+        token, value = str(params.get("token"))[:_MAX_QUOTED], _to_object(params.get("value"))
         kind, percentage = value.get("kind"), value.get("percentage")
         share = int(percentage) if isinstance(percentage, (int, float)) else None
         if kind == "begin" and not value.get("title"):
             return  # pyright's check of open files, which can stay open for ever and which no answer waits for
         if kind == "begin" and len(self.progress) < _MAX_PROGRESS_TASKS:
-            self.progress[token] = WorkProgress(str(value.get("title", "")), str(value.get("message", "")), share)
+            self.progress[token] = WorkProgress(
+                str(value.get("title", ""))[:_MAX_QUOTED], str(value.get("message", ""))[:_MAX_QUOTED], share
+            )
         elif kind == "report" and (known := self.progress.get(token)) is not None:
-            known.message = str(value.get("message", known.message))
+            known.message = str(value.get("message", known.message))[:_MAX_QUOTED]
             known.percentage = known.percentage if share is None else share
         elif kind == "end":
             self.progress.pop(token, None)
         self._wake()
 
-    def _keep_diagnostics(self, params: dict[str, Any]) -> None:
+    def _keep_diagnostics(self, params: dict[str, Any], size: int) -> None:
         found, version = params.get("diagnostics"), params.get("version")
         self.diagnostics_count += 1
         self.diagnostics.pop(uri := str(params.get("uri")), None)
-        while len(self.diagnostics) >= _MAX_DIAGNOSED_FILES:
-            del self.diagnostics[next(iter(self.diagnostics))]
+        kept = sum(one.size for one in self.diagnostics.values())
+        while self.diagnostics and (
+            len(self.diagnostics) >= _MAX_DIAGNOSED_FILES or kept + size > _MAX_DIAGNOSTICS_BYTES
+        ):
+            kept -= self.diagnostics.pop(next(iter(self.diagnostics))).size
         self.diagnostics[uri] = PublishedDiagnostics(
             version if isinstance(version, int) else None,
             cast("list[Any]", found) if isinstance(found, list) else [],
             self.diagnostics_count,
+            size,
         )
         self._wake()
 

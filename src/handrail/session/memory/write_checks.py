@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -54,7 +55,15 @@ _TRUSTED_TOOLS = frozenset(
     ]
 )
 """Tools whose results contain nothing but what the user and the model said, and descriptions of tools."""
+_FOREIGN_PARTS = {
+    b'"notices"': "the session had received notifications",
+    b"<embedded uri=": "a message of the user embedded a file",
+    b'"pictures":[': "a picture was in view",
+}
+"""What a stored message contains if not all of it is the user's or the model's words."""
 _MOST_FORKS = 100
+_UNREAD = frozenset(["Cf", "Mn", "Me"])
+"""Categories of characters that are invisible, or that only mark the letter before."""
 
 
 class RecalledTexts:
@@ -98,7 +107,7 @@ def check_secrets(write: MemoryWrite, redact: Callable[[str], str]) -> None:
 
     :raises ToolError: ``denied`` otherwise, without the secret
     """
-    parts = (write.text, write.key or "", *write.tags)
+    parts = [reading for part in (write.text, write.key or "", *write.tags) for reading in _list_readings(part)]
     if any(redact(part) != part for part in parts):
         raise _secret_error("a registered secret")
     for part in parts:
@@ -173,7 +182,7 @@ def _find_untrusted(reader: LogReader, row: SessionRow) -> str | None:
             outcome = reader.find_outcome(proposal.call_id)
             if outcome is None or outcome.kind == "committed":
                 return _describe_result(proposal, outcome)
-        elif proposal.tool == "memory.query":
+        elif proposal.tool in ("memory.query", "memory.upsert"):  # the latter shows a fact that says nearly the same
             outcome = reader.find_outcome(proposal.call_id)
             if outcome is not None and (outcome.body is None or _get_untrusted_source(outcome) is not None):
                 return "the session had recalled unconfirmed facts"
@@ -185,8 +194,9 @@ def _find_foreign_message(connection: sqlite3.Connection, session_id: str) -> st
     if connection.execute(sql, (session_id,)).fetchone() is not None:
         return "a tool of the model's provider had been used in the session"
     sql = "SELECT 1 FROM message WHERE session = ? AND instr(body, ?) > 0 LIMIT 1"
-    if connection.execute(sql, (session_id, b'"notices"')).fetchone() is not None:
-        return "the session had received notifications"
+    for mark, why in _FOREIGN_PARTS.items():
+        if connection.execute(sql, (session_id, mark)).fetchone() is not None:
+            return why
     return None
 
 
@@ -202,6 +212,12 @@ def _get_untrusted_source(outcome: LoggedRecord) -> str | None:
     for name in ("result", "metadata", "untrusted_source"):
         found = cast("dict[str, Any]", found).get(name) if isinstance(found, dict) else None
     return found if isinstance(found, str) else None
+
+
+def _list_readings(text: str) -> set[str]:
+    """Return a text as it is, and as a model reads it: in plain letters, without marks and invisible characters."""
+    plain = unicodedata.normalize("NFKC", text)
+    return {text, "".join(one for one in plain if unicodedata.category(one) not in _UNREAD)}
 
 
 def _find_secret_form(text: str) -> str | None:

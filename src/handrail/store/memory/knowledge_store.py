@@ -382,7 +382,7 @@ class KnowledgeStore:
     def forget(self, ids: Collection[str]) -> list[str]:
         """Delete entries with all that they replaced, also from the index, and return the ids that were deleted.
 
-        :raises KnowledgeUnavailable: if the file cannot be used
+        :raises KnowledgeUnavailable: if the file cannot be used, or a reader keeps the deleted text in the write-ahead log
         """
         with self._transaction() as connection:
             todo = [one for one in ids if _select(connection, "WHERE id = ?", (one,))]
@@ -469,7 +469,12 @@ class KnowledgeStore:
         with self._lock, self._explaining():
             connection = self._connect()
             connection.execute("INSERT INTO passage (passage) VALUES ('rebuild')")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if is_busy:
+            raise KnowledgeUnavailable(
+                f"The facts were deleted, but {self.path}-wal still has their text: another process is reading the memory. "
+                "That file is removed when the last process that uses the memory ends. End the other processes."
+            )
 
     # Reading
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from handrail.contract.errors import ToolError
@@ -95,6 +95,14 @@ class PatchedFile:
         :param shown: its path after the change, as a message names it
         :param former: its path before
         """
+        diff = self._make_text_diff(shown, former)
+        executable = self.section.is_executable
+        if self.is_applied or executable is None or (self.before is None and not executable):
+            return diff  # a new file cannot be executed, unless the patch says so
+        mode = f"mode {'100755' if executable else '100644'}"
+        return replace(diff, text="\n".join(filter(None, (mode, diff.text))))
+
+    def _make_text_diff(self, shown: str, former: str) -> UnifiedDiff:
         if self.is_applied:
             return UnifiedDiff("", 0, 0)
         if self.before is None or self.section.copied_from is not None:
@@ -109,8 +117,6 @@ class PatchedFile:
         head = [f"--- a/{former}", "+++ /dev/null" if self.action == "deleted" else f"+++ b/{shown}"]
         if self.action == "moved":
             head = [f"rename from {former}", f"rename to {shown}", *(head if diff.text else ())]
-        if not diff.text and self.section.is_executable is not None:
-            head = [*head, f"mode {'100755' if self.section.is_executable else '100644'}"]
         return UnifiedDiff("\n".join((*head, *diff.text.split("\n")[2:])), diff.added, diff.removed, diff.left_out)
 
 

@@ -20,6 +20,8 @@ _DEFAULT_TOKENS = 2_000
 _CHARACTERS_PER_TOKEN = 4
 _RANKED_FILES = 10
 _MOST_LANGUAGES = 12
+_MOST_DOTS = 500
+"""The most dots in a line of a manifest in TOML."""
 
 _LANGUAGES: Mapping[str, str] = {
     **dict.fromkeys(("py", "pyi"), "Python"),
@@ -226,12 +228,22 @@ def _table(value: object, *path: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
+def _parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a manifest.
+
+    :raises ValueError: if it is not TOML, or may have a key with so many parts that reading it takes minutes
+    """
+    if any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
+        raise ValueError
+    return tomllib.loads(text)
+
+
 def _shorten(text: object) -> str:
     return " ".join(str(text).split())[:160]
 
 
 def _read_pyproject(text: str) -> _Facts:
-    data = tomllib.loads(text)
+    data = _parse_toml(text)
     scripts = {**_table(data, "project", "scripts"), **_table(data, "tool", "poetry", "scripts")}
     found = [_shorten(f"{name} = {target}") for name, target in scripts.items()]
     names = json.dumps(
@@ -270,7 +282,7 @@ def _read_justfile(text: str) -> _Facts:
 
 
 def _read_cargo(text: str) -> _Facts:
-    data = tomllib.loads(text)
+    data = _parse_toml(text)
     bins = data.get("bin")
     named = [one.get("name") for one in cast("list[dict[str, Any]]", bins)] if isinstance(bins, list) else []
     package = _table(data, "package").get("name")

@@ -174,7 +174,7 @@ def _choose_forge(runtime: Runtime, address: str) -> _BoundForge:
     shown = strip_url_credentials(address)
     host, path = _split_address(address)
     parts = [part for part in path.removesuffix("/").removesuffix(".git").split("/") if part]
-    if not host or len(parts) < 2:
+    if not host or len(parts) < 2 or not {".", ".."}.isdisjoint(parts):  # a path with dots would name another address
         text = f"The remote {shown} is not a repository on a GitHub or Gitea server. Use a remote such as https://github.com/OWNER/NAME.git."
         raise ToolError(text, kind="invalid_input")
     for kind, default_url, default_host in (("github", "https://api.github.com", "github.com"), ("gitea", "", "")):
