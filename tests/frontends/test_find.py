@@ -13,7 +13,9 @@ def test_a_need_is_answered_with_tools_and_what_speaks_for_each(here: Here) -> N
     shown = here("find", "which commit last changed each line of a file", "--limit", "3", "--keywords-only")
     assert shown.code == 0
     lines = shown.out.splitlines()
-    assert len(lines) <= 5 and lines[0].startswith("TOOL ") and lines[1].startswith("git.blame ")
+    assert (
+        len(lines) <= 5 and lines[0].startswith("TOOL ") and any(line.startswith("git.blame ") for line in lines[1:3])
+    )
     assert "description: " in lines[1] and lines[-1].startswith("search by words only") and shown.err == ""
 
 
@@ -61,9 +63,7 @@ def test_tools_says_of_each_its_category_and_whether_it_is_in_view(here: Here) -
     assert group == f"git ({len(git)})"
     wrong = here("tools", "--category", "gti")
     assert wrong.code == 2 and "core, files, git" in wrong.err
-    empty = here("tools", "--category", "project")
-    assert (empty.code, empty.err) == (0, "") and 'with the category "project"' in " ".join(empty.out.split())
-    assert "project  no tools: " in here("tools", "list").out
+    assert "no tools: " not in here("tools", "list").out, "each shipped category has tools"
 
 
 @pytest.mark.proves("D-05")

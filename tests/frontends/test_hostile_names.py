@@ -322,6 +322,7 @@ WRITERS = {
     "frontends/cli/renderer.py": "the renderer, which hands each piece to the writer's escaping",
     "frontends/acp/terminal_viewer.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
     "testing/scripted_mcp_program.py": "a server for tests, on its own pipes",
+    "testing/scripted_language_server.py": "a language server for tests, on its own pipes",
     "registry/sources/module_worker.py": "a program in the sandbox: its stderr is a pipe of Handrail's",
     "contract/schema/schema_check_program.py": "a process that checks arguments: its stdout is a pipe of Handrail's",
     "runtime/documents/document_process.py": "a process that extracts text: its stdout is a pipe of Handrail's",

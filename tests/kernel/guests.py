@@ -87,7 +87,7 @@ def reply_of(connection: IpcConnection, session_id: str, turn: object, *calls: o
 
 def call(tool: str, arguments: str = "{}") -> list[Any]:
     """A call as it crosses the wire."""
-    return [tool, arguments, None, None, "invalid_input"]
+    return [tool, arguments, None, None, "invalid_input", None]
 
 
 def sizes(kernel: LocalKernel) -> dict[str, int]:

@@ -26,7 +26,7 @@ confined = pytest.mark.skipif(
 )
 
 
-ONLINE = ("git.clone", "git.push", "web_search", "web_fetch", "http.post")
+ONLINE = ("git.clone", "git.push", "git.pr", "web_search", "web_fetch", "http.post")
 """The built-in tools that may ask for any public host."""
 
 

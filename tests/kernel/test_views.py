@@ -49,7 +49,7 @@ async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tm
         assert shown(first.tool_specs) == [*CORE, *FINDERS]
         browsed = (await session.call("browse_tools", {})).data["categories"]
         counts = {one["name"]: one["tool_count"] for one in browsed}
-        assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 7)
+        assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 9)
         assert all(set(one) == {"name", "description", "tool_count"} for one in browsed)
         (answer,) = await first.call_all([("load_tools", {"category": "stock"})])
         assert answer.result.data == {
@@ -245,7 +245,7 @@ async def test_a_tool_that_did_not_ask_for_the_catalog_has_none(tmp_path: Path, 
 
 @pytest.mark.proves("D-08")
 async def test_the_index_of_a_turn_is_the_same_whatever_is_in_view(tmp_path: Path, kernel_in: Opens) -> None:
-    settings = "[catalog]\nindex_tokens = 400\ncategories = { sales = 'What we sold.' }\n"
+    settings = "[catalog]\nindex_tokens = 520\ncategories = { sales = 'What we sold.' }\n"
     async with kernel_in(tmp_path, tools=MANY, settings=settings) as kernel:
         session = await kernel.session()
         index = session.start_turn().tool_index

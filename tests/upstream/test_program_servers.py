@@ -304,7 +304,7 @@ async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_wh
             assert "Did you mean `git.merge`" in await refused(name)
         categories = (await session.call("browse_tools", {})).data["categories"]
         waiting = {one["name"]: one["description"] for one in categories if not one["tool_count"]}
-        assert waiting.keys() == {"project", "mcp:git", "mcp:odd", "mcp:far"} and "exit code 3" in waiting["mcp:odd"]
+        assert waiting.keys() == {"mcp:git", "mcp:odd", "mcp:far"} and "exit code 3" in waiting["mcp:odd"]
         found = (await session.call("tool_search", {"query": "frobnicate the quux"})).data
         assert found["not_searched"].keys() == {"mcp:git", "mcp:odd", "mcp:far"}
         assert "is connecting" in str((await session.call("load_tools", {"tool": "git_log"})).error_text)

@@ -140,6 +140,7 @@ class EarlyProxyListener:
     """
 
     def __init__(self, process: WaitingSandbox) -> None:
+        self._process = process
         self._listener = asyncio.ensure_future(_make_listener(process))
         self._taken = False
 
@@ -149,7 +150,10 @@ class EarlyProxyListener:
         :raises ToolError: ``backend`` if it could not be made
         """
         self._taken = True
-        return await self._listener
+        try:
+            return await self._listener
+        except ToolError:  # a shortage while the sandbox waited may be over
+            return await _make_listener(self._process)
 
     async def wait_until_socket_made(self) -> bool:
         """Wait for the socket; return False if it could not be made."""

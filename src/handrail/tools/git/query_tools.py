@@ -192,7 +192,7 @@ class GitLogTool(Tool):
 class GitBlameTool(Tool):
     spec = git_output_parsers.git_read_spec(
         id="git.blame",
-        description="Show who last changed each line of a file, when and in which commit.",
+        description="Show which commit last changed each line of a file, with its author and time.",
         parameters=make_closed_object_schema(
             {
                 "path": {
