@@ -54,7 +54,8 @@ class FileSink:
         for at_ns, records in batch:
             for kind, session, call, body in records:
                 self._sequence += 1
-                line = orjson.dumps((self._sequence, at_ns, kind, session, call, body))
+                encoded = orjson.Fragment(body) if isinstance(body, bytes) else body
+                line = orjson.dumps((self._sequence, at_ns, kind, session, call, encoded))
                 lines.append(line)
                 if self._chained:
                     commitment = new_commitment()
@@ -90,6 +91,8 @@ class FileLog:
 
     def record_soon(self, records: Sequence[Record]) -> None:
         self.writer.queue_without_waiting((time.time_ns(), records))
+
+    record_encoded_soon = record_soon
 
     async def commit(self, records: Sequence[Record]) -> None:
         await self.writer.commit((time.time_ns(), records))
