@@ -195,7 +195,7 @@ async def _toured_without(monkeypatch: pytest.MonkeyPatch, *labels: str) -> int:
     [
         (
             ["edit-pricing"],
-            {"both files", "the tests pass", "the edits ran", "the tests waited", "the tests ran in", "the commit"},
+            {"both files", "the tests pass", "the edits ran", "the tests waited", "the tests ran in"},
         ),
         (
             ["job", "job-end", "tests-before", "rest", "outside"],

@@ -260,8 +260,8 @@ async def test_an_unconfirmed_fact_that_a_repetition_shows_has_a_label_and_stays
         assert same.data["stored"] is False and "untrusted_source" not in same.metadata, "it shows nothing new"
         shown = await upsert(clean, RULES[1].replace("change the file.", "change it."))
         assert shown.data["merged_with"] == RULES[1]
-        assert shown.metadata["untrusted_source"] == "memory that no person has confirmed"
-        assert "no person has confirmed" in (await upsert(clean, TABS)).data["unconfirmed"]
+        assert shown.metadata["untrusted_source"] == "unconfirmed facts from memory"
+        assert "recalled unconfirmed facts" in (await upsert(clean, TABS)).data["unconfirmed"]
 
 
 async def test_an_unconfirmed_fact_replaces_no_confirmed_one_until_a_person_confirms_it(tmp_path: Path) -> None:
