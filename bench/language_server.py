@@ -101,7 +101,7 @@ class PeerProcess:
 
 
 def list_symbols(workspace: Path) -> Iterator[Symbol]:
-    """Yield the symbols of the package that have a name of their own line."""
+    """Yield each class and function of the package, with the line of its name."""
     for path in sorted((workspace / "src").rglob("*.py")):
         lines = path.read_text().splitlines()
         for node in ast.walk(ast.parse("\n".join(lines))):

@@ -1,4 +1,4 @@
-"""What an agent's usual calls cost beside the same without a kernel, interleaved, and what a long output costs.
+"""Compare the usual calls of an agent with the same work without a kernel, and measure long outputs.
 
 python bench/real_tools.py
 
@@ -46,7 +46,7 @@ def durable_replacement(folder: Path, number: int) -> None:
     os.close(descriptor)
 
 
-async def beside(
+async def compare_with_peer(
     name: str,
     rounds: int,
     ours: Callable[[int], Awaitable[object]],
@@ -114,27 +114,27 @@ async def main() -> int:
                 subprocess.run([RIPGREP, "-n", "method_100", "."], cwd=workspace, stdout=subprocess.PIPE, check=True)
 
             print(f"{'':38}{'handrail':>10}{'peer':>10}   {'x median':>8}{'x min':>8}   wanted")
-            missed += await beside(
+            missed += await compare_with_peer(
                 f"read, {LINES} lines",
                 ROUNDS,
                 lambda n: call("read", path=f"file{n % FILES:02}.py"),
                 lambda n: (workspace / f"file{n % FILES:02}.py").open().read(),
                 READ_BOUND,
             )
-            missed += await beside(
+            missed += await compare_with_peer(
                 f"{READS} reads of one reply",
                 REPLIES,
                 lambda _: asyncio.gather(*(call("read", path=f"file{n:02}.py") for n in range(READS))),
                 lambda _: [(workspace / f"file{n:02}.py").open().read() for n in range(READS)],
                 READ_BOUND,
             )
-            missed += await beside("edit", REPLIES, edit, lambda n: durable_replacement(top, n), EDIT_BOUND)
-            missed += await beside(
+            missed += await compare_with_peer("edit", REPLIES, edit, lambda n: durable_replacement(top, n), EDIT_BOUND)
+            missed += await compare_with_peer(
                 f"grep, {FILES} files", REPLIES, lambda _: call("grep", pattern="method_100"), search, GREP_BOUND
             )
             await call("bash", command="true")
             await asyncio.sleep(0.3)
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
             before, over = memory_mb("VmRSS"), asyncio.Event()
             stall = asyncio.create_task(longest_stall(over))
             began = time.perf_counter()

@@ -1,9 +1,8 @@
-"""What starting costs: ``handrail --help`` and ``import handrail`` beside ``import pydantic``; and the first answers of a call and of
-a server beside those of a bare SDK server.
+"""Compare start-up: commands and imports with ``import pydantic``, and first answers with those of a bare SDK server.
 
-Commands and servers run interleaved, in the environment a user has (``.venv``), not in the one of the peers. A server is
-timed from its start to its answer to ``initialize``, and to that of the first ``tools/call``, which is sent at once. It is
-``handrail mcp`` with ``read``, and the SDK's MCPServer with one function.
+Commands and servers run interleaved, in the environment of a user (``.venv``), not in the one of the peers. The time of a server
+begins with its start. It ends with the answer to ``initialize``, and with the answer to a ``tools/call`` that is sent at once. The
+servers are ``handrail mcp`` with ``read``, and the SDK's MCPServer with one function.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ def time_server(command: list[str], folder: str) -> tuple[float, float]:
         def answer(id: int) -> float:
             assert server.stdout is not None
             for line in server.stdout:
-                if (told := json.loads(line)).get("id") == id:
-                    assert "result" in told and not told["result"].get("isError"), told
+                if (answer := json.loads(line)).get("id") == id:
+                    assert "result" in answer and not answer["result"].get("isError"), answer
                     return time.perf_counter() - began
             raise SystemExit(f"{command} ended before its answer {id}")
 

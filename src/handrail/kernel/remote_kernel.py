@@ -167,10 +167,10 @@ class RemoteKernel(Kernel):
         if session is not None:
             session.update_loaded_tools(told["interaction"], told["steps"])
 
-    def _receive_mode(self, told: Any) -> None:
-        session = self._sessions.get(told["session_id"])
+    def _receive_mode(self, body: Any) -> None:
+        session = self._sessions.get(body["session_id"])
         if session is not None:
-            session.update_mode(told["mode"])
+            session.update_mode(body["mode"])
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 

@@ -695,7 +695,7 @@ def _unquote(text: str) -> str:
 
 
 def _split_git_paths(text: str) -> tuple[str, str] | None:
-    """Return both paths of a ``diff --git`` line, if they can be told apart."""
+    """Return both paths of a ``diff --git`` line, or None if the line can be split in several ways."""
     quoted = re.fullmatch(r'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)
     if quoted is not None:
         return _strip_prefixes(_unquote(quoted[1]), _unquote(quoted[2]))
