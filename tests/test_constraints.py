@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parent.parent
 NAMED = "handrail"
@@ -54,3 +55,18 @@ def test_each_package_is_held_at_a_version_that_the_others_take(place: str) -> N
         if canonical(one.name) not in held or not one.specifier.contains(held[canonical(one.name)], prereleases=True)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_each_held_package_runs_on_the_oldest_python_that_we_support() -> None:
+    """Debian 12 has Python 3.11.2: a package that asks for a later patch release stops ``make setup`` there."""
+    held = pins(ROOT / "constraints.txt")
+    too_new: list[str] = []
+    for name in held:
+        try:
+            metadata = distribution(name).metadata
+        except PackageNotFoundError:
+            continue
+        asked = metadata["Requires-Python"] if "Requires-Python" in metadata else ""
+        if not SpecifierSet(asked).contains("3.11.0"):
+            too_new.append(f"{name} {metadata['Version']} asks for Python {asked}")
+    assert not too_new, "\n".join(too_new)
