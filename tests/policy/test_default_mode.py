@@ -65,6 +65,8 @@ def test_code_runs_confined_too(desk: Desk) -> None:
     assert judge(desk, "print(1)", spec=PYTHON).action == "allow"
     assert judge(desk, "import shutil; shutil.rmtree('src')", spec=PYTHON).action == "ask"
     assert judge(desk, "print(1)", "ask python", spec=PYTHON).action == "ask"
+    assert judge(desk, f"print('{'a' * 50_000}')", spec=PYTHON).action == "allow"
+    assert judge(desk, f"print('{'a' * 100_000}')", spec=PYTHON).action == "ask"  # too long to search
 
 
 @pytest.mark.parametrize("spec", [WRITE, EDIT])

@@ -91,11 +91,8 @@ class ConfiningPolicy(ToolPolicy):
         for finding in verdict.findings:
             if finding.action != "allow" and (objection := _find_stricter(finding, rule)):
                 return objection
-        if (
-            not verdict.targets
-            and (match := _DESTROYING_CODE.search(" ".join(_texts_in(verdict.arguments)))) is not None
-        ):
-            return f"its code contains {match.group()!r}"
+        if not verdict.targets and (objection := _find_objection_to_code(" ".join(_texts_in(verdict.arguments)))):
+            return objection
         for target in verdict.targets:
             subject = target.subject
             if isinstance(subject, ShellScript):
@@ -256,6 +253,8 @@ _DESTROYING_CODE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""
+_MAX_CODE = 100_000
+"""Characters of code that are searched, which takes up to 25 ms on the event loop."""
 
 
 _VERSION_CONTROL = re.compile(r"git|hg|jj|svn|bzr|fossil|sl|gt")
@@ -269,7 +268,14 @@ def _only_runs_code(script: ShellScript, text: str) -> bool:
             continue
         if not argv or is_marked(argv[0]) or program_name(argv) not in _INTERPRETERS:
             return False
-    return bool(script.commands) and _DESTROYING_CODE.search(text) is None
+    return bool(script.commands) and not _find_objection_to_code(text)
+
+
+def _find_objection_to_code(text: str) -> str:
+    if len(text) > _MAX_CODE:
+        return f"its code is longer than {_MAX_CODE:,} characters"
+    match = _DESTROYING_CODE.search(text)
+    return "" if match is None else f"its code contains {match.group()!r}"
 
 
 def _texts_in(arguments: Mapping[str, Any]) -> Iterator[str]:
