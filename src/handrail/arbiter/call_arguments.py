@@ -17,9 +17,9 @@ from handrail.arbiter.call_state import Call
 from handrail.arbiter.output.audience_views import make_audience_results
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.output.shaper import OutputShaper
+from handrail.arbiter.schema_check_program import CPU_SECONDS, MEMORY_MIB
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
-from handrail.contract.schema.schema_check_program import CPU_SECONDS, MEMORY_MIB
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
@@ -30,6 +30,7 @@ from handrail.contract.text.strict_json import (
     parse_model_json_fast,
 )
 from handrail.contract.tool_generation import ToolEntry
+from handrail.origins.bounded_program import parse_json_lines, run_bounded_program
 from handrail.origins.program_lookup import (
     ProgramRefused,
     find_enclosing_folder,
@@ -120,7 +121,8 @@ _TIMEOUT_S = 20.0
 """Wall time. The limit of processor time comes first, except on a busy machine."""
 _AT_ONCE = 2
 _MOST_WAITING = 32
-_MODULE = "handrail.contract.schema.schema_check_program"
+_MAX_ANSWER = 16 * 1024 * 1024
+_MODULE = "handrail.arbiter.schema_check_program"
 _START = f"import sys; sys.path[:0] = sys.argv[1:]; from {_MODULE} import main; main()"
 _BOUNDS = f"the check did not finish within {CPU_SECONDS} s and {MEMORY_MIB} MiB"
 _TOO_LARGE = "the arguments do not match the schema, which is too large to report details; compare them with the schema"
@@ -168,36 +170,16 @@ class ArgumentCheckRunner:
 
 async def _run_check_process(question: object) -> list[object] | None:
     """Return the complete lines that the process printed; None if it cannot be started."""
+    output = bytearray()
     try:
-        text = json.dumps(question).encode()
-        process = await asyncio.create_subprocess_exec(
-            *(find_own_interpreter(), "-I", "-S", "-c", _START, *_import_path()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
-    except (ProgramRefused, OSError, ValueError, TypeError, RecursionError):
-        return None
-    output = b""
-    try:
+        data = json.dumps(question).encode()
+        argv = (find_own_interpreter(), "-I", "-S", "-c", _START, *_import_path())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
-                output, _ = await process.communicate(text)
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-    lines: list[object] = []
-    for line in output.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:  # the process ended in the middle of a line
-            break
-    return lines
+                await run_bounded_program(argv, data, output, max_bytes=_MAX_ANSWER)
+    except (ProgramRefused, OSError, ValueError, TypeError, RecursionError):
+        return None
+    return parse_json_lines(output)
 
 
 def _import_path() -> list[str]:

@@ -11,26 +11,16 @@ import logging
 import sys
 from importlib import import_module
 
+from handrail.origins.bounded_program import set_process_limits
+
 
 def main() -> None:
     """Answer the question on the standard input. The arguments are the module and the limits."""
-    import resource  # the kernel imports this module also on systems without it
-
-    module, cpu_s, memory_mib = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    limits = {
-        resource.RLIMIT_CPU: cpu_s,
-        resource.RLIMIT_AS: memory_mib * 1024 * 1024,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-    }
-    for kind, most in limits.items():
-        _, hard = resource.getrlimit(kind)
-        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (value, value))
+    set_process_limits(int(sys.argv[2]), int(sys.argv[3]))
     logging.disable(logging.CRITICAL)  # a hostile document causes any number of warnings
     try:
         question = json.loads(sys.stdin.buffer.readline())
-        for value in import_module(module).extract_values(question, sys.stdin.buffer.read()):
+        for value in import_module(sys.argv[1]).extract_values(question, sys.stdin.buffer.read()):
             _print_value(value)
     except ImportError:
         _print_value({"error": "missing"})

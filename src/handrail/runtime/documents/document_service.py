@@ -13,12 +13,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
 from handrail.contract.services.tool_runtime import ExtractedPage, PdfPages
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
+from handrail.origins.bounded_program import parse_json_lines, run_bounded_program
 from handrail.origins.import_guard import build_trusted_search_path
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
 from handrail.runtime.shell_service import end_process
@@ -44,7 +45,7 @@ class DocumentExtractor(NamedTuple):
 
 
 PAGE_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.page_text", 2, 1024, 30.0)
-PDF_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.pdf_text", 10, 1024, 60.0)
+PDF_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.pdf_text", 10, 1024, 50.0)  # a read may take 60 s
 MAX_PAGES = 500
 """The most pages of a PDF that are read at once."""
 _START = "import sys; sys.path[:0] = sys.argv[4:]; from handrail.runtime.documents.document_process import main; main()"
@@ -138,7 +139,7 @@ class SandboxedDocuments:
                     await self._run_confined(argv, data, output, extractor, _list_code_folders(folders))
                 else:
                     await _run_unconfined(argv, data, output)
-        return _parse_values(output) or [{"error": "limit"}]
+        return parse_json_lines(output) or [{"error": "limit"}]
 
     async def _run_confined(
         self,
@@ -200,51 +201,12 @@ def _get_slots(extractor: DocumentExtractor) -> asyncio.Semaphore:
 
 async def _run_unconfined(argv: tuple[str, ...], data: bytes, output: bytearray) -> None:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+        await run_bounded_program(argv, data, output, max_bytes=_MAX_ANSWER)
     except (OSError, ValueError) as error:
         raise ToolError(
             f"The text of the document cannot be extracted: {error}. Ask the user to check the machine with handrail doctor.",
             kind="unavailable",
         ) from None
-    assert process.stdin is not None and process.stdout is not None
-    writing = asyncio.ensure_future(_write_input(process.stdin, data))
-    try:
-        while len(output) < _MAX_ANSWER and (piece := await process.stdout.read(1 << 16)):
-            output += piece
-    finally:
-        writing.cancel()
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-
-
-async def _write_input(stdin: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(
-        BrokenPipeError, ConnectionResetError
-    ):  # the process may end before it has read everything
-        stdin.write(data)
-        await stdin.drain()
-        stdin.close()
-
-
-def _parse_values(output: bytearray) -> list[dict[str, Any]]:
-    """Return the values that the process printed whole."""
-    values: list[dict[str, Any]] = []
-    for line in output.splitlines():
-        try:
-            values.append(cast("dict[str, Any]", json.loads(line)))
-        except ValueError:  # the process ended in the middle of a line
-            break
-    return values
 
 
 def _list_code_folders(import_folders: list[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import json
 import sys
 
 from handrail.contract.schema.argument_validation import compile_schema
+from handrail.origins.bounded_program import set_process_limits
 
 CPU_SECONDS = 2
 """Processor time of the process, start-up (0.2 s) included."""
@@ -20,18 +21,7 @@ MEMORY_MIB = 512
 
 def main() -> None:
     """Check the arguments on the standard input and print the answer."""
-    import resource  # the kernel imports this module also on systems without it
-
-    limits = {
-        resource.RLIMIT_CPU: CPU_SECONDS,
-        resource.RLIMIT_AS: MEMORY_MIB * 1024 * 1024,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-    }
-    for kind, most in limits.items():
-        _, hard = resource.getrlimit(kind)
-        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (value, value))
+    set_process_limits(CPU_SECONDS, MEMORY_MIB)
     question = json.load(sys.stdin)
     schema, arguments = compile_schema(question["parameters"]), question["arguments"]
     fits = schema.fits_at_any_cost(arguments)
