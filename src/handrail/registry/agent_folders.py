@@ -124,7 +124,7 @@ def find_agent(
     :raises UsageError: if no such agent exists, with the ids of all agents
     """
     if (problem := fault_in_agent_id(agent)) is not None:
-        raise UsageError(f"Invalid agent id: {problem}.")
+        raise UsageError(f"Invalid agent id: {problem}. `handrail agents` lists the agents.")
     agents = find_agents(config, workspaces, given)
     if agent not in agents:
         close = nearest_names(agent, agents, 1)

@@ -458,7 +458,9 @@ def _run_package_manager(command: Sequence[str], folder: Path, first: Path | Non
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{Path(command[0]).name} could not run: {error}. Nothing was installed.") from None
+        raise UsageError(
+            f"{Path(command[0]).name} could not run: {error}. Nothing was installed. Check that it works in your terminal, then try again."
+        ) from None
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip())[-800:]
         raise UsageError(f"{Path(command[0]).name} could not install the package: {said}")

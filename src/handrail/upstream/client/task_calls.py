@@ -101,7 +101,8 @@ async def answer_input_requests(
         asks[key] = ClientRequest(cast("ClientMethod", method), given, name)
     if runtime is None:
         raise ToolError(
-            f"MCP server {name} requested input outside a tool call. The request was rejected.", kind="unavailable"
+            f"MCP server {name} requested input outside a tool call, so the request was rejected. Continue without it.",
+            kind="unavailable",
         )
     return dict(await runtime.client.send_requests(asks))
 

@@ -90,7 +90,7 @@ def command(
     only_list, request_id = request_id == "list", None if request_id == "list" else request_id
     given = _has_answer(choice, message, arguments, answers)
     if given and request_id is None:
-        raise click.UsageError("The ID of the request is missing. For example: handrail approve ID --once")
+        raise click.UsageError("The ID of the request is missing. Pass it, as in: handrail approve ID --once")
     if revoke is not None:
         return run_on_event_loop(lambda _: _revoke(setting, revoke))
     if rules_only:
@@ -111,12 +111,16 @@ def _has_answer(choice: str | None, message: str, arguments: str | None, answers
     """
     if arguments is not None and choice not in (None, "once"):
         raise click.UsageError(
-            "`--arguments` is allowed only with `--once`, because a stored rule applies to the shown arguments."
+            f"`--arguments` cannot be combined with `{choice}`: a stored rule applies to the shown arguments. Pass `--once`."
         )
     if answers and (choice is not None or arguments is not None):
-        raise click.UsageError("`--answer` is for questions and cannot be combined with options for approvals.")
+        raise click.UsageError(
+            "`--answer` is for questions, and `--once` and `--arguments` are for approvals. Pass only one kind."
+        )
     if message and choice not in ("reject", "reject-always", "stop"):
-        raise click.UsageError("`--message` requires `--reject`, `--reject-always` or `--stop-session`.")
+        raise click.UsageError(
+            "`--message` is only for rejections. Add `--reject`, `--reject-always` or `--stop-session`."
+        )
     return choice is not None or arguments is not None or bool(answers)
 
 

@@ -91,12 +91,14 @@ def command(
 
     if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
         raise click.UsageError(
-            "`--before`, `--dry-run` and `--yes` require `purge`: handrail log purge --before DAYS|DATE"
+            "`--before`, `--dry-run` and `--yes` are options of `purge`. Run: handrail log purge --before DAYS|DATE"
         )
     _check_head(action, head)
     if action == "purge":
         if call is not None or records:
-            raise click.UsageError("`purge` accepts `--before` and `--session`, but not `--call` or `--records`.")
+            raise click.UsageError(
+                "`--call` and `--records` are not options of `purge`. Select with `--before` or `--session`."
+            )
         return run_log_purge(setting, before, session, dry_run=dry_run, yes=yes)
     if action == "acknowledge":
         return run_log_acknowledge(setting, yes=yes)
@@ -112,7 +114,7 @@ def command(
 
 def _check_head(action: str | None, head: str | None) -> None:
     if action != "verify" and head is not None:
-        raise click.UsageError("`--head` requires `verify`: handrail log verify --head HASH")
+        raise click.UsageError("`--head` is an option of `verify`. Run: handrail log verify --head HASH")
     if head is not None and not _HASH.fullmatch(head):
         raise click.UsageError(
             f"Invalid value for `--head`: {head!r}. Expected the 64 hexadecimal digits from `handrail log verify`."

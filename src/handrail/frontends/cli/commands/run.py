@@ -73,7 +73,7 @@ def command(
         if task is None:
             raise click.UsageError("TASK is missing. Pass a task, or resume a session with `--resume`.")
         if compact:
-            raise click.UsageError("`--compact` requires a session: handrail run --resume ID --compact")
+            raise click.UsageError("`--compact` requires a session. Run: handrail run --resume ID --compact")
     if resume is not None:
         resume = find_resumable_session(setting, resume).id
     if before := resume or fork:

@@ -103,7 +103,7 @@ def _exactly_one(values: tuple[str, ...], action: str) -> Path:
     from pathlib import Path
 
     if (value := _at_most_one(values, "FOLDER")) is None:
-        raise click.UsageError(f"The folder is missing: handrail state {action} FOLDER")
+        raise click.UsageError(f"The folder is missing. Pass it, as in: handrail state {action} FOLDER")
     return Path(value).expanduser()
 
 

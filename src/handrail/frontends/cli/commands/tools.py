@@ -134,7 +134,7 @@ def _entries_in_category(name: str, entries: list[ToolEntry], view: CatalogView)
 
     there = sorted({*(view.category_of_any_tool(entry) for entry in entries), *view.empty_categories})
     if name not in there:
-        raise UsageError(f"Category {name!r} does not exist. The categories are: {', '.join(there)}.")
+        raise UsageError(f"Category {name!r} does not exist. Pass one of: {', '.join(there)}.")
     return [entry for entry in entries if view.category_of_any_tool(entry) == name]
 
 
