@@ -300,7 +300,8 @@ text: Output of the terminal
 cursor: Position to continue from, in bytes
 state: State of the terminal
 has_more: true if there is further output now
-?dropped_bytes: Number of bytes of output that were not kept""",
+?dropped_bytes: Number of bytes of output that were not kept
+?notes: Why the sandbox refused something that the output names, if it did""",
     "terminal.resize": "id: Id of the terminal\ncolumns: New width in columns\nrows: New height in rows",
     "terminal.stop": f"id: Id of the terminal\nstate: State of the terminal\n{_STOPPED}",
     "tool.step": """\

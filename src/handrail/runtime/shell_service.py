@@ -72,7 +72,7 @@ class SandboxedShell:
     ) -> None:
         self._sandbox = sandbox
         self._profile = profile
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         self._roots = roots
         self._may = may
         self._as_argv = as_argv
@@ -125,7 +125,7 @@ class SandboxedShell:
         bound = None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, said)
         limit = bound.text if bound else None
         shown = command if isinstance(command, str) else " ".join(command)
-        notes = explain_refusals(process, ProgramEnd(shown, code, said, self._capabilities, attempts))
+        notes = explain_refusals(process, ProgramEnd(shown, code, said, self.capabilities, attempts))
         if watch is not None and watch.ended_editor:
             notes = (
                 f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so it was ended. Use edit "
@@ -168,7 +168,7 @@ class SandboxedShell:
         if attempts is not None and profile.on_attempt is not None:
             profile = dataclasses.replace(profile, on_attempt=_also_keep(attempts, profile.on_attempt))
         program = ProgramSpec(argv, merge_stderr=not apart, terminal=terminal)
-        return await self._sandbox.start(self._capabilities, profile, program)
+        return await self._sandbox.start(self.capabilities, profile, program)
 
     async def list_hidden_paths(self, paths: Sequence[str]) -> Sequence[str]:
         if len(paths) > _FEW_PATHS:
@@ -185,8 +185,8 @@ class SandboxedShell:
         return found
 
     def _build_argv(self, command: str | Sequence[str]) -> Sequence[str]:
-        if not self._capabilities.may_allow_any_target("shell.run"):
-            layer = self._capabilities.find_refusing_layer("shell.run", ("",))
+        if not self.capabilities.may_allow_any_target("shell.run"):
+            layer = self.capabilities.find_refusing_layer("shell.run", ("",))
             owner = layer.owner if layer else "nothing"
             raise ToolError(
                 f"Running programs is not allowed in this call (limited by {owner}). Use another tool, or ask the "
@@ -203,7 +203,7 @@ class SandboxedShell:
         argv = tuple(command)
         if not argv or not argv[0]:
             raise ToolError("The argv list is empty. Pass a program and its arguments.", kind="invalid_input")
-        if self._capabilities.find_refusing_layer("shell.run", argv) is not None:
+        if self.capabilities.find_refusing_layer("shell.run", argv) is not None:
             raise ToolError(
                 f"`{escape_terminal_controls(argv[0])}` with these arguments is not allowed in this call. Use another tool, or ask "
                 "the user.",
@@ -425,6 +425,8 @@ _HANG_UP_S = 0.5
 _READ = 1 << 16
 _BURST, _PAUSE_S = 256 * 1024, 0.05
 """After this many bytes, a program with much output is paused, so that other tasks get a turn."""
+_TAIL_BYTES = 8 * 1024
+"""How much of the end of a terminal's output is kept to explain how its program ended."""
 _DELIVERY_S = 0.1
 """How long the system may take to pass on typed text."""
 _COMMANDS_WITHOUT_INPUT = frozenset(
@@ -461,6 +463,8 @@ class OpenTerminal:
     """A terminal whose program has not ended.
 
     :param command: the command that it was started with
+    :param attempts: gets the hosts that its programs want to reach, each once
+    :ivar tail: the end of its output
     :ivar line_open: whether the input line contains text that was not entered
     :ivar quoting: whether the next key is inserted literally
     :ivar may_take_input: whether a line was typed that may have started a program that reads the next input
@@ -469,10 +473,26 @@ class OpenTerminal:
     id: str
     command: str
     process: TerminalProcess
+    capabilities: CapabilitySet
+    attempts: list[ConnectionAttempt]
+    tail: bytes = b""
     line_open: bool = False
     quoting: bool = False
     may_take_input: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def keep_tail(self, piece: bytes) -> None:
+        """Add output to the end that is kept."""
+        self.tail = (self.tail + piece)[-_TAIL_BYTES:]
+
+    def explain_failures(self, output: bytes, exit_code: int = 1) -> tuple[str, ...]:
+        """Return notes on failures in ``output``. An open terminal has no exit code, so its output alone counts.
+
+        Each host that was refused is named once.
+        """
+        attempts, self.attempts[:] = tuple(self.attempts), ()
+        end = ProgramEnd(self.command, exit_code, output, self.capabilities, attempts)
+        return explain_refusals(self.process, end)
 
     @property
     def is_input_uncertain(self) -> bool:
@@ -555,9 +575,10 @@ class CallTerminals:
                 kind="limit",
             )
         shared.starting.add(terminal_id)
+        shell, attempts = self._shell(), list[ConnectionAttempt]()
         try:
-            started = await self._shell().start_authorized_program(
-                command, cwd=cwd, terminal=TerminalSize(columns, rows)
+            started = await shell.start_authorized_program(
+                command, cwd=cwd, terminal=TerminalSize(columns, rows), attempts=attempts
             )
         except BaseException:
             shared.non_shells.discard(terminal_id)
@@ -566,7 +587,8 @@ class CallTerminals:
             shared.starting.discard(terminal_id)
             shared.count_change_and_wake()
         process = cast("TerminalProcess", started)
-        terminal = shared.open[terminal_id] = OpenTerminal(terminal_id, command, process)
+        terminal = OpenTerminal(terminal_id, command, process, shell.capabilities, attempts)
+        shared.open[terminal_id] = terminal
         terminal.may_take_input = any(sign in command for sign in ";&|\n$`(<")
         await self.track_read_position(terminal_id, 0)
         shared.count_change_and_wake()
@@ -584,11 +606,13 @@ class CallTerminals:
             await asyncio.wait({reading})
             if rest := process.read_rest(_BURST):
                 self._output(rest)
+                terminal.keep_tail(rest)
             del shared.open[terminal_id]
             shared.non_shells.discard(terminal_id)
             shared.count_change_and_wake()
             await end_process(process)
-        return CompletedProcess(code, b"", signal=-code if code < 0 else None)
+        notes = terminal.explain_failures(terminal.tail, code)
+        return CompletedProcess(code, b"", signal=-code if code < 0 else None, notes=notes)
 
     async def _wait_until_ended(self, terminal: OpenTerminal) -> int:
         try:
@@ -601,6 +625,7 @@ class CallTerminals:
         passed = 0
         while piece := await terminal.process.read(_READ):
             self._output(piece)
+            terminal.keep_tail(piece)
             self._shared.count_change_and_wake()
             passed += len(piece)
             if passed >= _BURST:
@@ -679,6 +704,12 @@ class CallTerminals:
         except TimeoutError:
             return False
         return True
+
+    async def explain_failures(self, terminal_id: str, text: str) -> Sequence[str]:
+        terminal = self._shared.find(terminal_id)
+        if terminal is None:
+            return ()
+        return await asyncio.to_thread(terminal.explain_failures, text.encode("utf-8", "replace"))
 
     async def track_read_position(self, terminal_id: str, cursor: int | None = None) -> int:
         known = self._shared.read_up_to

@@ -425,6 +425,10 @@ class TerminalService(Protocol):
         """Wait until the counter of :meth:`change_count` is above ``since``; return False if the time expires first."""
         ...
 
+    async def explain_failures(self, terminal_id: str, text: str) -> Sequence[str]:
+        """Return notes on failures in ``text``, the output of an open terminal, that its sandbox can have caused."""
+        ...
+
     async def track_read_position(self, terminal_id: str, cursor: int | None = None) -> int:
         """Return the position in the output at which the last look ended.
 

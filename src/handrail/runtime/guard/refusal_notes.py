@@ -29,7 +29,7 @@ _SCANNED_BYTES = 64 * 1024
 _MOST_NOTES = 6
 _MOST_PROGRAMS = 3
 
-_Failure = Literal["network", "loopback", "read-only", "unix-sockets"]
+_Failure = Literal["network", "loopback", "read-only", "unix-sockets", "services", "root"]
 _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
     "loopback": compile_on_first_use(
         rb"(?:127\.\d+\.\d+\.\d+|localhost|::1|0\.0\.0\.0)[^\n]{0,200}?"
@@ -53,6 +53,20 @@ _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
         re.IGNORECASE,
     ),
     "unix-sockets": compile_on_first_use(rb"address family not supported|\bEAFNOSUPPORT\b", re.IGNORECASE),
+    "services": compile_on_first_use(
+        rb"cannot connect to the docker daemon|connect[^\n]{0,200}[ '\"(:/](?:/var)?/run/[^\s'\"]+\.(?:sock|s\.PGSQL)"
+        rb"|socket [\"'](?:/var)?/run/[^\n]{0,200}(?:failed|no such file)"
+        rb"|failed to connect to (?:the )?(?:\w+ )?(?:scope )?bus\b|not been booted with systemd",
+        re.IGNORECASE,
+    ),
+    "root": compile_on_first_use(
+        rb"unable to acquire the dpkg|are you root\?|superuser privileges|(?:must|need to|has to) be (?:run as )?root\b"
+        rb"|unless you are root|\"no new privileges\"|effective user id is not 0"
+        rb"|\b(?:chown|chgrp|mount|umount|chroot|mknod|setcap|iptables|ping|unshare|su|sudo): [^\n]{0,200}"
+        rb"(?:operation not permitted|permission denied)"
+        rb"|changing (?:ownership|group) of [^\n]{0,200}(?:operation not permitted|invalid argument)",
+        re.IGNORECASE,
+    ),
 }
 """The words with which programs tell of a failure, in the order of the notes."""
 _SILENT = (
@@ -190,6 +204,16 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramEnd
                 "Programs cannot create Unix sockets. Do without one, for example over 127.0.0.1, or ask the user to set "
                 "unix_sockets = true under [sandbox] in handrail.toml."
             )
+        case "services":
+            return (
+                "Programs do not reach the services of this machine through their sockets, such as Docker, databases or systemd. "
+                "Continue without the service, or ask the user to run this command outside of Handrail."
+            )
+        case "root":
+            return (
+                "Programs do not have the rights of root: they cannot install system packages, change owners or mount. Install "
+                "into the workspace, for example with npm or with pip in a virtual environment, or ask the user to do it."
+            )
 
 
 _SHARED_LOOPBACK = (
@@ -248,8 +272,16 @@ def _explain_missing(name: str) -> str | None:
 
 def _explain_outside_paths(said: str, profile: SandboxProfile) -> Iterator[str]:
     """Explain a missing path that no program sees. Whether it exists on this machine is not looked up."""
+    home = f"{profile.scratch}/."
     for match in _MISSING_PATH.finditer(said):
         path = os.path.normpath(next(filter(None, match.groups())))
+        if path.startswith(home):
+            shown = f"~/{path.removeprefix(home[:-1])}"
+            yield (
+                f"`{escape_terminal_controls(shown)}` does not exist for programs: their $HOME is a private folder of this session, "
+                "not the home of the user. Continue without the file, or ask the user for what you need from it."
+            )
+            return
         seen = (
             *SYSTEM_FOLDERS,
             *_PRIVATE_FOLDERS,
