@@ -482,13 +482,13 @@ def format_undo_report(report: UndoReport) -> Iterator[str]:
     verb = "Would undo" if report.is_dry_run else "Undid"
     shown = ", ".join(report.calls[:3]) + (f" and {len(report.calls) - 3} more calls" if len(report.calls) > 3 else "")
     if given_back:
-        yield f"{verb} {shown}: {given_back:,} paths."
+        yield f"{verb} {shown}: {given_back:,} {'path' if given_back == 1 else 'paths'}."
     elif report.paths:
         yield (
             f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them."
         )
     else:
-        yield f"Nothing to undo: what {shown} changed is as it was before."
+        yield f"Nothing to undo: the changes of {shown} are undone already."
 
 
 def _format_undone_path(one: UndonePath, *, is_dry_run: bool) -> str:
