@@ -477,7 +477,7 @@ class Arbiter:
     def _record_intent(self, call: Call) -> Awaitable[None] | None:
         """Check the decision again and record that the call is about to start.
 
-        With side effects, the record is durable first. The record of a read is written when the read first waits, or with its
+        With side effects, the record is durable first. The record of a read is written soon after the read first waits, or with its
         outcome.
         """
         assert call.entry is not None

@@ -43,7 +43,7 @@ from handrail.contract.tool.spec import StateEnd
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.policy.call_authorizer import CallAuthorizer, PolicyVerdict
 from handrail.policy.rules.rules_and_modes import RuleBook, limit_to_parent, parse_mode, with_mode
-from handrail.record.commit_log import CommitLog, Record, RecordKind, encode_record_body
+from handrail.record.commit_log import CommitLog, Record, RecordKind, encode_record_body, join_record_bodies
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.store.database.group_writer import QueuedWrite
 from handrail.store.tables.job_tables import JobRow
@@ -516,8 +516,14 @@ class Call:
     def pass_records_to_log(self) -> None:
         """Hand the queued records to the log, without waiting for them to be durable."""
         if self.records:
-            records, self.records = self.records, []
-            self.log.record_encoded_soon(records)
+            kinds, _, _, bodies = zip(*self.records, strict=True)
+            self.records = []
+            self.log.record_call_soon(self.session_id, self.id, " ".join(kinds), join_record_bodies(bodies))
+
+    def record_start_soon(self) -> None:
+        """Hand the queued records to the log soon, or with its outcome if that comes first."""
+        if self.records:
+            self.log.record_started_call(self.id, self.pass_records_to_log)
 
     async def await_interruptible(self, step: StepName, work: Callable[[], Awaitable[Any]]) -> Any:
         """Await ``work``, which the user's stop or a shutdown may end.

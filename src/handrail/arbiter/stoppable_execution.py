@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsage] - documented, for tasks of another kind
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.session_protocols import StopReason
@@ -134,6 +136,60 @@ class StartedCoroutine:
             return ended.value
 
 
+class SharedTimeout:
+    """The time-outs of one length on one loop, which have one timer together.
+
+    A timer of the loop costs as much as several steps of a call. Time-outs of one length end in the order in which they began,
+    so only the first one needs a timer. It stays when that one has stopped, and then finds the next one.
+    """
+
+    __slots__ = ("_length_s", "_loop", "_running", "_siblings")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, length_s: float, siblings: dict[float, SharedTimeout]) -> None:
+        self._loop = loop
+        self._length_s = length_s
+        self._siblings = siblings
+        self._running: OrderedDict[StoppableExecution, float] = OrderedDict()
+        """The ends of the time-outs, as times of the loop."""
+        self._set_timer(loop.time() + length_s)
+
+    def start(self, execution: StoppableExecution) -> None:
+        """Start a time-out, at whose end the execution is asked to stop."""
+        self._running[execution] = self._loop.time() + self._length_s
+
+    def stop(self, execution: StoppableExecution) -> float:
+        """Stop a time-out before its end, and return the seconds until its end."""
+        return self._running.pop(execution, 0.0) - self._loop.time()
+
+    def _set_timer(self, at: float) -> None:
+        Context().run(
+            self._loop.call_at, at, self._end_due
+        )  # a copy of the caller's context would keep its values alive
+
+    def _end_due(self) -> None:
+        now = self._loop.time()
+        while self._running:
+            execution, end = next(iter(self._running.items()))
+            if end > now:
+                self._set_timer(end)
+                return
+            del self._running[execution]
+            execution.stop("timeout")
+        del self._siblings[self._length_s]
+
+
+_shared_timeouts: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, SharedTimeout]] = WeakKeyDictionary()
+
+
+def _start_shared_timeout(execution: StoppableExecution, length_s: float) -> SharedTimeout:
+    of_loop = _shared_timeouts.setdefault(execution.loop, {})
+    shared = of_loop.get(length_s)
+    if shared is None:
+        shared = of_loop[length_s] = SharedTimeout(execution.loop, length_s, of_loop)
+    shared.start(execution)
+    return shared
+
+
 T = TypeVar("T")
 
 STOPPED_TEXT: dict[StopReason, str] = {
@@ -191,7 +247,7 @@ class StoppableExecution:
     _overdue: bool = False
     _grace: asyncio.TimerHandle | None = None
     _requests: int = 0
-    _timer: asyncio.TimerHandle | None = None
+    _timeout: SharedTimeout | None = None
     _pauses: int = 0
     _left_s: float | None = None
     """The rest of the time-out while it is paused."""
@@ -231,29 +287,28 @@ class StoppableExecution:
     def pause_timeout(self) -> None:
         """Pause the time-out until each pause has its :meth:`resume_timeout`, since the work waits for others."""
         self._pauses += 1
-        if self._timer is not None:
-            self._left_s = max(self._timer.when() - self.loop.time(), 0.0)
-            self._timer.cancel()
-            self._timer = None
+        if self._timeout is not None:
+            self._left_s = max(self._timeout.stop(self), 0.0)
+            self._timeout = None
 
     def resume_timeout(self) -> None:
         """Continue the time-out where it was paused; see :meth:`pause_timeout`."""
         self._pauses -= 1
         if not self._pauses and self._left_s is not None:
-            self._timer = self.loop.call_later(self._left_s, self.stop, "timeout")
+            self._timeout = _start_shared_timeout(self, self._left_s)
             self._left_s = None
 
     def _start_timer(self, timeout_s: float) -> None:
         if self._pauses:
             self._left_s = timeout_s
         else:
-            self._timer = self.loop.call_later(timeout_s, self.stop, "timeout")
+            self._timeout = _start_shared_timeout(self, timeout_s)
 
     def _stop_timer(self) -> None:
         self._left_s = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._timeout is not None:
+            self._timeout.stop(self)
+            self._timeout = None
 
     async def run_in_current_task(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Await ``work`` in this task.

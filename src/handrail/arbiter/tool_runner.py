@@ -140,10 +140,10 @@ class ToolRunner:
                 except StopIteration as ended:
                     value = ended.value
                 else:
-                    call.pass_records_to_log()
+                    call.record_start_soon()
                     value = await execution.run_remaining_steps(work, first, budget_ms / 1000)
             else:
-                call.pass_records_to_log()
+                call.record_start_soon()
                 value = await execution.run_in_separate_task(work, budget_ms / 1000, cancellable=not entry.is_blocking)
             return value if finished is None else finished(value)
         except WorkHandedOver:

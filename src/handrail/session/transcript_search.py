@@ -297,7 +297,9 @@ class SessionReader:
             used_ns=row.used_ns,
             closed_ns=row.closed_ns,
             messages=self._count("SELECT count(*) FROM message WHERE session = ?", row.id),
-            calls=self._count("SELECT count(*) FROM record WHERE session = ? AND kind = 'proposed'", row.id),
+            calls=self._count(
+                "SELECT count(*) FROM record WHERE session = ? AND substr(kinds, 1, 8) = 'proposed'", row.id
+            ),
             awaiting_approval=tuple(approval.id for approval in asked if approval.state == "pending"),
             decided=tuple(approval.id for approval in asked if approval.state in ("approved", "rejected")),
             parent_session=row.parent_session,

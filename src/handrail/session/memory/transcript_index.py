@@ -128,14 +128,14 @@ class TranscriptIndex:
     def _read_calls(self, reader: LogReader, said: set[str]) -> LogPassages:
         """Return the calls that are in no message."""
         since, again = self._last_record, self._unanswered
-        row = reader.connection.execute("SELECT max(sequence) FROM record").fetchone()
+        newest = reader.head().sequence
 
         def is_known(id: str) -> bool:
             sql = "SELECT 1 FROM item WHERE id = ?"
             return id in said or (id not in again and self._connection.execute(sql, (id,)).fetchone() is not None)
 
         calls = extract_log_passages(reader, self._session_id, is_known, since, again)
-        self._last_record, self._unanswered = max(since, row[0] or 0), calls.unanswered - said
+        self._last_record, self._unanswered = max(since, newest), calls.unanswered - said
         return calls
 
     def _store(self, passages: Iterable[TranscriptPassage]) -> None:

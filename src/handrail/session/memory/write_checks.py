@@ -190,7 +190,7 @@ def _find_untrusted(reader: LogReader, row: SessionRow) -> str | None:
 
 
 def _find_foreign_message(connection: sqlite3.Connection, session_id: str) -> str | None:
-    sql = "SELECT 1 FROM record WHERE session = ? AND kind = 'provider-tool-used' LIMIT 1"
+    sql = "SELECT 1 FROM record WHERE session = ? AND kinds = 'provider-tool-used' LIMIT 1"
     if connection.execute(sql, (session_id,)).fetchone() is not None:
         return "a tool of the model's provider had been used in the session"
     sql = "SELECT 1 FROM message WHERE session = ? AND instr(body, ?) > 0 LIMIT 1"
