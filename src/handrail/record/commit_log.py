@@ -76,6 +76,7 @@ RecordKind = Literal[
 _ENDS = frozenset({"committed", "rejected", "interrupted"})
 """The kinds that end a call."""
 _SETTLED_INTERVAL = 4096
+_SPACE = ord(" ")
 _TICK_S = 0.01
 """A call may run for up to two ticks before the log has the record of its start."""
 _ONE_ENTRY = 5
@@ -382,9 +383,11 @@ def _entry_key(numbers: Iterator[int]) -> Callable[[Record], object]:
 
 def join_record_bodies(bodies: Sequence[bytes]) -> bytes:
     """Return the bodies of several records, from :func:`encode_record_body`, as one JSON array."""
-    joined = b"[%b]" % b",".join(bodies)
-    # A space marks what `decode_any_json` has to read by other means. A text may look like a marked body, which does no harm.
-    return joined if not (joined[:2] == b"[ " or b", {" in joined) else b" " + joined
+    first = b"["
+    for body in bodies:
+        if body[0] == _SPACE:  # a mark for `decode_any_json`, which is then for the whole array
+            first = b" ["
+    return first + b",".join(bodies) + b"]"
 
 
 @lru_cache(maxsize=256)

@@ -257,7 +257,7 @@ def detect_text_encoding(data: bytes, *, is_whole: bool = True) -> TextEncoding 
 
     :param is_whole: whether ``data`` is the whole file, else its beginning
     """
-    if data.isascii() and b"\0" not in data and b"\x1b$" not in data:
+    if data.isascii() and b"\0" not in data and (b"\x1b" not in data or b"\x1b$" not in data):
         return UTF_8
     for encoding in MARKED_ENCODINGS:
         if data.startswith(encoding.mark):

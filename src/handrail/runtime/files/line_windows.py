@@ -192,22 +192,20 @@ def _read_whole_lines(
     :return: the offset after the lines, the lines, and their bytes; no lines if one is too long or not valid
     """
     piece = read(start, min(_CHUNK, max_bytes, size - start))
-    ends = piece.count(b"\n")
-    end = _find_nth_newline(piece, count) if count is not None and count < ends else piece.rfind(b"\n")
-    piece = piece[: end + 1]
+    piece = piece[: piece.rfind(b"\n") + 1]
     try:
         text = piece.decode()
     except UnicodeDecodeError:
         return start, [], 0
-    lines = text.split("\n")
-    lines.pop()
-    used = len(piece)
+    lines = text.split("\n", -1 if count is None else count)
+    rest = lines.pop()
+    end = used = len(piece) - (len(rest) if text.isascii() else len(rest.encode()))
     if "\r" in text:
-        used -= text.count("\r\n")
+        used -= sum(line.endswith("\r") for line in lines)
         lines = [line.removesuffix("\r") for line in lines]
     if max(map(len, lines), default=0) > max_line:
         return start, [], 0
-    return start + len(piece), lines, used
+    return start + end, lines, used
 
 
 def _check_range(first: int, count: int | None, max_bytes: int, max_line: int) -> None:

@@ -72,7 +72,7 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
     if _looks_binary(text):
         return await _image_data(runtime, path, found.size)
     lines = found.lines
-    if _json_size(text) > most:
+    if _MOST_JSON_BYTES * len(text) > most and _json_size(text) > most:
         lines = found.lines[: _count_fitting_lines(found.lines, most)]
         text = "\n".join(lines)
     return _lines_data(found, lines, text)
@@ -170,6 +170,10 @@ def _looks_binary(text: str) -> bool:
         return True
     start = text[:_SNIFF_BYTES]
     return start.count("\ufffd") * 10 > len(start) * 3
+
+
+_MOST_JSON_BYTES = 6
+"""Bytes of one character in JSON, for an escaped control character."""
 
 
 def _json_size(text: str) -> int:
