@@ -14,7 +14,6 @@ import math
 import re
 import sys
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -120,16 +119,16 @@ def make_embedding_text(document: SearchableTool) -> str:
 
 def _parameter_names_and_texts(schema: object, depth: int) -> Iterator[tuple[str, str]]:
     """Yield name and text of each parameter, outer ones first."""
-    if not isinstance(schema, Mapping) or depth == 0:
+    if depth == 0 or not isinstance(schema, (dict, Mapping)):  # the first is quicker
         return
     held = cast(Mapping[str, object], schema)
     properties = held.get("properties")
-    if not isinstance(properties, Mapping):
+    if not isinstance(properties, (dict, Mapping)):
         yield from _parameter_names_and_texts(held.get("items"), depth - 1)
         return
     inner: list[object] = []
     for name, value in cast(Mapping[str, object], properties).items():
-        if not isinstance(value, Mapping):
+        if not isinstance(value, (dict, Mapping)):
             yield str(name)[:_NAME], ""
             continue
         about = cast(Mapping[str, object], value)
@@ -199,10 +198,12 @@ def make_term_vector(found: SearchedFields) -> TermVector:
     weights: dict[str, float] = {}
     length = 0.0
     for name, weight in WEIGHTS.items():
-        counts = Counter(extract_stemmed_terms(getattr(found, name)))
-        length += weight * counts.total()
-        for term, count in counts.items():
-            weights[term] = weights.get(term, 0.0) + weight * min(count, _REPEATED)
+        terms = extract_stemmed_terms(getattr(found, name))
+        length += weight * len(terms)
+        different = dict.fromkeys(terms)
+        for term in different:
+            count = 1 if len(different) == len(terms) else min(terms.count(term), _REPEATED)
+            weights[term] = weights.get(term, 0.0) + weight * count
     return TermVector(weights, length)
 
 
@@ -249,13 +250,28 @@ class LexicalIndex:
         )
 
     @classmethod
-    def build_from_vectors(cls, bags: Sequence[TermVector]) -> LexicalIndex:
-        """Return the index of ``bags``, in their order."""
-        postings: dict[str, list[tuple[int, float]]] = {}
+    def build_from_vectors(cls, bags: Iterable[TermVector]) -> LexicalIndex:
+        """Return the index of ``bags``, in their order. It reads them one by one and keeps none."""
+        places: dict[str, int] = {}
+        documents_of: list[array[int]] = []
+        weights_of: list[array[float]] = []
+        lengths = array("f")
         for number, each in enumerate(bags):
+            lengths.append(each.length)
             for term, weight in each.weights.items():
-                postings.setdefault(term, []).append((number, weight))
-        return cls._from_postings(postings, array("f", (each.length for each in bags)))
+                place = places.setdefault(term, len(documents_of))
+                if place == len(documents_of):
+                    documents_of.append(array("i", (number,)))
+                    weights_of.append(array("f", (weight,)))
+                else:
+                    documents_of[place].append(number)
+                    weights_of[place].append(weight)
+        starts, documents, weights = array("i", [0]), array("i"), array("f")
+        for held, weighed in zip(documents_of, weights_of, strict=True):
+            documents += held
+            weights += weighed
+            starts.append(len(documents))
+        return cls(places, starts, documents, weights, lengths)
 
     def updated_copy(self, kept: Mapping[int, int], added: Mapping[int, TermVector]) -> LexicalIndex:
         """Return the index after a change.
@@ -296,15 +312,6 @@ class LexicalIndex:
             places[term] = len(places)
             starts.append(len(documents))
         return LexicalIndex(places, starts, documents, weights, lengths)
-
-    @classmethod
-    def _from_postings(cls, postings: Mapping[str, Sequence[tuple[int, float]]], lengths: array[float]) -> LexicalIndex:
-        starts, documents, weights = array("i", [0]), array("i"), array("f")
-        for held in postings.values():
-            documents.extend([number for number, _ in held])
-            weights.extend([weight for _, weight in held])
-            starts.append(len(documents))
-        return cls({term: place for place, term in enumerate(postings)}, starts, documents, weights, lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -682,14 +682,17 @@ class ToolIndex:
 
     def _load_lexical(self) -> LexicalIndex:
         if self._cache is None:
-            return LexicalIndex.build_from_vectors([make_term_vector(extract_fields(each)) for each in self._documents])
+            return self._build_lexical()
         keys = [each.content_key for each in self._documents]
         held = self._cache.load_word_index(keys)
         if held is not None and len(held) == len(self._documents):
             return held
-        made = LexicalIndex.build_from_vectors([make_term_vector(extract_fields(each)) for each in self._documents])
+        made = self._build_lexical()
         self._cache.store_word_index(keys, made)
         return made
+
+    def _build_lexical(self) -> LexicalIndex:
+        return LexicalIndex.build_from_vectors(make_term_vector(extract_fields(each)) for each in self._documents)
 
     def _request_vectors(self) -> None:
         """Request vectors for the documents. The encoder's thread reads the documents."""
