@@ -15,7 +15,7 @@ from handrail.arbiter.output.secret_redaction import RedactedSessionValues
 from handrail.arbiter.subagent_delegation import check_delegation_target
 from handrail.catalog.loaded_tools import InteractionTools
 from handrail.contract.agent_manifest import DEFAULT_AGENT, AgentManifest
-from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.errors import HandrailError, StartError, ToolError, UsageError
 from handrail.contract.permission_modes import MODES, Mode
 from handrail.contract.rule_forms import normalise_rules
 from handrail.contract.services.subagent_services import SubagentTask, SubagentType
@@ -60,6 +60,7 @@ from handrail.session.session_skills import SessionSkills
 from handrail.session.session_store import SessionStore
 from handrail.session.undo_service import UndoService
 from handrail.session.workspace_tasks import WorkspaceTasks
+from handrail.store.state_folders import StateFolders
 from handrail.store.tables.session_tables import SessionRow
 
 # Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
@@ -86,7 +87,7 @@ def make_session_lane(
     """
     context, options, under, folders = opening.context, opening.options, opening.parent_ref, components.store.folders
     workdir, session_id = str(folders.workspace), row.id
-    output, scratch = folders.prepare_session_output(session_id), folders.prepare_session_scratch(session_id)
+    output, scratch = folders.locate_session_output(session_id), folders.locate_session_scratch(session_id)
     further, kept, shipped = context.further_roots, str(folders.user_data_folder), list[Rule]()
     if context.authority.requires_folder(kept):
         folders.prepare_user_data()
@@ -97,6 +98,7 @@ def make_session_lane(
         agent=context.agent,
         workdir=workdir,
         scratch=str(scratch),
+        prepare_folders=partial(_prepare_session_folders, folders, session_id),
         roots=SessionRoots(workdir, (str(output),), further),
         sandbox=components.sandbox,
         values=RedactedSessionValues(components.store.session_values, components.arbiter.shaper.redactor),
@@ -170,6 +172,18 @@ def make_session_lane(
     )
     lane.previous_mode = _stored_mode(row, "previous_mode")
     return lane
+
+
+def _prepare_session_folders(folders: StateFolders, session_id: str) -> None:
+    """Create the folders of a session, for its first program.
+
+    :raises ToolError: ``unavailable`` if they cannot be created or are not private
+    """
+    try:
+        folders.prepare_session_output(session_id)
+        folders.prepare_session_scratch(session_id)
+    except StartError as error:
+        raise ToolError(str(error), kind="unavailable") from None
 
 
 def _stored_mode(row: SessionRow, key: str) -> Mode | None:
@@ -483,7 +497,7 @@ class SessionManager:
             await approvals.refuse_requests_of_session(session_id)
             await self.arrivals.remove_triggers_and_channels(session_id)
             await self._components.program_sandbox.end_ready_sandboxes(
-                str(store.folders.prepare_session_scratch(session_id))
+                str(store.folders.locate_session_scratch(session_id))
             )
             self._components.log.record_soon([Record("session-closed", session_id, "", {})])
             try:

@@ -73,6 +73,8 @@ class SessionSharedServices:
     roots: SessionRoots
     sandbox: Sandbox
     values: SessionValueStore
+    prepare_folders: Callable[[], None] | None = None
+    """Creates the session's own folders; None once they exist. Most sessions run no program and need none."""
     approval_handler: ApprovalHandler | None = None
     client: ClientHandler | None = None
     """The client of the session, if it can answer requests."""
@@ -105,7 +107,13 @@ class SessionSharedServices:
     """The journal of changes of several files; None if files are changed one at a time only."""
 
     def build_profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> SandboxProfile:
-        """Return the sandbox profile of this session, with its scratch folder as HOME."""
+        """Return the sandbox profile of this session, with its scratch folder as HOME.
+
+        :raises ToolError: ``unavailable`` if the session's folders cannot be created
+        """
+        if self.prepare_folders is not None:
+            self.prepare_folders()
+            self.prepare_folders = None
         return SandboxProfile(
             workspace=self.workdir,
             scratch=self.scratch,

@@ -363,6 +363,14 @@ class StateFolders:
         """The folder with the output folders of this workspace's sessions."""
         return self.state / "output" / self.key
 
+    def locate_session_output(self, session_id: str) -> Path:
+        """Return the session's output folder, which need not exist; see :meth:`prepare_session_output`."""
+        return self._locate_session_folder("output", session_id)
+
+    def locate_session_scratch(self, session_id: str) -> Path:
+        """Return the session's scratch folder, which need not exist; see :meth:`prepare_session_scratch`."""
+        return self._locate_session_folder("scratch", session_id)
+
     def prepare_session_output(self, session_id: str) -> Path:
         """Return the session's output folder, created as private on first use.
 
@@ -410,9 +418,12 @@ class StateFolders:
         for part in ("output", "scratch"):
             remove_tree(self.state / part / self.key / session_id)
 
-    def _prepare_session_folder(self, part: str, session_id: str) -> Path:
+    def _locate_session_folder(self, part: str, session_id: str) -> Path:
         check_session_id(session_id)
-        folder = self.state / part / self.key / session_id
+        return self.state / part / self.key / session_id
+
+    def _prepare_session_folder(self, part: str, session_id: str) -> Path:
+        folder = self._locate_session_folder(part, session_id)
         _prepare_private(self.state / part)
         _prepare_private(folder.parent)
         # Root gives a scratch folder to the user that programs run as; only root can reach it through its parents.
