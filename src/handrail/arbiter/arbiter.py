@@ -461,12 +461,12 @@ class Arbiter:
         if body or entry is None or call.redactor.active or type(recorded) is not bytes:
             body |= {"tool": call.tool_id, "generation": call.generation.number}
             if entry is not None:
-                body |= {"definition": entry.definition_hash, "side_effect": entry.spec.side_effect}
+                body["side_effect"] = entry.spec.side_effect
             recorded = orjson.Fragment(recorded) if type(recorded) is bytes else recorded
             call.queue_log_record("proposed", body, redacted={"arguments": recorded})
         else:  # nearly every call
             number, effect = call.generation.number, entry.spec.side_effect
-            head = _encode_proposal_head(call.tool_id, number, entry.definition_hash, effect)
+            head = _encode_proposal_head(call.tool_id, number, effect)
             call.queue_encoded_record("proposed", b"%b%b}" % (head, recorded))
         if call.listeners:
             call.emit("proposed", {"arguments": call.copy_arguments_for_event(arguments)})
@@ -710,9 +710,12 @@ class Arbiter:
 
 
 @lru_cache(maxsize=1024)
-def _encode_proposal_head(tool: str, generation: int, definition: str, side_effect: str) -> bytes:
-    """Return the body of a ``proposed`` record as JSON, up to the arguments."""
-    fields = {"tool": tool, "generation": generation, "definition": definition, "side_effect": side_effect}
+def _encode_proposal_head(tool: str, generation: int, side_effect: str) -> bytes:
+    """Return the body of a ``proposed`` record as JSON, up to the arguments.
+
+    The record of the generation has the definition of the tool, so that it is not repeated with each call.
+    """
+    fields = {"tool": tool, "generation": generation, "side_effect": side_effect}
     return orjson.dumps(fields)[:-1] + b',"arguments":'
 
 
