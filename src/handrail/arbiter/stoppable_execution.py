@@ -12,7 +12,7 @@ from asyncio import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsa
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from handrail.contract.errors import ErrorKind, ToolError
@@ -136,6 +136,14 @@ class StartedCoroutine:
             return ended.value
 
 
+class TimedWork(Protocol):
+    """Work with a time-out."""
+
+    def time_out(self) -> None:
+        """End, since the time is over."""
+        ...
+
+
 class SharedTimeout:
     """The time-outs of one length on one loop, which have one timer together.
 
@@ -149,17 +157,17 @@ class SharedTimeout:
         self._loop = loop
         self._length_s = length_s
         self._siblings = siblings
-        self._running: OrderedDict[StoppableExecution, float] = OrderedDict()
+        self._running: OrderedDict[TimedWork, float] = OrderedDict()
         """The ends of the time-outs, as times of the loop."""
         self._set_timer(loop.time() + length_s)
 
-    def start(self, execution: StoppableExecution) -> None:
-        """Start a time-out, at whose end the execution is asked to stop."""
-        self._running[execution] = self._loop.time() + self._length_s
+    def start(self, work: TimedWork) -> None:
+        """Start the time-out of ``work``."""
+        self._running[work] = self._loop.time() + self._length_s
 
-    def stop(self, execution: StoppableExecution) -> float:
+    def stop(self, work: TimedWork) -> float:
         """Stop a time-out before its end, and return the seconds until its end."""
-        return self._running.pop(execution, 0.0) - self._loop.time()
+        return self._running.pop(work, 0.0) - self._loop.time()
 
     def _set_timer(self, at: float) -> None:
         Context().run(
@@ -169,24 +177,25 @@ class SharedTimeout:
     def _end_due(self) -> None:
         now = self._loop.time()
         while self._running:
-            execution, end = next(iter(self._running.items()))
+            work, end = next(iter(self._running.items()))
             if end > now:
                 self._set_timer(end)
                 return
-            del self._running[execution]
-            execution.stop("timeout")
+            del self._running[work]
+            work.time_out()
         del self._siblings[self._length_s]
 
 
 _shared_timeouts: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, SharedTimeout]] = WeakKeyDictionary()
 
 
-def _start_shared_timeout(execution: StoppableExecution, length_s: float) -> SharedTimeout:
-    of_loop = _shared_timeouts.setdefault(execution.loop, {})
+def start_shared_timeout(loop: asyncio.AbstractEventLoop, work: TimedWork, length_s: float) -> SharedTimeout:
+    """Start the time-out of ``work``. The caller stops it if the work ends earlier."""
+    of_loop = _shared_timeouts.setdefault(loop, {})
     shared = of_loop.get(length_s)
     if shared is None:
-        shared = of_loop[length_s] = SharedTimeout(execution.loop, length_s, of_loop)
-    shared.start(execution)
+        shared = of_loop[length_s] = SharedTimeout(loop, length_s, of_loop)
+    shared.start(work)
     return shared
 
 
@@ -295,14 +304,17 @@ class StoppableExecution:
         """Continue the time-out where it was paused; see :meth:`pause_timeout`."""
         self._pauses -= 1
         if not self._pauses and self._left_s is not None:
-            self._timeout = _start_shared_timeout(self, self._left_s)
+            self._timeout = start_shared_timeout(self.loop, self, self._left_s)
             self._left_s = None
+
+    def time_out(self) -> None:
+        self.stop("timeout")
 
     def _start_timer(self, timeout_s: float) -> None:
         if self._pauses:
             self._left_s = timeout_s
         else:
-            self._timeout = _start_shared_timeout(self, timeout_s)
+            self._timeout = start_shared_timeout(self.loop, self, timeout_s)
 
     def _stop_timer(self) -> None:
         self._left_s = None
