@@ -31,6 +31,7 @@ from handrail.frontends.mcp.client_messages import (
     BATCH_VERSION,
     INVALID_PARAMS,
     KEPT_END_BYTES,
+    PARSE_ERROR,
     BatchAnswers,
     find_message_id,
     get_asked_version,
@@ -59,6 +60,8 @@ MAX_MESSAGE_DEPTH = 150
 """Maximum nesting depth of a message. The SDK does not parse deeper ones, and would leave a request without an answer."""
 MAX_MESSAGE_VALUES = 2 * MAX_ARGUMENT_VALUES
 """Maximum number of JSON values in a message. The SDK processes all of them several times, and blocks the event loop."""
+_HEADER = re.compile(rb"(?i)\s*content-(?:length|type)\s*:")
+_CONTENT_LENGTH = re.compile(rb"(?i)\s*content-length\s*:\s*(\d{1,15})\s*\Z")
 
 
 @asynccontextmanager
@@ -90,7 +93,8 @@ async def open_stdio() -> AsyncGenerator[tuple[LimitedLineReader, PipeWriter] | 
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
         batches = BatchAnswers()
         output = PipeWriter(writer, batches=batches)
-        yield LimitedLineReader(reader, writer.write, output.limit_flush_time, batches), output
+        ended, framed = output.limit_flush_time, output.use_headers
+        yield LimitedLineReader(reader, output.write_line, ended, batches, framed), output
     finally:
         for transport in transports:
             transport.close()
@@ -124,11 +128,13 @@ def check_message_shape(text: str) -> None:
 class LimitedLineReader:
     """An iterator over the messages in the lines of a stream, within limits of length, depth and number of values.
 
-    A message that cannot be served is answered here, and not passed on.
+    A message that cannot be served is answered here, and not passed on. A message after a ``Content-Length`` header, as
+    language servers have it, is read too, and the answers get the same header from then on.
 
     :param reply: called with the answer to a request that is not passed on
     :param ended: called at the end of the stream
     :param batches: the batches whose answers are sent together; None if the protocol has none
+    :param framed: called when a message has a header
     """
 
     def __init__(
@@ -137,10 +143,12 @@ class LimitedLineReader:
         reply: Callable[[bytes], None],
         ended: Callable[[], None] = lambda: None,
         batches: BatchAnswers | None = None,
+        framed: Callable[[], None] = lambda: None,
     ) -> None:
         self._reader = reader
         self._reply = reply
         self._ended = ended
+        self._framed = framed
         self._batches = batches
         self._serves_batches = False
         self._skipped: _SkippedMessage | None = None
@@ -167,11 +175,33 @@ class LimitedLineReader:
             if self._skipped is not None:
                 skipped, self._skipped = self._skipped, None
                 skipped.add(line)
-                limit = f"The limit is {MAX_MESSAGE_BYTES:,}. Pass a path to a file instead."
-                self._refuse(skipped.head, skipped.tail, f"The message is {skipped.size:,} bytes long. {limit}")
+                self._refuse_long(skipped, skipped.size)
+            elif _HEADER.match(line) is not None:
+                await self._read_framed(line)
             else:
                 self._read_line(line)
         return self._read.popleft()
+
+    async def _read_framed(self, line: bytes) -> None:
+        """Read the rest of the headers and the message after them, or what there is of it."""
+        self._framed()
+        size = -1
+        try:
+            while line.strip():
+                if (length := _CONTENT_LENGTH.match(line)) is not None:
+                    size = int(length[1])
+                line = await self._reader.readline()
+            if size <= MAX_MESSAGE_BYTES:
+                return self._read_line(await self._reader.readexactly(size))
+            skipped = _SkippedMessage(await self._reader.readexactly(KEPT_END_BYTES))
+            while (left := size - KEPT_END_BYTES - skipped.size) > 0:
+                skipped.add(await self._reader.readexactly(min(left, MAX_MESSAGE_BYTES)))
+        except asyncio.IncompleteReadError as ended:
+            return self._read_line(ended.partial)
+        except ValueError:
+            text = "Invalid headers of a message. Send each message as one line of JSON without headers."
+            return self._reply(to_json_line(make_error_message(None, PARSE_ERROR, text)))
+        return self._refuse_long(skipped, size)
 
     def _read_line(self, line: bytes) -> None:
         try:
@@ -190,6 +220,10 @@ class LimitedLineReader:
                 self._serves_batches = self._batches is not None and get_asked_version(text) == BATCH_VERSION
             self._read.append(f"{text}\n")
         return None
+
+    def _refuse_long(self, skipped: _SkippedMessage, size: int) -> None:
+        limit = f"The limit is {MAX_MESSAGE_BYTES:,}. Pass a path to a file instead."
+        self._refuse(skipped.head, skipped.tail, f"The message is {size:,} bytes long. {limit}")
 
     def _refuse(self, head: bytes, tail: bytes, text: str) -> None:
         """Answer a request that was not read, if its ID can be found."""
@@ -213,7 +247,8 @@ class _SkippedMessage:
 class PipeWriter:
     """A writer of messages to a pipe, at the speed of its reader.
 
-    A client that has closed its side gets its answers, and no notifications of changed lists.
+    A client that has closed its side gets the answers that are ready, and nothing else. Some clients fail at a message
+    that they did not ask for, or that says only that they have disconnected.
 
     :param patience_s: seconds that a client which has closed its side may leave the pipe full
     :param batches: the batches whose answers are sent together
@@ -225,18 +260,27 @@ class PipeWriter:
         self._writer = writer
         self._patience_s = patience_s
         self._batches = batches or BatchAnswers()
+        self._has_headers = False
         self._bound: float | None = None
         self._flushing: set[asyncio.Timeout] = set()
 
+    def use_headers(self) -> None:
+        """Begin each message with a ``Content-Length`` header, as the client's messages do."""
+        self._has_headers = True
+
+    def write_line(self, line: bytes) -> None:
+        """Write one message, which ends with a line break."""
+        self._writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(line), line) if self._has_headers else line)
+
     async def write(self, text: str) -> None:
-        if self._bound is not None and _LIST_CHANGED.search(text) is not None:
+        if self._bound is not None and not _is_ready_answer(text):
             return
         line = text.encode(errors="backslashreplace")
         if self._batches.is_waiting and (message := _parse_message(text)) is not None:
             answers = self._batches.take(message)
             line = line if answers is None else to_json_line(answers) if answers else b""
         if line:
-            self._writer.write(line)
+            self.write_line(line)
 
     async def flush(self) -> None:
         """Wait until the reader has taken the text.
@@ -277,7 +321,8 @@ LOAD_DELAY_S = 0.5
 _ENVELOPE = "io.modelcontextprotocol/"
 _CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
 _CHANGED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
-_LIST_CHANGED = re.compile(r'\A\{[^{}]*"method":\s*"notifications/[a-z]+/list_changed"')
+_CONNECTION_CLOSED = -32000
+"""The error code of the SDK for a request whose client has disconnected."""
 _Json = dict[str, Any]
 
 
@@ -409,6 +454,10 @@ class StartupResponder:
             return None
 
     def _initialize(self, params: _Json) -> _Json | None:
+        if self._received and all(_is_discovery(line) for line in self._received[:-1]):
+            # The answer was too late for the client, or not usable. It begins again, with a handshake.
+            del self._received[:-1]
+            self._client_info = None
         if self._client_info is not None or params.keys() != {"protocolVersion", "capabilities", "clientInfo"}:
             return None
         wanted = params["protocolVersion"]
@@ -482,6 +531,20 @@ class EarlyAnswerFilter:
 
     async def flush(self) -> None:
         await self._output.flush()
+
+
+def _is_discovery(text: str) -> bool:
+    message = _parse_message(text)
+    return message is not None and message.get("method") == "server/discover"
+
+
+def _is_ready_answer(text: str) -> bool:
+    """Return whether a message is an answer, and not the SDK's error for a request that the client has left."""
+    message = _parse_message(text)
+    if message is None or "method" in message:
+        return message is None
+    error: object = message.get("error")
+    return not (isinstance(error, dict) and cast("_Json", error).get("code") == _CONNECTION_CLOSED)
 
 
 def _parse_message(request: str) -> _Json | None:
