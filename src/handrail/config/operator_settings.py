@@ -538,28 +538,15 @@ class WatchdogSettings(_SettingsTable):
         return self
 
 
-class McpSettings(_SettingsTable):
-    """``[mcp]``: upstream MCP servers, and access to Handrail's own MCP server."""
+class NetworkSettings(_SettingsTable):
+    """``[network]``: the way of tools, programs and servers to hosts outside: a proxy, and trusted authorities."""
 
-    files: Annotated[
-        tuple[str, ...],
-        Field(
-            description=(
-                "Paths of files with an mcpServers object, as other programs write them. Set the permissions "
-                "of their servers under servers, by the same name. Default none."
-            )
-        ),
-    ] = ()
-    servers: Annotated[
-        dict[Annotated[str, Field(pattern=SERVER_NAME)], UpstreamServerSettings],
-        Field(description="Upstream servers, by name: [mcp.servers.NAME] with command or url, and permissions."),
-    ] = {}
     proxy: Annotated[
         str | PrefixedSecretReference,
         Field(
             description=(
-                "HTTP proxy through which Handrail reaches servers with a url and their sign-in: http://HOST:PORT, a secret "
-                "with such an address, or 'environment' for the variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Default none."
+                "HTTP proxy through which Handrail reaches hosts: http://HOST:PORT, a secret with such an address, or "
+                "'environment' for the variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Default none."
             )
         ),
     ] = ""
@@ -574,13 +561,29 @@ class McpSettings(_SettingsTable):
     ] = ()
     ca_file: Annotated[
         str,
+        Field(description=("File with further certificate authorities in PEM format. Default: those of the system.")),
+    ] = ""
+
+
+class McpSettings(NetworkSettings):
+    """``[mcp]``: upstream MCP servers, and access to Handrail's own MCP server.
+
+    ``proxy``, ``no_proxy`` and ``ca_file`` are those of ``[network]``, unless one of them is set here for servers with a URL.
+    """
+
+    files: Annotated[
+        tuple[str, ...],
         Field(
             description=(
-                "File with further certificate authorities in PEM format, for servers with a url. Default: those of the "
-                "system."
+                "Paths of files with an mcpServers object, as other programs write them. Set the permissions "
+                "of their servers under servers, by the same name. Default none."
             )
         ),
-    ] = ""
+    ] = ()
+    servers: Annotated[
+        dict[Annotated[str, Field(pattern=SERVER_NAME)], UpstreamServerSettings],
+        Field(description="Upstream servers, by name: [mcp.servers.NAME] with command or url, and permissions."),
+    ] = {}
     serve: Annotated[
         McpServeSettings,
         Field(
@@ -699,6 +702,15 @@ class Settings(_SettingsTable):
     search: Annotated[
         SearchSettings, Field(description="Semantic search for tools. Not allowed in a workspace file.")
     ] = SearchSettings()
+    network: Annotated[
+        NetworkSettings,
+        Field(
+            description=(
+                "The way to hosts outside, for tools, the programs in sandboxes, and servers. Not allowed in a workspace "
+                "file, which could lead it through a host of its own."
+            )
+        ),
+    ] = NetworkSettings()
     mcp: Annotated[
         McpSettings,
         Field(
@@ -730,6 +742,7 @@ OPERATOR_ONLY = {
     "tools": "cannot set up tools, since its author would choose which of your secrets they get",
     "search": "cannot set up search, since its author would choose where texts of tools and requests are sent",
     "mcp": "cannot name MCP servers, since its author would choose which programs start with which of your secrets",
+    "network": "cannot set up the way to hosts, since its author would choose who sees what is sent",
     "state": "cannot set up the state, since its author would choose what stores the log",
     "env": "cannot pass variables, since its author would choose which of your variables their own programs read",
     "undo": "cannot change what is kept for undo, since its author would choose what cannot be given back",

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.contract.tool.requires import CapabilitySet
 
 SHELL_ARGV = ("/bin/bash", "--noprofile", "--norc", "-c", "--")
@@ -136,6 +137,8 @@ class SandboxProfile:
     check_host: Callable[[str, int], str | None] | None = None
     request_host: Callable[[str, int], Awaitable[str | None]] | None = None
     on_attempt: Callable[[ConnectionAttempt], None] | None = None
+    route: NetworkRoute = DIRECT_ROUTE
+    """The way from the sandbox's proxy to the hosts."""
     denials: PathDenials | None = None
     may_read: Callable[[str], bool] | None = None
     """Return whether this call may read a path that ``denials`` hide from programs."""

@@ -31,6 +31,7 @@ from handrail.catalog.search.search_indexes import AHEAD_S, GenerationSearchInde
 from handrail.config import MergedConfiguration, SearchSettings, Settings, UndoSettings, WatchdogSettings
 from handrail.config.operator_settings import SHIPPED_WATCHDOGS
 from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.network_route import NetworkRoute
 from handrail.contract.rule_forms import RuleWithExamples, to_rule_with_examples
 from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime
@@ -71,7 +72,7 @@ from handrail.store.memory.knowledge_store import KnowledgeStore
 from handrail.store.state_folders import StateFolders
 from handrail.store.undo_store import UndoStore
 from handrail.store.workspace_store import WorkspaceStore
-from handrail.upstream.network_route import make_network_route
+from handrail.upstream.network_route import make_network_route, make_server_route
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
 
@@ -106,6 +107,8 @@ class KernelComponents:
     """The MCP servers whose tools every agent may have."""
     snapshots: WorkspaceSnapshots | None
     """Keeps what calls change in the workspace; None if the operator switched it off."""
+    route: NetworkRoute
+    """The way to hosts outside."""
     change_journal: ChangeJournal
     """The journal of changes of several files. At the start, it has finished what a killed process left."""
     knowledge: KnowledgeStore
@@ -335,6 +338,7 @@ async def assemble_components(
     await asyncio.to_thread(journal.recover)
     ceiling = ceiling_layer(settings.ceiling, variables)
     learned = partial(redact_config_value, redactor)
+    route = make_network_route(settings.network, known, learned)
     upstreams = UpstreamRegistry(
         UpstreamDeps(
             folders,
@@ -343,7 +347,7 @@ async def assemble_components(
             ceiling,
             await asyncio.to_thread(_make_rules_without_call, config),
             learned,
-            make_network_route(settings.mcp, known, learned),
+            make_server_route(settings, known, learned),
         ),
         load_enabled_servers(config, known, learned),
         version=version("handrail"),
@@ -369,6 +373,7 @@ async def assemble_components(
         ),
         upstreams,
         snapshots,
+        route,
         journal,
         KnowledgeStore(folders.state, settings.state.store),
         _make_comparer(settings.search),

@@ -131,6 +131,7 @@ def make_session_lane(
         ),
         snapshots=components.snapshots,
         change_journal=components.change_journal,
+        route=components.route,
     )
     own = parse_rule_texts(
         make_session_rule_texts(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation

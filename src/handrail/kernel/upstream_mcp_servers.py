@@ -35,7 +35,7 @@ from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.store.state_folders import StateFolders, prepare_folders
-from handrail.upstream.network_route import make_network_route
+from handrail.upstream.network_route import make_server_route
 from handrail.upstream.oauth_sign_in import OauthTokenStore, SignInPrompt
 from handrail.upstream.server_config_loader import build_definition, load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
@@ -503,7 +503,7 @@ async def store_server_listing(
             variables,
             ceiling,
             RuleBook(),
-            route=make_network_route(config.settings.mcp, known),
+            route=make_server_route(config.settings, known),
         )
     )
     upstreams.add(definition, prompt)

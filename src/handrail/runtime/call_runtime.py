@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.contract.protected.path_protection import VCS_CONFIG
 from handrail.contract.sandbox_protocol import CallConfinement, ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
@@ -105,6 +106,8 @@ class SessionSharedServices:
     """Keeps what the calls change in the workspace; None if nothing is kept."""
     change_journal: ChangeJournal | None = None
     """The journal of changes of several files; None if files are changed one at a time only."""
+    route: NetworkRoute = DIRECT_ROUTE
+    """The way to hosts, for tools and for the programs of a call."""
 
     def build_profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> SandboxProfile:
         """Return the sandbox profile of this session, with its scratch folder as HOME.
@@ -124,6 +127,7 @@ class SessionSharedServices:
             hidden=self.hidden,
             denials=None if self.denials is None else self.denials(),
             quarantine=self.quarantine,
+            route=self.route,
         )
 
 
@@ -372,7 +376,10 @@ class CallRuntime:
             from handrail.runtime.http_service import CheckedNet  # HTTP and TLS are for the tools that fetch
 
             self._net = CheckedNet(
-                self.capabilities, self._services.build_access_check(), self._services.record_attempt
+                self.capabilities,
+                self._services.build_access_check(),
+                self._services.record_attempt,
+                route=self._environment.route,
             )
         return self._net
 

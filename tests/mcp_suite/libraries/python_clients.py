@@ -4,8 +4,6 @@ It needs only Python and the library. The JSON object has ``command`` or ``url``
 that approves a call. It prints a JSON object with what each check found: ``ok``, ``parked``, ``at close``, ``-``, or the fault.
 """
 
-# ruff: noqa: BLE001
-
 from __future__ import annotations
 
 import asyncio
@@ -202,10 +200,8 @@ async def open_smolagents(server: Server, _seen: Seen) -> AsyncGenerator[Opened]
     entry: Any = {"url": server.url, "transport": "streamable-http"}
     if server.url is None:
         entry = import_module("mcp").StdioServerParameters(**server.entry)
-    more = {"client_session_timeout_seconds": WAIT_S}
-    client = await asyncio.to_thread(
-        smolagents.MCPClient, entry, structured_output=False, adapter_kwargs=more
-    )
+    more = {"client_session_timeout_seconds": WAIT_S, "connect_timeout": int(WAIT_S)}
+    client = await asyncio.to_thread(smolagents.MCPClient, entry, structured_output=False, adapter_kwargs=more)
     tools = {tool.name: tool for tool in client.get_tools()}
 
     async def call(name: str, arguments: dict[str, Any]) -> object:
@@ -342,10 +338,9 @@ async def open_haystack(server: Server, _seen: Seen) -> AsyncGenerator[Opened]:
         there = module.StreamableHttpServerInfo(url=server.url)
 
     def connect() -> Any:
-        toolset = module.MCPToolset(
+        return module.MCPToolset(
             server_info=there, connection_timeout=WAIT_S, invocation_timeout=WAIT_S, eager_connect=True
         )
-        return toolset
 
     toolset = await asyncio.to_thread(connect)
     tools = {tool.name: tool for tool in toolset}

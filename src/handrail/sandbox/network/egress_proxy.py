@@ -19,6 +19,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handrail.contract.errors import ToolError
+from handrail.contract.network_route import make_proxy_credentials
 from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.text.host_names import HostAddress, bracket_host, parse_host, parse_url
 from handrail.sandbox.network import http_and_tls_parsers
@@ -184,22 +185,28 @@ class EgressProxy:
                 raise MalformedHead("the head is incomplete") from None
             raise _ConnectionEndedSilently from None
 
-    async def _connect_to_checked_host(self, method: str, host: HostAddress) -> ConnectionStreams:
-        """Connect to ``host`` after it was authorised and checked."""
+    async def _connect_to_checked_host(self, method: str, host: HostAddress) -> tuple[ConnectionStreams, str]:
+        """Connect to ``host`` after it was authorised and checked.
+
+        :return: the connection, and the proxy to which it leads; a tunnel leads to the host itself
+        """
+        tunnel = method == "CONNECT"
         try:
-            way = await self._egress.authorize_and_resolve_host(host)
+            way = await self._egress.authorize_and_resolve_host(host, "https" if tunnel else "http")
         except ToolError as error:
             self._report_attempt(method, host, error.text)
             status = HTTPStatus.BAD_GATEWAY if error.kind == "backend" else HTTPStatus.FORBIDDEN
             raise _RefusedWithStatus(status, error.text) from None
         self._report_attempt(method, host, None)
         try:
-            connection = await self._egress.connect_to_checked_address(way)
+            if way.proxy and not tunnel:
+                connection = await self._egress.connect_to_proxy(way)
+            else:
+                connection = await self._egress.connect_to_checked_address(way)
         except ToolError as error:
             raise _RefusedWithStatus(HTTPStatus.BAD_GATEWAY, error.text) from None
-        return ConnectionStreams(
-            *await asyncio.open_connection(sock=connection, limit=http_and_tls_parsers.MAX_HEAD_BYTES)
-        )
+        streams = await asyncio.open_connection(sock=connection, limit=http_and_tls_parsers.MAX_HEAD_BYTES)
+        return ConnectionStreams(*streams), "" if tunnel else way.proxy
 
     def _report_attempt(self, method: str, host: HostAddress, refused: str | None) -> None:
         if self._on_attempt is not None:
@@ -227,7 +234,7 @@ class EgressProxy:
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text)
         if request.framing != 0:
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, "CONNECT cannot have a body. Send it without one.")
-        there = await self._connect_to_checked_host("CONNECT", host)
+        there, _ = await self._connect_to_checked_host("CONNECT", host)
         try:
             await self._send_counted(here, b"HTTP/1.1 200 Connection established\r\n\r\n")
             try:
@@ -368,7 +375,7 @@ class EgressProxy:
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text) from None
         if url.scheme != "http":
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, "An https:// URL needs a tunnel. Open one with CONNECT.")
-        there = await self._connect_to_checked_host(request.method, url.host)
+        there, proxy = await self._connect_to_checked_host(request.method, url.host)
         try:
             fields = [
                 (name, value)
@@ -381,9 +388,12 @@ class EgressProxy:
                 *_body_framing_fields(request.fields),
                 (b"connection", b"close"),
             ]
+            if credentials := make_proxy_credentials(proxy):
+                fields.append((b"proxy-authorization", credentials.encode()))
+            target = str(url) if proxy else url.target
             await self._send_counted(
                 there,
-                http_and_tls_parsers.format_head(f"{request.method} {url.target} HTTP/1.1".encode(), fields),
+                http_and_tls_parsers.format_head(f"{request.method} {target} HTTP/1.1".encode(), fields),
                 outwards=True,
             )
             upload = asyncio.ensure_future(self._forward_body(here, there, request.framing, outwards=True))

@@ -20,6 +20,7 @@ from urllib.parse import urljoin
 
 import httpx2
 
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.contract.text.host_names import parse_url
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck, HostGate
@@ -42,7 +43,6 @@ from handrail.upstream.client.upstream_session import (
     TransportCallbacks,
     UpstreamConnectionLost,
 )
-from handrail.upstream.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.upstream.oauth_sign_in import SignInPrompt, SignInRequired, UpstreamSignIn
 from handrail.upstream.server_definition import ServerDefinition
 
