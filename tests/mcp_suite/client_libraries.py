@@ -30,6 +30,7 @@ COLUMNS = ("list", "call", "image", "error", "ask", "progress", "cancel", "close
 GOOD: Mapping[str, str] = {
     "ok": "as expected",
     "parked": "the library shows no forms; `handrail approve` answered, and the repeated call ran",
+    "rule only": "the library connects anew for each call, so the request ends with the connection; a rule can allow the call",
     "-": "the library does not pass progress on",
     "at close": "the library cannot cancel a call; the program ended with its connection",
 }

@@ -518,7 +518,8 @@ async def check(opened: Opened, server: Server, seen: Seen, found: dict[str, str
             subprocess.run, [*server.approve, waiting[0], "--once"], capture_output=True, text=True, check=False
         )
         said = await text("write", wanted)
-        found["ask"] = "parked" if (server.workspace / wanted["path"]).exists() else f"{approved.stderr}{said}"
+        again = "rule only" if "was withdrawn" in approved.stderr else f"{approved.stderr}{said}"
+        found["ask"] = "parked" if (server.workspace / wanted["path"]).exists() else again
     said = await text("test_tool_with_progress", {})
     works = "three times" in said
     found["progress"] = ("ok" if seen.progress else "-") if works else said
