@@ -746,7 +746,7 @@ class PolicyVerdict:
             reason = format_reason(self.deciding_finding, self.prepared.spec.id)
             if self.confinement:
                 reason = f"{reason} {CONFINED_TEXT}"
-            elif self.confinement_objection and self.deciding_finding.cause in ("no rule", "unclear", "program"):
+            elif self.confinement_objection and self.deciding_finding.may_run_confined:
                 reason = f"{reason} It does not stay confined: {self.confinement_objection}."
             self._reason = reason
         return self._reason

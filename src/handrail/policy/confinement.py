@@ -29,7 +29,13 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_capability,
     is_about_tool,
 )
-from handrail.policy.shell import command_wrappers, confinement_proof, nested_commands, read_only_proof
+from handrail.policy.shell import (
+    command_wrappers,
+    confinement_proof,
+    destroying_forms,
+    nested_commands,
+    read_only_proof,
+)
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
 from handrail.policy.shell.reader import is_marked
@@ -267,6 +273,8 @@ def _only_runs_code(script: ShellScript, text: str) -> bool:
         if confinement_proof.why_not_confined(argv) is None:
             continue
         if not argv or is_marked(argv[0]) or program_name(argv) not in _INTERPRETERS:
+            return False
+        if (confinement_proof.why_needs_network(argv) or destroying_forms.why_destroys(argv)) is not None:
             return False
     return bool(script.commands) and not _find_objection_to_code(text)
 

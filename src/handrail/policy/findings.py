@@ -52,6 +52,12 @@ class PolicyFinding(NamedTuple):
             return self.reading
         return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
 
+    @property
+    def may_run_confined(self) -> bool:
+        """Whether a rule with ``{confined}`` answers this, if the call stays confined: no rule decides it, or only the mode."""
+        by_mode = self.rule is not None and self.rule.scope == "mode" and self.action == "ask"
+        return by_mode or self.cause in ("no rule", "unclear", "program")
+
     def only_reads_one_of(self, replaced: Set[str]) -> bool:
         """Return whether this is only about reading a file that the same call writes, without a rule."""
         target = self.target

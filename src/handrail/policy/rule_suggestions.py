@@ -53,7 +53,7 @@ def list_concerns(verdict: PolicyVerdict) -> tuple[str, ...]:
     asked = [finding for finding in verdict.findings if finding.action != "allow"]
     asked.sort(key=lambda one: (one.action != "deny", _harmlessness(one), _CAUSES.index(one.cause)))
     reasons = [format_reason(finding, verdict.prepared.spec.id) for finding in asked]
-    if verdict.confinement_objection and any(one.cause in ("no rule", "unclear", "program") for one in asked):
+    if verdict.confinement_objection and any(one.may_run_confined for one in asked):
         reasons.insert(1, f"The call does not stay confined: {verdict.confinement_objection}.")
     return tuple(dict.fromkeys((*reasons, *(() if asked else (verdict.reason,)))))
 

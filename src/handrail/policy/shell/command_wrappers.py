@@ -21,7 +21,7 @@ _SIGNAL = compile_on_first_use(r"[A-Z]{2,10}\d?|\d{1,2}")
 _MODE = compile_on_first_use(r"[0L]|\d{1,9}[KM]?")
 _CLASS = compile_on_first_use(r"[0-3]")
 _LEVEL = compile_on_first_use(r"[0-7]")
-_RESERVED = frozenset(
+RESERVED_WORDS = frozenset(
     {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
     | {"select", "then", "until", "while", "coproc"}
 )
@@ -172,7 +172,7 @@ def find_wrapped_command_start(argv: Sequence[str]) -> int | None:
     if at is None or at >= len(argv) or not argv[at] or argv[at][:1] == "-" or not argv[at].isprintable():
         return None  # a word with a mark is not printable
     # After its keywords, the shell continues to parse: a word there may be an assignment or another keyword.
-    if argv[at] in _RESERVED or _LOOKS_LIKE_ASSIGNMENT.match(argv[at]):
+    if argv[at] in RESERVED_WORDS or _LOOKS_LIKE_ASSIGNMENT.match(argv[at]):
         return None
     return at
 

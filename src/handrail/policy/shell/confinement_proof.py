@@ -94,15 +94,17 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
 
 def why_needs_network(argv: Sequence[str]) -> str | None:
     """Return why a command does nothing useful without a network, as half a sentence, or None."""
-    if program_name(argv).startswith("python") and tuple(argv[1:3]) == ("-m", "pip"):
+    if program_name(argv).startswith("python") and tuple(argv[1:2]) == ("-m",):
         argv = argv[2:]
     program = program_name(argv)
+    words = [word for word in argv[1:] if word[:1] != "-"]
+    if program == "rsync" and (host := next(filter(_REMOTE.match, words), None)) is not None:
+        return f"rsync needs the network for {show_marks(host)}"
     verbs = _NETWORK.get(program)
-    if verbs is None:
+    if verbs is None or tuple(words[:1]) in _OFFLINE.get(program, ()) or tuple(words[:2]) in _OFFLINE.get(program, ()):
         return None
     if not verbs or any(not verb for verb in verbs if len(argv) == 1):
         return f"{argv[0]} needs the network"
-    words = [word for word in argv[1:] if word[:1] != "-"]
     for verb in verbs:
         if verb and tuple(words[: len(verb.split())]) == tuple(verb.split()):
             return f"{argv[0]} {verb} needs the network"
@@ -193,6 +195,18 @@ _NETWORK: Mapping[str, tuple[str, ...]] = {
     "deno": _verbs("add, install, cache, publish"),
 }
 """Programs that need the network: for every sub-command, or for those named."""
+_REMOTE = re.compile(r"rsync://|[^/]*:")
+_OFFLINE: Mapping[str, frozenset[tuple[str, ...]]] = {
+    **dict.fromkeys(
+        ("terraform", "tofu"), frozenset({("fmt",), ("validate",), ("version",), ("graph",), ("console",)})
+    ),
+    "helm": frozenset({("lint",), ("template",), ("create",), ("version",), ("package",)}),
+    **dict.fromkeys(("docker", "podman"), frozenset({("compose", "config"), ("compose", "version")})),
+    **dict.fromkeys(("docker-compose", "podman-compose"), frozenset({("config",), ("version",)})),
+    "kubectl": frozenset({("kustomize",)}),
+    "pulumi": frozenset({("version",)}),
+}
+"""Sub-commands of these programs that need no network."""
 
 _READERS = frozenset(
     {
@@ -303,7 +317,7 @@ def _command_of_xargs(argv: tuple[str, ...]) -> tuple[str, ...] | str:
     replaced = ""
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
-        if word in ("-n", "-P", "-L", "-d", "-s", "-E"):
+        if word in ("-n", "-P", "-L", "-d", "-s", "-E", "-a"):
             index += 2
         elif word == "-I":
             replaced = argv[index + 1] if index + 1 < len(argv) else ""
@@ -335,10 +349,14 @@ def _runner(argv: tuple[str, ...], depth: int) -> str | None:
         if not text or text.isdigit():
             continue
         script = parse_script(text)
+        if not script.commands and re.fullmatch(r"\w+=[\w,:%.-]*", text):
+            continue  # the value of an option, such as ``trace=openat``
         together = argv[index:] if word[:1] != "-" else ("true",)
         for inner in (together, *(command.argv for command in script.commands)):
             if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
                 return f"{argv[0]} may run {program_name(inner)}, which removes or replaces files"
+        if word[:1] != "-" and index + 1 < len(argv) and text.isidentifier():
+            script = parse_script("true")  # alone, it is no command of this text
         reason = _why_script_not_confined(script, depth - 1) or _why_not_confined(tuple(together), depth - 1)
         if reason is None and script.files:
             reason = f"{argv[0]} runs a command that opens {script.files[0].target!r}"
@@ -391,8 +409,42 @@ def _make(argv: tuple[str, ...], depth: int) -> str | None:
 
 def _git(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
-    risk = risky_options.git_risk(argv)
+    risk = risky_options.git_risk(_without_patch_folder(argv))
     return None if risk is None else risk.reason
+
+
+def _without_patch_folder(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``git format-patch`` without the folder that it writes new files to, if the text names one below."""
+    at = destroying_forms.git_command_index(argv)
+    if at is None or argv[at] != "format-patch" or "-o" not in argv[at:-1]:
+        return argv
+    option = argv.index("-o", at)
+    folder = argv[option + 1]
+    if is_marked(folder) or folder[:1] in ("/", "-") or ".." in folder.split("/"):
+        return argv
+    return (*argv[:option], *argv[option + 2 :])
+
+
+def _env(argv: tuple[str, ...], depth: int) -> str | None:
+    """Check ``env`` with options, or with variables by which programs find what they run."""
+    at = 1
+    while at < len(argv):
+        word = argv[at]
+        name, sign, value = word.partition("=")
+        if word in ("-u", "--unset"):
+            at += 1
+        elif word not in ("-i", "-", "--ignore-environment") and name != "--unset" and not re.fullmatch("-u.+", word):
+            if not sign or not name.isidentifier():
+                break
+            if _DESTROYING_WORDS.search(value) is not None or _REPOSITORY.search(value) is not None:
+                return f"env sets {name}, and its value may name a command"
+        at += 1
+    inner = argv[at:]
+    if inner[:1] and inner[0][:1] == "-":
+        return f"env {show_marks(inner[0])} is not understood"
+    if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
+        return f"env runs {program_name(inner)}, which removes or replaces files"
+    return _why_not_confined(inner, depth - 1) if inner else None
 
 
 def _npx(argv: tuple[str, ...], depth: int) -> str | None:
@@ -447,6 +499,7 @@ _CHECKS: Mapping[str, _Check] = {
         _runner,
     ),
     "git": _git,
+    "env": _env,
     "npx": _npx,
     **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _package_runner),
     **dict.fromkeys(("export", "read", "[", "[[", "test", "set"), _shell_variables),

@@ -158,9 +158,18 @@ def _dd(argv: Sequence[str]) -> str | None:
 
 
 def _find(argv: Sequence[str]) -> str | None:
-    if "-delete" in argv and not finds_only_caches(argv):
+    if "-delete" in argv and not finds_only_caches(argv) and not _finds_only_empty_folders(argv):
         return "find -delete deletes every file that it finds"
     return None
+
+
+def _finds_only_empty_folders(argv: Sequence[str]) -> bool:
+    """Return whether ``find`` with these words finds only folders without any content."""
+    if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or has_marks(argv) or argv[-1] != "-delete":
+        return False
+    if any(word[:1] == "/" or ".." in word.split("/") for word in argv[1:]):
+        return False
+    return "-empty" in argv and ("-type", "d") in itertools.pairwise(argv)
 
 
 def finds_only_caches(argv: Sequence[str]) -> bool:
@@ -212,15 +221,34 @@ def _chmod(argv: Sequence[str]) -> str | None:
     return f"{argv[0]} -R takes modes away" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
 
 
-_SED_WHOLE = re.compile(r"(?:(?:0|1),\$!?|/\.?\*?/)?\s*\{?\s*d\s*;?\s*\}?|\$!\s*d|/\^/\s*d")
+_SED_WHOLE = re.compile(
+    r"(?:(?:0|1),\$!?|/\.?\*?/)?\s*\{?\s*d\s*;?\s*\}?|\$!\s*d|/\^/\s*d|s(?P<sign>[/|#,])\^?\.[*+]\$?(?P=sign)(?P=sign)g?"
+)
 
 
 def _sed(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv, "-e -f --expression --file")
     if not _has(options, "i", "--in-place"):
         return None
+    if _has([option for option in options if option[:2] != "-i"], "n", "--quiet", "--silent"):
+        return "sed -i with -n deletes every line that the script does not print"
     scripts = [after for word, after in itertools.pairwise(argv) if word in ("-e", "--expression")] or operands[:1]
     return "this sed script deletes every line" if any(map(_SED_WHOLE.fullmatch, scripts)) else None
+
+
+def _edits_in_place(argv: Sequence[str]) -> str | None:
+    """Check ``perl`` and ``ruby``, which with ``-i`` and ``-n`` keep only what their code prints."""
+    options = split_words(argv)[0]
+    clusters = [match.group() for option in options if (match := re.match(r"-[a-zA-Z0-9]+", option))]
+    if any("i" in one for one in clusters) and any("n" in one.partition("i")[0] or one == "-n" for one in clusters):
+        return f"{argv[0]} -i with -n deletes every line that the code does not print"
+    return None
+
+
+def _awk(argv: Sequence[str]) -> str | None:
+    if "inplace" in argv and not any("print" in word for word in argv[1:]):
+        return f"{argv[0]} -i inplace deletes every line that the code does not print"
+    return None
 
 
 def _rsync(argv: Sequence[str]) -> str | None:
@@ -384,6 +412,8 @@ _PROGRAMS: Mapping[str, _Check] = {
     **dict.fromkeys(("rimraf", "del-cli", "shx", "trash-empty"), _always("removes files")),
     **dict.fromkeys(("chmod", "chown", "chgrp"), _chmod),
     **dict.fromkeys(("sed", "gsed"), _sed),
+    **dict.fromkeys(("perl", "ruby"), _edits_in_place),
+    **dict.fromkeys(("awk", "gawk"), _awk),
     "rsync": _rsync,
     **dict.fromkeys(("tar", "gtar", "bsdtar"), _tar),
     "zip": _with_options("m", "--move", why="removes the files that it packs"),
@@ -402,7 +432,7 @@ PROGRAM_NAMES = frozenset(_PROGRAMS)
 
 # What the file system decides.
 
-WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd"})
+WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd", "mawk", "nawk"})
 """Further programs for which :func:`find_replaced_paths` has an answer."""
 
 
@@ -445,6 +475,11 @@ def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
                 yield after, ""
             elif word[:2] == "-o" or word.startswith("--output="):
                 yield word.removeprefix("--output=").removeprefix("-o"), ""
+    elif program in ("awk", "gawk", "mawk", "nawk"):
+        yield from ((match.group("path"), "") for word in argv[1:] for match in _AWK_OUTPUT.finditer(word))
     elif program in ("uniq", "xxd"):
         operands = split_words(argv, "-f -s -w -c -l")[1]
         yield from ((word, "") for word in operands[1:2])
+
+
+_AWK_OUTPUT = re.compile(r'\bprintf?\b[^;{}>]*(?<!>)>\s*"(?P<path>[^"\\]+)"')

@@ -248,7 +248,7 @@ _GIT: Mapping[str, _Check] = {
 
 def _git(argv: Sequence[str]) -> str | None:
     index = 1
-    while index < len(argv) and (argv[index] in _GIT_GLOBAL or risky_options.is_git_folder(argv, index)):
+    while index < len(argv) and (argv[index] in _GIT_GLOBAL or risky_options.is_harmless_git_option(argv, index)):
         index += 1 if argv[index] in _GIT_GLOBAL else 2
     if index == len(argv):
         return None
@@ -300,7 +300,7 @@ def why_git_shows_stored_files(argv: Sequence[str]) -> str | None:
     if not inner or inner[0] != "git":
         return None
     index = 1
-    while index < len(inner) and (inner[index] in _GIT_GLOBAL or risky_options.is_git_folder(inner, index)):
+    while index < len(inner) and (inner[index] in _GIT_GLOBAL or risky_options.is_harmless_git_option(inner, index)):
         index += 1 if inner[index] in _GIT_GLOBAL else 2
     rest = inner[index:]
     shows = _SHOWS_CONTENTS.get(rest[0]) if rest else None
@@ -376,8 +376,6 @@ _GIT_LISTINGS = frozenset(
         ("remote",),
         ("stash", "list"),
         ("worktree", "list"),
-        ("config", "--list"),
-        ("config", "-l"),
     }
     | {
         ("reflog",),
@@ -428,7 +426,8 @@ def _git_only_lists(rest: Sequence[str]) -> bool:
         return rest[1:2] in (["list"], ("list",), ["show"], ("show",)) and all(
             word[:1] != "-" or word in ("--porcelain", "-v", "--stat", "--oneline", "-p") for word in rest[2:]
         )
-    return rest[0] == "config" and len(rest) == 3 and rest[1] in ("--get", "--get-all", "get")
+    is_option = [word[:1] == "-" for word in rest[2:]]
+    return rest[0] == "config" and not any(is_option) and risky_options.only_reads_config(rest[1:])
 
 
 _PROGRAMS: Mapping[str, _Check] = {

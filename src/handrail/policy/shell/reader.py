@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from handrail.policy.shell.command_wrappers import is_harmless_variable
+from handrail.policy.shell.command_wrappers import RESERVED_WORDS, is_harmless_variable
 from handrail.policy.shell.simple_commands import (
     ANY_TEXT,
     GLOB,
@@ -25,6 +25,7 @@ from handrail.policy.shell.simple_commands import (
     ShellRedirection,
     count_printed_words,
     is_marked,
+    merge_folders,
     merge_loop_values,
     redirection_capability,
     remove_quotes,
@@ -36,7 +37,6 @@ MAX_WORDS = 4_000
 MAX_READ = 4 * MAX_COMMANDS
 """The number of commands after which reading stops, because the text has too many."""
 _MAX_DEPTH = 16
-_MAX_FOLDERS = 4
 
 
 class UnclearText(Exception):
@@ -103,12 +103,10 @@ _DESCRIPTOR_NAME = re.compile(r"\{[A-Za-z_]\w*\}")
 _NUMBERS = re.compile(r"\{\d+\.\.\d+\}")
 _RANGE = re.compile(r"\{.*(?:,|\.\.).*\}", re.DOTALL)
 _WILDCARDS = re.compile(r"[*?]+")
+_QUOTES = re.compile(r"[\"'\\]")
+_RUNS_TEXT = re.compile(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)\s*\.\s")
 _HEREDOC_WORD = re.compile(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
-_RESERVED = frozenset(
-    {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
-    | {"select", "then", "until", "while", "coproc"}
-)
-_RESERVED_INITIALS = frozenset(word[0] for word in _RESERVED)
+_RESERVED_INITIALS = frozenset(word[0] for word in RESERVED_WORDS)
 OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 MOVES = frozenset({"cd", "pushd", "popd", "source", ".", "eval"})
 """Builtins after which a relative path may name another file."""
@@ -137,6 +135,8 @@ class _TextReader:
         self._folders: tuple[str, ...] = (".",)
         self.documents: list[_HereDocument] = []
         self._values: dict[str, str] = {}
+        self._assigned: tuple[str, str] | None = None
+        """The variable that the last command only sets, and its literal value."""
         self._depth = 0
         self._tokens = 0
 
@@ -169,16 +169,20 @@ class _TextReader:
                 return ends[0] if ends else ""
             if not joined:
                 begun = len(self.commands)
-            self._read_pipeline()
+            is_single = self._read_pipeline() == 1
+            assigned = self._assigned if is_single and not joined and self._depth == 0 else None
+            self._assigned = None
             found = True
             self._skip_blanks()
             joined = self._take_sign(("&&", "||", ";", "&", "\n"))
+            if assigned is not None and joined != "&" and self._is_assigned_once(assigned[0]):
+                self._values[assigned[0]] = assigned[1]
             if joined == "&":
                 self.is_plain = False
                 self._folders = start
                 self.commands[begun:] = [(at, replace(one, in_background=True)) for at, one in self.commands[begun:]]
             elif joined != "&&":
-                self._folders = _merge(start, self._folders)
+                self._folders = merge_folders(start, self._folders)
             if joined != "&&":
                 start = self._folders
             if joined not in ("&&", "||"):
@@ -204,7 +208,8 @@ class _TextReader:
     def _ends_at(self, at: int) -> bool:
         return at >= len(self.text) or self.text[at] in _ENDS
 
-    def _read_pipeline(self) -> None:
+    def _read_pipeline(self) -> int:
+        """Read commands with pipes between them, and return their number."""
         before = self._folders
         count = 1
         if self.text[self.at] == "!" and self._take_word("!"):
@@ -223,6 +228,7 @@ class _TextReader:
             self._read_command()
         if count > 1:
             self._folders = before
+        return count
 
     def _read_command(self) -> None:
         if self._depth >= _MAX_DEPTH:
@@ -259,7 +265,7 @@ class _TextReader:
                     end = self._read_nested(("elif", "else", "fi"))
                 if end == "else":
                     self._read_nested(("fi",))
-                self._folders = _merge(before, self._folders)
+                self._folders = merge_folders(before, self._folders)
             case "while" | "until":
                 first = (len(self.commands), len(self.files))
                 self._read_nested(("do",))
@@ -313,8 +319,9 @@ class _TextReader:
         self._leave_loop(before, first)
 
     def _is_assigned_once(self, name: str) -> bool:
-        """Return whether nothing in the text but one loop can set this variable."""
-        return len(re.findall(rf"(?<![\w$.{{/-]){name}(?!\w)", self.text)) == 1
+        """Return whether nothing in the text but one loop or assignment can set this variable."""
+        bare = _QUOTES.sub("", self.text)
+        return _RUNS_TEXT.search(bare) is None and len(re.findall(rf"(?<![\w$.{{/-]){name}(?!\w)", bare)) == 1
 
     def _leave_loop(self, before: tuple[str, ...], first: tuple[int, int]) -> None:
         """Leave a loop. If it changes the folder, no folder of its commands is known."""
@@ -368,10 +375,11 @@ class _TextReader:
         start = self.at
         first = last = -1
         assigned: list[str] = []
+        value = ""
         text = self.text
         while True:
             match = _PLAIN_WORD.match(text, self.at)
-            if match is not None and (argv or match.group(1) not in _RESERVED):
+            if match is not None and (argv or match.group(1) not in RESERVED_WORDS):
                 self._tokens += 1
                 if self._tokens > MAX_WORDS:
                     raise UnclearText(f"the text has more than {MAX_WORDS:,} words")
@@ -395,7 +403,7 @@ class _TextReader:
             at = self.at
             if not argv and (match := _ASSIGNMENT.match(text, at)) is not None:
                 assigned.append(match.group(1))
-                self._read_assignment(match)
+                value = self._read_assignment(match)
                 continue
             word, written = self._read_word()
             if written[0] == "{" and _DESCRIPTOR_NAME.fullmatch(written) and text[self.at : self.at + 1] in ("<", ">"):
@@ -406,7 +414,7 @@ class _TextReader:
                     raise UnclearText("the text contains a variable assignment that is not plain")
                 if is_marked(word):
                     raise UnclearText(f"the word {_short(written)} names a command that the shell may expand")
-                if written in _RESERVED:
+                if written in RESERVED_WORDS:
                     raise UnclearText(f"the text contains the shell keyword {written!r} where it has no meaning")
             argv.append(word)
             source.append(written)
@@ -420,6 +428,8 @@ class _TextReader:
             if not (name == "IFS" and argv[:1] == ["read"] and self.text[start : start + 5] == "IFS= "):
                 self._check_variable(name)
         if not argv:
+            if len(assigned) == 1 and value and not is_marked(value) and not redirections:
+                self._assigned = (assigned[0], value)
             return
         if argv[0] == "[":
             self.is_plain = False
@@ -440,15 +450,18 @@ class _TextReader:
         if not is_harmless_variable(name):
             raise UnclearText(f"the text sets the variable {name}, which can change what programs do")
 
-    def _read_assignment(self, match: re.Match[str]) -> None:
+    def _read_assignment(self, match: re.Match[str]) -> str:
+        """Read ``NAME=VALUE``, and return the value with its marks; empty if it is added to another one."""
         self.is_plain = False
         start = self.at
+        value = ""
         self.at = match.end()
         if self.at < len(self.text) and self.text[self.at] == "(":
             raise UnclearText("the text contains an assignment of a list, which is not supported")
         if not self._ends_at(self.at):
-            self._read_word()
+            value = self._read_word()[0]
         self.parts.append((start, ("assignment", self.text[start : self.at])))
+        return "" if match.group().endswith("+=") else value
 
     def _move(self, argv: Sequence[str]) -> None:
         """Follow a change of the folder."""
@@ -489,7 +502,7 @@ class _TextReader:
             self.parts.append((start, ("input", written)))
             return []
         redirection = _redirection(operator, word, written)
-        self.parts.append((start, ("redirection", str(redirection))))
+        self.parts.append((start, ("redirection", f"{redirection.operator}{remove_quotes(written)}")))
         if redirection.capability is not None:
             target = redirection.target
             if target[:1] != "/" and not self._folders:
@@ -729,15 +742,7 @@ class _TextReader:
             return None
         match = _BARE.match(self.text, self.at)
         word = "" if match is None else match.group()
-        return word if match is not None and word in _RESERVED and self._ends_at(match.end()) else None
-
-
-def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the folders of two ways through a text; none if one of them is unknown."""
-    if one == other or not one or not other:
-        return one if one == other else ()
-    merged = tuple(dict.fromkeys((*one, *other)))
-    return merged if len(merged) <= _MAX_FOLDERS else ()
+        return word if match is not None and word in RESERVED_WORDS and self._ends_at(match.end()) else None
 
 
 def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:

@@ -344,8 +344,25 @@ _GIT_RUNS = frozenset(
     | {"credential", "remote-ext", "remote-fd", "for-each-repo", "maintenance", "p4", "svn", "cvsserver", "web--browse"}
     | {"upload-pack", "receive-pack", "interpret-trailers", "citool", "http-backend", "fsmonitor--daemon", "var"}
 )  # fmt: skip
+_GIT_HARMLESS_SETTING = compile_on_first_use(
+    r"(?:(?:color|advice|column)\.\w+(?:\.\w+)?|(?:user|author|committer)\.(?:name|email)|init\.defaultbranch|push\.default|pull\.(?:rebase|ff)"
+    r"|core\.(?:quotepath|abbrev|autocrlf|safecrlf|eol|filemode|ignorecase|precomposeunicode|commentchar|longpaths|whitespace)"
+    r"|diff\.(?:renames|renamelimit|algorithm|context|interhunkcontext|noprefix|mnemonicprefix|colormoved|indentheuristic|statgraphwidth)"
+    r"|merge\.(?:conflictstyle|renames|renamelimit|ff|stat|log)|rebase\.(?:autostash|autosquash|updaterefs|stat)|rerere\.enabled"
+    r"|log\.(?:date|decorate|abbrevcommit|follow|mailmap|diffmerges)|grep\.(?:linenumber|patterntype|fullname|column|extendedregexp)"
+    r"|status\.(?:short|branch|showuntrackedfiles|relativepaths|renames|aheadbehind|showstash)|blame\.(?:date|showemail|blankboundary)"
+    r"|gc\.auto|fetch\.(?:prune|prunetags)|versionsort\.suffix)=.*"
+    r"|(?:commit\.gpgsign|tag\.gpgsign|log\.showsignature|core\.fsmonitor|maintenance\.auto|submodule\.recurse|pager\.\w+)=(?:false|no|off|0)"
+    r"|(?:core\.pager|pager\.\w+)=(?:cat)?|(?:core|sequence)\.editor=(?:true|:)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Settings of ``git -c`` after which git starts no other program and opens no other file."""
 _GIT_READS_CONFIG = frozenset({"--get", "--get-all", "--get-regexp", "--list", "-l", "get", "list"})
-_GIT_CONFIG_SCOPES = frozenset({"--global", "--system", "--local", "--worktree", "-z", "--null", "--name-only"})
+_GIT_CONFIG_SCOPES = frozenset(
+    {"--global", "--system", "--local", "--worktree", "-z", "--null", "--name-only", "--show-origin", "--show-scope"}
+    | {"--bool", "--int", "--path", "--type=bool", "--type=int", "--type=path", "--includes", "--no-includes"}
+)
+_GIT_CONFIG_KEY = compile_on_first_use(r"[A-Za-z][\w-]*(?:\..+)?\.[A-Za-z][\w-]*")
 
 
 def git_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -355,7 +372,7 @@ def git_risk(argv: Sequence[str]) -> CommandRisk | None:
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
         span = 2 if word in _GIT_WITH_VALUE else 1
-        if word not in _GIT_HARMLESS and not is_git_folder(argv, index):
+        if word not in _GIT_HARMLESS and not is_harmless_git_option(argv, index):
             why = f"git {word} changes the configuration of git, which can name programs to run"
             known = span == 2 or "=" in word or word in _GIT_FLAGS
             end = index + span if known else len(argv)  # otherwise it is unknown which word is git's command
@@ -364,18 +381,23 @@ def git_risk(argv: Sequence[str]) -> CommandRisk | None:
     return combine_risks(*before, *(_git_subcommand_risks(argv, index) if index < len(argv) else ()))
 
 
-def is_git_folder(argv: Sequence[str], index: int) -> bool:
-    """Return whether git's option at ``index`` only changes to a folder below, as ``cd`` does."""
-    if argv[index] != "-C" or index + 1 >= len(argv):
+def is_harmless_git_option(argv: Sequence[str], index: int) -> bool:
+    """Return whether git's option at ``index`` is one of two words that change nothing but a folder below or the form of texts.
+
+    ``-C`` changes to a folder as ``cd`` does. ``-c`` sets a key that names neither a program nor a file, or turns one off.
+    """
+    if argv[index] not in ("-C", "-c") or index + 1 >= len(argv):
         return False
-    folder = argv[index + 1]
-    return folder[:1] not in ("/", "-", "") and ".." not in folder.split("/") and not is_marked(folder)
+    value = argv[index + 1]
+    if argv[index] == "-c":
+        return _GIT_HARMLESS_SETTING.fullmatch(value) is not None
+    return value[:1] not in ("/", "-", "") and ".." not in value.split("/") and not is_marked(value)
 
 
 def _git_subcommand_risks(argv: Sequence[str], index: int) -> Iterator[CommandRisk | None]:
     """Return the risks of git's sub-command, at ``index``, and of each of the words after it."""
     command, rest = argv[index], argv[index + 1 :]
-    if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
+    if command in _GIT_RUNS or (command == "config" and not only_reads_config(rest)):
         yield _risk_from(argv, index, f"git {command} runs programs, or configures which programs run")
         return
     if (command == "bisect" and tuple(rest[:1]) == ("run",)) or (command == "submodule" and "foreach" in rest):
@@ -398,13 +420,15 @@ def _is_risky_for_git(command: str, word: str) -> bool:
     return word[:1] == "-" and word[:2] != "--" and not frozenset(letters).isdisjoint(word[1:])
 
 
-def _only_reads_config(words: Sequence[str]) -> bool:
+def only_reads_config(words: Sequence[str]) -> bool:
     """Return whether ``git config`` only reads, by the first word that is not a scope.
 
-    Further words do not count: ``git config KEY VALUE get`` writes.
+    Further words do not count: ``git config KEY VALUE get`` writes. A key alone is read.
     """
-    first = next((word for word in words if word not in _GIT_CONFIG_SCOPES), None)
-    return first in _GIT_READS_CONFIG
+    rest = [word for word in words if word not in _GIT_CONFIG_SCOPES]
+    return bool(rest) and (
+        rest[0] in _GIT_READS_CONFIG or (len(rest) == 1 and bool(_GIT_CONFIG_KEY.fullmatch(rest[0])))
+    )
 
 
 # Sed and awk.

@@ -21,6 +21,7 @@ No text that is understood has such a character, so a marked word equals no lite
 _MARKS = re.compile(r"[\x01-\x04]")
 SPLIT_OR_EXPANDED = re.compile(r"[\s*?\[\]\\]")
 """The characters of a variable's value that a shell splits or expands if the variable is not quoted."""
+_MAX_FOLDERS = 4
 _SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SPLIT: "$…"})
 
 
@@ -53,6 +54,14 @@ def merge_loop_values(words: Sequence[str]) -> str:
     mark = min((prefix.find(one) for one in (ANY_TEXT, GLOB, NO_OPTION) if one in prefix), default=len(prefix))
     plain = all(not is_marked(word) and SPLIT_OR_EXPANDED.search(word) is None for word in words)
     return prefix[:mark] + (NO_OPTION if plain or not prefix[:mark] else ANY_TEXT)
+
+
+def merge_folders(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders of two ways through a text; none if one of them is unknown."""
+    if one == other or not one or not other:
+        return one if one == other else ()
+    merged = tuple(dict.fromkeys((*one, *other)))
+    return merged if len(merged) <= _MAX_FOLDERS else ()
 
 
 def show_marks(text: str) -> str:
