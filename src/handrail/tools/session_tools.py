@@ -16,12 +16,8 @@ from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSessionArguments, ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.reading_and_search import (
-    MAX_IMAGE,
-    detect_image_type,
-    format_byte_range,
-    get_max_answer_bytes,
-)
+from handrail.tools.files.document_text import detect_image_type
+from handrail.tools.files.reading_and_search import MAX_IMAGE, format_byte_range, get_max_answer_bytes
 from handrail.tools.tool_declarations import MAX_OUTPUT, make_closed_object_schema
 
 _TODOS = "todos"

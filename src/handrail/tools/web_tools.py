@@ -15,8 +15,8 @@ from handrail.contract.text.host_names import parse_host, parse_url
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import ConfigKey, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.document_text import PDF_START, make_pdf_answer
-from handrail.tools.files.reading_and_search import detect_image_type, get_max_answer_bytes
+from handrail.tools.files.document_text import PDF_START, detect_image_type, make_pdf_answer
+from handrail.tools.files.reading_and_search import get_max_answer_bytes
 from handrail.tools.tool_declarations import MAX_OUTPUT, make_closed_object_schema
 
 _MAX_PAGE_BYTES = 16 * 1024 * 1024

@@ -59,7 +59,8 @@ class ReadTool(Tool):
     spec = file_read_spec(
         id="read",
         description=(
-            "Read a text file by lines, a PDF by pages, a Jupyter notebook by cells, a byte range of any file, or an image. "
+            "Read a text file by lines, a PDF by pages, a Jupyter notebook by cells with their images, a byte range of any file, or an "
+            "image. "
             "Returns text without line numbers, up to 200 KB unless the operator set another limit; `next` is the offset "
             "to continue from, or null at the end. Lines are cut at 2,000 characters. To list a folder use glob."
         ),
