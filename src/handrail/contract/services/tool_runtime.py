@@ -8,11 +8,13 @@ show, relative inside the workspace.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.contract.calls_and_results import Result
+from handrail.contract.errors import ToolError
 from handrail.contract.permission_modes import Mode
 from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
@@ -25,6 +27,7 @@ from handrail.contract.services.memory_service import MemoryService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.task_services import TaskService
+from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSession
 
@@ -504,3 +507,32 @@ class Runtime(Protocol):
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         """Call another tool through the arbiter, under the locks that this call holds."""
         ...
+
+
+async def find_meant_path(runtime: Runtime, path: str) -> str:
+    """Return the path of a tool's argument as it is spelled on the disk, or as git knows it if it was deleted."""
+    if path.isascii() and not {" ", "\\"} & set(path):
+        return path
+    restored = restore_path(path)
+    try:
+        there = resolve_tool_path(runtime, restore_path((await runtime.files.stat(path)).path))
+    except ToolError:
+        return restored
+    spellings = {fold_spelling(resolve_tool_path(runtime, one)) for one in (path, restored)}
+    # Through a link, another path leads there, and git has the link.
+    return there if "\\" in path or fold_spelling(there) in spellings else restored
+
+
+async def find_meant_paths(runtime: Runtime, paths: Sequence[str]) -> list[str]:
+    """Return the result of :func:`find_meant_path` for each path."""
+    return [await find_meant_path(runtime, path) for path in paths]
+
+
+def resolve_tool_path(runtime: Runtime, path: str) -> str:
+    """Return the absolute path of a tool's path argument.
+
+    :raises ToolError: ``invalid_input`` if the path is invalid
+    """
+    if "\0" in path:
+        raise ToolError(f"The path is invalid: {path!r} contains a NUL character. Remove it.", kind="invalid_input")
+    return posixpath.normpath(posixpath.join(runtime.workdir, path))

@@ -314,6 +314,12 @@ def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dic
     return found
 
 
+def find_path_arguments(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parameters with ``format: path``, or with a list of such texts."""
+    properties = object_properties_of(parameters)
+    return tuple(name for name, schema in properties.items() if "path" in _formats_of(schema))
+
+
 def find_patch_arguments(parameters: Mapping[str, Any]) -> frozenset[str]:
     """Return the parameters with ``format: patch``: texts that name their files themselves.
 

@@ -18,19 +18,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import posixpath
 import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.result_conversions import recognise_result
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
-from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime, find_meant_path
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec, find_path_arguments
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 from handrail.sandbox.filters.resource_limits import explain_reached_limit
@@ -83,6 +84,7 @@ class PerCallExecutableTool(Tool):
         return recognise_result(answer) or answer
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        args = await spell_paths_as_on_disk(self.spec, args, runtime)
         profile = self.adapt_profile(
             self.confinement.profile_for(runtime),
             {
@@ -228,3 +230,21 @@ def _last_line(text: str) -> str:
 
 def _evidence(code: int, text: str) -> dict[str, Any]:
     return {"exit_code": code, "stderr": text} if text else {"exit_code": code}
+
+
+async def spell_paths_as_on_disk(spec: ToolSpec, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
+    """Return the arguments of a program with each path as the file is named, also if the model spelled it as a result shows it."""
+    spelled = dict(args)
+    for name in find_path_arguments(spec.parameters):
+        value = args.get(name)
+        if isinstance(value, str):
+            spelled[name] = await _spell_path(runtime, value)
+        elif isinstance(value, list):
+            every = cast("list[object]", value)
+            spelled[name] = [await _spell_path(runtime, one) if isinstance(one, str) else one for one in every]
+    return spelled
+
+
+async def _spell_path(runtime: Runtime, path: str) -> str:
+    found = await find_meant_path(runtime, path)
+    return found if path.startswith("/") or not found.startswith("/") else posixpath.relpath(found, runtime.workdir)

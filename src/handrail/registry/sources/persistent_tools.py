@@ -47,6 +47,7 @@ from handrail.registry.sources.executable_tools import (
     ToolConfinement,
     describe_exit,
     encode_json_line,
+    spell_paths_as_on_disk,
 )
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 
@@ -310,7 +311,7 @@ class PersistentTool(PerCallExecutableTool):
         return other
 
     async def _attempt_call(self, args: dict[str, Any], runtime: Runtime) -> object:
-        given = self.build_program_input(args, runtime)
+        given = self.build_program_input(await spell_paths_as_on_disk(self.spec, args, runtime), runtime)
         try:
             return await self._exchange(runtime, given)
         except _ProcessCrashed as crash:

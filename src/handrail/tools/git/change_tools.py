@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime, find_meant_paths
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git import git_output_parsers
@@ -29,7 +29,6 @@ from handrail.tools.git.git_repository import (
     GitRepository,
     check_single_commit,
     decode_git_output,
-    find_meant_paths,
     open_repository,
     parse_git_output,
     run_in_thread_if_many,

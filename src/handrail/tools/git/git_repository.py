@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple, TypeVar
 
 from handrail.contract.errors import ErrorKind, ToolError, decode_text
 from handrail.contract.sandbox_protocol import CompletedProcess
-from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime, find_meant_path, resolve_tool_path
 from handrail.contract.text.host_names import ParsedUrl, parse_url
-from handrail.contract.text.neutralisation import escape_terminal_controls, fold_spelling, restore_path
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 # Settings that keep git from running other programs, whatever a repository's configuration says.
@@ -453,35 +453,6 @@ async def run_git_unchecked(
             kind="unavailable",
         )
     return done
-
-
-async def find_meant_path(runtime: Runtime, path: str) -> str:
-    """Return the path of a tool's argument as it is spelled on the disk, or as git knows it if it was deleted."""
-    if path.isascii() and not {" ", "\\"} & set(path):
-        return path
-    restored = restore_path(path)
-    try:
-        there = resolve_tool_path(runtime, restore_path((await runtime.files.stat(path)).path))
-    except ToolError:
-        return restored
-    spellings = {fold_spelling(resolve_tool_path(runtime, one)) for one in (path, restored)}
-    # Through a link, another path leads there, and git has the link.
-    return there if "\\" in path or fold_spelling(there) in spellings else restored
-
-
-async def find_meant_paths(runtime: Runtime, paths: Sequence[str]) -> list[str]:
-    """Return the result of :func:`find_meant_path` for each path."""
-    return [await find_meant_path(runtime, path) for path in paths]
-
-
-def resolve_tool_path(runtime: Runtime, path: str) -> str:
-    """Return the absolute path of a tool's path argument.
-
-    :raises ToolError: ``invalid_input`` if the path is invalid
-    """
-    if "\0" in path:
-        raise ToolError(f"The path is invalid: {path!r} contains a NUL character. Remove it.", kind="invalid_input")
-    return posixpath.normpath(posixpath.join(runtime.workdir, path))
 
 
 def is_beneath(path: str, folder: str) -> bool:
