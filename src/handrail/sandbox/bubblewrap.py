@@ -116,6 +116,11 @@ class BubblewrapSandbox:
     def tier(self) -> SandboxTier:
         return self._tier
 
+    @property
+    def template_count(self) -> int:
+        """The number of templates from which sandboxes can be made."""
+        return self._templates.count
+
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         plan = await self.make_plan(capabilities, profile, program)
         place = await self.find_network(capabilities, profile)

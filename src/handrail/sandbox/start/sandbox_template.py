@@ -35,7 +35,8 @@ MAX_AGE_S = 600.0
 """A template makes no more sandboxes after this time."""
 _RETRY_S = 60.0
 """The time after a failure in which no template of the kind is tried again."""
-_START_S = 10.0
+_START_S = 60.0
+"""The time that a template has to become ready, on a machine that is very busy."""
 
 _NAMES = (
     *("clone", "mount", "umount2", "unshare", "recvmsg", "prctl", "seccomp", "dup3", "fcntl", "fchdir", "capset"),
@@ -307,6 +308,11 @@ class SandboxTemplates:
         self._generation = 0
         """Grows with each :meth:`retire`: a template that was started before is not used."""
 
+    @property
+    def count(self) -> int:
+        """The number of templates from which sandboxes can be made."""
+        return sum(template.is_usable for template, _ in self._made.values())
+
     def find(self, key: object) -> SandboxTemplate | None:
         """Return a template that can make the sandboxes of this key; None if there is none."""
         template, scratch = self._made.pop(key, (None, ""))
@@ -374,6 +380,7 @@ def _retire(template: SandboxTemplate) -> None:
 async def wait_until_idle_templates_ended() -> None:
     """Wait until the retired templates of this event loop have ended, except those of running sandboxes."""
     loop = asyncio.get_running_loop()
+    await asyncio.sleep(0)  # the sandboxes that have just ended are counted in this turn
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(sandboxed_process.DISMANTLING_S):
             await asyncio.gather(

@@ -430,10 +430,10 @@ class SandboxedProcess(PipedProcess):
     def _reap(self) -> int | None:
         """Return the outer process's exit code; None if an embedding program has reaped it.
 
-        A template's sandbox has no outer process, and its first process was killed if it did not report.
+        A template's sandbox has no outer process. If its first process did not report, it was killed or let go.
         """
         _UNREAPED.discard(self)
-        code: int | None = 128 + signal.SIGKILL
+        code: int | None = 128 + (signal.SIGHUP if self._lifeline < 0 else signal.SIGKILL)
         if self._retire_template is None:
             try:
                 code = os.waitstatus_to_exitcode(os.waitpid(self._creator_pid, os.WNOHANG)[1])

@@ -8,7 +8,7 @@
     $requests += 0;    # syscall takes a text for an address
     my %number = split(/ /, $numbers);
     my @system = splice(@inner, 0, $count);    # mount points in /proc; the others are in /tmp
-    my ($answer, $maps, %ours) = ($requests);
+    my ($answer, $maps, %ours, @ways) = ($requests);
     $filter = pack("H*", $filter);
     my $spaces = 0x2E020000 | ($own_network ? 0x40000000 : 0);    # CLONE_NEW of mounts, pids, IPC, UTS and control groups
     my @kinds = ("mnt", "pid", "ipc", "uts", "user", $own_network ? "net" : ());
@@ -45,15 +45,19 @@
 
     # Makes the mount point of what was mounted in the template's /tmp, in the private /tmp.
     sub make_point {
-        my ($point, $place) = @_;
-        my ($folder, @names) = ("/tmp", split(m{/}, substr($point, 5)));
-        my $last = pop(@names);
-        for my $name (@names) {
-            $folder .= "/$name";
-            -d $folder or mkdir($folder, 0755) or refuse("$folder cannot be made: $!");
+        my ($point, $place, @folders) = @_;
+        for my $folder (@folders) {
+            my ($name, $mode) = @$folder;
+            -d $name or mkdir($name, $mode) or refuse("$name cannot be made: $!");
         }
-        $folder .= "/$last";
-        -d $place ? mkdir($folder, 0755) : sysopen(my $file, $folder, 0xC1, 0444) or refuse("$folder cannot be made: $!");
+        -d $place ? mkdir($point, 0755) : sysopen(my $file, $point, 0xC1, 0444) or refuse("$point cannot be made: $!");
+    }
+
+    # The folders between /tmp and a mount point, with the modes that bubblewrap gave them.
+    sub way {
+        my ($folder, @names) = ("/tmp", split(m{/}, substr($_[0], 5)));
+        pop(@names);
+        return map { $folder .= "/$_"; [$folder, (stat($folder))[2] & 07777] } @names;
     }
 
     # Gives a new child the view, the user namespace and the filter of a sandbox. From its user namespace on, the child has no
@@ -71,7 +75,7 @@
         request("mount", "devpts", "/dev/pts", "devpts", 10, "newinstance,ptmxmode=0666,mode=620");
         my $mask = umask(0);
         for my $at (0 .. $#inner) {
-            make_point($inner[$at], $within[$at]);
+            make_point($inner[$at], $within[$at], @{ $ways[$at] });
             move($within[$at], $inner[$at]);
         }
         umask($mask);
@@ -114,6 +118,7 @@
     }
 
     $ours{$_} = readlink("/proc/self/ns/$_") // refuse("its namespaces are unknown: $!") for @kinds;
+    @ways = map { [way($_)] } @inner;
     # Its /proc without what is mounted on it, for the files of a child's user namespace. A child's own may be read-only.
     $maps = request("open_tree", -100, "/proc", 0x80001);
     # The kernel lets a child mount a /proc only if it sees another one, so that one is put out of the way.
