@@ -18,7 +18,7 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,6 +35,8 @@ MAX_AGE_S = 600.0
 """A template makes no more sandboxes after this time."""
 _RETRY_S = 60.0
 """The time after a failure in which no template of the kind is tried again."""
+_MOST_NUMBERS = 200
+"""The limit of numbers in one request, which template.pl reads as one message. More descriptors need a bubblewrap."""
 _START_S = 60.0
 """The time that a template has to become ready, on a machine that is very busy."""
 
@@ -42,7 +44,7 @@ _NAMES = (
     *("clone", "mount", "umount2", "unshare", "recvmsg", "prctl", "seccomp", "dup3", "fcntl", "fchdir", "capset"),
     *("setsid", "open_tree", "move_mount", "close_range"),
 )
-_NUMBERS: Mapping[str, tuple[int, ...]] = {
+SYSTEM_CALLS: Mapping[str, tuple[int, ...]] = {
     "x86_64": (56, 165, 166, 272, 47, 157, 317, 292, 72, 81, 126, 112, 428, 429, 436),
     "aarch64": (220, 40, 39, 97, 212, 167, 277, 24, 25, 50, 91, 157, 428, 429, 436),
 }
@@ -136,7 +138,7 @@ def build_template_argv(
     :param user: the user and group id of its sandboxes' programs
     :param requests: the number of the socket for requests
     """
-    numbers = zip(_NAMES, _NUMBERS[platform.machine()], strict=True)
+    numbers = zip(_NAMES, SYSTEM_CALLS[platform.machine()], strict=True)
     return [
         *(launcher_messages.PERL, "-f", "-e", _read_program(), "--", launcher_messages.read_source("mount_changes.pl")),
         *(str(requests), " ".join(f"{name} {number}" for name, number in numbers), system_calls.hex()),
@@ -159,7 +161,7 @@ def build_namespace_options(*, own_network: bool) -> list[str]:
 
 def can_have_templates() -> bool:
     """Return whether the program of a template can run on this machine."""
-    known = platform.machine() in _NUMBERS and sys.maxsize > 1 << 32 and hasattr(socket, "SO_PASSCRED")
+    known = platform.machine() in SYSTEM_CALLS and sys.maxsize > 1 << 32 and hasattr(socket, "SO_PASSCRED")
     return known and launcher_messages.find_perl_launcher() is not None
 
 
@@ -186,17 +188,18 @@ class SandboxTemplate:
         self._loop = asyncio.get_running_loop()
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)
-        self._requests = requests
+        self._requests = requests.detach()  # a copy of this process must not close the number again
         self._is_open = True
         self._first_pid = 0
         self._in_use = 0
         self._answer: asyncio.Future[bool] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.made_at = self.used_at = self._loop.time()
-        requests.setblocking(False)
-        requests.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        sandboxed_process.close_after_fork(requests.fileno())
-        self._loop.add_reader(requests, self._read)
+        with self._use_socket() as ours:
+            ours.setblocking(False)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        sandboxed_process.close_after_fork(self._requests)
+        self._loop.add_reader(self._requests, self._read)
         self._loop.add_reader(self._pidfd, self._reap)
 
     @property
@@ -238,8 +241,11 @@ class SandboxTemplate:
         """
         others = [number for number in sorted(descriptors) if number > 2 and number not in own]
         numbers = [*own, len(descriptors), *descriptors, *others]
+        if len(numbers) > _MOST_NUMBERS:
+            return False
         try:
-            socket.send_fds(self._requests, [struct.pack(f"={len(numbers)}i", *numbers)], [*descriptors.values()])
+            with self._use_socket() as ours:
+                socket.send_fds(ours, [struct.pack(f"={len(numbers)}i", *numbers)], [*descriptors.values()])
         except OSError:
             self.retire()
             return False
@@ -257,8 +263,8 @@ class SandboxTemplate:
             self._is_open = False
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._requests)
-            sandboxed_process.keep_after_fork(self._requests.fileno())
-            self._requests.close()
+            sandboxed_process.keep_after_fork(self._requests)
+            os.close(self._requests)
         if not self._answer.done() and not self._loop.is_closed():
             self._answer.set_result(False)
 
@@ -267,9 +273,19 @@ class SandboxTemplate:
         if self._pidfd >= 0 and sandboxed_process.has_ended(self._pidfd):
             self._reap()
 
+    @contextlib.contextmanager
+    def _use_socket(self) -> Generator[socket.socket]:
+        """Use the socket by its number, which stays open."""
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=self._requests)
+        try:
+            yield ours
+        finally:
+            ours.detach()
+
     def _read(self) -> None:
         try:
-            text, rights, _, _ = self._requests.recvmsg(1 << 12, 64)
+            with self._use_socket() as ours:
+                text, rights, _, _ = ours.recvmsg(1 << 12, 64)
         except BlockingIOError:
             return
         except OSError:

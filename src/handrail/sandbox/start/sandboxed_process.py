@@ -286,7 +286,8 @@ class SandboxedProcess(PipedProcess):
         except OSError:
             over = True
         if self._retire_template is not None and self._pidfd < 0:
-            if over:  # nothing of it is left
+            if over:  # nothing of it is left, and the next start has another way
+                self._retire_template()
                 self._unwatch(self._channel)
                 self._finish(_FAILED)
             return
