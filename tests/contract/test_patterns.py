@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from handrail.contract.text.glob_patterns import (
     any_path_glob_source,
-    compile_on_first_use,
     compile_path_glob,
     compile_text_glob,
     escape_as_pattern,
@@ -21,6 +20,7 @@ from handrail.contract.text.glob_patterns import (
     path_matches,
     pattern_length,
 )
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 PARTS = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=8)
 PATHS = st.lists(PARTS, min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))

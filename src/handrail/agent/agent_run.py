@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from handrail.agent.conversation import Conversation
@@ -34,6 +33,7 @@ from handrail.agent.run_events import AgentEvent, AgentIdle, RunFinished, RunOut
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, make_call_id
 from handrail.contract.errors import ErrorKind
 from handrail.contract.session_protocols import Session, StopReason, Turn
+from handrail.contract.struct import Struct, field
 
 # The dispatch of the calls of a reply to the session: the order, and the start of each.
 
@@ -136,8 +136,7 @@ _STOP_TEXTS: dict[StopReason, str] = {
 }
 
 
-@dataclass(slots=True)
-class AgentRunState:
+class AgentRunState(Struct):
     """The state of one run."""
 
     usage: RunUsage

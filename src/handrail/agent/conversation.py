@@ -11,7 +11,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from handrail.agent.model_protocol import (
@@ -35,6 +35,7 @@ from handrail.agent.run_budget import count_message_characters
 from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.result_conversions import list_artifact_media_types
 from handrail.contract.services.history_and_skill_services import ConversationHistory, HistoryEntry
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 
 # The stored form of a conversation: rows of plain data. A partial set of rows still gives a history that a provider
@@ -66,8 +67,7 @@ LOST = json.dumps(
 """The answer to an earlier call whose own answer was lost."""
 
 
-@dataclass(slots=True)
-class UnansweredExchange:
+class UnansweredExchange(Struct):
     """A reply whose calls are not all answered yet, so that it is not part of the history.
 
     :param call_ids: the kernel's ids of the message's calls; ``""`` for an unknown one
@@ -97,8 +97,7 @@ class UnansweredExchange:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredConversation:
+class RestoredConversation(Struct, frozen=True):
     """A conversation read from its stored rows.
 
     :param messages: whole exchanges only, beginning with a user message

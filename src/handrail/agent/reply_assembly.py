@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from handrail.agent.model_protocol import (
     BlockEvent,
@@ -28,6 +27,7 @@ from handrail.agent.model_protocol import (
 )
 from handrail.catalog.schema_adapter import AdaptedSchema
 from handrail.contract.calls_and_results import ProposedCall
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     InvalidJsonText,
@@ -80,8 +80,7 @@ def repair_surrogates(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReply:
+class ModelReply(Struct, frozen=True):
     """A complete reply, or the part of one that arrived.
 
     :param parts: texts, and for each call its position in :attr:`calls`, in order
@@ -98,8 +97,7 @@ class ModelReply:
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
 
 
-@dataclass(slots=True)
-class _UnfinishedCall:
+class _UnfinishedCall(Struct):
     """A call that is still being read."""
 
     name: str

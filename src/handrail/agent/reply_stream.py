@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from handrail.agent.model_protocol import (
@@ -21,6 +20,7 @@ from handrail.agent.model_protocol import (
     TokenUsage,
 )
 from handrail.agent.reply_assembly import EVENT_UNITS, MAX_REPLY_UNITS, ReplyTooLong
+from handrail.contract.struct import Struct
 
 # Retries of a busy provider: bounded, with back-off, and only before the reply begins to arrive.
 #
@@ -28,8 +28,7 @@ from handrail.agent.reply_assembly import EVENT_UNITS, MAX_REPLY_UNITS, ReplyToo
 # :class:`~handrail.agent.model_protocol.ReplyStreamCut`.
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDelayed:
+class RetryDelayed(Struct, frozen=True):
     """The provider was busy, and the request is sent again after ``delay_s`` seconds."""
 
     attempt: int
@@ -38,8 +37,7 @@ class RetryDelayed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True):
     """The number of requests and the delays between them.
 
     :param attempts: requests altogether, including the first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from handrail.agent.model_protocol import (
@@ -16,6 +15,7 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.reply_assembly import ModelReply
 from handrail.contract.agent_manifest import AgentBudgets, Compaction
+from handrail.contract.struct import Struct
 
 T = TypeVar("T")
 BudgetKind = Literal["turns", "tokens", "seconds", "calls"]
@@ -23,8 +23,7 @@ CHARACTERS_PER_TOKEN = 4
 """The characters of one token, for the estimate if a provider reports no tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """The limits of one run. None means no limit.
 
     :param turns: requests to the model, each with its calls

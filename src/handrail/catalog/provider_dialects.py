@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from handrail.contract.errors import UsageError
+from handrail.contract.struct import Struct
 from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolSupport, provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format"})
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderSchemaDialect:
+class ProviderSchemaDialect(Struct, frozen=True):
     """The schema language of one provider. :func:`handrail.catalog.schema_adapter.adapt_schema` adapts schemas to it.
 
     :param keywords: the supported keywords; None for every keyword of JSON Schema

@@ -15,13 +15,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from typing import Any, cast
 from urllib.parse import unquote
 
 from handrail.catalog.provider_dialects import ANNOTATIONS, ProviderSchemaDialect
+from handrail.contract.struct import Struct, field
 
 # Merging and splitting of schemas: the conjunction of two, the union of several.
 #
@@ -377,8 +377,7 @@ _INVERTING_KEYWORDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptedSchema:
+class AdaptedSchema(Struct, frozen=True):
     """Parameters in a provider's dialect.
 
     :param notes: what the parameters cannot express, to be added to the tool's description

@@ -6,10 +6,8 @@ interaction has loaded in addition to the core.
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
@@ -17,6 +15,8 @@ from typing import Literal
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, tool_pattern_matches
 from handrail.contract.services.job_and_tool_services import ToolCategory
 from handrail.contract.services.subagent_services import MAX_DEPTH
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import RESOURCE_IDS
@@ -29,8 +29,7 @@ from handrail.contract.tool_generation import AGENT_SOURCE, BUILT_IN, Generation
 # itself or its tools moves them to another.
 
 
-@dataclass(frozen=True, slots=True)
-class CategoryTopic:
+class CategoryTopic(Struct, frozen=True):
     """The subject of a shipped category.
 
     :param about: the subject in a few words
@@ -142,7 +141,7 @@ _OWN_TEXT = "Tools of this installation."
 MAX_CATEGORY_NAME = 64
 MAX_CATEGORY_TEXT = 200
 """The maximum characters of a text from an operator."""
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+_NOT_IN_A_NAME = compile_on_first_use(r"[^A-Za-z0-9_.-]+")
 
 
 def find_category_name(entry: ToolEntry) -> str:
@@ -215,8 +214,7 @@ DISCOVERY_TOOLS = ("browse_tools", "load_tools", "find_tools", "tool_search")
 ToolStatus = Literal["core", "active", "deferred", "unavailable"]
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogOptions:
+class CatalogOptions(Struct, frozen=True):
     """The options of an operator and an agent for a catalog.
 
     :param core: the core tools that the agent's manifest names, in addition to the default ones

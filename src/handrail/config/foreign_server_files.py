@@ -6,36 +6,38 @@ an unexpected key only itself. Variables become ``${NAME}`` or ``${NAME:-default
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import read_settings_text
 
 MAX_BYTES = 16 * 1024 * 1024
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+VARIABLE = compile_on_first_use(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """A variable in a text, with an optional default."""
-INPUT = re.compile(r"\$\{input:([\w.-]+)\}")
+INPUT = compile_on_first_use(r"\$\{input:([\w.-]+)\}")
 """A value that VS Code asks the user for."""
-_OTHER_VARIABLE = re.compile(
+_OTHER_VARIABLE = compile_on_first_use(
     r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)((?::-[^}]*)?)\}|(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"
 )
 """A variable as VS Code, Cursor and Windsurf write it, and as opencode does."""
-_BARE_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_BARE_VARIABLE = compile_on_first_use(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 """A variable as Gemini CLI writes it, also without braces."""
-_FOLDER = re.compile(
+_FOLDER = compile_on_first_use(
     r"\$\{(workspaceFolder(?::[^}]*)?|workspaceFolderBasename|workspaceRoot|userHome|pathSeparator|/)\}"
 )
-_UNKNOWN = re.compile(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
+_UNKNOWN = compile_on_first_use(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
 """A placeholder that Handrail cannot fill in."""
-_ENV_LINE = re.compile(
+_ENV_LINE = compile_on_first_use(
     r"""^[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.]*)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\r\n]*))""",
     re.MULTILINE,
 )
@@ -92,7 +94,7 @@ _TRANSPORTS = {
 _TABLE_KEYS = ("mcpServers", "servers", "mcp_servers", "context_servers", "amp.mcpServers", "mcp.servers")
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class ForeignServer:
     """A server from a file of another program.
 
@@ -103,31 +105,29 @@ class ForeignServer:
 
     name: str
     command: str = ""
-    args: list[str] = field(default_factory=list[str], repr=False)
-    env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    args: list[str] = dataclasses.field(default_factory=list[str], repr=False)
+    env: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
     cwd: str = ""
     env_file: str = ""
-    url: str = field(default="", repr=False)
+    url: str = dataclasses.field(default="", repr=False)
     transport: str = "http"
-    headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    oauth: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    headers: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
+    oauth: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], repr=False)
     enabled: bool = True
     timeout_ms: int | None = None
     connect_timeout_ms: int | None = None
-    left_out: list[str] = field(default_factory=list[str])
+    left_out: list[str] = dataclasses.field(default_factory=list[str])
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InputDeclaration:
+class InputDeclaration(Struct, frozen=True):
     """A value that VS Code asks the user for, as ``${input:ID}``."""
 
     is_password: bool = False
     default: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignServerFile:
+class ForeignServerFile(Struct, frozen=True):
     """The servers of one file.
 
     :param inputs: the inputs that it declares, by id

@@ -17,6 +17,7 @@ from handrail.contract.permission_modes import DEFAULT_MODE, Mode
 from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.rule_forms import RuleInput
 from handrail.contract.sandbox_protocol import SandboxLimits
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.operator_tool_settings import ToolSettings
 from handrail.contract.tool.requires import Requires
 from handrail.store.database.sqlite_connection import BUILT_IN_ENGINE as OWN_STORE
@@ -26,7 +27,7 @@ _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
 MACHINE_SANDBOX = "machine"
 """``[sandbox] provider`` for the confinement of the operating system."""
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BARE = compile_on_first_use(r"[A-Za-z0-9_-]+")
 """A part of a key that TOML accepts without quotes."""
 _MIB = 1024 * 1024
 _MAX_COUNT = 2**31 - 1
@@ -246,11 +247,11 @@ class SandboxSettings(_SettingsTable):
         )
 
 
-_PASSED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SET_BY_SANDBOX = re.compile(
+_PASSED_NAME = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
+_SET_BY_SANDBOX = compile_on_first_use(
     r"(?:PATH|HOME|TMPDIR|SHELL|IFS|ENV|NODE_USE_ENV_PROXY|(?:LD_|DYLD_|BASH|HANDRAIL).*|.*_proxy)", re.I
 )
-_SECRET_NAME = re.compile(
+_SECRET_NAME = compile_on_first_use(
     r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|(?:ACCESS|PRIVATE|SECRET|SIGNING)_KEY|CREDENTIALS?)",
     re.I,
 )

@@ -7,10 +7,8 @@ checked by the rooms that know tools and folders.
 from __future__ import annotations
 
 import math
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,7 +17,9 @@ from handrail.contract.errors import Diagnostic
 from handrail.contract.permission_modes import Mode
 from handrail.contract.rule_forms import RuleInput
 from handrail.contract.schema.argument_validation import format_json_path
+from handrail.contract.struct import Struct
 from handrail.contract.text.glob_patterns import compile_text_glob, fault_in_pattern
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.manifest import find_model_faults, repair_faulty_data
 from handrail.contract.tool.provider_tools import faults_in_provider_tools, provider_tool_id
@@ -34,10 +34,10 @@ AGENT_TOOL_PREFIX = "agent."
 Role = Literal["primary", "subagent", "all"]
 """Who opens an agent's sessions: users and programs, other agents, or both."""
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
-_TOOL_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
-_MODEL = re.compile(r"[a-z][a-z-]*:\S(?:.*\S)?\Z")
-_ITEM = re.compile(r"\w+\[[^\]]*\]")
+_NAME = compile_on_first_use(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+_TOOL_PATTERN = compile_on_first_use(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
+_MODEL = compile_on_first_use(r"[a-z][a-z-]*:\S(?:.*\S)?\Z")
+_ITEM = compile_on_first_use(r"\w+\[[^\]]*\]")
 _MAX_DEPTH = 16
 
 
@@ -218,8 +218,7 @@ class AgentManifest(_TomlTable):
         return self.model_dump(mode="json")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedAgentManifest:
+class CheckedAgentManifest(Struct, frozen=True):
     """The sound part of a manifest, and the faults of the rest. Without faults it is the whole manifest.
 
     :param source: the file, or ``""`` for the agent that needs none

@@ -25,6 +25,7 @@ from urllib.parse import unquote_to_bytes
 
 from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ERROR_KINDS, ErrorKind
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 _ENVELOPE_KEYS = frozenset({"type", "data", "error_text", "metadata"})
 _STATUS_KEYS = frozenset({"status", "summary", "artifact_ref"})
@@ -45,7 +46,7 @@ _EXTRAS = ("annotations", "_meta")
 _TEXT_KEYS = frozenset({"type", "text"})
 _TRUE: tuple[object, ...] = (True, 1, "true", "True", "yes")
 _NO_CONTENT = "The server sent a result without content."
-_DATA_HEAD = re.compile(
+_DATA_HEAD = compile_on_first_use(
     r"\s*data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;(?!base64,)[^,;]*)*(?P<base64>;base64)?,", re.IGNORECASE
 )
 _FROM_URL_ALPHABET = str.maketrans("-_", "+/")

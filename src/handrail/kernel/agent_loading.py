@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,6 +11,7 @@ from handrail.config import FILE_NAME, MergedConfiguration, default_config_folde
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
+from handrail.contract.struct import Struct
 from handrail.contract.tool.operator_tool_settings import NamedSecretReference, ToolSettingsLayer, make_settings_layer
 from handrail.contract.tool.provider_tools import provider_tool_id
 from handrail.contract.tool.requires import PathVariables
@@ -33,8 +34,7 @@ from handrail.store.state_folders import StateFolders
 from handrail.upstream.upstream_registry import list_cached_sources
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedAgent:
+class LoadedAgent(Struct, frozen=True):
     """An agent loaded for one workspace: its manifest, roots and rules, but not yet its tools.
 
     :param checked_agent: the manifest, with the faults of its roots
@@ -93,8 +93,7 @@ def iterate_agents(config: MergedConfiguration, folders: StateFolders) -> Iterat
         yield _resolve_roots(checked, config, folders)
 
 
-@dataclass(frozen=True, slots=True)
-class ValidatedAgent:
+class ValidatedAgent(Struct, frozen=True):
     """An agent with the result of its validation in this workspace.
 
     :param generation: its tools; None if they have faults

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -35,6 +35,7 @@ from handrail.contract.network_route import NetworkRoute
 from handrail.contract.rule_forms import RuleWithExamples, to_rule_with_examples
 from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, make_settings_layer
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
@@ -83,8 +84,7 @@ MAX_RULES = 2_000
 """The maximum number of rules of an agent, a project and a process together. Each call is matched against them."""
 
 
-@dataclass(slots=True)
-class KernelComponents:
+class KernelComponents(Struct):
     """The components of one workspace in the lease holder. They create the contexts of sessions."""
 
     store: WorkspaceStore

@@ -16,7 +16,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ from handrail.config import MergedConfiguration
 from handrail.config.mcp_settings import UpstreamServerSettings
 from handrail.config.secret_references import resolve_secrets
 from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import PathVariables
 from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, RequestHandler, make_request_handler, make_request_operation
 from handrail.ipc.wire.operation_dispatch import OperationSpec
@@ -56,8 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("handrail.ipc")
 
 
-@dataclass(frozen=True, slots=True)
-class McpServerStatus:
+class McpServerStatus(Struct, frozen=True):
     """The current state of one server.
 
     :param where: its command or address, without secrets

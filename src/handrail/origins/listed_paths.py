@@ -9,7 +9,6 @@ the name of one of its entries in another case finds the entry. The answer is ke
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import fold_name
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 
 _MOST_FOLDERS = 65_536
@@ -30,7 +30,7 @@ _ONE_ENTRY_TYPES = frozenset(("exfat", "ext4", "f2fs", "hfs", "hfsplus", "msdos"
 On others, such as FUSE, 9p and virtiofs, a mount is over one spelling, and another spelling reaches the file below it.
 """
 
-_OCTAL = re.compile(rb"\\([0-7]{3})")
+_OCTAL = compile_on_first_use(rb"\\([0-7]{3})")
 """A character of a name in the list of mounts, such as a blank."""
 
 _exact: dict[str, tuple[int, int]] = {}

@@ -13,6 +13,7 @@ from handrail.contract.protected import path_protection
 from handrail.contract.protected.path_protection import PathProtection
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.text.host_names import parse_host, parse_url
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.patch_text import list_patch_paths
 from handrail.contract.tool.requires import (
@@ -42,8 +43,8 @@ from handrail.policy.stored_paths import PrintedRepository, find_printed_reposit
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _MAX_SHOWN = 400
-_SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
-_DATA_URL = re.compile(r"data:[^,]{0,100},", re.IGNORECASE)
+_SSH = compile_on_first_use(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
+_DATA_URL = compile_on_first_use(r"data:[^,]{0,100},", re.IGNORECASE)
 """A ``data:`` URL, which contains its own content (RFC 2397), so that fetching it reaches no host."""
 
 

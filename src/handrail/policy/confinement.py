@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.sandbox_protocol import CallConfinement
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_provably_read_only
@@ -250,7 +251,7 @@ _INTERPRETERS = frozenset(
     }
 )
 """Programs that run code of their words or their input, and the command that sets a variable which may name code."""
-_DESTROYING_CODE = re.compile(
+_DESTROYING_CODE = compile_on_first_use(
     r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
     r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|(?<!-)exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s"
     r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|;|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
@@ -263,7 +264,7 @@ _MAX_CODE = 100_000
 """Characters of code that are searched, which takes up to 25 ms on the event loop."""
 
 
-_VERSION_CONTROL = re.compile(r"git|hg|jj|svn|bzr|fossil|sl|gt")
+_VERSION_CONTROL = compile_on_first_use(r"git|hg|jj|svn|bzr|fossil|sl|gt")
 """A quick test for the name of a version control program."""
 
 

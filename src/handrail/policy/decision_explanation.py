@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from handrail.contract.services.file_services import PathResolver
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
@@ -164,8 +164,7 @@ _MOST_UNMATCHED = 4
 """The maximum number of successive rules without a match that get a line each."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyExplanation:
+class PolicyExplanation(Struct, frozen=True):
     """The explanation of one decision. :meth:`to_dict` returns it as JSON data.
 
     :param decided_by: the rule's text, the capability layer, the watchdog, or another cause

@@ -7,7 +7,6 @@ file, so no program of the workspace runs.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.text.glob_patterns import path_matches
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers, destroying_forms
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.shell.simple_commands import ShellCommand, is_marked
@@ -25,7 +25,7 @@ _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _MAX_IGNORE_BYTES = 64 * 1024
 _ENTRY_BYTES = 62
 """The bytes of an index entry before its name (gitformat-index(5), versions 2 and 3)."""
-_PLAIN_IGNORE = re.compile(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
+_PLAIN_IGNORE = compile_on_first_use(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
 
 
 _MAY_LOSE = destroying_forms.PROGRAM_NAMES | destroying_forms.WRITING_PROGRAMS | command_wrappers.WRAPPER_NAMES

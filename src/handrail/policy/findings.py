@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from handrail.contract.struct import Struct
 from handrail.policy.call_targets import VERBS, CallTarget, format_argv
 from handrail.policy.rules.rules_and_modes import Action, Rule
 
@@ -17,8 +17,7 @@ Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "progra
 Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceStep:
+class TraceStep(Struct, frozen=True):
     """One line of a trace. ``outcome`` is an action, or ``won``, ``lost`` or ``no match``."""
 
     stage: Stage

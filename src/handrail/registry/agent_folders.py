@@ -11,7 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from handrail.contract.errors import Diagnostic, LoadError, UsageError
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
+from handrail.contract.struct import Struct
 from handrail.contract.text.glob_patterns import has_wildcard
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_name
@@ -278,16 +279,14 @@ _BUNDLED_NAMES = ("handrail.toml", "tools", "agents", "skills")
 """The entries of a configuration folder that Handrail reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class SealedFile:
+class SealedFile(Struct, frozen=True):
     """A file of a bundle: the SHA-256 of its content, in hexadecimal, and whether it is executable."""
 
     sha256: str
     executable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BundleSource:
+class BundleSource(Struct, frozen=True):
     """A source without tools that checks the seal of a configuration folder before any other source loads."""
 
     folder: Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -43,6 +43,7 @@ from handrail.contract.services.tool_runtime import (
     UserService,
 )
 from handrail.contract.session_protocols import SessionValueStore
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.contract.tool.spec import ToolSession, ToolSpec
 from handrail.runtime.files.joint_changes import ChangeJournal
@@ -63,8 +64,7 @@ NO_USER_ATTACHED = "question is unavailable: no user is attached to this session
 """The fixed text of ``question`` in a headless session."""
 
 
-@dataclass(slots=True)
-class SessionSharedServices:
+class SessionSharedServices(Struct):
     """The values and services that all calls of one session share."""
 
     session_id: str
@@ -633,8 +633,7 @@ class CallRuntime:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class CallToolState:
+class CallToolState(Struct, frozen=True):
     """A state service: the values of one tool in one session."""
 
     environment: SessionSharedServices
@@ -647,8 +646,7 @@ class CallToolState:
         await self.environment.values.put(self.environment.session_id, self.tool_id, key, value)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionUserService:
+class SessionUserService(Struct, frozen=True):
     """A service that asks the user questions."""
 
     environment: SessionSharedServices

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from handrail.contract.services.file_services import OutlineEntry
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 MAX_TEXT_BYTES = 256 * 1024
 """The bytes of a file that are indexed."""
@@ -29,7 +30,7 @@ _SETTLED_NS = 100_000_000
 """A file that changed so recently may change again with the same times, so it is read again."""
 _MAX_QUERY_TERMS = 48
 _MAX_OUTLINE = 60
-_TERM = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+|\d{2,}")
+_TERM = compile_on_first_use(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+|\d{2,}")
 _COUNT_BITS = 12
 _MAX_COUNT = (1 << _COUNT_BITS) - 1
 _PATH_WEIGHT, _SYMBOL_WEIGHT, _DOCUMENTATION_WEIGHT = 16, 3, 2
@@ -373,7 +374,7 @@ def _outline_of_python(body: Sequence[ast.stmt], prefix: str) -> Iterable[Outlin
             yield OutlineEntry(node.lineno, f"{prefix}{node.name}({', '.join(arguments)})"[:120])
 
 
-_COMMENT = re.compile(
+_COMMENT = compile_on_first_use(
     r'\A(?:#![^\n]*\n)?\s*(?:[rRuU]?"""(.*?)"""|\'\'\'(.*?)\'\'\'|/\*(.*?)\*/|((?:(?:#|//|--|;)[^\n]*\n)+))', re.DOTALL
 )
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from handrail.contract.errors import ToolError
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.operator_tool_settings import settings_line
 from handrail.contract.tool.spec import ToolSpec
 
-SECRET_NAME = re.compile(r"[\w./:-]+")
+SECRET_NAME = compile_on_first_use(r"[\w./:-]+")
 """The pattern of a secret's name. A name is not confidential."""
 _NO_VALUES: Mapping[str, str] = MappingProxyType({})
 _NO_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType({})

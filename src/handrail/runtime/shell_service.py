@@ -11,7 +11,6 @@ import dataclasses
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +27,8 @@ from handrail.contract.sandbox_protocol import (
     TerminalSize,
 )
 from handrail.contract.services.job_and_tool_services import KEYS, TypedInputResult
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.origins.program_lookup import ProgramRefused, find_enclosing_folder, find_program
@@ -48,7 +49,7 @@ TAIL_BYTES = 512 * 1024
 _MOST_ATTEMPTS = 20
 _SH = ("/bin/sh", "-c")
 _REDIRECTING = frozenset("<>")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIXED_VARIABLES = frozenset(("PATH", "HOME", "TMPDIR", "SHELL", "IFS", "ENV", "NODE_USE_ENV_PROXY"))
 _FIXED_PREFIXES = ("LD_", "BASH", "HANDRAIL", "DYLD_")
 
@@ -306,7 +307,7 @@ class _OutputCapture:
 _WAITS_FOR_TERMINAL = b"Input is not from a terminal"
 """The line that vi prints before it waits forever. Other editors, pagers and prompts end by themselves without a terminal."""
 _EDITOR_WAIT_S = 3.0
-_EDITORS = re.compile(r"(?:r|n|g)?vi(?:m|ew|mdiff)?(?:\.[a-z0-9]+)?|ex")
+_EDITORS = compile_on_first_use(r"(?:r|n|g)?vi(?:m|ew|mdiff)?(?:\.[a-z0-9]+)?|ex")
 
 
 class _EditorWatch:
@@ -458,8 +459,7 @@ _EDIT_KEYS = frozenset(
 """Keys that change the line of a shell and run nothing."""
 
 
-@dataclass(eq=False, slots=True)
-class OpenTerminal:
+class OpenTerminal(Struct, eq=False):
     """A terminal whose program has not ended.
 
     :param command: the command that it was started with

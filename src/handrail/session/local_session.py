@@ -8,7 +8,6 @@ import os
 import secrets as randomness
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from handrail.contract.services.subagent_services import (
     drop_delegating_tools,
 )
 from handrail.contract.session_protocols import CallProposal, ChildSession, ClientInfo, Session, StopReason, Turn
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation
@@ -612,8 +612,7 @@ async def _run_to_end(ending: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-@dataclass(slots=True)
-class _KeyLock:
+class _KeyLock(Struct):
     """A lock that lets the calls with one idempotency key run one by one."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -629,8 +628,7 @@ SubagentOpener = Callable[["LocalSession", Call, SubagentTask], Awaitable[ChildS
 """Opens the session of a sub-agent."""
 
 
-@dataclass(eq=False, slots=True)
-class ParentRef:
+class ParentRef(Struct, eq=False):
     """The parent session, call and delegation that created a sub-agent's session.
 
     :ivar parent: replaced if the parent is suspended and opened again
@@ -653,8 +651,7 @@ class ParentRef:
         return self.call.belongs_to_job or (above is not None and above.is_for_background_job)
 
 
-@dataclass(slots=True)
-class SessionTreeNode:
+class SessionTreeNode(Struct):
     """A session's place in the tree of sub-agents: its parent and its children.
 
     :param manifest: the manifest of its agent

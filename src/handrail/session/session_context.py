@@ -21,6 +21,7 @@ from handrail.contract.rule_forms import RuleLike, RuleWithExamples, normalise_r
 from handrail.contract.services.client_services import ClientHandler
 from handrail.contract.services.tool_runtime import UserContext, UserQuestion
 from handrail.contract.session_protocols import ClientInfo
+from handrail.contract.struct import Struct
 from handrail.contract.tool.operator_tool_settings import ToolConfig, ToolSettings
 from handrail.contract.tool.requires import CapabilityLayer
 from handrail.contract.tool.resource_provider import ResourceProvider
@@ -293,8 +294,7 @@ def describe_asking_subagent(agent: str, parent_ref: ParentRef) -> str:
     return f"sub-agent {agent}{about} of {of}"
 
 
-@dataclass(frozen=True, slots=True)
-class _RootApprovalHandler:
+class _RootApprovalHandler(Struct, frozen=True):
     """An approval handler of a sub-agent that asks the user of the session at the top of the tree.
 
     The sub-agent's calls are not suspended, because they could not be resumed. A call in the background waits while the
@@ -386,8 +386,7 @@ def cut_client_info(info: ClientInfo) -> dict[str, str]:
     return {key: value for key, value in given.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOpening:
+class SessionOpening(Struct, frozen=True):
     """The parameters of one session that is about to be opened.
 
     :param context_of: returns the context of another agent, with the registrations of the process that opens it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import ToolError
@@ -15,6 +15,7 @@ from handrail.contract.services.history_and_skill_services import (
     TranscriptPassage,
     TranscriptSearchResult,
 )
+from handrail.contract.struct import Struct
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log_reader import LoggedRecord, LogReader, ModelUsage
 from handrail.session.memory.meaning_comparer import MeaningComparer
@@ -197,8 +198,7 @@ _MAX_TASK = 200
 _RESUMABLE = "WHERE closed_ns IS NULL AND parent_session IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSessionFacts:
+class StoredSessionFacts(Struct, frozen=True):
     """The stored state of a session. Times are wall-clock nanoseconds.
 
     :param used_ns: when it was last opened or suspended, or got a message

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib import metadata
 
+from handrail.contract.struct import Struct, field
 from handrail.origins.import_guard import is_entry_point_inside
 from handrail.origins.program_lookup import list_open_workspaces
 
 
-@dataclass(frozen=True, slots=True)
-class _EntryPointCache:
+class _EntryPointCache(Struct, frozen=True):
     seen: tuple[object, ...]
     select: Callable[..., metadata.EntryPoints]
     groups: dict[str, metadata.EntryPoints] = field(default_factory=dict[str, metadata.EntryPoints])

@@ -22,15 +22,15 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handrail.contract.errors import StartError, ToolError, UsageError
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.origins.listed_paths import spell_as_listed
 
@@ -274,15 +274,14 @@ def _identity(path: str) -> InodeIdentity | None:
 
 
 STATE_VARIABLE = "HANDRAIL_STATE"
-_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_SESSION_ID = compile_on_first_use(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PARTS = ("ws", "output", "scratch", "user-data", "memory", "search", "sources", "mcp", "heads", "moved")
-_KEY = re.compile(rb"[0-9a-f]{24}")
+_KEY = compile_on_first_use(rb"[0-9a-f]{24}")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: free of collisions, and short enough for a socket path (108 bytes) below it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateFolders:
+class StateFolders(Struct, frozen=True):
     """The state folders of one workspace. All paths are absolute and canonical.
 
     :param workspace: the real path of the workspace

@@ -14,10 +14,10 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from handrail.contract.struct import Struct
 from handrail.store.state_folders import remove_tree
 
 PathKind = Literal["absent", "file", "link", "folder", "other"]
@@ -95,8 +95,7 @@ class KeptFile(NamedTuple):
     settled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PathChange:
+class PathChange(Struct, frozen=True):
     """The change of one path.
 
     :param is_shared: whether another call that ran at the same time may have made it
@@ -108,8 +107,7 @@ class PathChange:
     is_shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UndoableOperation:
+class UndoableOperation(Struct, frozen=True):
     """The changes of one program run, of one write of a file tool, or of an undo.
 
     :param name: the id of the call, or of the undo

@@ -12,6 +12,7 @@ from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.services.tool_runtime import ExtractedPage, HttpResponse, Runtime
 from handrail.contract.text.host_names import parse_host, parse_url
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import ConfigKey, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
@@ -31,12 +32,14 @@ _ACCEPT = (
 )
 _FEW_CHARACTERS, _MUCH_HTML = 600, 20_000
 """A page of scripts: less text than this from more HTML than this."""
-_BLOCK_PAGE = re.compile(
+_BLOCK_PAGE = compile_on_first_use(
     r"just a moment|attention required|access denied|are you (?:a )?(?:human|robot)|verify (?:that )?you are (?:a )?human|"
     r"checking your browser|enable javascript and cookies|captcha|unusual traffic|request blocked|pardon our interruption",
     re.IGNORECASE,
 )
-_TEXT_TYPES = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|x-yaml|toml|javascript|x-sh|sql|graphql)")
+_TEXT_TYPES = compile_on_first_use(
+    r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|x-yaml|toml|javascript|x-sh|sql|graphql)"
+)
 _CREDENTIAL_FIELDS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from handrail.config.secret_detection import (
     is_secret_value,
 )
 from handrail.contract.errors import Diagnostic
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.host_names import fault_in_host_pattern, parse_url
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
@@ -45,8 +45,7 @@ NamedServers = dict[str, tuple[UpstreamServerSettings, str]]
 """Servers by name, each with its place in the configuration."""
 
 
-@dataclass(slots=True)
-class _ReadServers:
+class _ReadServers(Struct):
     """The servers of a configuration while they are read.
 
     A fault costs its server and nothing else, so that no command stops for it.

@@ -15,11 +15,11 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import UsageError
+from handrail.contract.struct import Struct
 from handrail.origins.program_lookup import (
     ProgramRefused,
     build_program_environment,
@@ -53,8 +53,7 @@ class CommandRefused(Exception):
     """A server's command cannot be started; the text has the reason and the next step."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedServerProgram:
+class ResolvedServerProgram(Struct, frozen=True):
     """The program of a server, ready to start.
 
     :param argv: an absolute program and its arguments
@@ -183,8 +182,7 @@ _MANAGER_PREFIXES = ("PIP_", "npm_config_", "NPM_CONFIG_", "NPM_TOKEN")
 PackageKind = Literal["npm", "pypi"]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerPackage:
+class ServerPackage(Struct, frozen=True):
     """The package that a command would fetch.
 
     :param spec: the package and version, in the form of the package manager
@@ -205,8 +203,7 @@ class ServerPackage:
         return f"{self.spec} from {'npm' if self.kind == 'npm' else 'PyPI'}{beside}"
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledServer:
+class InstalledServer(Struct, frozen=True):
     """The result of an installation.
 
     :param versions: the versions of all installed packages, by name

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from handrail.agent.model_protocol import Model
 from handrail.agent.text_tool_calls import TextForm
 from handrail.contract.errors import HandrailError, StartError, UsageError
+from handrail.contract.struct import Struct
 
 SERVICES: Mapping[str, tuple[str, str]] = {
     "openai": ("OPENAI_API_KEY", "openai"),
@@ -53,8 +54,7 @@ class _ProviderRoute:
     api_key: str | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _ModelOrigin:
+class _ModelOrigin(Struct, frozen=True):
     """How a model was opened, for the models of its sub-agents.
 
     :param routes: the routes by provider: its own, and those of the models that it was opened for

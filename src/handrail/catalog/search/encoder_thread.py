@@ -14,7 +14,6 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.catalog.embedders.embedder_protocol import (
@@ -28,6 +27,7 @@ from handrail.catalog.embedders.embedder_protocol import (
 from handrail.catalog.search.cache import SearchCache, hash_text
 from handrail.catalog.search.vector_index import BACKGROUND_REQUESTS, BACKGROUND_TOOLS
 from handrail.catalog.search.word_analysis import remove_filler
+from handrail.contract.struct import Struct, field
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder_protocol import Vectors
@@ -63,8 +63,7 @@ ProgressCallback = Callable[[int, int], None]
 """A callback with the number of encoded texts and of all texts."""
 
 
-@dataclass
-class _QueryTexts:
+class _QueryTexts(Struct):
     texts: tuple[str, ...]
     answered: threading.Event = field(default_factory=threading.Event)
     vectors: dict[str, Any] | None = None

@@ -28,6 +28,7 @@ from handrail.catalog.search.word_analysis import (
     split_words,
     stem_unless_filler,
 )
+from handrail.contract.struct import Struct
 
 # The searched fields of a tool, each cut to a length that no honest tool needs.
 #
@@ -44,8 +45,7 @@ _DEPTH, _VALUES = 3, 12
 """The maximum levels of nested parameters, and the maximum values of one enum."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchableTool:
+class SearchableTool(Struct, frozen=True):
     """A tool as the search sees it.
 
     :param parameters: its JSON schema
@@ -72,8 +72,7 @@ class SearchableTool:
         return "\0".join((self.id, self.category, *self.aliases, "", *self.keywords, "", version))
 
 
-@dataclass(frozen=True, slots=True)
-class SearchedFields:
+class SearchedFields(Struct, frozen=True):
     """The searchable texts of one tool. ``also`` has aliases and keywords."""
 
     name: str
@@ -185,8 +184,7 @@ _REPEATED = 3
 """The number of repetitions of a term in one field that count for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TermVector:
+class TermVector(Struct, frozen=True):
     """The terms of one tool with their weights, and the sum of all weights as its length."""
 
     weights: Mapping[str, float]
@@ -207,8 +205,7 @@ def make_term_vector(found: SearchedFields) -> TermVector:
     return TermVector(weights, length)
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentScores:
+class DocumentScores(Struct, frozen=True):
     """The scores of one text against all documents.
 
     :param best: the numbers of the best documents, best first

@@ -11,7 +11,6 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +37,7 @@ from handrail.catalog.search.word_analysis import (
     split_words,
     stem_unless_filler,
 )
+from handrail.contract.struct import Struct
 
 if TYPE_CHECKING:
     from handrail.catalog.search.vector_index import VectorIndex
@@ -69,8 +69,7 @@ POOL = 40
 """The number of best documents by words, and by meaning, to consider for each text."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTextScores:
+class RequestTextScores(Struct, frozen=True):
     """The scores of one text: the request, or a part of it.
 
     :param meaning: None if only words are available
@@ -98,8 +97,7 @@ class RequestTextScores:
         return max(0.0, self.meaning.score(self.meaning.best[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class RankedDocument:
+class RankedDocument(Struct, frozen=True):
     """A document in the order of hits. ``row`` is the text that it serves best."""
 
     number: int
@@ -212,8 +210,7 @@ It leaves one or two of five hits, and loses 2 % of the found tools.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class HitEvidence:
+class HitEvidence(Struct, frozen=True):
     """The evidence for one hit, each value for the part of the request that it serves best.
 
     :param similarity: similarity of meaning, -1 to 1, or None if only words were searched
@@ -362,8 +359,7 @@ _WEAK = 0.5
 """The confidence below which a hit is weak."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexHit:
+class IndexHit(Struct, frozen=True):
     """One tool in a search result.
 
     :param score: how far it stands out among all tools, with the weights of :mod:`~handrail.catalog.search.tool_search_index`
@@ -381,8 +377,7 @@ class IndexHit:
     tail: bool
 
 
-@dataclass(frozen=True, slots=True)
-class IndexResult:
+class IndexResult(Struct, frozen=True):
     """The result of a search.
 
     :param hits: best first; with ``nothing_fits`` they are the nearest ones

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from handrail.catalog.search.lexical_index import DocumentScores, top_numbers
+from handrail.contract.struct import Struct
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder_protocol import Vectors
@@ -372,8 +373,7 @@ class RequestsWithKnownTools:
         return _unit(out)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestVectorAdapter:
+class RequestVectorAdapter(Struct, frozen=True):
     """The learned adapter of requests.
 
     :param rows: a row that begins with the scale, then both sides of each direction

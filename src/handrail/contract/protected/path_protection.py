@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Literal
 
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
 from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_WRITTEN, ProtectedNames, ProtectionKind
+from handrail.contract.struct import Struct
 
 WORKSPACE_FILE = "handrail.toml"
 """A file in the root of the workspace with decisions of the user, which no call may change."""
@@ -33,8 +33,7 @@ INSTALLED_PACKAGES = frozenset(("node_modules", "site-packages", "dist-packages"
 _ASKED: frozenset[ProtectionKind] = frozenset(("instructions", "settings", "code"))
 
 
-@dataclass(frozen=True, slots=True)
-class PathProtection:
+class PathProtection(Struct, frozen=True):
     """Why a path is protected.
 
     :param kind: ``vcs`` is what a program with the capability ``vcs.config`` may change, by keys

@@ -13,7 +13,6 @@ is rejected when it is loaded. A check beyond the budget does not run here; it g
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -38,6 +37,7 @@ from handrail.contract.schema.schema_check_cost import (
     estimate_pattern_states,
     list_possible_patterns,
 )
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.strict_json import MAX_ARGUMENT_DEPTH, json_type_name
 from handrail.contract.tool.spec import members_or_nothing, object_properties_of, schema_branches_of
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
@@ -120,7 +120,7 @@ _MAX_DEPTH_LISTED = 24
 _HARMLESS: frozenset[object] = frozenset({int, bool, type(None)})
 _LINEAR = rs.RegexOptions(size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
 _BOUNDED = rs.FancyRegexOptions(backtrack_limit=BACKTRACKS, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
-_BACK_REFERENCE = re.compile(r"(?:[^\\]|^)(?:\\\\)*\\(?:[1-9]|k[<{'])")
+_BACK_REFERENCE = compile_on_first_use(r"(?:[^\\]|^)(?:\\\\)*\\(?:[1-9]|k[<{'])")
 _OF_SEVERAL = frozenset(
     (
         *("required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.contract.calls_and_results import Result
@@ -27,6 +26,7 @@ from handrail.contract.services.memory_service import MemoryService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.task_services import TaskService
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSession
@@ -72,8 +72,7 @@ class ShellService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(Struct, frozen=True):
     """The response of a server, with any status.
 
     :param url: of the last hop, in canonical form
@@ -129,8 +128,7 @@ class NetworkService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractedPage:
+class ExtractedPage(Struct, frozen=True):
     """The text of a web page.
 
     :param part: ``main`` for the main content, ``whole`` for all of the page
@@ -151,8 +149,7 @@ class ExtractedPage:
     is_simplified: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PdfPages:
+class PdfPages(Struct, frozen=True):
     """The text of pages of a PDF, from page ``first`` on, counted from 1.
 
     :param pages: fewer than the rest of the document if they reach a limit; empty if ``first`` is beyond its end
@@ -213,16 +210,14 @@ class SecretService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionOption:
+class QuestionOption(Struct, frozen=True):
     """A choice of a question."""
 
     label: str
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UserQuestion:
+class UserQuestion(Struct, frozen=True):
     """A question to the user."""
 
     question: str
@@ -255,8 +250,7 @@ class ModeService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class UserContext:
+class UserContext(Struct, frozen=True):
     """What the frontend knows about the user's surroundings. Every field may be unknown."""
 
     time: str | None = None

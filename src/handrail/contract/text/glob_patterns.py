@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, AnyStr, cast
+
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 WILDCARDS = frozenset("*?[")
 
 _STAR, _ACROSS, _FOLDERS = "[^/]*?", ".*?", "(?:[^/]*/)*?"
 _SPANS = frozenset((_STAR, _ACROSS, _FOLDERS))
-_ESCAPED = re.compile(r"\[([*?[{])\]")
+_ESCAPED = compile_on_first_use(r"\[([*?[{])\]")
 
 
 def escape_as_pattern(literal: str) -> str:
@@ -211,23 +212,3 @@ def _translate_character_set(body: str, pattern: str) -> str:
             out.append(re.escape(first))
             i += 1
     return f"[{'^' if negated else ''}{''.join(out)}]"
-
-
-class _UncompiledPattern:
-    """A regular expression before its first use. Afterwards it has the methods of the compiled one."""
-
-    def __init__(self, source: str | bytes, flags: int) -> None:
-        self._source = source
-        self._flags = flags
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        found = re.compile(self._source, self._flags)
-        self.__dict__.update({one: getattr(found, one) for one in dir(found) if not one.startswith("__")})
-        return getattr(found, name)
-
-
-def compile_on_first_use(source: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """Return a regular expression that is compiled when it is first used, for a module that most processes only load."""
-    return cast("re.Pattern[AnyStr]", _UncompiledPattern(source, flags))

@@ -11,23 +11,23 @@ port opens the ports of the web. Only a grant that is itself an address opens an
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Literal, NamedTuple, cast
 
 from handrail.contract.errors import quote_excerpt
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 Address = IPv4Address | IPv6Address
 
 WEB_PORTS = {"http": 80, "https": 443}
 """The supported schemes, each with its port."""
 
-_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
-_NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
-_PLAIN = re.compile(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
+_LABEL = compile_on_first_use(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = compile_on_first_use(r"(?:[0-9]+|0x[0-9a-f]*)")
+_PORT = compile_on_first_use(r"[1-9][0-9]{0,4}")
+_URL = compile_on_first_use(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
+_PLAIN = compile_on_first_use(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
 """The form of nearly every host: a lower-case name whose last label is not a number, with an optional port."""
 _MAX_NAME = 253
 _LAST_PORT = 65_535

@@ -14,15 +14,16 @@ from typing import Any, cast
 import orjson
 
 from handrail.contract.errors import quote_excerpt
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import read_settings_text
 
 MAX_ARGUMENT_BYTES = 512 * 1024
 MAX_ARGUMENT_VALUES = 20_000
 """JSON values in the arguments of a call, keys not counted. Each step of a call visits all of them."""
 MAX_ARGUMENT_DEPTH = 64
-_STRING = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+_STRING = compile_on_first_use(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
 """Possessive, and a string may end with the text: so every position is read once, for any text."""
-_STRING_OR_NEXT = re.compile(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
+_STRING_OR_NEXT = compile_on_first_use(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 

@@ -12,10 +12,10 @@ import codecs
 import re
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError, decode_text
-from handrail.contract.text.glob_patterns import compile_on_first_use
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 UTF_8_MARK = b"\xef\xbb\xbf"
 _SAMPLE_BYTES = 4 * 1024
@@ -25,8 +25,7 @@ _PIECE = 256 * 1024
 """The bytes or characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextEncoding:
+class TextEncoding(Struct, frozen=True):
     """An encoding of a file, with its byte order mark if the file has one.
 
     :param name: as the program ``iconv`` knows it
@@ -84,8 +83,7 @@ _LATIN_1 = TextEncoding("ISO-8859-1", "latin-1")
 _WINDOWS_1252 = TextEncoding("WINDOWS-1252", "cp1252")
 
 
-@dataclass(frozen=True, slots=True)
-class _LegacyEncoding:
+class _LegacyEncoding(Struct, frozen=True):
     """An encoding from before Unicode, with the characters that texts in it consist of.
 
     :param common: the most common characters beyond ASCII, of an alphabet by their frequency; empty for the Latin alphabet
@@ -220,8 +218,7 @@ _ALPHABET, _FREQUENT, _FEW_LETTERS = 45, 14, 3
 """The most letters of a script with one byte each, the number of its frequent ones, and how many letters tell nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileText:
+class FileText(Struct, frozen=True):
     """The text of a file, with its encoding.
 
     :param data: the bytes, with the mark

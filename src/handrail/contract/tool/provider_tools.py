@@ -10,11 +10,11 @@ https://platform.openai.com/docs/guides/tools, https://platform.openai.com/docs/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handrail.contract.schema.argument_validation import compile_schema
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
@@ -29,8 +29,7 @@ _PLACE = {
 _DETAIL = {"enum": ["low", "medium", "high"]}
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderToolSupport:
+class ProviderToolSupport(Struct, frozen=True):
     """The form of a provider tool at one provider.
 
     :param type: its name in the list of tools
@@ -52,8 +51,7 @@ class ProviderToolSupport:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderToolInfo:
+class ProviderToolInfo(Struct, frozen=True):
     """One provider tool.
 
     :param support: by the name of a provider's API (:data:`handrail.catalog.provider_dialects.DIALECTS`)

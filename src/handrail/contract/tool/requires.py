@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.glob_patterns import (
     any_path_glob_source,
     compile_path_glob,
@@ -31,6 +32,7 @@ from handrail.contract.text.host_names import (
     parse_host,
     parse_host_pattern,
 )
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
 """The permissions of a rule besides tools: the four things that a call can touch outside the kernel."""
@@ -61,7 +63,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""
 
 VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
-_VARIABLE = re.compile(r"\{([^{}]*)\}")
+_VARIABLE = compile_on_first_use(r"\{([^{}]*)\}")
 
 AccessCheck = Callable[[Capability, str | Sequence[str]], str | None]
 """A function that evaluates one access: a canonical absolute path, a host, a shell text, or an argv as a sequence.
@@ -173,8 +175,7 @@ NO_REQUIREMENTS = Requires()
 """The requirements of most tools."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathVariables:
+class PathVariables(Struct, frozen=True):
     """The values of ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}``.
 
     They are absolute, canonical folders. An empty value closes the scope.
@@ -199,8 +200,7 @@ class PathVariables:
         return every[name]
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilityLayer:
+class CapabilityLayer(Struct, frozen=True):
     """One expanded requirement set: absolute path patterns, hosts, programs, named capabilities."""
 
     owner: str
@@ -211,8 +211,7 @@ class CapabilityLayer:
     capabilities: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilitySet:
+class CapabilitySet(Struct, frozen=True):
     """What a call may touch at most: every layer must allow it. No layers allow nothing."""
 
     layers: tuple[CapabilityLayer, ...] = field(default=())

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, get_origin, get_type_hints
 
 import orjson
 from pydantic_core import to_json
 
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import CAPABILITIES, NO_REQUIREMENTS, Requires
 from handrail.contract.tool.tool_ids_and_wire_names import fault_in_id, wire_name
 
@@ -33,8 +34,7 @@ StateEnd = Literal["done", "closed", "expired", "failed", "timeout", "cancelled"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSessionArguments:
+class ToolSessionArguments(Struct, frozen=True):
     """The arguments of a built-in tool that continues the tool session of another call.
 
     :param argument: the argument with the id of the tool session
@@ -45,8 +45,7 @@ class ToolSessionArguments:
     input: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobArgument:
+class JobArgument(Struct, frozen=True):
     """The argument of a built-in tool that names a job of the session.
 
     :param argument: the argument with the id of the job
@@ -106,13 +105,12 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
 """Capabilities with which a tool waits for work that may itself wait for locks."""
-_CONTROL_IN_JSON = re.compile(rb"\\[ubf]")
+_CONTROL_IN_JSON = compile_on_first_use(rb"\\[ubf]")
 """All control characters in JSON text except DEL, which is not escaped."""
-_PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
+_PLACEHOLDER = compile_on_first_use(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
-@dataclass(frozen=True, slots=True)
-class LockSpec:
+class LockSpec(Struct, frozen=True):
     """A lock that a call holds while it runs, shared or exclusive. The resource is a template of arguments."""
 
     resource: str
@@ -144,8 +142,7 @@ class LockSpec:
         return f"{self.resource}:{self.mode}"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigKey:
+class ConfigKey(Struct, frozen=True):
     """A setting that an operator gives a tool."""
 
     description: str
@@ -154,8 +151,7 @@ class ConfigKey:
     default: str | None = None
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class ToolSpec:
+class ToolSpec(Struct, frozen=True, weakref=True):
     """The declaration of one tool. Immutable: a change is another spec with another hash.
 
     The first three fields are the *LLM view*; of the others a model reads :data:`MODEL_TEXT_FIELDS`. ``parameters`` is a
@@ -291,7 +287,7 @@ MAX_DOCUMENTATION = 500_000
 """Characters. These texts are searched, compared and shown to people and models."""
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 """The encoder of what orjson refuses, ten times as slow."""
-_RUNTIME_VIEW = tuple(f.name for f in fields(ToolSpec) if f.name not in _LLM_VIEW)
+_RUNTIME_VIEW = tuple(name for name in ToolSpec.__struct_fields__ if name not in _LLM_VIEW)
 
 
 def as_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
@@ -611,7 +607,7 @@ EXPECTED_TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
 }
 """By field: the test of a value, and the text of what was expected. Fields with fixed words are left out."""
 _NO_DEFAULT = object()
-_DEFAULTS = {one.name: one.default for one in fields(ToolSpec)}
+_DEFAULTS = dict(zip(reversed(ToolSpec.__struct_fields__), reversed(ToolSpec.__struct_defaults__), strict=False))
 _OF_A_MODEL = {"id": "llm.name", "description": "llm.description", "parameters": "llm.parameters"}
 
 

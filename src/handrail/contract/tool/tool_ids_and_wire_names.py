@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from itertools import pairwise
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+
 MAX_WIRE_NAME = 64
-ID_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
+ID_PATTERN = compile_on_first_use(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
 LOCKED_IDS = (
     "read",
     "write",
@@ -65,7 +66,7 @@ RESOURCE_IDS = (
 require approval."""
 _INTERNAL = frozenset(SESSION_INTERNAL)
 _INTERNAL_FAMILIES = tuple(one[:-1] for one in SESSION_INTERNAL if one.endswith("*"))
-_NOT_ON_THE_WIRE = re.compile(r"[^A-Za-z0-9_-]")
+_NOT_ON_THE_WIRE = compile_on_first_use(r"[^A-Za-z0-9_-]")
 
 
 def is_session_internal(tool_id: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from handrail.contract.permission_modes import Mode
@@ -17,6 +16,7 @@ from handrail.contract.schema.argument_validation import (
 )
 from handrail.contract.services.resource_services import SourceRequest
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import JobArgument, ToolSessionArguments, ToolSpec, find_spec_faults, find_type_faults
 
 
@@ -115,8 +115,7 @@ class Tool(abc.ABC):
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedSpec:
+class CheckedSpec(Struct, frozen=True):
     """The results of the checks of a spec.
 
     :param problems: ``(place, problem)``, all of them; if there are any, there is no usable schema

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from acp import schema
@@ -42,6 +41,7 @@ from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.permission_modes import Mode
 from handrail.contract.services.history_and_skill_services import SkillInfo
 from handrail.contract.session_protocols import Session
+from handrail.contract.struct import Struct, field
 from handrail.frontends.acp import editor_call_format
 from handrail.frontends.acp.editor_updates import UpdateSender
 from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS, MODES, parse_mode
@@ -138,8 +138,7 @@ _END = re.compile(r"<(?=\s*/\s*embedded)", re.IGNORECASE)
 """Text that a model might read as the end of an embedded document."""
 
 
-@dataclass(eq=False)
-class EditorSession:
+class EditorSession(Struct, eq=False):
     """A session that an editor has open, with its agent and its updates.
 
     :param folder: the canonical path of the workspace

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from handrail.contract.services.client_services import ClientHandler, EditorClie
 from handrail.contract.services.subagent_services import NO_MODEL, SubagentRunner
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
 from handrail.contract.session_protocols import StopReason
+from handrail.contract.struct import Struct
 from handrail.contract.tool.decorator import FunctionTool, iterate_generator_steps
 from handrail.contract.tool.resource_provider import PollableResourceProvider, ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
@@ -66,8 +66,7 @@ _MAX_SLEEP_S = 60.0
 """The maximum time until a changed clock or a suspended machine is noticed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolStepRequest:
+class ToolStepRequest(Struct, frozen=True):
     """A request for one step of a stateful tool.
 
     :param state: the number of the state

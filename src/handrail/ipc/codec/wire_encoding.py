@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal, NoReturn, cast
 
 from handrail.config.operator_settings import CatalogSettings
@@ -30,6 +30,7 @@ from handrail.contract.services.resource_services import (
     SourceRequest,
 )
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.operator_tool_settings import ToolConfig, ToolSettings
 from handrail.contract.tool.spec import ToolSessionArguments, ToolSpec
@@ -76,8 +77,7 @@ TriggerMode = Literal["", "wait", "time"]
 _MAX_SOURCE = 300
 
 
-@dataclass(frozen=True, slots=True)
-class ClientToolDescription:
+class ClientToolDescription(Struct, frozen=True):
     """The description of a tool that a client process registers.
 
     :param source: the place that the tool comes from, as that process names it
@@ -175,8 +175,7 @@ def read_tool_descriptions(told: object, process: str) -> list[ClientToolDescrip
     return read
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceProviderListing:
+class ResourceProviderListing(Struct, frozen=True):
     """The listing of an :class:`~handrail.contract.tool.resource_provider.ResourceProvider`, without its content."""
 
     source: str
@@ -226,8 +225,7 @@ _Listings = tuple[ResourceProviderListing, ...]
 # ── the registrations of a client process ────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceProviderDescription:
+class ResourceProviderDescription(Struct, frozen=True):
     """The description of a client process's resources and prompts.
 
     :param is_pollable: whether changes are found by polling, because the source does not report them
@@ -237,8 +235,7 @@ class ResourceProviderDescription:
     is_pollable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClientWatchdogDescription:
+class ClientWatchdogDescription(Struct, frozen=True):
     """The description of a watchdog in a client process.
 
     :param after_failures: whether it checks only calls that have failed before
@@ -251,8 +248,7 @@ class ClientWatchdogDescription:
     has_filter: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGreeting:
+class ClientGreeting(Struct, frozen=True):
     """The greeting of a client process, without its version.
 
     :param configured_mode: the mode from its configuration files

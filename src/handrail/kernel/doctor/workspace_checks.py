@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +13,7 @@ from handrail.config import MergedConfiguration
 from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import Diagnostic, LoadError, StartError, ToolError, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
+from handrail.contract.struct import Struct
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.requires import (
     AnyArgumentPattern,
@@ -323,8 +324,7 @@ def _check_tools(entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
 # An agent's capability set: the capabilities of its manifest, and those that each of its tools adds for itself.
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCapabilities:
+class ToolCapabilities(Struct, frozen=True):
     """The capabilities of one tool of an agent.
 
     :param has: the maximum capabilities of its calls
@@ -338,8 +338,7 @@ class ToolCapabilities:
     unavailable_reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilityReport:
+class CapabilityReport(Struct, frozen=True):
     """The capabilities of an agent.
 
     :param own: the requirements of its manifest, without its tools

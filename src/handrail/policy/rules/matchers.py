@@ -11,12 +11,12 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.protected.path_protection import find_protection, fold_name
 from handrail.contract.services.resource_services import SOURCE_PREFIX
+from handrail.contract.struct import Struct
 from handrail.contract.text.glob_patterns import (
     WILDCARDS,
     any_path_glob_source,
@@ -29,6 +29,7 @@ from handrail.contract.text.glob_patterns import (
     pattern_length,
 )
 from handrail.contract.text.host_names import HostPattern, parse_host, parse_host_pattern, rule_matches_host
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.tool.requires import Capability
 from handrail.policy.rules.pattern_lexer import (
@@ -78,8 +79,7 @@ class PathSubject(NamedTuple):
 RuleSubject = Sequence[str] | PathSubject | str | Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RankedRule:
+class RankedRule(Struct, frozen=True):
     """A rule with its rank in the order of precedence.
 
     The rank consists of: final deny, class of permission, literal characters before the first wildcard, length, strictness.
@@ -365,7 +365,7 @@ def _required_last_name(pattern: str) -> str | None:
     return None if not name or "**" in name else name
 
 
-_WILDCARD_PARTS = re.compile(r"\[.[^\]]*\]|[*?\[]")
+_WILDCARD_PARTS = compile_on_first_use(r"\[.[^\]]*\]|[*?\[]")
 """The separators between the literal texts of a glob: a set, or a wildcard."""
 
 

@@ -7,7 +7,6 @@ compared with (see :mod:`handrail.policy.rules.matchers`). A rule without a patt
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,6 +19,7 @@ from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import DEFAULT_MODE, MODES, Mode
 from handrail.contract.text.glob_patterns import WILDCARDS, compile_text_glob, escape_as_pattern, fault_in_pattern
 from handrail.contract.text.host_names import fault_in_host_pattern
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import CAPABILITIES, Capability
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import (
@@ -49,17 +49,17 @@ CONFINED_RULE_TEXTS = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFIN
 _COMMAND_VARIABLES = f"{READ_ONLY_VARIABLE}, for commands that provably change nothing, and {CONFINED_VARIABLE}, for calls that stay confined"
 
 WORKSPACE_VARIABLE = "{workspace}"
-_VARIABLE = re.compile(r"(?<!\[)\{([^{}/\s]*)\}")
-_COMMAND_VARIABLE = re.compile(r"\{[^{}/\s]+\}")
-_OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S*")
-_CLAUDE_RULE = re.compile(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
-_HOME_SPELLINGS = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_EXPANSION = re.compile(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
+_VARIABLE = compile_on_first_use(r"(?<!\[)\{([^{}/\s]*)\}")
+_COMMAND_VARIABLE = compile_on_first_use(r"\{[^{}/\s]+\}")
+_OPERATOR = compile_on_first_use(r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S*")
+_CLAUDE_RULE = compile_on_first_use(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
+_HOME_SPELLINGS = compile_on_first_use(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
+_URL = compile_on_first_use(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_EXPANSION = compile_on_first_use(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
 """What a shell expands in a bare word of a command."""
-_PATH_VARIABLE = re.compile(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_]\w*\}?(?=/|$)")
+_PATH_VARIABLE = compile_on_first_use(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_]\w*\}?(?=/|$)")
 """A name in a path pattern that a shell expands."""
-_ESCAPED_WILDCARD = re.compile(r"\\[*?\[{]")
+_ESCAPED_WILDCARD = compile_on_first_use(r"\\[*?\[{]")
 _KEYWORDS = frozenset(
     (
         *("!", "{", "}", "[[", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"),
@@ -68,7 +68,7 @@ _KEYWORDS = frozenset(
 )
 _EFFECTS = ("effect:read", "effect:write", "effect:external")
 _FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
-_PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!/-]+")
+_PERMISSION_CHARACTERS = compile_on_first_use(r"[A-Za-z0-9_.:*?\[\]!/-]+")
 
 
 @dataclass(frozen=True, slots=True)

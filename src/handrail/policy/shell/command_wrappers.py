@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from handrail.contract.text.glob_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 MAX_DEPTH = 8
 """The maximum number of wrappers around one command."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from handrail.contract.protected import path_protection
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import (
     command_wrappers,
     destroying_forms,
@@ -386,7 +387,7 @@ def _sed(argv: tuple[str, ...], depth: int) -> str | None:
     return None if risk is None else risk.reason
 
 
-_IN_PLACE = re.compile(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
+_IN_PLACE = compile_on_first_use(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
 
 
 _MAKES_FROM_TEXT = frozenset({"-E", "-", "-f-", "--file=-", "--makefile=-", "/dev/stdin"})
@@ -531,17 +532,17 @@ def why_unclear_text_may_destroy(script: ShellScript, text: str) -> str | None:
     return None
 
 
-_QUOTES = re.compile(r"['\"\\]")
-_SEPARATORS = re.compile(r"[\s;|&()<>`{}$!,=:]+")
+_QUOTES = compile_on_first_use(r"['\"\\]")
+_SEPARATORS = compile_on_first_use(r"[\s;|&()<>`{}$!,=:]+")
 _NAMES = "|".join(sorted((re.escape(name) for name in destroying_forms.PROGRAM_NAMES - {"git", "find", "sed", "tar", "cp", "tee", "ln", "install"}), reverse=True))  # fmt: skip
-_DESTROYING_WORDS = re.compile(
+_DESTROYING_WORDS = compile_on_first_use(
     rf"(?<![\w.-])(?:{_NAMES})(?![\w-])|-delete\b|--delete|>\||(?<![>&<])>(?!>|&)\s*[^\s&/]|\bof="
     r"|\b(?:clean|reset|checkout|restore|stash|switch|reflog|gc|prune|update-ref|filter-branch|filter-repo)\b|\s-D\b|--force|\s-f\b"
     r"|\b(?:rmtree|unlink|rmdir|removedirs|remove|rmSync|unlinkSync|rmdirSync|truncate|rename|replace|writeFile|write_text|write_bytes|fs\.rm"
     r"|shutil|os\.system|subprocess|popen|exec|eval|base64|xxd|decode|fromhex|chr)\b|\\x|\$'",
     re.IGNORECASE,
 )
-_REPOSITORY = re.compile(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
+_REPOSITORY = compile_on_first_use(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
 
 
 def changes_repository(script: ShellScript) -> bool:

@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.simple_commands import has_marks, is_marked
 
@@ -61,7 +62,7 @@ BUILD_OUTPUTS = frozenset(
     }
 )
 """Names of folders that hold only build outputs if git ignores them."""
-_GENERATED = re.compile(r".*\.(?:py[cod]|o|obj|class|egg-info|tsbuildinfo)")
+_GENERATED = compile_on_first_use(r".*\.(?:py[cod]|o|obj|class|egg-info|tsbuildinfo)")
 _Check = Callable[[Sequence[str]], str | None]
 
 
@@ -221,7 +222,7 @@ def _chmod(argv: Sequence[str]) -> str | None:
     return f"{argv[0]} -R takes modes away" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
 
 
-_SED_WHOLE = re.compile(
+_SED_WHOLE = compile_on_first_use(
     r"(?:(?:0|1),\$!?|/\.?\*?/)?\s*\{?\s*d\s*;?\s*\}?|\$!\s*d|/\^/\s*d|s(?P<sign>[/|#,])\^?\.[*+]\$?(?P=sign)(?P=sign)g?"
 )
 

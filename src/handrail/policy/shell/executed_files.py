@@ -9,10 +9,11 @@ something, each word that names a file counts. Nothing here reads the file syste
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers, program_risks, read_only_proof
 from handrail.policy.shell.parser import ShellScript
 
@@ -114,22 +115,21 @@ _LOOPS = frozenset(
 MAX_LEVELS = 4_096
 _RUNS_JAVASCRIPT = frozenset({"node", "nodejs", "bun", "deno", "tsx", "ts-node"})
 _JAVASCRIPT_ENDINGS = (".js", ".mjs", ".cjs", ".ts", ".json", "/index.js", "/package.json")
-_BARE = re.compile(r"[A-Za-z0-9][\w.+-]*")
-_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_SIGNS = re.compile(r"[\s;|&()<>`{}$!,\"'\\]+")
-_PARTS = re.compile(r"[=:@,]+")
-_QUOTES = re.compile(r"['\"\\]")
-_HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
-_HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
-_VARIABLE = re.compile(r"\$\w+")
+_BARE = compile_on_first_use(r"[A-Za-z0-9][\w.+-]*")
+_MODULE = compile_on_first_use(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_SIGNS = compile_on_first_use(r"[\s;|&()<>`{}$!,\"'\\]+")
+_PARTS = compile_on_first_use(r"[=:@,]+")
+_QUOTES = compile_on_first_use(r"['\"\\]")
+_HOME = compile_on_first_use(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
+_HERE = compile_on_first_use(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
+_VARIABLE = compile_on_first_use(r"\$\w+")
 MAX_PATH_BYTES = 4_095
 """The maximum bytes of a path. A longer word names no file."""
 HOME_MARK = "\0HOME"
 """The placeholder at the beginning of a word for the home folder of programs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutingCommand:
+class ExecutingCommand(Struct, frozen=True):
     """One command of a text that runs something.
 
     :param words: each may name a file that is run, or the folder that contains it

@@ -10,10 +10,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.risky_options import SHELLS
@@ -27,12 +28,12 @@ _MAX_SIGNS = 200
 """The maximum number of structural signs in a nested text, of which there may be many."""
 _MAX_PIECES = 60
 
-_CUT = re.compile(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
+_CUT = compile_on_first_use(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
 """Signs at which a command may begin inside a text of any language."""
-_GLOBS = re.compile(r"[*?\[\]~{}]")
-_LISTED = re.compile(r"""["']\s*,\s*["']""")
+_GLOBS = compile_on_first_use(r"[*?\[\]~{}]")
+_LISTED = compile_on_first_use(r"""["']\s*,\s*["']""")
 """The separator of two words in a list of literals, as in ``['rm', '-rf']``."""
-_CALLS = re.compile(
+_CALLS = compile_on_first_use(
     r"system|exec|popen|spawn|subprocess|shell|\bsh\b|run\b|call|`|qx|fork|command|\bpipe|getline|\||program|process"
     r"|!|(?<![a-z])e\b|%x?\(|\bcmd|passthru|\bterm|syscmd|terminal|job_start|host\b|open\b",
     re.IGNORECASE,
@@ -45,13 +46,13 @@ _LEADS = frozenset(
 )  # fmt: skip
 """Words of other languages before a command."""
 _UNQUOTED = str.maketrans("", "", "'\"\\")
-_NOT_PLAIN = re.compile(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
-_TAKES_SCRIPT = re.compile(r"-[A-Za-z]*c|--?[Cc]ommands?")
-_ASSIGNED = re.compile(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
-_NAMED_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
-_GIVES_WORK = re.compile(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
+_NOT_PLAIN = compile_on_first_use(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
+_TAKES_SCRIPT = compile_on_first_use(r"-[A-Za-z]*c|--?[Cc]ommands?")
+_ASSIGNED = compile_on_first_use(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
+_NAMED_VALUE = compile_on_first_use(r"[A-Za-z_]\w*\+?=")
+_GIVES_WORK = compile_on_first_use(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
 _READS_INPUT = frozenset({("-f", "-"), ("-f", "/dev/stdin")})
-_ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
+_ALIAS = compile_on_first_use(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
 
 class PossibleCommand(NamedTuple):
@@ -66,8 +67,7 @@ class PossibleCommand(NamedTuple):
     spelling_of: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NestedCommandForm:
+class NestedCommandForm(Struct, frozen=True):
     """The places in a program's words where a command may begin.
 
     :param anywhere: any word after the program's name
@@ -138,7 +138,7 @@ _FORMS: Mapping[str, NestedCommandForm] = {
 _ANYWHERE = NestedCommandForm(anywhere=True)
 _CODE = NestedCommandForm(code=True)
 PROGRAM_PREFIXES = ("ld-linux", "ld-musl", "s6-", "qemu-", "proxychains", "ld.so")
-_VERSIONED = re.compile(r"(?P<name>[a-z][a-z+-]*?)-?[0-9][0-9.]*(?:\.exe)?")
+_VERSIONED = compile_on_first_use(r"(?P<name>[a-z][a-z+-]*?)-?[0-9][0-9.]*(?:\.exe)?")
 
 
 def find_nested_command_form(program: str) -> NestedCommandForm | None:

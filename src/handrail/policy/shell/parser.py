@@ -13,11 +13,12 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import reader
 from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, UnclearText, read_text
 from handrail.policy.shell.simple_commands import ShellCommand, ShellRedirection, redirection_capability, remove_quotes
@@ -79,7 +80,7 @@ _CONSTRUCTS = {
     ";;": "a ';;'",
 }
 _UNNAMED = "a construct of the kind"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = compile_on_first_use(r"[\x00-\x08\x0b-\x1f\x7f]")
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs"})
 _NOT_LITERAL = frozenset("*?[]~{}")
 _SIGNS = "|&;<>()[]{}$`"
@@ -87,8 +88,7 @@ _MAX_RECOVERED = reader.MAX_READ
 """The maximum number of commands to recover from an unclear text."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShellScript:
+class ShellScript(Struct, frozen=True):
     """A parsed shell text.
 
     :param commands: every simple command if ``unclear`` is None. Otherwise the commands that could be recovered, which serve to
@@ -211,8 +211,8 @@ def _explain_misleading_character(text: str) -> str | None:
 _MAX_PLAIN = 2_000
 _SAFE_WORD = r"""(?:[A-Za-z0-9_./:@%+,=-]++|'[^'\n]*+'|"[^"$`\\!\n]*+")++"""
 _TOKEN = rf"(?:&&|\|\||[;|]|(?:2>&1|[12]?>/dev/null)(?![^ ;|&])|{_SAFE_WORD})"
-_PLAIN_TEXT = re.compile(rf"(?: *+{_TOKEN})++ *+", re.ASCII)
-_PLAIN_TOKENS = re.compile(rf"({_TOKEN})", re.ASCII)
+_PLAIN_TEXT = compile_on_first_use(rf"(?: *+{_TOKEN})++ *+", re.ASCII)
+_PLAIN_TOKENS = compile_on_first_use(rf"({_TOKEN})", re.ASCII)
 _OPERATORS = frozenset({"&&", "||", ";", "|"})
 _PLAIN_REDIRECTIONS = frozenset({"2>&1", ">/dev/null", "1>/dev/null", "2>/dev/null"})
 

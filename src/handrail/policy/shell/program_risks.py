@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands
 from handrail.policy.shell import risky_options as program_forms
 from handrail.policy.shell.command_wrappers import ENVIRONMENT_MANAGERS, RUNNERS
@@ -23,7 +24,7 @@ from handrail.policy.shell.simple_commands import ShellCommand, is_marked, is_op
 MAX_WAIT_S = 10
 _MAX_DEPTH = 3
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
+_DURATION = compile_on_first_use(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
 
 _RUN_VERBS = frozenset({"run", "exec", "x"})
 
@@ -254,8 +255,7 @@ def pure_sleep_seconds(commands: Sequence[ShellCommand]) -> float | None:
     return total if total > MAX_WAIT_S else None
 
 
-@dataclass(frozen=True, slots=True)
-class PureWaitRefusal:
+class PureWaitRefusal(Struct, frozen=True):
     """The answer to a command that only waits.
 
     :param as_job: whether the command would run as a background job, which blocks nothing

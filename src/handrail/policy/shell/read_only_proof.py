@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from handrail.contract.errors import quote_excerpt
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers, program_risks, risky_options
 from handrail.policy.shell.parser import ShellScript
 
@@ -287,7 +288,7 @@ _SUMMARIES = frozenset(
     }
     | {"--quiet", "-s"}
 )
-_HEAD = re.compile(r"(?:HEAD|@)(?:[~^][0-9]*)*")
+_HEAD = compile_on_first_use(r"(?:HEAD|@)(?:[~^][0-9]*)*")
 
 
 def why_git_shows_stored_files(argv: Sequence[str]) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell.command_wrappers import RESERVED_WORDS, is_harmless_variable
 from handrail.policy.shell.simple_commands import (
     ANY_TEXT,
@@ -77,41 +78,41 @@ def read_text(text: str) -> ReadText:
     )
 
 
-_BLANK = re.compile(r"(?:[ \t]|(?<=[ \t])\\\n)+")
-_SIGN = re.compile(r"&&|\|\||\|&|;;|[|;&\n()]")
-_REDIRECT = re.compile(r"[0-9]*(?:<<<|<<-|<<|>>|>&|>\||<&|<>|<|>)|&>>|&>")
-_LITERAL = re.compile(
+_BLANK = compile_on_first_use(r"(?:[ \t]|(?<=[ \t])\\\n)+")
+_SIGN = compile_on_first_use(r"&&|\|\||\|&|;;|[|;&\n()]")
+_REDIRECT = compile_on_first_use(r"[0-9]*(?:<<<|<<-|<<|>>|>&|>\||<&|<>|<|>)|&>>|&>")
+_LITERAL = compile_on_first_use(
     r"""(?:[^\s'"\\|&;()<>`$*?\[\]~{}]|\\[^\n]|'[^']*'|"(?:[^"\\$`]|\\[^\n])*")+""",
 )
-_PLAIN_WORD = re.compile(r"[ \t]*([\w./:@%+,-]+)(?=[ \t\n|&;]|\Z)")
+_PLAIN_WORD = compile_on_first_use(r"[ \t]*([\w./:@%+,-]+)(?=[ \t\n|&;]|\Z)")
 """A word without any special character. No number of a descriptor precedes a redirection in it."""
-_BARE = re.compile(r"""[^\s'"\\|&;()<>`$]+""")
+_BARE = compile_on_first_use(r"""[^\s'"\\|&;()<>`$]+""")
 _SKIPPED = frozenset(" \t\n#")
 _ENDS = frozenset(" \t\n|&;()<>")
-_QUOTED_TEXT = re.compile(r'(?:[^"\\$`]|\\[^\n])+')
-_HERE_TEXT = re.compile(r"(?:[^\\$`]|\\[^\n])+")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PARAMETER = re.compile(
+_QUOTED_TEXT = compile_on_first_use(r'(?:[^"\\$`]|\\[^\n])+')
+_HERE_TEXT = compile_on_first_use(r"(?:[^\\$`]|\\[^\n])+")
+_NAME = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
+_PARAMETER = compile_on_first_use(
     r"\$(?:(?P<special>[?#$!])|(?P<other>[@*_0-9-])|(?P<name>[A-Za-z_]\w*)"
     r"|\{(?P<braced>[A-Za-z_]\w*|[?#$!@*0-9])(?::?[-+][\w./:@% -]*|%%?[\w.*?/:@-]*|\#\#?[\w.*?/:@-]*)?\}|\{\#[A-Za-z_]\w*\})",
     re.ASCII,
 )
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
-_LOOKS_LIKE_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
-_HOME_IN_VALUE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?:.*:)?~")
-_DESCRIPTOR_NAME = re.compile(r"\{[A-Za-z_]\w*\}")
-_NUMBERS = re.compile(r"\{\d+\.\.\d+\}")
-_RANGE = re.compile(r"\{.*(?:,|\.\.).*\}", re.DOTALL)
-_WILDCARDS = re.compile(r"[*?]+")
-_QUOTES = re.compile(r"[\"'\\]")
-_RUNS_TEXT = re.compile(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)\s*\.\s")
-_HEREDOC_WORD = re.compile(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
+_ASSIGNMENT = compile_on_first_use(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
+_LOOKS_LIKE_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
+_HOME_IN_VALUE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?:.*:)?~")
+_DESCRIPTOR_NAME = compile_on_first_use(r"\{[A-Za-z_]\w*\}")
+_NUMBERS = compile_on_first_use(r"\{\d+\.\.\d+\}")
+_RANGE = compile_on_first_use(r"\{.*(?:,|\.\.).*\}", re.DOTALL)
+_WILDCARDS = compile_on_first_use(r"[*?]+")
+_QUOTES = compile_on_first_use(r"[\"'\\]")
+_RUNS_TEXT = compile_on_first_use(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)\s*\.\s")
+_HEREDOC_WORD = compile_on_first_use(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
 _RESERVED_INITIALS = frozenset(word[0] for word in RESERVED_WORDS)
 OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 MOVES = frozenset({"cd", "pushd", "popd", "source", ".", "eval"})
 """Builtins after which a relative path may name another file."""
 _ARITHMETIC = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
-_NUMBER = re.compile(rf"-?\d+|{NO_OPTION}")
+_NUMBER = compile_on_first_use(rf"-?\d+|{NO_OPTION}")
 
 
 class _HereDocument(NamedTuple):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from handrail.contract.protected.path_protection import SERVER_OPTIONS
-from handrail.contract.text.glob_patterns import compile_on_first_use
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell.command_wrappers import is_harmless_variable
 from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT, has_marks, is_marked, show_marks
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRisk:
+class CommandRisk(Struct, frozen=True):
     """The reason why a command is risky, and the words that an allow rule has to name literally for it."""
 
     reason: str

@@ -6,10 +6,10 @@ stored file counts as one that prints them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import confinement_proof, destroying_forms, read_only_proof
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import ShellScript
@@ -75,7 +75,7 @@ def _join(folder: str, further: str) -> str:
     return further if further[:1] == "/" or folder == "." else f"{folder}/{further}"
 
 
-_PRINTING_WORDS = re.compile(
+_PRINTING_WORDS = compile_on_first_use(
     r"\bgit\b[^\n]*?\b(?:log|show|diff|blame|annotate|grep|cat-file|archive|format-patch|stash|range-diff|fast-export|bundle|whatchanged"
     r"|difftool|diff-tree|diff-index|diff-files|reflog|unpack-file|merge-tree)\b"
 )

@@ -13,10 +13,11 @@ import signal
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
+from handrail.contract.struct import Struct
 from handrail.origins.program_lookup import ProgramMissing, build_program_environment, resolve_command_program
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.findings import TraceStep
@@ -27,8 +28,7 @@ from handrail.policy.rules.rules_and_modes import ACTIONS, STRICTNESS, Action
 DEFAULT_TIMEOUT_MS = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class WatchdogCall:
+class WatchdogCall(Struct, frozen=True):
     """A call as a watchdog sees it.
 
     :param agent: the agent's manifest, as data
@@ -51,8 +51,7 @@ class WatchdogCall:
     consecutive_failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WatchdogDecision:
+class WatchdogDecision(Struct, frozen=True):
     """The decision of a watchdog.
 
     :param reason: read by the model if the action is deny, and by the user if it is ask

@@ -13,13 +13,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from handrail.contract.errors import quote_excerpt
-from handrail.contract.text.glob_patterns import any_path_glob_source, compile_on_first_use
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.glob_patterns import any_path_glob_source
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rules_and_modes import SECRET_FILE_NAMES, Action
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
@@ -45,8 +46,7 @@ _PLAIN = compile_on_first_use(r"(?:[^\\'\"`$|;&\n() \t#<>]|\$(?!\())+")
 _PLAIN_QUOTED = compile_on_first_use(r'(?:[^"\\`$]|\$(?!\())+')
 
 
-@dataclass(slots=True)
-class RoughCommand:
+class RoughCommand(Struct):
     """One command of a shell text.
 
     :param words: without quotes, and without the files of redirections

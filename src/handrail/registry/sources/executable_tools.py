@@ -22,13 +22,14 @@ import posixpath
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.result_conversions import recognise_result
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime, find_meant_path
+from handrail.contract.struct import Struct
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec, find_path_arguments
@@ -41,8 +42,7 @@ MAX_ANSWER_DEPTH = 128
 MAX_TAIL_BYTES = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class ToolConfinement:
+class ToolConfinement(Struct, frozen=True):
     """The sandbox for an executable, as the kernel sets it up.
 
     :param profile_for: returns the session's folders, for one call

@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.result_conversions import from_card
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime, UserContext
+from handrail.contract.struct import Struct
 from handrail.contract.text.strict_json import parse_object
 from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, parse_manifest, read_manifest, strip_tool_folder
 from handrail.contract.tool.spec import ToolSpec
@@ -238,8 +239,7 @@ _offerings: dict[Path, tuple[bytes, FileResourceProvider]] = {}
 """By file, its content and the parsed resources."""
 
 
-@dataclass(frozen=True, slots=True)
-class FolderSource:
+class FolderSource(Struct, frozen=True):
     """Every ``*.json`` and every module with metadata directly in a folder. A missing folder has no tools.
 
     :param path: absolute; the global and an agent's folder are in the configuration folder, never in a workspace

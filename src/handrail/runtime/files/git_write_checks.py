@@ -11,20 +11,20 @@ configured command.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import GIT, GIT_NAMES, PathProtection, find_protection, fold_name
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import PATH_FLAGS, is_beneath
 from handrail.runtime.guard import git_config_checks as vcs
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 
 _HEAD = "head"
-_REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
+_REFERENCE = compile_on_first_use(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
 _GIT_FOLDERS = frozenset(("objects", "refs"))
 _MOST_ENTRIES = 5_000
 """How many entries of a folder are checked for links."""

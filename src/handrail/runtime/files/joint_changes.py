@@ -19,12 +19,13 @@ import stat
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.struct import Struct
 from handrail.runtime.files import atomic_write, secure_open
 from handrail.runtime.files.session_roots import openat2
 
@@ -58,8 +59,7 @@ class _ContentState(NamedTuple):
     mode: int
 
 
-@dataclass(slots=True)
-class _FileStep:
+class _FileStep(Struct):
     """The change of one file in a journal.
 
     :param temporary: the name of the new content before the change, and of the old content after it
@@ -137,8 +137,7 @@ class ChangeJournal:
         return count
 
 
-@dataclass(slots=True)
-class _JournalFile:
+class _JournalFile(Struct):
     """One file of the journal: the steps of one joint change, and how far it has come."""
 
     folder: Path

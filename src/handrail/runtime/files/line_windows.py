@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from threading import Lock
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct
 from handrail.contract.text.text_encodings import UTF_8, TextEncoding
 
 INDEX_STEP_BYTES = 1 << 20
@@ -25,8 +25,7 @@ ReadRange = Callable[[int, int], bytes]
 """``read(offset, count)``: bytes of the file; fewer only at its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineWindow:
+class LineWindow(Struct, frozen=True):
     """A range of lines of a file.
 
     :param first: the number of the first line

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -167,8 +168,8 @@ class _ConfigReader:
 
 # Harmless entries, which run nothing.
 
-_FLAG = re.compile(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
-_NAME = re.compile(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
+_FLAG = compile_on_first_use(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
+_NAME = compile_on_first_use(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
 _REFERENCE = re.compile(r"(?!-)[^\x00-\x20\x7f\\?\[$`;|&<>\"'()!]+")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 _SCHEME = re.compile(r"(?:https?|ssh|git|git\+ssh|ssh\+git|file)://(?!-)[^\s\x00-\x1f\x7f]+", re.IGNORECASE)
@@ -308,7 +309,7 @@ _PATH_KEYS = frozenset(
     )
 )
 """Keys whose whole value is one path."""
-_PATHLESS_KEYS = re.compile(
+_PATHLESS_KEYS = compile_on_first_use(
     r"(?:user|author|committer|color|column|safe|branch|url|maintenance|gui|advice|transfer|extensions|i18n)\..*"
     r"|core\.worktree|remote\..*\.(?:url|pushurl|fetch|push|tagopt|skipfetchall|prune|mirror|promisor|partialclonefilter)"
     r"|submodule\..*\.(?:url|path|branch|active|ignore|fetchrecursesubmodules)|http\..*\.?(?:sslcert|sslkey|sslcainfo|proxy)"
@@ -316,7 +317,7 @@ _PATHLESS_KEYS = re.compile(
     re.DOTALL,
 )
 """Keys whose value is not a path that git runs or reads settings from."""
-_PARTS = re.compile(r"[\s;|&()<>\"'`$={},]+")
+_PARTS = compile_on_first_use(r"[\s;|&()<>\"'`$={},]+")
 
 
 class GitNamedPath(NamedTuple):

@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import VCS_CONFIG
 from handrail.contract.sandbox_protocol import PathDenials, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.listed_paths import can_avoid_mounts
@@ -228,8 +229,7 @@ class GuardedSandbox:
         return await asyncio.get_running_loop().run_in_executor(None, alone)
 
 
-@dataclass(frozen=True, slots=True)
-class _StartConditions:
+class _StartConditions(Struct, frozen=True):
     """The conditions in which a program is started.
 
     :param profile: with all paths to mount over

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import GIT, PathProtection, fold_name
 from handrail.contract.sandbox_protocol import PathDenials, SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files import atomic_write
 from handrail.runtime.guard import git_config_checks as vcs
@@ -165,8 +165,7 @@ class GuardedFolder:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _FolderState:
+class _FolderState(Struct, frozen=True):
     """The state of one folder before a program ran."""
 
     version: int

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from handrail.contract.protected.path_protection import find_protection
 from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Process, SandboxProfile
-from handrail.contract.text.glob_patterns import compile_on_first_use
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_folders
@@ -118,8 +118,7 @@ _HOME_PROGRAMS = (
 """Folders of a home in which installers put programs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramEnd:
+class ProgramEnd(Struct, frozen=True):
     """How a program ended, with what its sandbox allowed.
 
     :param command: its shell text, or its program and arguments

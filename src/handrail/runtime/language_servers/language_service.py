@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from handrail.contract.errors import ToolError
@@ -25,6 +24,7 @@ from handrail.contract.services.language_services import (
     SymbolAnswer,
     SymbolQuery,
 )
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.language_servers.code_positions import (
@@ -60,8 +60,7 @@ _Span = tuple[int, int, int, int]
 _T = TypeVar("_T")
 
 
-@dataclass(slots=True)
-class _SymbolPosition:
+class _SymbolPosition(Struct):
     """The place in a document that a request is about."""
 
     document: OpenDocument
@@ -74,8 +73,7 @@ class _SymbolPosition:
         return {"textDocument": {"uri": self.document.uri}, "position": {"line": self.line, "character": offset}}
 
 
-@dataclass(slots=True)
-class _AnswerFiles:
+class _AnswerFiles(Struct):
     """The files that one answer names: whether the call may see them, and their lines.
 
     :ivar hidden_count: how many results are in files that the call may not see

@@ -12,13 +12,13 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
+from handrail.contract.struct import Struct
 
 MAX_HEADER_BYTES = 8 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -135,8 +135,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-@dataclass(slots=True)
-class PublishedDiagnostics:
+class PublishedDiagnostics(Struct):
     """The last diagnostics that a server sent for a file.
 
     :param version: of the document; None if the server does not say
@@ -150,8 +149,7 @@ class PublishedDiagnostics:
     size: int
 
 
-@dataclass(slots=True)
-class WorkProgress:
+class WorkProgress(Struct):
     """A task that the server reports, such as indexing."""
 
     title: str

@@ -21,9 +21,9 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from handrail.contract.sandbox_protocol import SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
@@ -65,8 +65,7 @@ _HEAVY_NAMES = frozenset(
 """Folders that a tool makes again. They are kept only if they have few files."""
 
 
-@dataclass(frozen=True, slots=True)
-class UndoLimits:
+class UndoLimits(Struct, frozen=True):
     """How much is kept for undo.
 
     :param file_bytes: the largest file
@@ -79,8 +78,7 @@ class UndoLimits:
     keep_ms: int = 3_000
 
 
-@dataclass(slots=True)
-class _CoveredFolder:
+class _CoveredFolder(Struct):
     """A folder whose files are looked at.
 
     :param base: its absolute path with a slash
@@ -92,8 +90,7 @@ class _CoveredFolder:
     known: dict[str, KeptFile]
 
 
-@dataclass(slots=True)
-class _LookCoverage:
+class _LookCoverage(Struct):
     """The folders that a look covers, chosen again only if the tree or the closed paths have changed.
 
     :param noted_version: the version of the tree whose removed names are noted

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from handrail.contract.services.channels_and_triggers import (
     Notification,
     check_channel_name,
 )
+from handrail.contract.struct import Struct, field
 from handrail.store.database.workspace_database import TableWork
 from handrail.store.tables.inbound_tables import (
     BroadcastReaderPosition,
@@ -364,8 +365,7 @@ class ChannelBroker:
             changed.set()
 
 
-@dataclass(slots=True)
-class _ChannelLock:
+class _ChannelLock(Struct):
     """A lock of one channel with the number of its users."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -7,7 +7,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from handrail.contract.services.memory_service import (
     StoredMemory,
 )
 from handrail.contract.session_protocols import SessionValueStore
+from handrail.contract.struct import Struct, field
 from handrail.record.log_reader import LogReader
 from handrail.session.memory.meaning_comparer import MeaningComparer
 from handrail.session.memory.transcript_index import PassageFilter, as_objects
@@ -57,8 +57,7 @@ MAX_ENTRY_CHARACTERS = 2_000
 """The maximum number of characters of a note or passage in an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionMemory:
+class SessionMemory(Struct, frozen=True):
     """The memory of one session (:class:`~handrail.contract.services.memory_service.SessionMemoryService`).
 
     :param instructions: the operator's text for the agent, which every session of it has
@@ -81,8 +80,7 @@ class SessionMemory:
         return _CallMemory(self, call_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _CallMemory:
+class _CallMemory(Struct, frozen=True):
     """The memory for one call."""
 
     memory: SessionMemory

@@ -11,11 +11,11 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.services.history_and_skill_services import PassageKind, TranscriptPassage
+from handrail.contract.struct import Struct
 from handrail.record.log_reader import LogReader
 from handrail.store.memory.passage_index import (
     CREATE_INDEX,
@@ -217,8 +217,7 @@ def cut_excerpt(text: str, terms: Sequence[str]) -> str:
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 
 
-@dataclass(slots=True)
-class _TranscriptCall:
+class _TranscriptCall(Struct):
     """A call of a message, until its answer is read."""
 
     id: str

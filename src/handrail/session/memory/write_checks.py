@@ -19,6 +19,7 @@ from handrail.config.secret_detection import (
 from handrail.contract.agent_manifest import MANIFEST_KEYS
 from handrail.contract.errors import ToolError
 from handrail.contract.services.memory_service import MemoryWrite
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.watchdogs.builtin_watchdogs import find_known_key_kind
 from handrail.record.log_reader import LoggedRecord, LogReader
 from handrail.session.instruction_files import iterate_repository_folders_up
@@ -29,7 +30,7 @@ MIN_CHARACTERS = 20
 MAX_CHARACTERS = 2_000
 _MOST_RECALLED = 500
 _MOST_INSTRUCTION_BYTES = 128 * 1024
-_PASSWORD = re.compile(
+_PASSWORD = compile_on_first_use(
     r"(?i)\b(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|api[ _-]?key|access[ _-]?key|private[ _-]?key|pin)s?\b"
     r"[\"'`]*(?:\s+(?:for|of|to|on)\s+\S+(?:\s+\S+)?)?\s*(?P<how>[:=]|\bis\b|\bare\b|->|→)+\s*[\"'`]*(?P<value>[^\s\"'`]{4,})"
 )

@@ -7,18 +7,19 @@ at the same time lose nothing. A row that another one replaced is history: no qu
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import sqlite3
 import threading
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import StartError
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.store.database.sqlite_connection import connect_engine, create_private_file, record_engine
 from handrail.store.memory.passage_index import CREATE_INDEX, QueryTerms, RankedPassage, find_passages, parse_query
 from handrail.store.state_folders import prepare_knowledge_folder
@@ -81,8 +82,7 @@ class SessionWriteLimit(Exception):
     """The session has stored as many entries as it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnowledgeEntry:
+class KnowledgeEntry(Struct, frozen=True):
     """One stored fact. Times are wall-clock nanoseconds.
 
     :param key: the subject of the fact. The latest entry with a key counts
@@ -130,7 +130,7 @@ class CompactionOutcome(NamedTuple):
 
 # The similarity of texts.
 
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_WORD = compile_on_first_use(r"[^\W_]+(?:['’][^\W_]+)?")
 _NEGATIONS = frozenset(["no", "not", "never", "none", "nothing", "without", "cannot"])
 
 

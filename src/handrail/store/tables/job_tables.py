@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast, get_args
 
 from handrail.contract.services.job_and_tool_services import FINAL_JOB_STATES, Job, JobState
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import OutputExposure, StateEnd
 from handrail.store.database.sqlite_connection import damaged_row_error, map_to_log_unavailable
 from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
@@ -22,8 +23,7 @@ _COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, notif
 _OPEN = "state IN ('pending', 'running')"
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRow(Struct, frozen=True):
     """One job in its stored form.
 
     :param arguments: the arguments for another attempt after a restart; None if it may not run again
@@ -55,8 +55,7 @@ class JobRow:
         return replace(self, job=replace(self.job, state=state, ended_ns=ended_ns, attempt=number))
 
 
-@dataclass(frozen=True, slots=True)
-class JobRetention:
+class JobRetention(Struct, frozen=True):
     """How many jobs that ended are kept, and for how long.
 
     :param min_age_ns: the minimum age, also if there are more than ``max_jobs``
@@ -268,8 +267,7 @@ MAX_ENDED_SESSIONS = 1_000
 ENDED_RETENTION_NS = 7 * _DAY_NS
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSessionRow:
+class ToolSessionRow(Struct, frozen=True):
     """One tool session in its stored form. Times are wall-clock nanoseconds.
 
     :param call_id: the call that opened it

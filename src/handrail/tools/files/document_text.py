@@ -6,13 +6,13 @@ import asyncio
 import base64
 import binascii
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 PDF_START = b"%PDF-"
 MAX_PDF_BYTES = 128 * 1024 * 1024
@@ -30,7 +30,7 @@ _IMAGES = (
 )
 _OLD_FORMS = {"png": "image/png", "jpeg": "image/jpeg", "gif": "image/gif", "svg": "image/svg+xml"}
 """The names of forms before version 4 of the notebook format."""
-_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_TERMINAL_CODES = compile_on_first_use(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _NO_TEXT = "(This page has no text. It may be a scan: convert it to images with a program in bash, and read these.)"
 
 

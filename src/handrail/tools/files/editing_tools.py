@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import EscapedText, escape_terminal_controls, restore_path
 from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text, replace_invalid_bytes, strip_mark
 from handrail.contract.tool.requires import Requires
@@ -352,8 +352,7 @@ class FilePatchTool(Tool):
         return await _replace_file(path, changed, notes, runtime)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChangedFile:
+class _ChangedFile(Struct, frozen=True):
     """A file with its new text.
 
     :param after: the new bytes

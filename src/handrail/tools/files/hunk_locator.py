@@ -6,13 +6,13 @@ lines that the patch names before them, and line numbers that agree. Without suc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Literal, NamedTuple
 
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import OPEN, neutralise_text
 from handrail.contract.text.patch_text import HunkLine, PatchHunk
 from handrail.contract.text.text_encodings import replace_invalid_bytes
@@ -36,7 +36,7 @@ _MOST_SHOWN = 20
 _NEAR_LINES = 6
 _HEADING = 80
 """The characters of a heading that git writes at most."""
-_FUNCTION_LINE = re.compile(r"[A-Za-z_$]")
+_FUNCTION_LINE = compile_on_first_use(r"[A-Za-z_$]")
 """The start of a line that git takes for a heading, without a driver for the language."""
 _TYPOGRAPHY = str.maketrans(
     {

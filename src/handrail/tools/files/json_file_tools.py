@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_text
 from handrail.contract.text.strict_json import json_type_name
 from handrail.contract.text.text_encodings import UTF_8, FileText, TextEncoding, read_file_text
@@ -30,10 +30,10 @@ from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_s
 #
 # A change replaces the characters of one value and leaves all others unchanged: order, numbers, blanks and line ends.
 
-_BLANK = re.compile(r"[ \t\n\r]*")
-_INDENT = re.compile(r"[{\[]\n([ \t]+)\S")
-_INVALID_BYTE = re.compile("[\udc80-\udcff]")
-_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
+_BLANK = compile_on_first_use(r"[ \t\n\r]*")
+_INDENT = compile_on_first_use(r"[{\[]\n([ \t]+)\S")
+_INVALID_BYTE = compile_on_first_use("[\udc80-\udcff]")
+_INDEX = compile_on_first_use(r"(?:0|[1-9][0-9]{0,17})\Z")
 
 
 def _reject_constant(name: str) -> Any:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileChange, FileService
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import EscapedText
 from handrail.contract.text.patch_text import PatchHunk, PatchSection, parse_patch
 from handrail.contract.text.text_encodings import UTF_8, FileText, detect_text_encoding, read_file_text
@@ -45,8 +46,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 """The maximum size of all files of a patch together, in bytes. They are in memory at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
-class PatchedFile:
+class PatchedFile(Struct, frozen=True):
     """A file after its section of a patch.
 
     :param before: its present content; None for a new file
@@ -120,8 +120,7 @@ class PatchedFile:
         return UnifiedDiff("\n".join((*head, *diff.text.split("\n")[2:])), diff.added, diff.removed, diff.left_out)
 
 
-@dataclass(frozen=True, slots=True)
-class PatchPlan:
+class PatchPlan(Struct, frozen=True):
     """What a patch would change."""
 
     files: tuple[PatchedFile, ...]
@@ -131,8 +130,7 @@ class PatchPlan:
         return [change for file in self.files for change in file.list_changes()]
 
 
-@dataclass(slots=True)
-class _PlanProblems:
+class _PlanProblems(Struct):
     """The reasons why a patch cannot be applied."""
 
     texts: list[str] = field(default_factory=list[str])

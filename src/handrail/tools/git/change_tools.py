@@ -11,6 +11,7 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime, find_meant_paths
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git import git_output_parsers
@@ -36,7 +37,7 @@ from handrail.tools.git.git_repository import (
 from handrail.tools.git.query_tools import make_diff_data
 from handrail.tools.tool_declarations import make_closed_object_schema
 
-_IN_THE_WAY = re.compile(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
+_IN_THE_WAY = compile_on_first_use(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
 
 
 class GitAddTool(Tool):

@@ -7,7 +7,6 @@ git, and the default base from the forge, so no argument chooses where the token
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import quote, urlencode
@@ -15,6 +14,7 @@ from urllib.parse import quote, urlencode
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.tool_runtime import HttpResponse, Runtime
 from handrail.contract.text.host_names import parse_url
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import NetRequires
 from handrail.contract.tool.spec import ConfigKey
 from handrail.contract.tool.tool_protocol import Tool
@@ -27,8 +27,8 @@ from handrail.tools.tool_declarations import make_closed_object_schema
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_MS = 60_000
 _TRUNKS = frozenset({"main", "master", "trunk", "develop", "release", "production"})
-_SSH_ADDRESS = re.compile(r"(?:[^@/\s]+@)?(?P<host>[^:/\s]+):(?P<path>[^/].*)\Z")
-_SSH_URL = re.compile(r"(?:git\+)?ssh://(?:[^@/\s]+@)?(?P<host>[^:/\s]+)(?::\d+)?/(?P<path>.+)\Z")
+_SSH_ADDRESS = compile_on_first_use(r"(?:[^@/\s]+@)?(?P<host>[^:/\s]+):(?P<path>[^/].*)\Z")
+_SSH_URL = compile_on_first_use(r"(?:git\+)?ssh://(?:[^@/\s]+@)?(?P<host>[^:/\s]+)(?::\d+)?/(?P<path>.+)\Z")
 _PAGES = 10
 
 ForgeKind = Literal["github", "gitea"]

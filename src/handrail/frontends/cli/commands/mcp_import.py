@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
+from handrail.contract.struct import Struct, field
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
@@ -43,8 +44,7 @@ _SECRETS = "secrets"
 """The folder next to the configuration, with a file for each secret of an imported server."""
 
 
-@dataclass(slots=True)
-class ImportOutcome:
+class ImportOutcome(Struct):
     """The outcome of an import, by server name.
 
     :ivar installed: the package of each installed server
