@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -47,6 +46,7 @@ from handrail.contract.calls_and_results import CallAnswer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
@@ -207,8 +207,7 @@ _new_answer: Callable[..., CallAnswer] = _tuple.__new__
 """Create a ``CallAnswer`` in half the time of its own constructor."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArbiterLimits:
+class ArbiterLimits(Struct, frozen=True):
     """Budgets of every call. The time-out of a tool is in its spec."""
 
     lock_wait_ms: int = 60_000

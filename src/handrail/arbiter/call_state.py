@@ -7,7 +7,6 @@ import copy
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -37,6 +36,7 @@ from handrail.contract.services.subagent_services import DelegatedSession, Subag
 from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import StopReason
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import CapabilityLayer
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import StateEnd
@@ -59,8 +59,7 @@ _NOT_COUNTED = frozenset({"cancelled", "interrupted"})
 """Ends that say nothing about the call."""
 
 
-@dataclass(slots=True)
-class _FailureCount:
+class _FailureCount(Struct):
     total: int = 0
     consecutive: int = 0
     success_count: int = 0
@@ -129,8 +128,7 @@ class CallRefusal(Exception):
         self.details = details
 
 
-@dataclass(slots=True)
-class Lane:
+class Lane(Struct):
     """One model's stream of calls within a session, as the arbiter sees it.
 
     :func:`handrail.kernel.session_manager.make_session_lane` builds it. Fields with a default change while the session is open.
@@ -249,8 +247,7 @@ class Lane:
             await self.call_ended.wait()
 
 
-@dataclass(eq=False, slots=True)
-class LiveJob:
+class LiveJob(Struct, eq=False):
     """A job that runs in this process.
 
     :param answer: the answer that its proposer received
@@ -275,8 +272,7 @@ class LiveJob:
     subagent_runner: SubagentRunner | None = None
 
 
-@dataclass(eq=False, slots=True)
-class ToolSessionStep:
+class ToolSessionStep(Struct, eq=False):
     """The tool session that a call opens, continues or closes.
 
     :param kind: whether the call opens a tool session, takes a step or closes it
@@ -601,8 +597,7 @@ async def _run_work(work: Callable[[], Awaitable[Any]]) -> Any:
     return await work()
 
 
-@dataclass(eq=False, slots=True)
-class LiveToolSession:
+class LiveToolSession(Struct, eq=False):
     """One open tool session in this process.
 
     :param call_id: the call that opened it

@@ -12,7 +12,7 @@ import copy
 import secrets as randomness
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from handrail.arbiter.call_state import Call, CallRefusal, LiveToolSession, ToolSessionStep
@@ -22,6 +22,7 @@ from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.schema.argument_repair import repair_arguments
 from handrail.contract.schema.argument_validation import ParametersSchema
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.decorator import FunctionTool, iterate_generator_steps
 from handrail.contract.tool.spec import STEP_INPUT, StateEnd
@@ -48,8 +49,7 @@ _HOW: Mapping[StateEnd, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSessionLimits:
+class ToolSessionLimits(Struct, frozen=True):
     """Limits of tool sessions.
 
     :param max_open: open tool sessions of one session

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, cast
 
+from handrail.contract.struct import Struct
 from handrail.record.log_reader import LoggedCallSummary, LoggedRecord, LogReader
 
 _MAX_GENERATIONS = 1_000
@@ -16,8 +17,7 @@ _MAX_GENERATIONS = 1_000
 _MAX_SHOWN_CHARS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class CallTimelineStep:
+class CallTimelineStep(Struct, frozen=True):
     """One step of a call. ``detail`` names the decision or the subject."""
 
     at_ns: int
@@ -25,8 +25,7 @@ class CallTimelineStep:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CallTimeline:
+class CallTimeline(Struct, frozen=True):
     """The timeline of one call.
 
     :param call: the summary of the call

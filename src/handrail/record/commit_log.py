@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, groupby
 from os import urandom
@@ -27,6 +26,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import orjson
 
 from handrail.contract.errors import StartError, UsageError
+from handrail.contract.struct import Struct
 from handrail.record.hash_chain import (
     GENESIS,
     MAX_GROUP,
@@ -104,8 +104,7 @@ def encode_record_body(body: Mapping[str, Any]) -> bytes:
     return bytes(memoryview(encode_any_json(body)))
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptedCall:
+class InterruptedCall(Struct, frozen=True):
     """A call that was running when the last process ended. It is unknown whether it took effect."""
 
     session_id: str

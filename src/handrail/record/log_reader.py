@@ -9,11 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from handrail.contract.struct import Struct
 from handrail.record.hash_chain import (
     CLOSING_SEAL_BYTES,
     GENESIS,
@@ -59,16 +60,14 @@ _MAX_TIME_NS = 2**62
 """In nanoseconds, in the year 2116: no record is later."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogHead:
+class LogHead(Struct, frozen=True):
     """The newest record: its sequence (0 for an empty log) and hash in hexadecimal."""
 
     sequence: int
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedRecord:
+class LoggedRecord(Struct, frozen=True):
     """One record of the log. ``body`` is None if it was redacted.
 
     :param hash: the hash of the group that this record ends, hexadecimal; empty within a group
@@ -88,8 +87,7 @@ class LoggedRecord:
         return _text((self.body or {}).get("tool"))
 
 
-@dataclass(frozen=True, slots=True)
-class CallPermission:
+class CallPermission(Struct, frozen=True):
     """Who or what allowed a call.
 
     :param by: ``rules`` or ``person``
@@ -122,8 +120,7 @@ class CallPermission:
         return f"allowed by '{self.rule}' ({where})"
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOpener:
+class SessionOpener(Struct, frozen=True):
     """Who opened a session.
 
     :param client: the name of the client, as it introduces itself; the frontend for one that does not
@@ -143,8 +140,7 @@ class SessionOpener:
         return named if self.client == self.frontend else f"{named} over {self.frontend}"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUsage:
+class ModelUsage(Struct, frozen=True):
     """What the requests of a session to one model used.
 
     :param requests: the number of requests, with those for summaries
@@ -174,8 +170,7 @@ def format_cost(cost: float | None) -> str:
     return "" if cost is None else f", cost {cost:.4f}"
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedCallSummary:
+class LoggedCallSummary(Struct, frozen=True):
     """The summary of one call. Times are wall-clock nanoseconds; None if the step did not happen.
 
     :param tool: the tool id; None if the record was redacted or names no tool

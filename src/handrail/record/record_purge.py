@@ -13,10 +13,10 @@ import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from handrail.contract.struct import Struct
 from handrail.record.commit_log import CommitLog
 from handrail.record.hash_chain import SALT_BYTES
 from handrail.record.log_reader import LogReader
@@ -40,8 +40,7 @@ _OTHER_TABLES = ("record", "meta", "session")
 SqlCondition = tuple[str, list[str | int]]
 
 
-@dataclass(frozen=True, slots=True)
-class OrphanedFiles:
+class OrphanedFiles(Struct, frozen=True):
     """Files and folders that nothing refers to, with their total size in bytes."""
 
     files: tuple[Path, ...]
@@ -195,8 +194,7 @@ _NEWEST_WHOLE_SQL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PurgeSelection:
+class PurgeSelection(Struct, frozen=True):
     """The records to purge: those before a time (wall clock, nanoseconds), those of a session, or both."""
 
     before_ns: int | None = None
@@ -227,8 +225,7 @@ class PurgeSelection:
         return " AND ".join(wheres), values
 
 
-@dataclass(frozen=True, slots=True)
-class PurgePlan:
+class PurgePlan(Struct, frozen=True):
     """The data that a purge would remove.
 
     :param records: the number of bodies, ``bytes`` in total
@@ -254,8 +251,7 @@ class PurgePlan:
         return not (self.records or self.sessions or self.orphans.paths or self.kept_changes or self.facts)
 
 
-@dataclass(frozen=True, slots=True)
-class PurgeResult:
+class PurgeResult(Struct, frozen=True):
     """The result of a purge: the removed data, and the problems."""
 
     records: int

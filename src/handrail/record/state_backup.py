@@ -22,12 +22,13 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from handrail.contract.errors import StartError, UsageError
+from handrail.contract.struct import Struct
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.database.journal import LogHeadFile
@@ -60,8 +61,7 @@ def _show_nothing(_what: str, _done: int, _total: int) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class BackupDescription:
+class BackupDescription(Struct, frozen=True):
     """What a backup contains.
 
     :param schema: the version of the database's tables

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from handrail.contract.errors import StartError
+from handrail.contract.struct import Struct
 from handrail.record.hash_chain import SALT_BYTES, ChainVerifier
 from handrail.record.log_reader import LogReader
 from handrail.store.json_fallback_encoding import decode_any_json
 
 
-@dataclass(frozen=True, slots=True)
-class LogVerification:
+class LogVerification(Struct, frozen=True):
     """The result of a verification.
 
     :param ok: whether the log is intact

@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handrail.arbiter.approvals.run_file_binding import RunFileFinder
@@ -33,6 +33,7 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.services.file_services import PathResolver
 from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.policy import rule_suggestions
@@ -72,8 +73,7 @@ _STORED: dict[ApprovalChoice, tuple[str, Scope]] = {
 _FOR_A_SESSION: frozenset[ApprovalChoice] = frozenset({"session", "session-wider"})
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalLifetimes:
+class ApprovalLifetimes(Struct, frozen=True):
     """How long a request can be answered, and how long an unused approval stays valid."""
 
     request_ns: int = 7 * 24 * HOUR_NS
@@ -684,8 +684,7 @@ class ApprovalBroker:
         self._set_timer()
 
 
-@dataclass(slots=True)
-class _WaitingCall:
+class _WaitingCall(Struct):
     answered: asyncio.Future[Approval]
     check: EvaluateChanged | None
     call: Call | None

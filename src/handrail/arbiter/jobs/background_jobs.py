@@ -13,7 +13,7 @@ import contextlib
 import secrets as randomness
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +40,7 @@ from handrail.contract.services.channels_and_triggers import Notification
 from handrail.contract.services.job_and_tool_services import Job, JobState
 from handrail.contract.services.subagent_services import SubagentSessions
 from handrail.contract.session_protocols import StopReason
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import JOB_IDS, TERMINAL_IDS, wire_name
@@ -147,8 +148,7 @@ def arguments_in_one_line(shown: object, spec: ToolSpec) -> str:
 _RETIRED_EVERY = 32
 
 
-@dataclass(frozen=True, slots=True)
-class JobLimits:
+class JobLimits(Struct, frozen=True):
     """Limits of the jobs of one workspace.
 
     :param max_unfinished: unfinished jobs of one session
