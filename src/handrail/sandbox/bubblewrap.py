@@ -10,12 +10,12 @@ import socket
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, SandboxProfile, SandboxTier
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import list_open_workspaces
 from handrail.sandbox.filters import landlock, memory_monitor
@@ -75,8 +75,7 @@ _FIXED_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkPlace:
+class NetworkPlace(Struct, frozen=True):
     """The place of one sandbox in the network of its session.
 
     :param port: for its proxy; None without hosts
@@ -507,8 +506,7 @@ def _open_program_streams(plan: LaunchPlan, ours: dict[str, int], theirs: dict[i
         ours["stderr"], theirs[2] = os.pipe()
 
 
-@dataclass(slots=True)
-class _PreparedLaunch:
+class _PreparedLaunch(Struct):
     """One start of bubblewrap: what :meth:`spawn` needs in any thread, and what the process gets.
 
     :param descriptors: number in the child to descriptor here

@@ -121,7 +121,7 @@ class SystemResolver:
             raise OSError(f"no answer within {self._timeout_s:g} s") from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # a struct shows every field, also a password
 class CheckedHostAddresses:
     """A host that may be reached, with its checked addresses.
 

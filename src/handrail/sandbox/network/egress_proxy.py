@@ -14,13 +14,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.network_route import make_proxy_credentials
 from handrail.contract.sandbox_protocol import ConnectionAttempt
+from handrail.contract.struct import Struct
 from handrail.contract.text.host_names import HostAddress, bracket_host, parse_host, parse_url
 from handrail.sandbox.network import http_and_tls_parsers
 from handrail.sandbox.network.egress_check import EgressCheck
@@ -32,8 +32,7 @@ _MAX_INTERIM = 8
 """The limit of interim heads before the final response."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyLimits:
+class ProxyLimits(Struct, frozen=True):
     """The limits of one proxy.
 
     ``head_s`` limits how long a head or hello may take, ``idle_s`` how long a connection may carry nothing.
@@ -63,8 +62,7 @@ class ConnectionStreams(NamedTuple):
     writer: asyncio.StreamWriter
 
 
-@dataclass(slots=True)
-class _TunnelLastActivity:
+class _TunnelLastActivity(Struct):
     """The time of the last transfer of a tunnel."""
 
     time_s: float

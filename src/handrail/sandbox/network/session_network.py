@@ -12,11 +12,11 @@ import contextlib
 import os
 import socket
 import subprocess
-from dataclasses import dataclass, field
 
 import orjson
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct, field
 from handrail.origins.program_lookup import list_open_workspaces
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.network.egress_proxy import EgressProxy
@@ -29,8 +29,7 @@ _MAX_NETWORKS = 64
 _MAX_PORT_FAULTS = 16
 
 
-@dataclass(eq=False, slots=True)
-class ProxyPort:
+class ProxyPort(Struct, eq=False):
     """The use of a port of a session's loopback, which listens for the proxy of one sandbox.
 
     :ivar proxy: the proxy that answers there
@@ -67,8 +66,7 @@ class ProxyPort:
             self.network.free_ports.append(ProxyPort(self.network, self.number, self.listener))
 
 
-@dataclass(eq=False, slots=True)
-class SessionNetwork:
+class SessionNetwork(Struct, eq=False):
     """A network namespace, kept by a descriptor of it and of the user namespace that owns it."""
 
     user: int

@@ -13,11 +13,11 @@ import asyncio
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox, NetworkPlace
 from handrail.sandbox.filters import resource_limits
@@ -38,8 +38,7 @@ _MOST_PAUSES = 4
 """After this many times the pause, the next sandbox is made although more calls start."""
 
 
-@dataclass(frozen=True, slots=True)
-class _CallKind:
+class _CallKind(Struct, frozen=True):
     """The common properties of calls of one kind, to plan the next sandbox."""
 
     capabilities: CapabilitySet
@@ -52,8 +51,7 @@ def add_pool(sandbox: Sandbox) -> Sandbox:
     return SandboxPool(sandbox) if isinstance(sandbox, BubblewrapSandbox) else sandbox
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadySandbox:
+class _ReadySandbox(Struct, frozen=True):
     """A sandbox that waits for its call.
 
     :param scratch: the scratch folder of its session

@@ -19,13 +19,13 @@ import socket
 import struct
 import termios
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process, TerminalSize
+from handrail.contract.struct import Struct
 from handrail.sandbox.start import launcher_messages
 from handrail.sandbox.start.process_pipes import PipedProcess
 from handrail.sandbox.start.spawn import ProcessWrapper
@@ -79,8 +79,7 @@ def keep_after_fork(descriptor: int) -> None:
     _LIFELINES.discard(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class HolderDescriptors:
+class HolderDescriptors(Struct, frozen=True):
     """The holder's descriptors of a sandbox, all non-blocking.
 
     :param stderr: None if it was merged into stdout

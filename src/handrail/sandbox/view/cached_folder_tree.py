@@ -15,7 +15,6 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
@@ -28,6 +27,7 @@ from handrail.contract.protected.path_protection import (
     has_path_dependent_entries,
     needs_full_path_check,
 )
+from handrail.contract.struct import Struct
 from handrail.origins.listed_paths import can_avoid_mounts, forget_folder
 
 _TICK_NS = 25_000_000
@@ -48,8 +48,7 @@ _ANY_NAME = "~handrail-any-name~"
 """Stands for a name that no pattern was written for."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProtectedEntry:
+class ProtectedEntry(Struct, frozen=True):
     """One protected entry that exists, including everything in it.
 
     :param path: absolute

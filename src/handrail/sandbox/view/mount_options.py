@@ -11,7 +11,6 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -19,6 +18,7 @@ from typing import Literal
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.sandbox_protocol import SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.filters.resource_limits import read_inotify_limits
 from handrail.sandbox.view import mount_comparison, protected_mounts
@@ -222,8 +222,7 @@ def _sort_outer_first(folders: tuple[tuple[str, MountAccess], ...]) -> tuple[tup
 _Patterned = Literal["fs.read", "fs.write"]
 
 
-@dataclass(frozen=True, slots=True)
-class _CoveredFolderPart:
+class _CoveredFolderPart(Struct, frozen=True):
     """A part of one of the profile's places that a capability set covers.
 
     :param covers_folder: whether it covers all of it, if it is a folder

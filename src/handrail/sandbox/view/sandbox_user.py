@@ -13,13 +13,13 @@ import pwd
 import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SandboxMechanism, SandboxProfile
+from handrail.contract.struct import Struct
 
 # Lookups on the machine before a sandbox starts, recorded so that a plan can be reused while their answers stay the
 # same.
@@ -153,8 +153,7 @@ _TRY_S = 20
 _BINDS = frozenset({"--bind", "--ro-bind"})
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxUser:
+class SandboxUser(Struct, frozen=True):
     """The user that a sandbox's programs run as."""
 
     uid: int

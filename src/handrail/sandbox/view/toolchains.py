@@ -13,10 +13,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.origins.program_lookup import (
     SYSTEM_FOLDERS,
     ProgramRefused,
@@ -38,8 +39,7 @@ _NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnu
 """Folders that contain ``bin`` and also credentials. Only the ``bin`` is mounted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolchainSet:
+class ToolchainSet(Struct, frozen=True):
     """The toolchains of a workspace: mounts, PATH and variables.
 
     :param mounts: canonical folders to mount read-only, none within another
@@ -310,7 +310,7 @@ DEFAULT_LOCALE = "C.UTF-8"
 _KEPT_LOCALES = ("LANG", "LC_ALL", "LC_CTYPE")
 LOCALE_VARIABLES = (*_KEPT_LOCALES, "TZ")
 """The variables that :func:`select_locale_variables` reads."""
-_READ_ALIKE = re.compile(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
+_READ_ALIKE = compile_on_first_use(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
 
 
 def select_locale_variables(environment: Mapping[str, str]) -> dict[str, str]:
