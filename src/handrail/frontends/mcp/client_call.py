@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import mcp_types as types
@@ -24,6 +23,7 @@ from handrail.contract.calls_and_results import CallAnswer, Event
 from handrail.contract.errors import ToolError
 from handrail.contract.schema.argument_validation import InvalidSchema, compile_schema
 from handrail.contract.services.client_services import ClientMethod, ClientRequest
+from handrail.contract.struct import Struct, field
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -43,8 +43,7 @@ DETACH_EVENT = Event("log", "", "", "", 0)
 """A queued message that closes the client's stream."""
 
 
-@dataclass(slots=True)
-class OpenClientRequest:
+class OpenClientRequest(Struct):
     """A request that a client has open for a call.
 
     :param log_level: the lowest log level that is sent, as an index into :data:`LOG_LEVELS`; the length of the list sends none
@@ -97,8 +96,7 @@ def _supports_elicitation(declared: types.ElicitationCapability | None, mode: st
     return declared.form is not None or declared.url is None
 
 
-@dataclass(slots=True, eq=False)
-class _ClientRequestGroup:
+class _ClientRequestGroup(Struct, eq=False):
     """Requests to the client that were made together and wait for answers.
 
     :param asks: the unanswered requests: the client's key to the caller's key and the request

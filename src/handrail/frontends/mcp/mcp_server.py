@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from handrail.contract.tool.spec import ToolSpec
     from handrail.frontends.mcp.client_manager import McpClientState
+    from handrail.frontends.mcp.client_messages import EarlyClient
     from handrail.frontends.mcp.connected_client import ConnectedMcpClient
     from handrail.frontends.mcp.mcp_stdio_server import ClientLineWriter
     from handrail.frontends.mcp.tool_listing import McpFrontendSettings
@@ -183,13 +184,18 @@ _STATE_GRACE_S = 30.0
 
 
 async def serve_single_client(
-    kernel: Kernel, serving: McpFrontendSettings, ends: tuple[AsyncIterable[str], ClientLineWriter] | None
+    kernel: Kernel,
+    serving: McpFrontendSettings,
+    ends: tuple[AsyncIterable[str], ClientLineWriter] | None,
+    early_client: EarlyClient | None = None,
 ) -> None:
     """Serve one client until it disconnects.
 
     :param ends: the client's lines, and the writer for its answers; None for stdin and stdout of this process
+    :param early_client: what the client has called before
     """
     clients = McpClientManager(kernel, serving)
+    clients.early_client = early_client
     try:
         server = build_mcp_server(clients)
         streams = stdio_server() if ends is None else stdio_server(*cast("Any", ends))
@@ -367,7 +373,14 @@ class McpRequestHandlers:
             client_call = self._clients.resume_call(connected, params.request_state)
         else:
             entry = self._kernel.generation.resolve_tool_name(proposed.name)
-            begun = connected.start_call(entry.id if entry is not None else proposed.name, proposed, given)
+            tool_id = entry.id if entry is not None else proposed.name
+            early_client = self._clients.early_client
+            early = None if early_client is None else early_client.answers.pop(request.context.request_id, None)
+            if early is not None and "awaiting_approval" not in early.model.metadata:
+                return early
+            if early is not None:
+                connected.keep_early_answer(tool_id, proposed, early)
+            begun = connected.start_call(tool_id, proposed, given)
             if isinstance(begun, Result):
                 return CallAnswer("", proposed.name, begun, begun)
             client_call = begun

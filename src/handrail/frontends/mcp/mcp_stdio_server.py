@@ -13,13 +13,17 @@ import re
 import stat
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
+from handrail.catalog.view import DISCOVERY_TOOLS
+from handrail.contract.calls_and_results import ProposedCall
+from handrail.contract.errors import HandrailError
+from handrail.contract.session_protocols import ClientInfo
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_VALUES,
@@ -27,18 +31,22 @@ from handrail.contract.text.strict_json import (
     check_nesting_depth,
     value_count_upper_bound,
 )
+from handrail.contract.tool_generation import BUILT_IN, ToolEntry
 from handrail.frontends.mcp.client_messages import (
     BATCH_VERSION,
     INVALID_PARAMS,
     KEPT_END_BYTES,
     PARSE_ERROR,
     BatchAnswers,
+    EarlyClient,
     find_message_id,
     get_asked_version,
     make_error_message,
     read_client_messages,
     to_json_line,
 )
+from handrail.frontends.mcp.client_resources import SKILL_TOOL
+from handrail.frontends.mcp.mcp_responses import has_stored_output, to_mcp_result_with_outputs
 from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL,
     CALL_TOOL_ENTRY,
@@ -352,15 +360,17 @@ async def serve_stdio(
             return
         lines, output = ends
         reception = StartupResponder(kernel, serving, output)
-        if await reception.answer_until_server_needed(lines):
-            server = await reception.load_server_module()
-            started()
-            try:
-                await server.serve_single_client(
-                    kernel, serving, (reception.replay_client_lines(lines), reception.make_answer_filter())
-                )
-            except* ConnectionError:
-                pass  # the client has disconnected
+        try:
+            if await reception.answer_until_server_needed(lines):
+                server = await reception.load_server_module()
+                started()
+                streams = reception.replay_client_lines(lines), reception.make_answer_filter()
+                await server.serve_single_client(kernel, serving, streams, reception.client)
+        except* ConnectionError:
+            pass  # the client has disconnected
+        finally:
+            if reception.client.session is not None and not reception.client.is_adopted:
+                await reception.client.session.close()
 
 
 class StartupResponder:
@@ -380,35 +390,50 @@ class StartupResponder:
         self._client_info: _Json | None = None
         """The client's description: the handshake, or the ``_meta`` of each stateless request."""
         self._loading: asyncio.Task[Any] | None = None
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.client = EarlyClient()
+        """The client with its session, if it makes calls before the server is loaded."""
 
     async def answer_until_server_needed(self, lines: AsyncIterator[str]) -> bool:
-        """Answer messages up to the first one that needs the server.
+        """Answer messages until the server is loaded, or up to the first message that needs it.
 
         :return: whether the client is still connected
         """
-        loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
         try:
-            async for line in lines:
+            while (line := await self._read_until_loaded(lines)) is not None:
                 self._received.append(line)
                 message = _parse_message(line)
                 if message is None or len(self._received) > MAX_EARLY_MESSAGES:
                     return True
-                answer = self._early_answer(message)
+                answer = self._early_answer(message) or await self._answer_call(message)
                 if answer is None and message.get("method") != "notifications/initialized":
                     return True
                 if answer is not None:
-                    self._answered[message["id"]] = answer
                     await self._send({"jsonrpc": "2.0", "id": message["id"], "result": answer})
-                    if "tools" in answer:
-                        return True
-                    timer = timer or loop.call_later(LOAD_DELAY_S, self._load)
-        except ConnectionError:
-            pass  # the client has disconnected
+                    timer = timer or asyncio.get_running_loop().call_later(LOAD_DELAY_S, self._load)
+                    if message["method"] in ("tools/list", "tools/call"):
+                        self._load()
+        except (StopAsyncIteration, ConnectionError):
+            return False  # the client has disconnected
         finally:
             if timer is not None:
                 timer.cancel()
-        return False
+        return True
+
+    async def _read_until_loaded(self, lines: AsyncIterator[str]) -> str | None:
+        """Return the next line, or None if the server is loaded first.
+
+        :raises StopAsyncIteration: at the end of the lines
+        """
+        reading = asyncio.ensure_future(cast("Coroutine[Any, Any, str]", anext(lines)))
+        await asyncio.wait({reading, self._loaded}, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            return reading.result()
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            return await reading
+        return None
 
     async def load_server_module(self) -> Any:
         """Return the module of the server. It is loaded in a thread."""
@@ -430,6 +455,7 @@ class StartupResponder:
         if self._loading is None:
             loaded = asyncio.to_thread(import_module, "handrail.frontends.mcp.mcp_server")
             self._loading = asyncio.create_task(loaded, name="mcp server: loading")
+            self._loading.add_done_callback(lambda _: self._loaded.done() or self._loaded.set_result(None))
         return self._loading
 
     async def _send(self, message: Mapping[str, Any]) -> None:
@@ -446,12 +472,51 @@ class StartupResponder:
         given = cast("_Json", params)
         try:
             if method == "initialize":
-                return self._initialize(given)
-            if method == "server/discover":
-                return self._discover(given)
-            return self._list(given) if method == "tools/list" else None
+                answer = self._initialize(given)
+            elif method == "server/discover":
+                answer = self._discover(given)
+            else:
+                answer = self._list(given) if method == "tools/list" else None
         except (orjson.JSONEncodeError, RecursionError):
             return None
+        if answer is not None:
+            self._answered[message["id"]] = answer
+        return answer
+
+    async def _answer_call(self, message: _Json) -> _Json | None:
+        """Return the result of a call of a built-in tool that only reads, or None to leave the call to the server.
+
+        The server does not get a call that was answered here. If only the server can send the answer, it gets both.
+        """
+        params, about = message.get("params"), (self._client_info or {}).get("clientInfo")
+        if message.get("method") != "tools/call" or not isinstance(params, dict) or not isinstance(about, dict):
+            return None
+        given, request_id = cast("_Json", params), message.get("id")
+        name, arguments, meta = given.get("name"), given.get("arguments", {}), given.get("_meta", {})
+        if given.keys() - {"name", "arguments", "_meta"} or not isinstance(arguments, dict) or not _is_plain_meta(meta):
+            return None
+        if not _is_id(request_id) or request_id in self._answered or not isinstance(name, str):
+            return None
+        entry = self._kernel.generation.resolve_tool_name(name)
+        if entry is None or not _can_run_early(entry, cast("_Json", arguments)):
+            return None
+        proposed = ProposedCall(name, cast("_Json", arguments), client_meta=meta or None)
+        try:
+            if self.client.session is None:
+                info = ClientInfo(about["name"], about["version"])  # pyright: ignore[reportUnknownArgumentType]
+                asks = None if self._serving.headless else self.client
+                self.client.session = await self._kernel.session(
+                    headless=asks is None, approval_handler=asks, client=self.client, client_info=info
+                )
+            (answer,) = await self.client.session.start_turn().call_all([proposed])
+        except HandrailError:
+            return None  # the server reports it
+        result = answer.model
+        if "awaiting_approval" in result.metadata or has_stored_output(result):
+            self.client.answers[request_id] = answer
+            return None
+        self._received.pop()
+        return to_mcp_result_with_outputs(self._kernel, answer.tool_id, result, {}, None)
 
     def _initialize(self, params: _Json) -> _Json | None:
         if self._received and all(_is_discovery(line) for line in self._received[:-1]):
@@ -556,6 +621,13 @@ def _parse_message(request: str) -> _Json | None:
             known = found.keys() <= {"jsonrpc", "id", "method", "params", "result", "error"}
             return found if known and found.get("jsonrpc") == "2.0" else None
     return None
+
+
+def _can_run_early(entry: ToolEntry, arguments: Mapping[str, Any]) -> bool:
+    """Return whether the server would do nothing with a call but run it, and the call takes a moment."""
+    declared: Mapping[str, Any] = entry.spec.parameters.get("properties", {})
+    is_plain = entry.source == BUILT_IN and entry.is_inline and entry.id not in (*DISCOVERY_TOOLS, SKILL_TOOL)
+    return is_plain and arguments.keys() <= declared.keys()
 
 
 def _is_id(given: object) -> bool:

@@ -18,7 +18,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +31,7 @@ from pydantic import BaseModel, Field
 
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.services.client_services import METHOD_CAPABILITIES, ClientMethod
+from handrail.contract.struct import Struct, field
 from handrail.frontends.mcp.client_call import (
     TASKS_EXTENSION,
     OpenClientRequest,
@@ -82,8 +82,7 @@ class TaskUpdateParams(TaskIdParams):
     input_responses: dict[str, Any]
 
 
-@dataclass(slots=True, eq=False)
-class _VisibleTaskState:
+class _VisibleTaskState(Struct, eq=False):
     """The state of a running task that its client can see.
 
     :param shown: the progress message and the questions as last reported; ``changed_ns`` is the time of their change
