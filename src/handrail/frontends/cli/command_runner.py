@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -118,6 +119,7 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
         frontend=frontend,
         allow_home=setting.allow_home,
     ) as kernel:
+        gc.set_threshold(25_000, 10, 10)
         print_startup_notes(kernel.config, kernel.interrupted_calls)
         _print_project_note(setting)
         yield kernel
