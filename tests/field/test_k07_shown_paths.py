@@ -328,7 +328,12 @@ async def test_a_program_of_the_operators_gets_paths_as_they_are_shown(
     path = {"type": "string", "format": "path"}
     parameters = {"type": "object", "properties": {"path": path, "others": {"type": "array", "items": path}}}
     llm = {"name": "look", "description": "Reads files.", "parameters": parameters}
-    runtime = {"side_effect": "read", "locks": [], "persistent": persistent, "requires": {"fs": {"read": ["**"]}}}
+    runtime: dict[str, object] = {
+        "side_effect": "read",
+        "locks": [],
+        "persistent": persistent,
+        "requires": {"fs": {"read": ["**"]}},
+    }
     (tools / "look.json").write_text(json.dumps({"llm": llm, "runtime": runtime}))
     (tools / "look").write_text(PROGRAM.replace("PERSISTENT", str(persistent)))
     (tools / "look").chmod(0o755)
@@ -342,5 +347,6 @@ async def test_a_program_of_the_operators_gets_paths_as_they_are_shown(
         result = await session.call("look", {"path": shown[0], "others": [*shown[1:], NFC]})
         await session.suspend()
     assert result.ok, result
-    found = result.data["read"] if isinstance(result.data, dict) else result.data
+    data: Any = result.data
+    found = data["read"] if isinstance(data, dict) else data
     assert found == [*expected, f"it is {NFD!r}"] and len(shown) == len(NAMES)

@@ -151,7 +151,7 @@ def read_backup(folder: Path) -> BackupDescription:
                 f"The backup {folder} has format {data['format']!r:.20}, but this version of Handrail reads format {FORMAT}. "
                 f"Use Handrail {str(data.get('handrail'))[:20]} or later."
             )
-        found = BackupDescription(**{name: data[name] for name in BackupDescription.__slots__})
+        found = BackupDescription(**{name: data[name] for name in BackupDescription.__struct_fields__})
         numbers = (found.schema, found.created_ns, found.records, found.files, found.bytes)
         texts: tuple[object, ...] = (
             found.engine,

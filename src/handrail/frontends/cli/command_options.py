@@ -292,7 +292,7 @@ def model_options(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]
 
     def added(function: Callable[..., int]) -> Callable[..., int]:
         def gathered(*args: Any, **given: Any) -> int:
-            kept = ModelOptions(**{name: given.pop(name) for name in ModelOptions.__slots__})
+            kept = ModelOptions(**{name: given.pop(name) for name in ModelOptions.__struct_fields__})
             return function(*args, **given, asked=kept)
 
         wrapped: Callable[..., int] = update_wrapper(gathered, function)

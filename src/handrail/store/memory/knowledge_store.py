@@ -614,7 +614,7 @@ def parse_entry(data: Mapping[str, Any], workspace: str) -> KnowledgeEntry:
     :raises KeyError: if a member is missing
     :raises TypeError: if a member has another type
     """
-    fields: dict[str, Any] = {name: data[name] for name in KnowledgeEntry.__slots__}
+    fields: dict[str, Any] = {name: data[name] for name in KnowledgeEntry.__struct_fields__}
     texts = [fields[name] for name in ("id", "text", "session", "call", "agent", "untrusted")]
     optional = [fields[name] for name in ("key", "replaces", "superseded_by") if fields[name] is not None]
     if not all(isinstance(one, str) for one in (*texts, *optional, *fields["tags"])):
