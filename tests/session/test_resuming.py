@@ -16,6 +16,7 @@ from handrail.agent.model_protocol import AssistantMessage, CallResultsMessage, 
 from handrail.contract.session_protocols import Session
 from handrail.record.hash_chain import SALT_BYTES
 from handrail.session.transcript_search import SessionReader
+from handrail.store.state_folders import locate_folders
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, find_openai_faults, text_reply
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
@@ -164,7 +165,8 @@ async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_pat
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         assert (await session.call("todo", {"todos": todos})).ok
-        folders = [next((tmp_path / "state" / part).rglob("ses_1")) for part in ("output", "scratch")]
+        places = locate_folders(tmp_path / "ws", tmp_path / "state")
+        folders = [places.prepare_session_output("ses_1"), places.prepare_session_scratch("ses_1")]
         (folders[0] / "kept").write_text("x")
         await session.suspend()
         with pytest.raises(UsageError, match="suspended"):
