@@ -201,7 +201,10 @@ async def test_the_first_process_has_the_same_descriptors_as_one_that_bubblewrap
 
 def kinds(pid: int) -> list[str]:
     """The kinds of a process's open files, without their numbers."""
-    links = (os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    links: list[str] = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was just closed
+            links.append(os.readlink(entry))
     return sorted(re.sub(r":?\[?\d+\]?", "", link) for link in links)
 
 
