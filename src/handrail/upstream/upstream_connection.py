@@ -187,6 +187,8 @@ class UpstreamServerConnection:
         self._attempt: asyncio.Future[None] | None = None
         self._next_at = 0.0
         self.scratch_folder = ""
+        self.scratch_files: dict[str, tuple[int, int]] | None = None
+        """The files in its own folder after the last call; None if its program has had no call yet."""
         """The folder of its program's own files; empty before its start."""
         self._retry_now = asyncio.Event()
         self._credentials = 0

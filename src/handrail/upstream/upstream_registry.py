@@ -272,7 +272,7 @@ class UpstreamRegistry:
             raise UpstreamConnectionLost(fault, unsent=True)
         layer = expand_requires(definition.requires, dependencies.variables, f"mcp server {definition.name}")
         home = dependencies.folders.prepare_tool_home(f"mcp-{definition.name}")
-        self[definition.name].scratch_folder = home
+        self[definition.name].scratch_folder, self[definition.name].scratch_files = home, None
         profile = SandboxProfile(
             workspace,
             home,
