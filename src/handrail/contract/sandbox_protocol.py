@@ -132,6 +132,8 @@ class SandboxProfile:
     limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
     masked: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
+    """Folders of which a program sees exactly the entries that they list now, each by this name. It makes no entry in them."""
     secrets: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
     check_host: Callable[[str, int], str | None] | None = None
     request_host: Callable[[str, int], Awaitable[str | None]] | None = None

@@ -182,6 +182,7 @@ class LaunchPlanner:
             profile.limits,
             profile.masked,
             profile.pinned,
+            profile.listed,
             profile.unix_sockets,
             profile.network,
             profile.serves,
