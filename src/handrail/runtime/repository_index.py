@@ -34,7 +34,9 @@ _MAX_QUERY_TERMS = 48
 _MAX_OUTLINE = 60
 _TERM = compile_on_first_use(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+|\d{2,}")
 _NAME = compile_on_first_use(r"[A-Za-z]\w*(?:-\w+)*")
-_TEST_AFFIX = compile_on_first_use(r"^(?:tests?[_-](?=.)|Tests?(?=[A-Z]))|(?:[._-](?:tests?|spec)|(?<=[a-z])(?:Tests?|Spec))$")
+_TEST_AFFIX = compile_on_first_use(
+    r"^(?:tests?[_-](?=.)|Tests?(?=[A-Z]))|(?:[._-](?:tests?|spec)|(?<=[a-z])(?:Tests?|Spec))$"
+)
 _FOLDER_NAMES = frozenset(("__init__", "__main__", "index", "main", "mod"))
 """The names of files that have the subject of their folder."""
 _COUNT_BITS = 12

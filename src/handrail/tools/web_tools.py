@@ -37,7 +37,9 @@ _BLOCK_PAGE = compile_on_first_use(
     r"checking your browser|enable javascript and cookies|captcha|unusual traffic|request blocked|pardon our interruption",
     re.IGNORECASE,
 )
-_TEXT_TYPES = compile_on_first_use(r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|x-yaml|toml|javascript|x-sh|sql|graphql)")
+_TEXT_TYPES = compile_on_first_use(
+    r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|x-yaml|toml|javascript|x-sh|sql|graphql)"
+)
 _CREDENTIALS = ("credential", *(f"credential_{number}" for number in range(2, 9)))
 """The settings of credentials, each with the host that gets it."""
 _CREDENTIAL_FIELDS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"))
