@@ -30,6 +30,7 @@ from handrail.tools.git.git_repository import (
     GitRepository,
     check_single_commit,
     decode_git_output,
+    name_commit,
     open_repository,
     parse_git_output,
     run_in_thread_if_many,
@@ -367,6 +368,7 @@ class GitCheckoutTool(Tool):
         ref = [check_single_commit(args["ref"])] if "ref" in args else []
         await refuse_wrong_content(repository, ref[0] if ref else None, paths)
         if paths:
+            ref = [name_commit(args["ref"])] if ref else []
             names = b"".join(
                 repository.to_work_tree_path(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths
             )

@@ -490,6 +490,16 @@ def check_single_commit(given: str) -> str:
     return check_revision(given)
 
 
+def name_commit(given: str) -> str:
+    """Return a revision in the form that git accepts only for a commit.
+
+    A tree or a file has no name of its own that a rule could be about: in a tree, paths begin at another folder.
+
+    :raises ToolError: ``invalid_input`` if it is a range, a file or an option
+    """
+    return f"{check_single_commit(given)}^{{commit}}"
+
+
 _NETWORK_COMMANDS = frozenset({"clone", "fetch", "ls-remote", "push"})
 
 
