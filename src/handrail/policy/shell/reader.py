@@ -102,7 +102,6 @@ _LOOKS_LIKE_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])
 _HOME_IN_VALUE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?:.*:)?~")
 _DESCRIPTOR_NAME = compile_on_first_use(r"\{[A-Za-z_]\w*\}")
 _NUMBERS = compile_on_first_use(r"\{\d+\.\.\d+\}")
-_RANGE = compile_on_first_use(r"\{.*(?:,|\.\.).*\}", re.DOTALL)
 _WILDCARDS = compile_on_first_use(r"[*?]+")
 _QUOTES = compile_on_first_use(r"[\"'\\]")
 _RUNS_TEXT = compile_on_first_use(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)\s*\.\s")
@@ -762,7 +761,9 @@ def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:
     if _NUMBERS.fullmatch(written):
         return NO_OPTION
     bare = [text for text, is_literal in pieces if not is_literal]
-    cuts = "{[" if _RANGE.search("".join(bare)) else "["
+    _, opened, rest = "".join(bare).partition("{")
+    inner = rest[: max(rest.rfind("}"), 0)] if opened else ""
+    cuts = "{[" if "," in inner or ".." in inner else "["
     closing = max((at for at, (text, is_literal) in enumerate(pieces) if not is_literal and "]" in text), default=-1)
     for place, (text, is_literal) in enumerate(pieces):
         if is_literal:

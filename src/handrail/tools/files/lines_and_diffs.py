@@ -417,14 +417,13 @@ def explain_missing_text(text: str, part: str) -> str:
         wanted.pop(0)
     stripped = [line.strip() for line in lines]
     bare = [line.strip() for line in wanted]
-    if any(bare):
-        for index, line in enumerate(stripped):
-            if line == bare[0] and stripped[index : index + len(bare)] == bare:
-                for offset, (have, want) in enumerate(zip(lines[index : index + len(bare)], wanted, strict=True)):
-                    if have != want:
-                        number = index + offset + 1
-                        return f"Line {number} differs only in whitespace: it is {_quote_line(have)}, not {_quote_line(want)}."
-                return f"Lines {index + 1} to {index + len(bare)} match except for blank lines around them."
+    index = _find_line_sequence(stripped, bare) if any(bare) else None
+    if index is not None:
+        for offset, (have, want) in enumerate(zip(lines[index : index + len(bare)], wanted, strict=True)):
+            if have != want:
+                number = index + offset + 1
+                return f"Line {number} differs only in whitespace: it is {_quote_line(have)}, not {_quote_line(want)}."
+        return f"Lines {index + 1} to {index + len(bare)} match except for blank lines around them."
     lower = "".join(text[at : at + _PIECE].lower() for at in range(0, len(text), _PIECE))
     at = lower.find(part.lower())
     if at != -1:
@@ -436,6 +435,14 @@ def explain_missing_text(text: str, part: str) -> str:
             f"The most similar line is {index + 1}: {_quote_line(lines[index])}. Read the file again and copy the text."
         )
     return "No similar text exists. Read the file again and copy the text exactly."
+
+
+def _find_line_sequence(lines: Sequence[str], wanted: Sequence[str]) -> int | None:
+    """Return the first index at which the lines ``wanted`` follow each other, or None. Takes linear time."""
+    joined, sought = ("\n".join(("", *found, "")) for found in (lines, wanted))
+    at = joined.find(sought)
+    index = joined.count("\n", 0, at) if at != -1 else 0
+    return index if at != -1 and list(lines[index : index + len(wanted)]) == list(wanted) else None
 
 
 def _quote_line(line: str) -> str:
