@@ -443,7 +443,8 @@ class ToolPolicy:
         """Return the strictest objection to a command that only the text of a script contains, or None."""
         if not self._watched_programs.may_be_in_text(target.value):
             return None
-        fed = any(nested_commands.executes_its_input(command.argv) for command in script.commands)
+        is_fed = "|" in target.value or "<" in target.value
+        fed = any(nested_commands.executes_its_input(command.argv, is_fed=is_fed) for command in script.commands)
         if not fed and (script.is_plain or "=" not in target.value):
             return None
         asked: PolicyFinding | None = None
