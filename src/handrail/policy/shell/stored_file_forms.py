@@ -33,11 +33,11 @@ class StoredFileAccess(NamedTuple):
 
 def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredFileAccess]:
     """Return what the commands of a text may print of stored files."""
-    if "git" not in text:
-        return []
     if script.unclear is not None:
         match = _PRINTING_WORDS.search(text)
-        return [] if match is None else [StoredFileAccess("history", (), match.group())]
+        if match is None and not _computes_a_program(script, text):
+            return []
+        return [StoredFileAccess("history", (), "a computed command" if match is None else match.group())]
     found: list[StoredFileAccess] = []
     for command in script.commands:
         if "git" not in " ".join(command.argv):
@@ -47,6 +47,11 @@ def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredFile
             if access.scope:
                 found.append(access)
     return found
+
+
+def _computes_a_program(script: ShellScript, text: str) -> bool:
+    """Return whether the shell computes a word of an unclear text that names a program, which may be git."""
+    return "$'" in text or any(one.argv and _EXPANDED.search(one.argv[0]) is not None for one in script.commands)
 
 
 def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredFileAccess:
@@ -75,6 +80,7 @@ def _join(folder: str, further: str) -> str:
     return further if further[:1] == "/" or folder == "." else f"{folder}/{further}"
 
 
+_EXPANDED = compile_on_first_use(r"[$`*?\[{]")
 _PRINTING_WORDS = compile_on_first_use(
     r"\bgit\b[^\n]*?\b(?:log|show|diff|blame|annotate|grep|cat-file|archive|format-patch|stash|range-diff|fast-export|bundle|whatchanged"
     r"|difftool|diff-tree|diff-index|diff-files|reflog|unpack-file|merge-tree)\b"
@@ -138,18 +144,38 @@ def _with_patch(*names: str, letters: str = "") -> _Check:
     return check
 
 
+def _with_words(*names: str) -> _Check:
+    """Return a check for one of these words, also with a value attached."""
+    return lambda rest: "history" if any(word.partition("=")[0] in names for word in rest[1:]) else ""
+
+
+def _transfer(rest: Sequence[str]) -> _Scope:
+    """Return the scope of a transfer: a repository in another folder has the same files under other paths."""
+    return "history" if any(word[:1] in ("/", ".", "~") or word[:5] == "file:" for word in rest[1:]) else ""
+
+
+def _clone(rest: Sequence[str]) -> _Scope:
+    operands = destroying_forms.split_words(rest)[1]
+    return "history" if _transfer(rest) or (operands and ":" not in operands[0]) else ""
+
+
 _SCOPES: Mapping[str, _Check] = {
     **dict.fromkeys(
-        ("am", "apply", "bisect", "branch", "check-attr", "check-ignore", "check-ref-format", "checkout-index", "cherry", "clean", "clone",
-         "count-objects", "describe", "fetch", "fsck", "gc", "hash-object", "help", "init", "lfs", "ls-files", "ls-remote", "ls-tree",
-         "maintenance", "merge", "merge-base", "mktag", "mv", "name-rev", "notes", "pack-refs", "prune", "pull", "push", "remote",
+        ("am", "apply", "branch", "check-attr", "check-ignore", "check-ref-format", "cherry", "clean",
+         "count-objects", "describe", "fsck", "gc", "hash-object", "help", "init", "lfs", "ls-files", "ls-remote", "ls-tree",
+         "maintenance", "merge", "merge-base", "mktag", "mv", "name-rev", "notes", "pack-refs", "prune", "remote",
          "repack", "replace", "rev-parse", "revert", "rm", "shortlog", "show-branch", "show-ref", "sparse-checkout", "switch",
-         "symbolic-ref", "update-index", "update-ref", "var", "verify-commit", "verify-pack", "verify-tag", "version", "worktree",
+         "symbolic-ref", "update-ref", "var", "verify-commit", "verify-pack", "verify-tag", "version",
          "write-tree", "cherry-pick", "config", "--version"),
         _nothing,
     ),
     **dict.fromkeys(("log", "whatchanged", "show", "status", "cat-file", "rev-list", "for-each-ref"), _read_only_form),
-    **dict.fromkeys(("blame", "annotate"), _index),
+    **dict.fromkeys(("blame", "annotate", "checkout-index"), _index),
+    **dict.fromkeys(("fetch", "pull", "push"), _transfer),
+    "clone": _clone,
+    "worktree": _with_words("add", "move"),
+    "bisect": _with_words("view", "visualize", "run"),
+    "update-index": _with_words("--cacheinfo", "--index-info"),
     "diff": _diff,
     "grep": _grep,
     **dict.fromkeys(("add", "checkout", "restore", "reset", "rebase", "tag", "reflog"), _with_patch()),
