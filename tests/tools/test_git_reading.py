@@ -182,8 +182,8 @@ async def test_show_gives_a_commit_with_its_changes_or_a_file_as_it_was(desk: De
     await refused(desk.call("git.show", ref="HEAD:a"), "invalid_input")
 
 
-async def test_a_folder_or_a_file_of_the_store_is_no_revision(desk: Desk, repo: Repo) -> None:
-    """A rule is about paths from the top of the work tree, and the paths of a folder begin elsewhere."""
+async def test_git_tools_take_only_commits_for_revisions(desk: Desk, repo: Repo) -> None:
+    """Rules are about paths from the top of the work tree, and in a tree, paths begin at another folder."""
     repo.commit("first", **{"private/list.txt": "one\n", "list.txt": "two\n"})
     tree, blob = (repo.git("rev-parse", f"HEAD:{path}").strip() for path in ("private", "private/list.txt"))
     repo.git("tag", "folder", tree)

@@ -493,7 +493,7 @@ def check_single_commit(given: str) -> str:
 def name_commit(given: str) -> str:
     """Return a revision in the form that git accepts only for a commit.
 
-    A tree or a file has no name of its own that a rule could be about: in a tree, paths begin at another folder.
+    Rules are about paths from the top of the work tree. In a tree, paths begin at another folder.
 
     :raises ToolError: ``invalid_input`` if it is a range, a file or an option
     """
