@@ -326,6 +326,8 @@ MAX_EARLY_MESSAGES = 8
 """Maximum number of messages that are answered here."""
 LOAD_DELAY_S = 0.5
 """Seconds after the handshake until the server is loaded, also if no further message comes."""
+BETWEEN_REQUESTS_S = 0.1
+"""Seconds after another answer until the server is loaded. To load it meanwhile would slow the answer to a further request."""
 _ENVELOPE = "io.modelcontextprotocol/"
 _CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
 _CHANGED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
@@ -411,9 +413,10 @@ class StartupResponder:
                     return True
                 if answer is not None:
                     await self._send({"jsonrpc": "2.0", "id": message["id"], "result": answer})
-                    timer = timer or asyncio.get_running_loop().call_later(LOAD_DELAY_S, self._load)
-                    if message["method"] in ("tools/list", "tools/call"):
-                        self._load()
+                    delay_s = BETWEEN_REQUESTS_S if message["method"] in ("tools/list", "tools/call") else LOAD_DELAY_S
+                    if timer is not None:
+                        timer.cancel()
+                    timer = asyncio.get_running_loop().call_later(delay_s, self._load)
         except (StopAsyncIteration, ConnectionError):
             return False  # the client has disconnected
         finally:
