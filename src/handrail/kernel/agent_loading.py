@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from handrail.config import FILE_NAME, MergedConfiguration, default_config_folder
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, CheckedAgentManifest

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from handrail.arbiter.call_state import Call, Lane
 from handrail.arbiter.output.secret_redaction import RedactedSessionValues

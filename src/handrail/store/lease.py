@@ -24,12 +24,14 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Literal, cast
+
+from msgspec.structs import replace
 
 from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct

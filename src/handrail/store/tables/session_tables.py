@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, cast
+
+from msgspec.structs import replace
 
 from handrail.contract.errors import UsageError
 from handrail.contract.services.subagent_services import DelegatedSession
