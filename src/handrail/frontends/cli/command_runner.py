@@ -119,6 +119,7 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
         frontend=frontend,
         allow_home=setting.allow_home,
     ) as kernel:
+        gc.freeze()  # also forgets that a collection is due
         gc.set_threshold(25_000, 10, 10)
         print_startup_notes(kernel.config, kernel.interrupted_calls)
         _print_project_note(setting)
