@@ -8,7 +8,7 @@ import subprocess
 import unicodedata
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -348,5 +348,5 @@ async def test_a_program_of_the_operators_gets_paths_as_they_are_shown(
         await session.suspend()
     assert result.ok, result
     data: Any = result.data
-    found = data["read"] if isinstance(data, dict) else data
+    found: Any = cast("dict[str, Any]", data)["read"] if isinstance(data, dict) else data
     assert found == [*expected, f"it is {NFD!r}"] and len(shown) == len(NAMES)

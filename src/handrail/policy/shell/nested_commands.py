@@ -518,7 +518,7 @@ def _subcommand_aliases(program: str, rest: Sequence[str]) -> Iterator[tuple[str
             tail = rest[len(head) :]
             if tuple(rest[: len(head)]) == head and flags <= {word.removesuffix("=true") for word in tail}:
                 yield (program, *instead, *(word for word in tail if word.removesuffix("=true") not in flags))
-    abbreviated = command_wrappers.ABBREVIATED_SUBCOMMANDS.get(program, frozenset()) if rest else frozenset()
+    abbreviated = command_wrappers.ABBREVIATED_SUBCOMMANDS.get(program, frozenset[str]()) if rest else frozenset[str]()
     if rest and len(rest[0]) > 2 and rest[0] not in abbreviated:
         yield from ((program, name, *rest[1:]) for name in sorted(abbreviated) if name.startswith(rest[0]))
     for one, other in command_wrappers.PROGRAM_SYNONYMS:
