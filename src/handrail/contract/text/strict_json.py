@@ -290,3 +290,15 @@ def parse_arguments_fast(text: str | bytes) -> dict[str, Any]:
     """
     quick = parse_model_json_fast(text)
     return parse_arguments(text) if quick is None else quick[0]
+
+
+_encode_slowly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+"""Made once: ``json.dumps`` makes an encoder for every text."""
+
+
+def encode_canonical_json(value: object) -> bytes:
+    """Return the JSON of a value with sorted keys and no spaces, which is the same for equal values."""
+    try:
+        return orjson.dumps(value, None, orjson.OPT_SORT_KEYS)
+    except TypeError:  # half a surrogate pair, or a very large integer
+        return _encode_slowly(value).encode("utf-8", "surrogatepass")

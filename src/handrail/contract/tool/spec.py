@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, get_origin, get_type_hints
 
-import orjson
 from pydantic_core import to_json
 
 from handrail.contract.struct import Struct, field
 from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.strict_json import encode_canonical_json
 from handrail.contract.tool.requires import CAPABILITIES, NO_REQUIREMENTS, Requires
 from handrail.contract.tool.tool_ids_and_wire_names import fault_in_id, wire_name
 
@@ -275,18 +274,12 @@ class ToolSpec(Struct, frozen=True, weakref=True):
     def definition_hash(self) -> str:
         """The SHA-256 of the canonical JSON of both views. An approval is bound to it."""
         whole = {"id": self.id, "llm": self.llm_view(), "runtime": self.runtime_view()}
-        try:
-            encoded = orjson.dumps(whole, None, orjson.OPT_SORT_KEYS)
-        except TypeError:  # half a surrogate pair, or a very large integer
-            encoded = _canonical(whole).encode("utf-8", "surrogatepass")
-        return hashlib.sha256(encoded).hexdigest()
+        return hashlib.sha256(encode_canonical_json(whole)).hexdigest()
 
 
 MAX_DESCRIPTION = 50_000
 MAX_DOCUMENTATION = 500_000
 """Characters. These texts are searched, compared and shown to people and models."""
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
-"""The encoder of what orjson refuses, ten times as slow."""
 _RUNTIME_VIEW = tuple(name for name in ToolSpec.__struct_fields__ if name not in _LLM_VIEW)
 
 
