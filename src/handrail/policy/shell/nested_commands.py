@@ -146,7 +146,7 @@ _CODE = NestedCommandForm(code=True)
 PROGRAM_PREFIXES = ("ld-linux", "ld-musl", "s6-", "qemu-", "proxychains", "ld.so")
 _VERSIONED = compile_on_first_use(r"(?P<name>[a-z][a-z+_-]*?)-?[0-9][0-9.]*[a-z]?(?:-(?:dbg|debug|intel64))?")
 _PROGRAM_ENDINGS = (".exe", ".cmd", ".bat", ".com")
-"""Endings of programs of Windows, which a Linux system beside it starts as well."""
+"""Endings of Windows programs, which WSL starts as well."""
 
 
 def find_nested_command_form(program: str) -> NestedCommandForm | None:
