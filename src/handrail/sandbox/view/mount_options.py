@@ -149,7 +149,7 @@ def _list_entry_by_entry(
 ) -> list[_Mount]:
     """Return the mounts of a profile with folders of which a program sees only what they list.
 
-    In such a folder, every entry is a mount of its own in an empty folder. So no other spelling of a name leads to a file
+    In such a folder, every entry is a separate mount in an empty folder. So no other spelling of a name leads to a file
     that is masked or read-only.
 
     :param kept: how each restricted path, and each folder on the way, is mounted
