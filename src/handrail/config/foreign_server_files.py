@@ -244,7 +244,7 @@ def _parse_yaml(text: str) -> Any:
 
     base: Any = yaml.BaseLoader
 
-    class Loader(base):
+    class PlainValueLoader(base):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 raise ValueError("it has an alias (*NAME); write the value itself")
@@ -260,7 +260,7 @@ def _parse_yaml(text: str) -> Any:
             return node.value if node.style is not None else _read_plain_scalar(node.value)
 
     try:
-        return yaml.load(text, Loader=Loader)
+        return yaml.load(text, Loader=PlainValueLoader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())[:300]) from None
 
