@@ -44,8 +44,9 @@ _MAX_DEPTH = 16
 ToolProfile = Literal["innate-skills", "tiered-tools"]
 PROFILE_TOOLS: Mapping[ToolProfile, tuple[str, ...]] = {
     "innate-skills": (
-        *("memory", "memory.query", "memory.upsert", "memory.compact", "search_memory", "introspect"),
-        *("schedule", "add_schedule", "list", "goal_pursuit", "document", "read", "find_tools", "goals"),
+        *("memory", "memory.query", "memory.upsert", "memory.compact", "search_memory", "introspect", "info", "jobs"),
+        *("schedule", "add_schedule", "add_timer", "list_triggers", "remove_trigger", "list", "todo", "goal_pursuit"),
+        *("goals", "create_task", "list_tasks", "edit_task", "get_task", "document", "read", "find_tools"),
         *("rich_render", "review_tool_calls"),
     ),
     "tiered-tools": (
