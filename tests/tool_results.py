@@ -245,7 +245,7 @@ stored: false if a stored fact says the same and was kept instead
 ?removed_tokens: Approximate number of tokens that this saves
 ?kept_messages: Number of messages that remain
 ?note: Remark for the model
-?folded_facts: Number of facts that the latest one with the same key replaced
+?replaced_facts: Number of facts that the latest one with the same key replaced
 ?compaction: Number of this compaction, if facts were replaced""",
     "create_task": _TASK,
     "edit_task": _TASK,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from handrail.arbiter.stoppable_execution import StillRunning, StoppableExecution, WorkStopped, run_uninterrupted
+from handrail.arbiter.stoppable_execution import StoppableExecution, WorkStillRunning, WorkStopped, run_uninterrupted
 
 Way = Literal["inline", "apart"]
 both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
@@ -314,7 +314,7 @@ async def test_work_apart_that_does_not_end_is_left_behind_with_its_task() -> No
                 pass
         return "late"
 
-    with pytest.raises(StillRunning) as still:
+    with pytest.raises(WorkStillRunning) as still:
         await run.run_in_separate_task(stubborn(), 0.001)
     may_end.set()
     assert await still.value.task == "late"
@@ -388,7 +388,7 @@ async def test_work_whose_end_is_elsewhere_is_told_each_time_and_left_to_end() -
     await held.entered.wait()
     run.stop("user")
     run.stop("shutdown")
-    with pytest.raises(StillRunning) as still:
+    with pytest.raises(WorkStillRunning) as still:
         await running
     assert told == ["user", "user"]
     held.open.set()

@@ -149,10 +149,10 @@ NOT_CONFINED = [
 @pytest.mark.proves("P-16")
 @pytest.mark.parametrize("text", CONFINED)
 def test_a_command_whose_words_contradict_nothing_stays_confined(text: str) -> None:
-    assert confinement_proof.why_script_not_confined(parse_script(text)) is None
+    assert confinement_proof.explain_script_not_confined(parse_script(text)) is None
 
 
 @pytest.mark.proves("P-16")
 @pytest.mark.parametrize("text", NOT_CONFINED)
 def test_a_command_that_destroys_or_needs_the_network_or_is_undecidable_does_not(text: str) -> None:
-    assert confinement_proof.why_script_not_confined(parse_script(text)) is not None
+    assert confinement_proof.explain_script_not_confined(parse_script(text)) is not None

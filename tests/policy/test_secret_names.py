@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import READ, WRITE, Desk, book
 
-from handrail.contract.text.glob_patterns import fault_in_pattern
+from handrail.contract.text.glob_patterns import find_pattern_fault
 from handrail.policy.path_denials import path_denials_of_rules
 from handrail.policy.rules.matchers import PathSubject, RuleRanking
 from handrail.policy.rules.rules_and_modes import (
@@ -80,7 +80,7 @@ def test_each_row_has_a_source_and_each_name_is_a_pattern_that_is_there_once() -
     for row in SECRET_NAME_ROWS:
         assert row.program and len(row.source) > 8
     for name in (*counted, *SECRET_NAME_EXCEPTIONS):
-        assert fault_in_pattern(f"**/{name}") is None and not name.startswith("/") and "**" not in name
+        assert find_pattern_fault(f"**/{name}") is None and not name.startswith("/") and "**" not in name
 
 
 @pytest.mark.parametrize("name", names(SECRETS))

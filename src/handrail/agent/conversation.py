@@ -84,7 +84,7 @@ class UnansweredExchange(Struct):
         calls = zip(self.message.calls, self.call_ids, strict=True)
         return [(n, part, call_id) for n, (part, call_id) in enumerate(calls) if part.wire_id not in self.results]
 
-    def answers_in_call_order(self, otherwise: str = LOST) -> CallResultsMessage:
+    def list_answers_in_call_order(self, otherwise: str = LOST) -> CallResultsMessage:
         """Return the answers in call order.
 
         :param otherwise: the text for calls without an answer
@@ -299,7 +299,7 @@ class _ConversationReader:
             self._close(self.open)
 
     def _close(self, exchange: UnansweredExchange) -> None:
-        self.messages += (exchange.message, exchange.answers_in_call_order())
+        self.messages += (exchange.message, exchange.list_answers_in_call_order())
         self.positions += (self.open_at, self.open_at)
         self.open = None
 
@@ -308,7 +308,7 @@ class _ConversationReader:
     def _reply(self, position: int, kept: list[dict[str, Any]], origin: str) -> None:
         parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
         call_ids: list[str] = []
-        said = False
+        has_text = False
         renamed = self._renamed = {}
         for data in kept:
             if "call" in data:
@@ -325,7 +325,7 @@ class _ConversationReader:
                 text = data["text"]
                 if isinstance(text, str) and text.strip():
                     parts.append(TextPart(repair_surrogates(text)))
-                    said = True
+                    has_text = True
             elif "kept" in data:
                 provider, block = data["kept"], data.get("block")
                 if isinstance(provider, str) and isinstance(block, dict):
@@ -336,11 +336,11 @@ class _ConversationReader:
                         _parse_texts(data, "artifacts"),
                     )
                     parts.append(part)
-                    said = said or part.said
+                    has_text = has_text or part.said
         if call_ids:
             self.open = UnansweredExchange(AssistantMessage(tuple(parts), origin), tuple(call_ids))
             self.open_at = position
-        elif said:
+        elif has_text:
             self.messages.append(AssistantMessage(tuple(parts), origin))
             self.positions.append(position)
 
@@ -699,7 +699,7 @@ class Conversation:
         elif any(not isinstance(part, ProviderBlock) or part.said for part in message.parts):
             self._add(message)
 
-    def draft_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
+    def precompute_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
         """Compute in advance what :meth:`add_reply` adds if it gets exactly this reply."""
         self._drop_draft()
         self._draft = self._make_draft(reply, call_ids)
@@ -751,7 +751,7 @@ class Conversation:
             self._messages.append(exchange.message)
             self._characters += count_message_characters(exchange.message)
             self._positions.append(self._open_at)
-            self._add(exchange.answers_in_call_order())
+            self._add(exchange.list_answers_in_call_order())
 
     def replace_older_messages(self, first: int, text: str) -> None:
         """Replace the messages before the ``first``-th by ``text``. The messages stay stored."""

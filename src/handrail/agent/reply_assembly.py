@@ -248,7 +248,7 @@ class ReplyAssembly:
         ):
             return None
         call.looks += 1
-        self._coming = self._reply_until(position + 1, None) if call.is_complete else None
+        self._coming = self._make_reply_until(position + 1, None) if call.is_complete else None
         return self._coming
 
     def get_reply_until(self, count: int) -> ModelReply:
@@ -256,9 +256,9 @@ class ReplyAssembly:
         coming = self._coming
         if coming is not None and len(coming.calls) == count and self._calls[count - 1].closed:
             return coming
-        return self._reply_until(count, NEVER_CLOSED)
+        return self._make_reply_until(count, NEVER_CLOSED)
 
-    def _reply_until(self, count: int, never_closed: str | None) -> ModelReply:
+    def _make_reply_until(self, count: int, never_closed: str | None) -> ModelReply:
         calls = [call.to_proposed_call(None if call.closed else never_closed) for call in self._calls[:count]]
         until = 1 + self._parts.index(count - 1) if count else 0
         return ModelReply(_join_parts(self._parts[:until]), tuple(calls), None, self.usage)

@@ -172,9 +172,9 @@ class ReplyStreamTask(Generic[T]):
         if value.why is not None:
             raise value.why
 
-    def _put(self, told: T | _EndOfStream) -> None:
+    def _put(self, item: T | _EndOfStream) -> None:
         # Not at once, so that a call that the event started runs first.
-        asyncio.get_running_loop().call_soon(self._queue.put_nowait, told)
+        asyncio.get_running_loop().call_soon(self._queue.put_nowait, item)
 
     async def _read(self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None) -> None:
         units = steps = 0
@@ -191,8 +191,8 @@ class ReplyStreamTask(Generic[T]):
                                 f"The reply is longer than {MAX_REPLY_UNITS:,} characters. Ask the model for a shorter one."
                             )
                         steps += 1
-                        for told in await self._handle(event):
-                            self._put(told)
+                        for item in await self._handle(event):
+                            self._put(item)
                             steps += _TOLD
                         # Many events may have come at once, and then nothing here waits for a moment.
                         if steps >= _STEPS_A_TURN:

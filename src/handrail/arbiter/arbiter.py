@@ -32,7 +32,7 @@ from handrail.arbiter.lock_table import LockResolver, LockTable, RequiredLock, f
 from handrail.arbiter.output.shaper import AudienceOutputs, OutputShaper, finished_event_data, shape_recorded_result
 from handrail.arbiter.stoppable_execution import (
     StoppableExecution,
-    WorkHandedOver,
+    WorkTransferred,
     run_uninterrupted,
     start_eager_task,
     wait_until_records_written,
@@ -308,7 +308,7 @@ class Arbiter:
                 shaped = self._shape_small(call, value) or await self._shape(call, value)  # 7
                 if waits := self._record_outcome(call, shaped):  # 8
                     await waits
-            except WorkHandedOver:
+            except WorkTransferred:
                 return self.jobs.start_job_for_moved_call(call)
             except CallRefusal as refusal:
                 shaped = self._refuse(call, refusal)
@@ -491,11 +491,11 @@ class Arbiter:
         else:
             call.queue_encoded_record("intended", _encode_intent(call.required_locks))
         if call.entry.spec.side_effect != "read" or granted or not self.log.accepts_more(self.limits.max_log_backlog):
-            return self._intend_on_record(call)
+            return self._record_intent_of_call(call)
         self._mark_started(call)
         return None
 
-    async def _intend_on_record(self, call: Call) -> None:
+    async def _record_intent_of_call(self, call: Call) -> None:
         assert call.entry is not None
         granted = call.approvals.granted
         if call.entry.spec.side_effect == "read" and not granted:
@@ -603,11 +603,11 @@ class Arbiter:
         assert call.entry is not None
         call.queue_log_record("committed", shaped.logged)
         if call.entry.spec.side_effect != "read" or call.replayable or call.delivered_notifications:
-            return self._commit_on_record(call, shaped)
+            return self._record_outcome_of_call(call, shaped)
         call.pass_records_to_log()
         return None
 
-    async def _commit_on_record(self, call: Call, shaped: AudienceOutputs) -> None:
+    async def _record_outcome_of_call(self, call: Call, shaped: AudienceOutputs) -> None:
         records, call.records = call.records, []
         try:
             if call.delivered_notifications and shaped.result.ok:

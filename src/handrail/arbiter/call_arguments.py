@@ -24,7 +24,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     InvalidJsonText,
-    fault_in_arguments_size,
+    find_arguments_size_fault,
     json_type_name,
     parse_arguments,
     parse_model_json_fast,
@@ -64,7 +64,7 @@ def parse_proposed_arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | N
             return None, None, str(error)
     if isinstance(given, Mapping):
         sent = cast("Mapping[str, Any]", given)
-        if fault := fault_in_arguments_size(sent):
+        if fault := find_arguments_size_fault(sent):
             return None, None, fault
         return (sent if isinstance(sent, dict) else dict(sent)), None, ""
     return None, None, f"The arguments are a JSON {json_type_name(given)}. Expected an object. Send an object."
@@ -78,7 +78,7 @@ def redact_rejected_arguments(given: Any, redactor: SecretRedactor) -> Any:
     if isinstance(given, (str, bytes)):
         text = given if isinstance(given, str) else given[:_MAX_LOOKED_AT].decode("utf-8", "replace")
         return {"unparsed": redactor.redact_head(text, _MAX_HEAD)}
-    if isinstance(given, (Mapping, list, tuple)) and fault_in_arguments_size(cast("Mapping[str, Any]", given)):
+    if isinstance(given, (Mapping, list, tuple)) and find_arguments_size_fault(cast("Mapping[str, Any]", given)):
         return {"$oversized": json_type_name(cast("object", given))}
     return given  # pyright: ignore[reportUnknownVariableType] - any value can be recorded
 

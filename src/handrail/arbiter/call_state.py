@@ -534,8 +534,8 @@ class Call:
     def stop_refusal(self, step: StepName, reason: StopReason) -> CallRefusal:
         """Return the refusal of a call that was stopped before it ran."""
         text = f"`{self.tool_id}` was {STOPPED_TEXT[reason]} before it started. Nothing was run."
-        told = {"session_stopped": True} if self.lane.is_stopped else {}
-        return CallRefusal(step, stop_error_kind(reason), text, stopped_by=reason, **told)
+        metadata = {"session_stopped": True} if self.lane.is_stopped else {}
+        return CallRefusal(step, stop_error_kind(reason), text, stopped_by=reason, **metadata)
 
     def copy_arguments_for_event(self, arguments: Any) -> Any:
         """Return ``arguments`` for listeners, as a copy if the call itself uses the object."""
@@ -545,10 +545,12 @@ class Call:
         """Send an event to the session's listeners. Costs nothing if there are none."""
         listeners = self.listeners
         if listeners:
-            told, redactor = data or {}, self.redactor
+            event_data, redactor = data or {}, self.redactor
             if redactor.active:
-                told = redactor.redact_json(dict(told))
-            event = Event(kind, self.session_id, self.id, redactor.redact_text(self.tool_id), time.time_ns(), told)
+                event_data = redactor.redact_json(dict(event_data))
+            event = Event(
+                kind, self.session_id, self.id, redactor.redact_text(self.tool_id), time.time_ns(), event_data
+            )
             for listener in tuple(listeners):
                 try:
                     listener(event)

@@ -224,7 +224,7 @@ class WorkStopped(Exception):
         self.reason: StopReason = reason
 
 
-class StillRunning(WorkStopped):
+class WorkStillRunning(WorkStopped):
     """The work was asked to stop and still runs, in :attr:`task`."""
 
     def __init__(self, reason: StopReason, task: asyncio.Task[Any]) -> None:
@@ -232,7 +232,7 @@ class StillRunning(WorkStopped):
         self.task = task
 
 
-class WorkHandedOver(BaseException):
+class WorkTransferred(BaseException):
     """The work continues, and another task awaits it from now on.
 
     It derives from ``BaseException``, so that no handler takes it for a failure of the work.
@@ -287,7 +287,7 @@ class StoppableExecution:
             if self._cancellable:
                 self._cancel_at_wait(self._child)
             if self._grace is None:
-                self._grace = self.loop.call_later(self.grace_s, self._give_up)
+                self._grace = self.loop.call_later(self.grace_s, self._end_waiting)
         elif self._task is not None:
             self._cancel_at_wait(self._task)
             # Work that swallows its cancellation is cancelled again: it has no separate task that could be abandoned.
@@ -398,8 +398,8 @@ class StoppableExecution:
 
         :param cancellable: False for work in a thread, which only sees :attr:`is_requested`
         :raises Stopped: if it ended because it was asked to
-        :raises StillRunning: if it was asked to stop and did not within the grace period
-        :raises WorkHandedOver: if another task awaits it from now on, with :meth:`wait_for_separate_task`
+        :raises WorkStillRunning: if it was asked to stop and did not within the grace period
+        :raises WorkTransferred: if another task awaits it from now on, with :meth:`wait_for_separate_task`
         """
         if self.reason is not None:
             work.close()
@@ -421,7 +421,7 @@ class StoppableExecution:
             if self.handover is not None and self.handover.done():
                 handed_over, self.handover = self.handover.result(), None
                 if handed_over:
-                    raise WorkHandedOver  # stop, time-out and grace period apply as before
+                    raise WorkTransferred  # stop, time-out and grace period apply as before
                 if self.owed_cancellation is not None:
                     self.stop("user")
                 continue
@@ -438,7 +438,7 @@ class StoppableExecution:
             self._grace = None
         self._child = self._waiter = None
         if not child.done():
-            raise StillRunning(self.reason or "user", child)
+            raise WorkStillRunning(self.reason or "user", child)
         if not child.cancelled():
             return child.result()
         if self.reason is None:
@@ -448,7 +448,7 @@ class StoppableExecution:
     def start_handover(self) -> asyncio.Future[bool]:
         """Start to hand the work that runs apart over to another waiter, and return the future of that decision.
 
-        The present waiter is answered only after the future is set: with :class:`WorkHandedOver` if it is true, otherwise as usual.
+        The present waiter is answered only after the future is set: with :class:`WorkTransferred` if it is true, otherwise as usual.
 
         :raises ToolError: ``conflict`` if no work runs apart, or it has ended or is about to
         """
@@ -475,7 +475,7 @@ class StoppableExecution:
             self._requests += 1
             task.cancel()
 
-    def _give_up(self) -> None:
+    def _end_waiting(self) -> None:
         self._overdue = True
         self._wake()
 

@@ -16,7 +16,7 @@ from handrail.catalog.schema_adapter import adapt_view
 from handrail.catalog.view import CatalogView, ToolStatus
 from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.tool.provider_tools import provider_tool_name
+from handrail.contract.tool.provider_tools import get_provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool_generation import ToolEntry
@@ -152,7 +152,7 @@ def tool_sections(
     if guided := sort_by_guidance(specs):
         lines = (f"## {wire_name(spec.id)}\n\n{spec.guidance.strip()}" for spec in guided)
         sections.append("# Tools\n\n" + "\n\n".join(lines))
-    if carried_out := [f"- {provider_tool_name(spec)}: {spec.description}" for spec in native]:
+    if carried_out := [f"- {get_provider_tool_name(spec)}: {spec.description}" for spec in native]:
         sections.append(f"{_PROVIDER_TOOLS_TEXT}\n\n" + "\n".join(carried_out))
     for title, texts in (("# Skills", skills), ("# Hints", hints)):
         if items := [text.strip() for text in texts if text.strip()]:
@@ -276,9 +276,9 @@ def compute_token_costs(view: CatalogView, index_tokens: int) -> CatalogTokenCos
         ToolTokenCost(
             entry.id,
             estimate_loaded_tool_tokens(entry.spec, dialect),
-            view.category_of_callable(entry.id),
+            view.find_category_of_callable(entry.id),
             source_group(entry),
-            view.status_of(entry),
+            view.get_tool_status(entry),
         )
         for entry in view.available_tools.values()
     ]

@@ -263,7 +263,7 @@ class CatalogView:
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
         idle = list_useless_tools(generation)
-        self.barred_agents = frozenset(_barred_agents(generation, options.above))
+        self.barred_agents = frozenset(_iterate_excluded_agent_tools(generation, options.above))
         ready = {
             tool_id: entry
             for tool_id, entry in generation.entries.items()
@@ -322,17 +322,17 @@ class CatalogView:
         )
         self._category = {tool_id: name for name, ids in members.items() for tool_id in ids}
 
-    def category_of_callable(self, tool_id: str) -> str:
+    def find_category_of_callable(self, tool_id: str) -> str:
         """Return the category of a tool that can be called.
 
         :returns: :data:`~handrail.catalog.view.CORE_CATEGORY` for a core tool
         """
         return self._category.get(tool_id, CORE_CATEGORY)
 
-    def category_of_any_tool(self, entry: ToolEntry) -> str:
+    def find_category_of_tool(self, entry: ToolEntry) -> str:
         """Return the category of any tool of the generation, even if it is unavailable."""
         if entry.id in self.available_tools:
-            return self.category_of_callable(entry.id)
+            return self.find_category_of_callable(entry.id)
         return CORE_CATEGORY if _is_core(entry) else find_category_name(entry)
 
     def list_categories(self) -> list[ToolCategory]:
@@ -349,7 +349,7 @@ class CatalogView:
         shown += [ready[tool_id].spec for tool_id in loaded if tool_id in ready and tool_id not in core]
         return shown
 
-    def status_of(self, entry: ToolEntry) -> ToolStatus:
+    def get_tool_status(self, entry: ToolEntry) -> ToolStatus:
         """Return the status of a tool at the start of an interaction."""
         if entry.unavailable_reason is not None:
             return "unavailable"
@@ -369,7 +369,7 @@ def list_useless_tools(generation: Generation) -> Collection[str]:
     return () if generation.resource_providers else RESOURCE_IDS
 
 
-def _barred_agents(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[str]:
+def _iterate_excluded_agent_tools(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[str]:
     """Yield agent tools that a parent agent may not delegate to, or that would exceed the maximum depth."""
     if not above:
         return
@@ -473,7 +473,7 @@ class LoadedToolSet:
         """Return the fewest steps that lead to the current set."""
         return tuple(f"{FOUND_MARK}{tool_id}" if loose else tool_id for tool_id, loose in self.loaded.items())
 
-    def with_few_steps(self) -> LoadedToolSet:
+    def compact_steps(self) -> LoadedToolSet:
         """Return an equal set with few steps if this one has very many, else this one.
 
         A length counts the steps of the returned set.

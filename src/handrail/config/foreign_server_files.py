@@ -322,23 +322,23 @@ def _read_inputs(whole: object) -> dict[str, InputDeclaration]:
     given: Any = top.get("inputs") or _object(top.get("mcp")).get("inputs")
     found: dict[str, InputDeclaration] = {}
     for one in cast("list[object]", given) if isinstance(given, list) else []:
-        said = _object(one)
-        if isinstance(name := said.get("id"), str):
-            default = said.get("default")
-            found[name] = InputDeclaration(said.get("password") is True, default if isinstance(default, str) else "")
+        fields = _object(one)
+        if isinstance(name := fields.get("id"), str):
+            default = fields.get("default")
+            found[name] = InputDeclaration(fields.get("password") is True, default if isinstance(default, str) else "")
     return found
 
 
-def _normalize_server(name: str, said: object, workspace: Path | None, *, bare: bool) -> ForeignServer:
+def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare: bool) -> ForeignServer:
     """Return a server in the common form.
 
     :param bare: whether ``$NAME`` is a variable
     """
     found = ForeignServer(name)
-    if not isinstance(said, dict):
+    if not isinstance(entry, dict):
         found.problem = "it is not an object"
         return found
-    given = {key: value for key, value in cast("dict[str, Any]", said).items() if value is not None}
+    given = {key: value for key, value in cast("dict[str, Any]", entry).items() if value is not None}
     for key in ("transport", "command"):  # an object in the place of a text: its members belong to the server
         if inner := _object(given.get(key)):
             del given[key]

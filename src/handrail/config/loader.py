@@ -21,7 +21,7 @@ from handrail.config.operator_settings import FILE_NAME, OPERATOR_ONLY, Settings
 from handrail.config.toml_file import parse_config_file, read_config_file
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.permission_modes import Mode
-from handrail.contract.rule_forms import RuleWithExamples, rule_line_of, to_rule_with_examples
+from handrail.contract.rule_forms import RuleWithExamples, get_rule_line, to_rule_with_examples
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSettingsLayer
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
@@ -86,8 +86,8 @@ def workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]
         where = f"rules[{number}]"
         if not isinstance(text, (str, dict)):
             continue  # reported as a fault of the value
-        written = rule_line_of(cast("object", text))
-        if (action := first_word_of_rule(written)).startswith(PREFIX):
+        written = get_rule_line(cast("object", text))
+        if (action := get_first_rule_word(written)).startswith(PREFIX):
             continue  # a rule set, whose name the policy checks
         if action not in ACTIONS:
             near = nearest_names(action.lower(), ACTIONS, 1)
@@ -116,13 +116,13 @@ def file_layer(kind: LayerKind, path: Path, table: Mapping[str, Any], lines: Map
     return ConfigLayer(kind, table, place)
 
 
-def first_word_of_rule(rule: str) -> str:
+def get_first_rule_word(rule: str) -> str:
     """Return the first word of a rule, which alone decides whether an untrusted rule applies."""
     return (rule.strip(" \t").split(None, 1) or [""])[0]
 
 
 def _find_inactive_reason(key: str, value: Any) -> str:
-    return "" if key == "rules" and first_word_of_rule(rule_line_of(value)) in NARROWING_ACTIONS else UNTRUSTED_REASON
+    return "" if key == "rules" and get_first_rule_word(get_rule_line(value)) in NARROWING_ACTIONS else UNTRUSTED_REASON
 
 
 _T = TypeVar("_T")

@@ -89,8 +89,8 @@ def _are_mcp_content_blocks(content: object) -> bool:
 
 def from_envelope(wire: Mapping[str, Any]) -> Result:
     """Convert an envelope that a tool wrote about itself."""
-    said: Any = wire.get("metadata")
-    metadata = cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else dict[str, Any]()
+    metadata_value: Any = wire.get("metadata")
+    metadata = cast("Mapping[str, Any]", metadata_value) if isinstance(metadata_value, Mapping) else dict[str, Any]()
     if wire["type"] == "output":
         return Result.output(wire.get("data"))
     return Result.error(_kind(metadata.get("error_kind")), _error_words(wire.get("error_text")), wire.get("data"))

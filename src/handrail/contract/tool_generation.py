@@ -293,7 +293,7 @@ class Generation:
             found = [one for one in self.unlisted_sources if not one.prefix]
         return " ".join(f"{one.describe_status()}." for one in found[:_MAX_UNLISTED_NAMED])
 
-    def diff_from(self, older: Generation) -> GenerationDiff:
+    def make_diff_from(self, older: Generation) -> GenerationDiff:
         """Return the difference from an ``older`` generation to this one."""
         mine, theirs = self.entries, older.entries
         other = [entry for entry in mine.values() if theirs.get(entry.id) is not entry]  # most entries are identical

@@ -317,7 +317,7 @@ def _collect_generations(
         found[name] = generation
         wanted += _agents_as_tools(generation)
         if TASK_TOOL in generation.entries:
-            wanted += [i for i, one in everybody.items() if one.manifest.accepts_work_from(loaded.manifest)]
+            wanted += [i for i, one in everybody.items() if one.manifest.accepts_delegation_from(loaded.manifest)]
         wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest_path(config, i).exists()]
     if faults:
         raise LoadError(list(dict.fromkeys(faults)))

@@ -53,7 +53,7 @@ from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling
 from handrail.policy.path_denials import path_denials_of_rules as hides
 from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_rules, with_mode
-from handrail.policy.rules.validation import check_rule, fault_outside_folders, find_contradictions, specs_of
+from handrail.policy.rules.validation import check_rule, fault_outside_folders, find_contradictions, get_specs
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
 from handrail.record.commit_log import CommitLog, InterruptedCall, Record
@@ -168,7 +168,7 @@ class KernelComponents(Struct):
                 *loaded.parse_manifest_rules(current.entries, current.other_tool_ids, current), texts, current
             )
         else:
-            fresh, parsed = self._make_shelf(loaded, registrations, texts, store, values)
+            fresh, parsed = self._make_agent_generations(loaded, registrations, texts, store, values)
             if shelf is not None:
                 self.outdated_shelves.append(shelf)
             if shared:
@@ -234,7 +234,7 @@ class KernelComponents(Struct):
             for shelf in (*self.outdated_shelves, *(shelf for _, shelf in self.shared_shelves.values())):
                 ends.push_async_callback(shelf.succession.aclose)
 
-    def _make_shelf(
+    def _make_agent_generations(
         self,
         loaded: LoadedAgent,
         registrations: ClientProcessRegistrations,
@@ -257,7 +257,7 @@ class KernelComponents(Struct):
                 writable=further.writable,
                 read_only_roots=further.readable,
                 hidden=hidden,
-                secrets=secrets.secrets_for_tool(spec),
+                secrets=secrets.list_secrets_for_tool(spec),
                 denials=hides(RuleBook(loaded.make_default_rules()).with_rules(*parsed), workspace),
             )
             layer = self._make_requirement_layer(loaded, shelf.succession.generations_in_use)
@@ -475,7 +475,7 @@ def parse_rule_texts(texts: Iterable[RuleText], generation: Generation | None) -
     if len(texts) > MAX_RULES:
         raise LoadError([_too_many_rules(len(texts), texts[-1].source)])
     known = None if generation is None else {*generation.entries, *generation.other_tool_ids}
-    specs = None if generation is None else specs_of(generation.entries)
+    specs = None if generation is None else get_specs(generation.entries)
     found: list[Rule] = []
     faults: list[Diagnostic] = []
     for given in texts:

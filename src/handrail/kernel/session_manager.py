@@ -54,7 +54,7 @@ from handrail.session.session_context import (
     AgentContext,
     SessionOpening,
     child_secrets,
-    describe_asking_subagent,
+    describe_requesting_subagent,
     find_host_limiting_parent,
 )
 from handrail.session.session_skills import SessionSkills
@@ -168,7 +168,7 @@ def make_session_lane(
         agent_types=lambda: list_delegable_agents(components, context, *parent_manifests(opening.parent_ref)),
         load_agent=appoint,
         mode=own_mode,
-        origin="" if under is None else describe_asking_subagent(context.agent, under),
+        origin="" if under is None else describe_requesting_subagent(context.agent, under),
         named_hosts_of=None if under is None else find_host_limiting_parent(under),
         approval_handler=opening.approval_handler,
     )
@@ -206,7 +206,7 @@ def list_delegable_agents(
     return tuple(
         SubagentType(one.manifest.id, one.manifest.description.strip() or _describe_default(one.manifest))
         for one in found
-        if not one.faults and one.manifest.accepts_work_from(of.manifest, *above)
+        if not one.faults and one.manifest.accepts_delegation_from(of.manifest, *above)
     )
 
 
@@ -327,7 +327,7 @@ class SessionManager:
             rooms.store.sessions.record_opening_interrupted(session_id, time.time_ns())
             raise
         if (before := self._resting.pop(session_id, None)) is not None:
-            family.adopt_children(session, before)
+            family.move_child_sessions(session, before)
         opened = {
             "agent": context.agent,
             "frontend": opening.frontend,

@@ -97,7 +97,7 @@ class ConnectedMcpServer:
         self._refresh = refresh
 
     @property
-    def tool_availability(self) -> dict[str, str | None]:
+    def check_tool_availability(self) -> dict[str, str | None]:
         """The ids of its tools, each with the reason why it is unavailable, or None."""
         entries = self._generation().entries.values()
         return {
@@ -114,7 +114,7 @@ class ConnectedMcpServer:
         """
         wanted = None if tools is None else set(tools)
         entries = self._generation().entries
-        found = [tool_id for tool_id in self.tool_availability if wanted is None or tool_id in wanted]
+        found = [tool_id for tool_id in self.check_tool_availability if wanted is None or tool_id in wanted]
         self._pins.approve(self.name, [ThirdPartyDefinition.from_spec(entries[tool_id].spec) for tool_id in found])
         await self._refresh()
 
@@ -464,10 +464,10 @@ async def sign_in_at_server(
     definition = next((one for one in load_enabled_servers(config) if one.name == name), None)
     if definition is None:
         raise UsageError(f"The configuration has no MCP server {name!r}. Run `handrail mcp list` to see the servers.")
-    said = definition.oauth
+    oauth_options = definition.oauth
     registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect)
-    kept = (registered.port or 0) if registered.hostname == said.callback_host else 0
-    async with _serve_sign_in_callback(show, said.callback_host, said.callback_port, kept) as prompt:
+    kept = (registered.port or 0) if registered.hostname == oauth_options.callback_host else 0
+    async with _serve_sign_in_callback(show, oauth_options.callback_host, oauth_options.callback_port, kept) as prompt:
         tools = await store_server_listing(config, folders, name, prompt)
     if tools is None:
         raise UsageError(

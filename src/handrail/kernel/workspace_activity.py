@@ -167,8 +167,8 @@ async def request_stop(activity: WorkspaceActivity, target: str, *, by: str) -> 
     deadline = loop.time() + _STOP_TIMEOUT_S
     while holder is not None:
         try:
-            told = await request_from_holder(activity.folders, holder, "stop-work", body)
-            return WIRE_CODEC.get_type_reader(StoppedWork)(told)
+            response = await request_from_holder(activity.folders, holder, "stop-work", body)
+            return WIRE_CODEC.get_type_reader(StoppedWork)(response)
         except (NoLeaseHolder, LeaseHolderNotResponding, ConnectionRejected):
             if holder.state != "alive" or loop.time() >= deadline:
                 raise

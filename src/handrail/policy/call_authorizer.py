@@ -201,7 +201,7 @@ class CallAuthorizer:
         """
         return self._get_tool_policy(spec, rules, parent, None).evaluate_targets(arguments, (typed,))
 
-    def watchdogs_for(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
+    def list_watchdogs_for(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
         """Return the watchdogs that check calls of this tool.
 
         :param failing: include the watchdogs that check only calls that have failed before
@@ -232,7 +232,7 @@ class CallAuthorizer:
         :param failed: how often exactly this call has failed, and how many of these failures are in a row
         :param redact: removes registered secrets from the text of a failing watchdog
         """
-        watchdogs = self.watchdogs_for(spec, failed != (0, 0))
+        watchdogs = self.list_watchdogs_for(spec, failed != (0, 0))
         if verdict.action == "deny" or not watchdogs:
             return verdict
         from handrail.policy.watchdogs.api import WatchdogCall, apply_watchdogs

@@ -29,7 +29,7 @@ from handrail.contract.tool.spec import (
     ToolSpec,
     fill_template,
     find_patch_arguments,
-    object_properties_of,
+    get_object_properties,
     template_argument_names,
 )
 from handrail.origins.listed_paths import find_listed_path, folds_names
@@ -70,7 +70,7 @@ class CallTarget(NamedTuple):
     """The repositories of which a shell text may print stored files."""
 
 
-def subject_kind_of(spec: ToolSpec) -> SubjectKind:
+def get_subject_kind(spec: ToolSpec) -> SubjectKind:
     """Return the kind of subject that the rules about this tool are compared with.
 
     If the tool has targets of several families, its rules are compared with the arguments.
@@ -210,7 +210,7 @@ def _sole_template_argument(template: str) -> str | None:
 
 
 def _default_of(name: str, spec: ToolSpec) -> object:
-    return object_properties_of(spec.parameters).get(name, {}).get("default")
+    return get_object_properties(spec.parameters).get(name, {}).get("default")
 
 
 def _texts(value: object, missing: str | None) -> list[str]:
@@ -280,7 +280,7 @@ def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
     return touches
 
 
-def losses_of(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
+def find_script_losses(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
     """Return what a text removes or replaces for good, as far as it is known."""
     if target.losses is not None:
         return target.losses
@@ -298,7 +298,7 @@ def is_call_provably_read_only(targets: Sequence[CallTarget]) -> bool:
     return bool(targets) and all(
         target.redirected == "plain"
         if not isinstance(target.subject, ShellScript)
-        else read_only_proof.why_script_not_read_only(target.subject) is None
+        else read_only_proof.explain_script_not_read_only(target.subject) is None
         for target in targets
     )
 

@@ -67,7 +67,7 @@ class ConfiningPolicy(ToolPolicy):
                 arguments, targets
             )  # the policy for calls that change nothing answers for itself
         if self._plain is None:
-            kept = _rules_next_to(self._confined, self.rules, self.spec, self.origin)
+            kept = _list_rules_next_to(self._confined, self.rules, self.spec, self.origin)
             same = kept is self.rules
             self._plain = self if same else ConfiningPolicy(self.spec, kept, self.capabilities, self.origin)
         plain = self._plain._evaluate(arguments, targets)
@@ -115,13 +115,13 @@ class ConfiningPolicy(ToolPolicy):
         if script.unclear is not None:
             if not _is_readable(script, text):
                 return script.unclear
-            if (reason := confinement_proof.why_unclear_text_may_destroy(script, text)) is not None:
+            if (reason := confinement_proof.explain_possible_destruction(script, text)) is not None:
                 return reason
             if (rule := self._find_rule_in_text(text)) is not None:
                 return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
-        elif (reason := confinement_proof.why_script_not_confined(script)) is not None and not _only_runs_code(
-            script, text
-        ):
+        elif (
+            reason := confinement_proof.explain_script_not_confined(script)
+        ) is not None and not _is_confined_except_code(script, text):
             return reason
         for command in script.commands:
             if (rule := self._find_name_question(command.argv, is_folding=target.is_folding)) is not None:
@@ -201,7 +201,7 @@ def _is_overruled(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str |
     )
 
 
-def _rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> RuleBook:
+def _list_rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> RuleBook:
     """Return the rules that count next to a rule with ``{confined}``.
 
     As among all rules, a rule that names its permission less exactly loses: ``ask effect:external`` to ``allow bash
@@ -268,14 +268,14 @@ _VERSION_CONTROL = compile_on_first_use(r"git|hg|jj|svn|bzr|fossil|sl|gt")
 """A quick test for the name of a version control program."""
 
 
-def _only_runs_code(script: ShellScript, text: str) -> bool:
+def _is_confined_except_code(script: ShellScript, text: str) -> bool:
     """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
     for argv in (one for command in script.commands for one in confinement_proof.list_run_commands(command.argv)):
-        if confinement_proof.why_not_confined(argv) is None:
+        if confinement_proof.explain_not_confined(argv) is None:
             continue
         if not argv or is_marked(argv[0]) or program_name(argv) not in _INTERPRETERS:
             return False
-        if (confinement_proof.why_needs_network(argv) or destroying_forms.why_destroys(argv)) is not None:
+        if (confinement_proof.explain_network_need(argv) or destroying_forms.explain_destruction(argv)) is not None:
             return False
     return bool(script.commands) and not _find_objection_to_code(text)
 

@@ -129,7 +129,7 @@ def _candidate_steps(
             yield TraceStep("rule", "won", f"{question}: {candidate.rule}")
         elif candidate.matches(subject):
             yield TraceStep(
-                "rule", "lost", f"{question}: {candidate.rule}: {why_rule_lost_precedence(candidate, winner)}"
+                "rule", "lost", f"{question}: {candidate.rule}: {explain_lost_precedence(candidate, winner)}"
             )
         elif not only_matching:
             unmatched += 1
@@ -141,7 +141,7 @@ def _candidate_steps(
         yield TraceStep("rule", "none", f"{question}: no rule is about it")
 
 
-def why_rule_lost_precedence(candidate: RankedRule, winner: RankedRule | None) -> str:
+def explain_lost_precedence(candidate: RankedRule, winner: RankedRule | None) -> str:
     """Return the first part of the precedence in which another rule was ahead."""
     if winner is None:
         return "this rule was not consulted"
@@ -290,7 +290,7 @@ async def explain(
         verdict.action,
         effective,
         verdict.operator_reason,
-        _decided_by(verdict),
+        _find_deciding_part(verdict),
         None if verdict.narrowed_by_watchdog else verdict.deciding_finding.rule,
         trace_decision(verdict),
         tuple(dict.fromkeys((*_changes(verdict, spec), *_find_wider_allowing_mode(verdict, rules)))),
@@ -306,7 +306,7 @@ def _read_only_proof(verdict: PolicyVerdict) -> tuple[bool | None, str]:
     for target in verdict.targets:
         if (
             isinstance(target.subject, ShellScript)
-            and (reason := read_only_proof.why_script_not_read_only(target.subject)) is not None
+            and (reason := read_only_proof.explain_script_not_read_only(target.subject)) is not None
         ):
             return False, reason
     return verdict.is_read_only, ""
@@ -325,7 +325,7 @@ def _find_wider_allowing_mode(verdict: PolicyVerdict, rules: RuleBook) -> Iterat
             return
 
 
-def _decided_by(verdict: PolicyVerdict) -> str:
+def _find_deciding_part(verdict: PolicyVerdict) -> str:
     if verdict.narrowed_by_watchdog:
         return f"watchdog {verdict.notes[-1].text}"
     deciding = verdict.deciding_finding

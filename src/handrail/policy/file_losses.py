@@ -46,7 +46,7 @@ def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
             continue
         *_, argv = command_wrappers.split_wrapper_layers(command.argv)
         removed = [(path, "", True) for path in destroying_forms.find_removed_paths(argv)]
-        made = _made_from(argv, script) if argv[0] in ("mv", "cp") else None
+        made = _find_rewritten_file(argv, script) if argv[0] in ("mv", "cp") else None
         replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv) if path != made]
         for path, inner, is_removed in (*removed, *replaced)[:_MOST_PATHS]:
             for place in _places(command, path):
@@ -62,7 +62,7 @@ _FILTERS = frozenset(
 """Programs that print a file in another form."""
 
 
-def _made_from(argv: Sequence[str], script: ShellScript) -> str | None:
+def _find_rewritten_file(argv: Sequence[str], script: ShellScript) -> str | None:
     """Return the file that ``mv NEW OLD`` replaces by its own changed content, as in ``jq … OLD > NEW && mv NEW OLD``; else None."""
     operands = destroying_forms.split_words(argv)[1]
     if len(operands) != 2 or any(map(is_marked, operands)):

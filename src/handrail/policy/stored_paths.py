@@ -362,7 +362,7 @@ class _ObjectStore:
             for count, (offset, name) in enumerate(sorted(pack.names.items())):
                 if not count % 512:
                     self._check_bounds(self._objects)
-                kind = pack.kind_of(offset)
+                kind = pack.get_error_kind(offset)
                 if kind in (_TREE, _COMMIT):
                     self._add(kind, name, pack.read_object(offset))
 
@@ -411,7 +411,7 @@ class _PackFile:
             return kind, size, at + _ID, self._offsets.get(data[at : at + _ID], -1)
         return kind, size, at, 0
 
-    def kind_of(self, offset: int) -> int:
+    def get_error_kind(self, offset: int) -> int:
         """Return the kind of an object; that of its base for a delta, and 0 if the base is elsewhere."""
         chain: list[int] = []
         at = offset

@@ -548,7 +548,9 @@ class _RecordTable:
     def _insert_sql(self, rows: int) -> str:
         sql = self._inserts.get(rows)
         if sql is None:
-            at_ns = self._database.fence_value("?2")  # the statement fails if another process holds the workspace
+            at_ns = self._database.build_fenced_value_sql(
+                "?2"
+            )  # the statement fails if another process holds the workspace
             places = [f"(?1, {at_ns}, ?3, ?4, ?5, ?6, ?7)"] + ["(?, ?, ?, ?, ?, ?, ?)"] * (rows - 1)
             columns = "sequence, at_ns, kinds, session, call, seal, body"
             sql = f"INSERT INTO record ({columns}) VALUES {', '.join(places)}"  # noqa: S608

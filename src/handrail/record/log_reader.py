@@ -585,8 +585,8 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> LoggedCallSummar
 
 def _read_permission(body: Mapping[str, Any], answered_by: str | None) -> CallPermission:
     by = _text(body.get("by")) or "rules"
-    told = {name: _text(body.get(name)) for name in ("rule", "scope", "source", "choice", "approval", "reason")}
-    return CallPermission(by, **told, answered_by=answered_by if by == "person" else None)
+    fields = {name: _text(body.get(name)) for name in ("rule", "scope", "source", "choice", "approval", "reason")}
+    return CallPermission(by, **fields, answered_by=answered_by if by == "person" else None)
 
 
 def _read_opener(entry: LoggedRecord) -> SessionOpener:

@@ -285,7 +285,7 @@ def _copy_facts(folders: StateFolders, target: Path) -> int:
     """Write the facts of a workspace's sessions, and return the size of the file."""
     with closing(KnowledgeStore(folders.state)) as knowledge:
         try:
-            entries = knowledge.list_of_workspace(str(folders.workspace))
+            entries = knowledge.list_workspace_entries(str(folders.workspace))
         except KnowledgeUnavailable as error:
             raise StartError(str(error)) from None
     if not entries:
@@ -310,7 +310,7 @@ def _restore_facts(folders: StateFolders, source: Path) -> None:
     if entries:
         with closing(KnowledgeStore(folders.state)) as knowledge:
             try:
-                knowledge.add_missing(entries)
+                knowledge.add_missing_entries(entries)
             except KnowledgeUnavailable as error:
                 raise StartError(f"The workspace was restored without its stored facts. {error}") from None
 

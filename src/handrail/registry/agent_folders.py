@@ -21,7 +21,7 @@ from handrail.contract.agent_manifest import (
     AgentManifest,
     CheckedAgentManifest,
     check_agent,
-    fault_in_agent_id,
+    find_agent_id_fault,
     parse_agent,
     tool_pattern_matches,
 )
@@ -94,7 +94,7 @@ def _check_given_agent(table: object) -> CheckedAgentManifest:
             f"Invalid agent: {table!r:.80}. It contains a value that is not JSON: {error}. {expected}"
         ) from None
     name = data.get("id")
-    if not isinstance(name, str) or fault_in_agent_id(name) is not None:
+    if not isinstance(name, str) or find_agent_id_fault(name) is not None:
         raise UsageError(f"Invalid `id` of an agent: {name!r:.80}. Expected letters, digits, '_' and '-'. {expected}")
     return check_agent(data, f"agent {name!r} of open_kernel", name)
 
@@ -124,7 +124,7 @@ def find_agent(
 
     :raises UsageError: if no such agent exists, with the ids of all agents
     """
-    if (problem := fault_in_agent_id(agent)) is not None:
+    if (problem := find_agent_id_fault(agent)) is not None:
         raise UsageError(f"Invalid agent id: {problem}. `handrail agents` lists the agents.")
     agents = find_agents(config, workspaces, given)
     if agent not in agents:

@@ -81,13 +81,13 @@ class ThirdPartyDefinition:
         found = [*split_lines_for_review(self.description), "", *_schema_lines(parts["parameters"])]
         for name in sorted(self.other_fields):
             value = parts[name]
-            told = split_lines_for_review(value) if isinstance(value, str) else _schema_lines(value)
-            found += ["", f"{name}:", *(f"  {line}" if line else "" for line in told)]
+            value_lines = split_lines_for_review(value) if isinstance(value, str) else _schema_lines(value)
+            found += ["", f"{name}:", *(f"  {line}" if line else "" for line in value_lines)]
         return found
 
 
-def _further(said: Callable[[str], Any]) -> dict[str, Any]:
-    return {name: value for name in MODEL_TEXT_FIELDS if (value := said(name))}
+def _further(read_value: Callable[[str], Any]) -> dict[str, Any]:
+    return {name: value for name in MODEL_TEXT_FIELDS if (value := read_value(name))}
 
 
 def split_lines_for_review(text: str) -> list[str]:

@@ -22,7 +22,7 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import (
     FRONTEND_IDS,
     LOCKED_IDS,
-    fault_in_id,
+    find_id_fault,
     is_session_internal,
     nearest_names,
     wire_name,
@@ -514,7 +514,7 @@ class _GenerationBuilder:
     def find_alias_faults(self, aliases: Mapping[str, str]) -> list[Diagnostic]:
         found: list[Diagnostic] = []
         for alias, tool_id in aliases.items():
-            if problem := fault_in_id(alias):
+            if problem := find_id_fault(alias):
                 found.append(Diagnostic("aliases", alias, problem))
             elif alias in LOCKED_IDS or alias in self.rows or alias in self.ids_by_wire or alias in self.shipped:
                 found.append(Diagnostic("aliases", alias, "is already the name of a tool; choose another alias"))

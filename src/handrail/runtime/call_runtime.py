@@ -360,7 +360,9 @@ class CallRuntime:
             writable = self._spec.side_effect != "read" and not self.read_only
             self._shell = SandboxedShell(
                 environment.sandbox,
-                self._add_network_to_profile(self._narrow(environment.build_profile(workspace_writable=writable))),
+                self._add_network_to_profile(
+                    self._narrow_to_confinement(environment.build_profile(workspace_writable=writable))
+                ),
                 self.capabilities,
                 environment.roots,
                 self._services.build_access_check(),
@@ -405,7 +407,7 @@ class CallRuntime:
             self._services.build_access_check(),
         )
 
-    def _narrow(self, profile: SandboxProfile) -> SandboxProfile:
+    def _narrow_to_confinement(self, profile: SandboxProfile) -> SandboxProfile:
         """Return ``profile`` as the confinement of the call narrows it."""
         if self.confinement is None:
             return profile
@@ -485,7 +487,7 @@ class CallRuntime:
         """
         profile = self._environment.build_profile(workspace_writable=self._spec.side_effect != "read")
         if (self._spec.secrets or self._spec.config) and not self.read_only:
-            profile = replace(profile, secrets=self._environment.secrets.secrets_for_tool(self._spec))
+            profile = replace(profile, secrets=self._environment.secrets.list_secrets_for_tool(self._spec))
         return self._add_network_to_profile(profile)
 
     @property

@@ -422,7 +422,7 @@ def _build_head(address: ParsedUrl, method: str, fields: HeaderFields, body: byt
     return head
 
 
-def _becomes_get(status: int, method: str) -> bool:
+def _changes_to_get(status: int, method: str) -> bool:
     return (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST")
 
 
@@ -439,13 +439,13 @@ def _build_redirected_request(
     try:
         following = parse_url(urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED)))
     except ValueError as error:
-        if body and not _becomes_get(status, method):
+        if body and not _changes_to_get(status, method):
             return None  # the first server has the body, so its answer counts
         raise ToolError(
             f"{address.host} redirects to {quote_excerpt(location, 200)}, which cannot be followed: {error}",
             kind="denied",
         ) from None
-    if _becomes_get(status, method):
+    if _changes_to_get(status, method):
         method, body = "GET", b""
         fields = [field for field in fields if field[0] not in _BODY_FIELDS]
     if (following.scheme, following.host) != (address.scheme, address.host):

@@ -437,13 +437,13 @@ def ripgrep_exit_error(exit_code: int, output: bytes) -> ToolError | None:
 
 def _describe_pattern_error(text: str) -> str:
     """Return what is wrong with a pattern and where, from ripgrep's message, which repeats all of a long pattern."""
-    said = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
+    message = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
         0
     ]  # it suggests options that callers cannot set
-    reason = said.rpartition("\nerror: ")[2].strip()
-    if reason == said.strip():
+    reason = message.rpartition("\nerror: ")[2].strip()
+    if reason == message.strip():
         return reason if len(reason) <= _MOST_REASON else "it is too long or too complex"
-    lines = said.splitlines()
+    lines = message.splitlines()
     for line, marks in pairwise(lines):
         at = marks.find("^")
         if at >= 0 and not marks.strip(" ^"):

@@ -80,7 +80,7 @@ class SecretStore:
         """Return the known secrets among ``names``."""
         return {name: self._values[name] for name in names if name in self._values}
 
-    def secrets_for_tool(self, spec: ToolSpec) -> dict[str, str]:
+    def list_secrets_for_tool(self, spec: ToolSpec) -> dict[str, str]:
         """Return the secrets that a tool declares, by name, and its secret settings, by key."""
         found = {name: self._values[name] for name in spec.secrets if name in self._values}
         own = self._settings.get(spec.id, _NO_VALUES)
@@ -149,7 +149,7 @@ class DeclaredSecrets:
                 f"Tool `{tool}` needs a secret that is not available: {why}. Ask the user to set it.",
                 kind="unavailable",
             )
-        return store.secrets_for_tool(self._spec)[name]
+        return store.list_secrets_for_tool(self._spec)[name]
 
 
 # Variables of the operator's environment that the operator passes to programs.

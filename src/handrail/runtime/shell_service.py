@@ -108,11 +108,15 @@ class SandboxedShell:
             try:
                 code = await process.wait()
             except ProtectedPathViolation as veto:
-                said = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
-                raise ToolError(veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": said}) from None
+                output_text = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
+                raise ToolError(
+                    veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": output_text}
+                ) from None
             except ToolError as error:
-                said = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
-                raise ToolError(error.text, kind=error.kind, data={"output": said} if said else None) from None
+                output_text = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
+                raise ToolError(
+                    error.text, kind=error.kind, data={"output": output_text} if output_text else None
+                ) from None
         except asyncio.CancelledError:
             await end_process(process)
             if on_output is not None and isinstance(process, GuardedProcess) and process.violation is not None:
@@ -122,11 +126,13 @@ class SandboxedShell:
             if watch is not None:
                 watch.stop()
             await end_process(process)
-        said = errors or capture.read_tail() or output
-        bound = None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, said)
+        output_text = errors or capture.read_tail() or output
+        bound = (
+            None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, output_text)
+        )
         limit = bound.text if bound else None
         shown = command if isinstance(command, str) else " ".join(command)
-        notes = explain_refusals(process, ProgramEnd(shown, code, said, self.capabilities, attempts))
+        notes = explain_refusals(process, ProgramEnd(shown, code, output_text, self.capabilities, attempts))
         if watch is not None and watch.ended_editor:
             notes = (
                 f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so it was ended. Use edit "
@@ -167,7 +173,7 @@ class SandboxedShell:
             argv, given = self._resolve_trusted_program(argv, given)
         profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
         if attempts is not None and profile.on_attempt is not None:
-            profile = dataclasses.replace(profile, on_attempt=_also_keep(attempts, profile.on_attempt))
+            profile = dataclasses.replace(profile, on_attempt=_combine_with_recorder(attempts, profile.on_attempt))
         program = ProgramSpec(argv, merge_stderr=not apart, terminal=terminal)
         return await self._sandbox.start(self.capabilities, profile, program)
 
@@ -356,7 +362,7 @@ def _read_program_name(pid: int) -> str:
         return ""
 
 
-def _also_keep(
+def _combine_with_recorder(
     attempts: list[ConnectionAttempt], report: Callable[[ConnectionAttempt], None]
 ) -> Callable[[ConnectionAttempt], None]:
     def reported(attempt: ConnectionAttempt) -> None:
@@ -505,7 +511,7 @@ class OpenTerminal(Struct, eq=False):
             self.may_take_input = may_read_typed_input(text) or (self.may_take_input and self.is_input_uncertain)
             self.line_open = self.quoting or not text.endswith("\n")
             self.quoting = False
-        if keys_run_unseen_line(text, keys, self.line_open):
+        if do_keys_run_unseen_line(text, keys, self.line_open):
             self.may_take_input = True
         for key in keys:
             self.line_open = self.quoting or (self.line_open if key in _KEEP_LINE_KEYS else key not in _SUBMIT_KEYS)
@@ -672,12 +678,14 @@ class CallTerminals:
             )
         if terminal.id in self._shared.non_shells:
             return
-        hidden = keys_run_unseen_line(text, keys, terminal.line_open)
+        hidden = do_keys_run_unseen_line(text, keys, terminal.line_open)
         if not text and not hidden:
             return
         # The rules were evaluated for this text on an empty line, or on an open one. The line must still be in that
         # state.
-        refusal = self._may("shell.run", shell_text_for_rules(text, open_line=terminal.is_input_uncertain or hidden))
+        refusal = self._may(
+            "shell.run", get_shell_text_for_rules(text, open_line=terminal.is_input_uncertain or hidden)
+        )
         if refusal is not None:
             raise ToolError(
                 "Nothing was typed: the input line of the terminal changed after this call was checked. Look "
@@ -744,7 +752,7 @@ def may_read_typed_input(text: str) -> bool:
     return any(sign in text for sign in "$`(<") or any(c and c[0] not in _COMMANDS_WITHOUT_INPUT for c in commands)
 
 
-def keys_run_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> bool:
+def do_keys_run_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> bool:
     """Return whether ``keys`` run a line in a shell that was typed by keys, so its text is unknown here."""
     if text:
         line_open = not text.endswith("\n")
@@ -763,7 +771,7 @@ def keys_run_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> boo
     return False
 
 
-def shell_text_for_rules(text: str, *, open_line: bool) -> str:
+def get_shell_text_for_rules(text: str, *, open_line: bool) -> str:
     """Return a shell text in the form in which the rules are evaluated.
 
     Text that continues an open line is not a command by itself. It gets a prefix that no rule can allow.

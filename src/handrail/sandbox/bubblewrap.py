@@ -75,7 +75,7 @@ _FIXED_OPTIONS = (
 )
 
 
-class NetworkPlace(Struct, frozen=True):
+class SessionNetworkMembership(Struct, frozen=True):
     """The place of one sandbox in the network of its session.
 
     :param port: for its proxy; None without hosts
@@ -129,7 +129,9 @@ class BubblewrapSandbox:
         held = terminal.SandboxTerminal(process)
         return held.wrap_process(await self.begin_program(process, plan, capabilities, profile, place))
 
-    async def find_network(self, capabilities: CapabilitySet, profile: SandboxProfile) -> NetworkPlace | None:
+    async def find_network(
+        self, capabilities: CapabilitySet, profile: SandboxProfile
+    ) -> SessionNetworkMembership | None:
         """Return the place of a sandbox in the network of its session; None if it has its own.
 
         It has its own also if programs of the session occupy the ports for its proxy.
@@ -140,9 +142,9 @@ class BubblewrapSandbox:
         if network is None or network.is_closed:
             return None
         if not sandbox_network.needs_proxy(capabilities, profile):
-            return NetworkPlace(network, None)
+            return SessionNetworkMembership(network, None)
         try:
-            return NetworkPlace(network, await network.take_port())
+            return SessionNetworkMembership(network, await network.take_port())
         except ToolError:
             return None
 
@@ -157,14 +159,14 @@ class BubblewrapSandbox:
         plan: LaunchPlan,
         capabilities: CapabilitySet,
         profile: SandboxProfile,
-        ahead: sandbox_network.EarlyProxyListener | NetworkPlace | None = None,
+        ahead: sandbox_network.EarlyProxyListener | SessionNetworkMembership | None = None,
     ) -> Process:
         """Let the program of a waiting sandbox begin, behind a proxy if the call has hosts.
 
         :param ahead: the socket for that proxy, if it is already being made, or the place in the session's network
         :raises ToolError: ``backend`` if the network cannot be set up; the sandbox is ended then
         """
-        port = ahead.port if isinstance(ahead, NetworkPlace) else None
+        port = ahead.port if isinstance(ahead, SessionNetworkMembership) else None
         call = plan.call if port is None else plan.with_proxy_port(port.number).call
 
         def begin() -> None:
@@ -172,7 +174,7 @@ class BubblewrapSandbox:
 
         begun: Process = process
         if sandbox_network.needs_proxy(capabilities, profile):
-            source = port if isinstance(ahead, NetworkPlace) else ahead
+            source = port if isinstance(ahead, SessionNetworkMembership) else ahead
             begun = await sandbox_network.begin_program_with_proxy(process, begin, capabilities, profile, source)
             if port is not None:
                 port.proxy = begun.proxy
@@ -200,7 +202,7 @@ class BubblewrapSandbox:
         self,
         plan: LaunchPlan,
         descriptors: Mapping[int, int] | None = None,
-        place: NetworkPlace | None = None,
+        place: SessionNetworkMembership | None = None,
     ) -> SandboxedProcess:
         """Start the sandbox of a plan; its program waits until it is told to begin.
 
@@ -212,7 +214,9 @@ class BubblewrapSandbox:
         with self._prepare_launch(plan, descriptors, place) as launch:
             return launch.make_process(start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn))
 
-    async def start_waiting_in_thread(self, plan: LaunchPlan, place: NetworkPlace | None) -> SandboxedProcess:
+    async def start_waiting_in_thread(
+        self, plan: LaunchPlan, place: SessionNetworkMembership | None
+    ) -> SandboxedProcess:
         """Start the same as :meth:`start_waiting` does, while the event loop continues."""
         made = self._start_from_template(plan, None, place)
         if made is not None:
@@ -228,7 +232,7 @@ class BubblewrapSandbox:
 
     @contextlib.contextmanager
     def _prepare_launch(
-        self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: NetworkPlace | None
+        self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: SessionNetworkMembership | None
     ) -> Generator[_PreparedLaunch]:
         """Open all that bubblewrap gets for a plan, and close afterwards what is not for the process.
 
@@ -289,7 +293,7 @@ class BubblewrapSandbox:
             for descriptor in theirs.values() if handed_over else (*ours.values(), *theirs.values()):
                 os.close(descriptor)
 
-    async def ensure_template(self, plan: LaunchPlan, place: NetworkPlace | None, scratch: str) -> None:
+    async def ensure_template(self, plan: LaunchPlan, place: SessionNetworkMembership | None, scratch: str) -> None:
         """Make a template for the sandboxes of this plan, if there can be one and there is none.
 
         :param scratch: the HOME of its sandboxes, with which it is retired
@@ -303,7 +307,7 @@ class BubblewrapSandbox:
             await self._templates.ensure(key, scratch, partial(self._start_template, plan, mounts, place))
 
     async def _start_template(
-        self, plan: LaunchPlan, mounts: TemplateMounts, place: NetworkPlace | None
+        self, plan: LaunchPlan, mounts: TemplateMounts, place: SessionNetworkMembership | None
     ) -> SandboxTemplate:
         made, own_network = plan.made, place is None
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -341,7 +345,7 @@ class BubblewrapSandbox:
         return template
 
     def _start_from_template(
-        self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: NetworkPlace | None
+        self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: SessionNetworkMembership | None
     ) -> SandboxedProcess | None:
         """Start the sandbox of a plan from a template; None if there is none that fits."""
         if plan.terminal is not None:
@@ -562,7 +566,7 @@ async def _wait_in_spite_of_cancellation(submitted: Future[int]) -> tuple[int, a
     return spawned.result(), cancelled
 
 
-def _build_template_key(plan: LaunchPlan, options: Sequence[str], place: NetworkPlace | None) -> object:
+def _build_template_key(plan: LaunchPlan, options: Sequence[str], place: SessionNetworkMembership | None) -> object:
     return plan.made, tuple(options), None if place is None else place.network
 
 

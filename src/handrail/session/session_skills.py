@@ -20,7 +20,7 @@ from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.registry.sources.tool_folder_source import find_permission_problem
-from handrail.session.instruction_files import iterate_repository_folders_up
+from handrail.session.instruction_files import iterate_parent_repository_folders
 
 # ``SKILL.md`` files: the folders that are searched, and the content that is read.
 #
@@ -73,7 +73,7 @@ def skill_folders(workspace: Path, config: Path) -> list[SkillFolder]:
     """
     found = [
         SkillFolder("workspace", folder, below)
-        for folder in iterate_repository_folders_up(workspace)
+        for folder in iterate_parent_repository_folders(workspace)
         for below in _IN_WORKSPACE
     ]
     return [*found, SkillFolder("user", config, ("skills",)), SkillFolder("shipped", SHIPPED)]

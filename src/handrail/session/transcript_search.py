@@ -22,10 +22,10 @@ from handrail.session.memory.meaning_comparer import MeaningComparer
 from handrail.session.memory.transcript_index import (
     PassageFilter,
     TranscriptIndex,
-    as_objects,
     cut_excerpt,
     is_hidden_from_model,
     list_calling_call_ids,
+    to_object_list,
 )
 from handrail.session.memory.write_checks import RecalledTexts
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
@@ -155,8 +155,8 @@ def _find_third_party_origin(reader: LogReader, session_id: str, ref: str) -> st
             given = metadata.get("untrusted_source")
             source = given if isinstance(given, str) else source
     for message in search_session_messages(reader.connection, session_id, ref):
-        known = known or any(one.get("artifact") == ref for one in as_objects(message.get("pictures")))
-        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in as_objects(message.get("parts"))):
+        known = known or any(one.get("artifact") == ref for one in to_object_list(message.get("pictures")))
+        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in to_object_list(message.get("parts"))):
             known, source = True, source or _PROVIDER_TOOL_SOURCE
     if not known:
         if hidden:

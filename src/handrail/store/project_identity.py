@@ -116,7 +116,7 @@ def adopt_folder(folders: StateFolders) -> None:
     _write(folders, ProjectRecord(str(folders.workspace), identity, () if record is None else record.shared))
 
 
-def share_answers(folders: StateFolders, other: Path, *, shares: bool) -> None:
+def set_answer_sharing(folders: StateFolders, other: Path, *, shares: bool) -> None:
     """Let the standing answers of another workspace hold here too, or no longer.
 
     :param other: the real path of the other workspace

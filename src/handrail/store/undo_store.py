@@ -78,7 +78,7 @@ class PathState(NamedTuple):
 ABSENT = PathState("absent")
 
 
-class KeptFile(NamedTuple):
+class StoredFileState(NamedTuple):
     """A file as it was when its content was kept.
 
     :param mode: the whole mode, with the type of the file
@@ -313,16 +313,16 @@ class UndoStore:
 
     # ── the known state of the workspace ─────────────────────────────────────────────────────────
 
-    def load_known(self) -> dict[str, dict[str, KeptFile]]:
+    def load_known(self) -> dict[str, dict[str, StoredFileState]]:
         """Return the files whose content is known, by folder and name."""
-        found: dict[str, dict[str, KeptFile]] = {}
+        found: dict[str, dict[str, StoredFileState]] = {}
         with self._reading() as connection:
             for folder, name, *values, settled in connection.execute("SELECT * FROM known"):
-                kept = KeptFile._make((*values, bool(settled)))
+                kept = StoredFileState._make((*values, bool(settled)))
                 found.setdefault(os.fsdecode(folder), {})[os.fsdecode(name)] = kept
         return found
 
-    def save_known(self, changed: Mapping[tuple[str, str], KeptFile | None]) -> None:
+    def save_known(self, changed: Mapping[tuple[str, str], StoredFileState | None]) -> None:
         """Store the known files that changed; None for one that is gone. Call it within a transaction."""
         connection = self.connect()
         rows = [(os.fsencode(at), os.fsencode(name), *kept) for (at, name), kept in changed.items() if kept is not None]

@@ -192,15 +192,15 @@ class GitHubServer(ForgeServer):
             errors = [{"resource": "PullRequest", "field": name, "code": "invalid"} for name in invalid]
             return ForgeReply(422, {"message": "Validation Failed", "errors": errors})
         base, head = content["base"], content["head"]
-        said = ""
+        message = ""
         if self._is_open(base, head):
-            said = f"A pull request already exists for {self.repository.partition('/')[0]}:{head}."
+            message = f"A pull request already exists for {self.repository.partition('/')[0]}:{head}."
         elif not {*(commits or ())} - {*self.branches[base]}:
-            said = f"No commits between {base} and {head}"
+            message = f"No commits between {base} and {head}"
         elif content.get("draft") and not self.supports_drafts:
-            said = "Draft pull requests are not supported in this repository."
-        if said:
-            return ForgeReply(422, {"message": "Validation Failed", "errors": [{"code": "custom", "message": said}]})
+            message = "Draft pull requests are not supported in this repository."
+        if message:
+            return ForgeReply(422, {"message": "Validation Failed", "errors": [{"code": "custom", "message": message}]})
         return ForgeReply(201, self._add(content, draft=bool(content.get("draft"))))
 
 
@@ -225,8 +225,8 @@ class GiteaServer(ForgeServer):
             return self._missing()
         base, head = content["base"], content["head"]
         if self._is_open(base, head):
-            said = f"pull request already exists for these targets [id: 1, head_branch: {head}, base_branch: {base}]"
-            return ForgeReply(409, {"message": said})
+            message = f"pull request already exists for these targets [id: 1, head_branch: {head}, base_branch: {base}]"
+            return ForgeReply(409, {"message": message})
         if not {*commits} - {*self.branches[base]}:
             return ForgeReply(422, {"message": f"No commits between {base} and {head}"})
         return ForgeReply(201, self._add(content))

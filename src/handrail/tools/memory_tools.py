@@ -185,7 +185,7 @@ class MemoryCompactTool(Tool):
                 fields |= compacted.data
         if store != "working":
             folded = await runtime.memory.fold_facts()
-            fields["folded_facts"] = len(folded.ids)
+            fields["replaced_facts"] = len(folded.ids)
             if folded.ids:
                 fields["compaction"] = folded.number
         return fields

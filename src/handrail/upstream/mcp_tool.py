@@ -180,9 +180,9 @@ def _to_ordered(item: JsonItem) -> dict[str, Any]:
 
 
 def _description(item: JsonItem, name: str, definition: ServerDefinition) -> str:
-    said, title = item.get("description"), item.get("title")
-    if isinstance(said, str) and said.strip():
-        return said
+    description, title = item.get("description"), item.get("title")
+    if isinstance(description, str) and description.strip():
+        return description
     known_as = title if isinstance(title, str) and title.strip() else name
     return f"{known_as}. The MCP server {definition.name} provides no description."
 
@@ -288,12 +288,12 @@ class McpTool(Tool):
 
 def to_tool_error(server: str, error: RpcError) -> ToolError:
     """Return the error of a call for an error that a server sent."""
-    said = error.message[:2000] or "it failed without a message"
+    error_text = error.message[:2000] or "it failed without a message"
     if error.code == _MISSING_CAPABILITY and (lacking := _find_missing_request(error.data)):
-        return UnsupportedClientRequest(lacking, before=f"MCP server {server} failed: {said}. ")
+        return UnsupportedClientRequest(lacking, before=f"MCP server {server} failed: {error_text}. ")
     kind = "invalid_input" if error.code == -32602 else "failed"
     return ToolError(
-        f"MCP server {server} returned an error: {said} (error {error.code}). Correct the arguments, or continue without this tool.",
+        f"MCP server {server} returned an error: {error_text} (error {error.code}). Correct the arguments, or continue without this tool.",
         kind=kind,
     )
 

@@ -34,7 +34,7 @@ from handrail.config.secret_detection import (
 )
 from handrail.contract.errors import Diagnostic
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.host_names import fault_in_host_pattern, parse_url
+from handrail.contract.text.host_names import find_host_pattern_fault, parse_url
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 if TYPE_CHECKING:
@@ -306,33 +306,33 @@ def _build_oauth(
     """
     from handrail.upstream.server_definition import OauthSignInOptions
 
-    said = server.oauth
-    if said is None:
+    options = server.oauth
+    if options is None:
         return OauthSignInOptions()
 
     def secret(given: str | PrefixedSecretReference | None) -> str:
         return "" if given is None else value("secret", given)
 
     return OauthSignInOptions(
-        said.grant,
-        said.client_id,
-        secret(said.client_secret),
-        said.scopes,
-        secret(said.private_key),
-        said.signing_algorithm,
-        said.client_metadata_url,
-        said.issuer,
-        said.identity_exchange,
-        said.identity_client_id,
-        secret(said.identity_token),
-        said.callback_host,
-        said.callback_port,
+        options.grant,
+        options.client_id,
+        secret(options.client_secret),
+        options.scopes,
+        secret(options.private_key),
+        options.signing_algorithm,
+        options.client_metadata_url,
+        options.issuer,
+        options.identity_exchange,
+        options.identity_client_id,
+        secret(options.identity_token),
+        options.callback_host,
+        options.callback_port,
     )
 
 
 def _faults_in_addresses(server: UpstreamServerSettings, place: str) -> Iterator[Diagnostic]:
     for host in server.hosts:
-        if problem := fault_in_host_pattern(host):
+        if problem := find_host_pattern_fault(host):
             yield Diagnostic(place, "hosts", problem)
     if server.url is not None:
         try:

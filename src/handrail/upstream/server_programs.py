@@ -412,10 +412,10 @@ def _install_with_pip(
     _run_package_manager(
         [str(python), "-I", "-m", "pip", "install", *quiet, package.spec, *package.extra_packages], folder, None
     )
-    said = _run_package_manager(
+    output_text = _run_package_manager(
         [str(python), "-I", "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"], folder, None
     )
-    versions = {_normalize_name(str(one["name"])): str(one["version"]) for one in json.loads(said)}
+    versions = {_normalize_name(str(one["name"])): str(one["version"]) for one in json.loads(output_text)}
     program = folder / "bin" / (package.program or package.name)
     if not program.is_file():
         raise UsageError(
@@ -459,8 +459,8 @@ def _run_package_manager(command: Sequence[str], folder: Path, first: Path | Non
             f"{Path(command[0]).name} could not run: {error}. Nothing was installed. Check that it works in your terminal, then try again."
         ) from None
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip())[-800:]
-        raise UsageError(f"{Path(command[0]).name} could not install the package: {said}")
+        output_text = (done.stderr.strip() or done.stdout.strip())[-800:]
+        raise UsageError(f"{Path(command[0]).name} could not install the package: {output_text}")
     return done.stdout
 
 

@@ -192,10 +192,10 @@ def _open_with_provider(
     except HandrailError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        said = said if api_key is None else said.replace(api_key, "***")
+        error_text = f"{type(error).__name__}: {error}"
+        error_text = error_text if api_key is None else error_text.replace(api_key, "***")
         raise StartError(
-            f"The provider {kind!r} from {where} cannot open {name!r}: {said[:300]}. "
+            f"The provider {kind!r} from {where} cannot open {name!r}: {error_text[:300]}. "
             "Upgrade its package, or use another model."
         ) from (error if api_key is None else None)
     if not isinstance(getattr(model, "name", None), str) or not callable(getattr(model, "stream", None)):

@@ -423,8 +423,8 @@ class _ChunkReader:
             elif text := get_nonempty_text(part, "text"):
                 yield text
         for name in ("content", "refusal"):
-            if said := get_nonempty_text(message, name):
-                yield said
+            if piece := get_nonempty_text(message, name):
+                yield piece
 
     def _find_fragments(self, message: object) -> Iterator[object]:
         fragments = get_sdk_field(message, "tool_calls")

@@ -300,8 +300,8 @@ class _RedactionFilter(logging.Filter):
             if (shown := self._redactor.redact_text(traced)) is not traced:
                 record.exc_text = shown
                 # For handlers that use the exception: one of the same name, with its redacted text and no frames.
-                told = type(type(error).__name__, (Exception,), {})(self._redactor.redact_text(str(error)))
-                record.exc_info = (type(told), told, None)
+                redacted_error = type(type(error).__name__, (Exception,), {})(self._redactor.redact_text(str(error)))
+                record.exc_info = (type(redacted_error), redacted_error, None)
         if record.stack_info:
             record.stack_info = self._redactor.redact_text(record.stack_info)
         return True

@@ -10,7 +10,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from handrail.catalog.embedders.embedder_protocol import EmbedderError, TextsRefused, disable_telemetry
+from handrail.catalog.embedders.embedder_protocol import EmbedderError, EmbeddingTextsRefused, disable_telemetry
 from handrail.contract.struct import Struct
 from handrail.origins.import_guard import can_import_module
 from handrail.store.entry_point_cache import list_entry_points as of_group
@@ -213,7 +213,7 @@ class EndpointEmbedder:
         try:
             with self._client.stream("POST", f"{self._url}/embeddings", json=body) as response:
                 if response.status_code != 200:
-                    kind = TextsRefused if response.status_code in _REFUSALS else EmbedderError
+                    kind = EmbeddingTextsRefused if response.status_code in _REFUSALS else EmbedderError
                     raise kind(f"{self._url} answered with status {response.status_code}")
                 for piece in response.iter_bytes():
                     content += piece

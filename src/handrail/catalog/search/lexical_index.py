@@ -107,13 +107,13 @@ def make_embedding_text(document: SearchableTool) -> str:
     """Return the text of a tool for a model: its name as words, its description, and its parameters' names."""
     name = " ".join(split_words(document.id[:_NAME]))
     description = _text(document.description)[:_DESCRIPTION]
-    told = f"{name}: {description}" if description else name
+    text = f"{name}: {description}" if description else name
     takes = (
         " ".join(split_words(each))
         for each, _ in islice(_parameter_names_and_texts(document.parameters, _DEPTH), _MAX_PASSAGE_PARAMETERS)
     )
     taken = ", ".join(dict.fromkeys(each for each in takes if each))
-    return join_e_mail_words(f"{told} ({taken})" if taken else told)
+    return join_e_mail_words(f"{text} ({taken})" if taken else text)
 
 
 def _parameter_names_and_texts(schema: object, depth: int) -> Iterator[tuple[str, str]]:
@@ -431,7 +431,7 @@ def _extend(documents: array[int], weights: array[float], held: Sequence[tuple[i
     weights.extend([weight for _, weight in held])
 
 
-def contains_whole_tool_name(said: Collection[str], name: str, category: str = "") -> bool:
+def contains_whole_tool_name(request_words: Collection[str], name: str, category: str = "") -> bool:
     """Return whether a request contains every word of a tool's name, at least two different ones.
 
     The part before the last separator of the name (a server, a namespace) may be missing. So may the category at its beginning,
@@ -441,27 +441,29 @@ def contains_whole_tool_name(said: Collection[str], name: str, category: str = "
     """
     if len(name) > _LONGEST_NAME:
         return False
-    if _says_all(said, split_words(name)):
+    if _contains_all_words(request_words, split_words(name)):
         return True
     last, of = split_words(_BEFORE_LAST.sub("", name)), split_words(category[:_LONGEST_NAME])
-    return _says_all(said, last) or (bool(of) and last[: len(of)] == of and _says_all(said, last[len(of) :]))
+    return _contains_all_words(request_words, last) or (
+        bool(of) and last[: len(of)] == of and _contains_all_words(request_words, last[len(of) :])
+    )
 
 
-def _says_all(said: Collection[str], found: Sequence[str]) -> bool:
+def _contains_all_words(request_words: Collection[str], found: Sequence[str]) -> bool:
     """Return whether a request contains all words. Two words that the request joins count as one."""
-    told: set[str] = set()
+    matched_words: set[str] = set()
     at = 0
     while at < len(found):
         term, both = stem_unless_filler(found[at]), found[at : at + 2]
         at += 1
-        if term in said:
-            told.add(term)
-        elif len(both) > 1 and (joined := stem_unless_filler("".join(both))) in said:
-            told.add(joined)
+        if term in request_words:
+            matched_words.add(term)
+        elif len(both) > 1 and (joined := stem_unless_filler("".join(both))) in request_words:
+            matched_words.add(joined)
             at += 1
         elif term:
             return False
-    return len(told) >= _MIN_NAME_WORDS
+    return len(matched_words) >= _MIN_NAME_WORDS
 
 
 def _loaded_numpy() -> Any:

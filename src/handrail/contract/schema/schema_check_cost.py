@@ -119,7 +119,7 @@ class _SchemaRules(Struct, eq=False):
         size, text, looking = (own[n] + self.again * sum(part[n] for part in parts) for n in range(3))
         return (min(size, _UNBOUNDED), min(text, _UNBOUNDED), min(looking, _UNBOUNDED))
 
-    def bounds_at_level(
+    def compute_bounds_at_level(
         self, level: int, rows: Mapping[_SchemaRules, _Row], above: Mapping[_SchemaRules, _Row]
     ) -> _Row:
         """Return the bounds at ``level`` of a value that these rules check.
@@ -264,7 +264,7 @@ class SchemaCheckCost:
 
     @cached_property
     def _whole(self) -> LevelCostBounds:
-        return self._graph.bounds_by_level(self._graph.root)
+        return self._graph.compute_bounds_by_level(self._graph.root)
 
     @cached_property
     def _is_cheap_for_short_values(self) -> bool:
@@ -299,7 +299,7 @@ class SchemaCheckCost:
             name = ""
         found = self._by_name[name]
         if found is None:
-            found = self._by_name[name] = self._graph.bounds_by_level(
+            found = self._by_name[name] = self._graph.compute_bounds_by_level(
                 self._graph.property_rules(self._parameters, name)
             )
         return found
@@ -608,7 +608,7 @@ class _SchemaGraph:
         counted = [done[self.root], *(done[one] for one in recursive if one is not self.root)]
         return sum(one[0] for one in counted), sum(one[1] for one in counted), sum(one[2] for one in counted)
 
-    def bounds_by_level(self, root: _SchemaRules) -> LevelCostBounds:
+    def compute_bounds_by_level(self, root: _SchemaRules) -> LevelCostBounds:
         """Return the bounds of ``root`` for each level of a value."""
         order = self._order if root is self.root else [*self._order, root]
         most_rules, most_text, most_looking = self._level_maxima
@@ -621,7 +621,7 @@ class _SchemaGraph:
                 break
             rows: dict[_SchemaRules, _Row] = {}
             for one in order:
-                rows[one] = one.bounds_at_level(len(found), rows, above)
+                rows[one] = one.compute_bounds_at_level(len(found), rows, above)
             if found and not any(map(any, rows.values())):
                 break
             rules, text, looking, errors, branches = rows[root]

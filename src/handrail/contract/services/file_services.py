@@ -85,7 +85,7 @@ class EntryChange(Struct, frozen=True):
 
 
 class FileChange(Struct, frozen=True):
-    """The change of one file in :meth:`FileService.change_together`.
+    """The change of one file in :meth:`FileService.change_atomically`.
 
     :param before: what must be there now; None if nothing
     :param after: the new content; None deletes the file
@@ -151,7 +151,7 @@ class FileService(Protocol):
         """
         ...
 
-    async def change_together(self, changes: Sequence[FileChange]) -> Sequence[str]:
+    async def change_atomically(self, changes: Sequence[FileChange]) -> Sequence[str]:
         """Create, replace and delete several files, all or none, and return their paths as shown.
 
         A process that is killed meanwhile leaves a journal, from which the next one finishes or reverts the changes.

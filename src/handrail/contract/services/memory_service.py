@@ -77,7 +77,7 @@ class StoredMemory(Struct, frozen=True):
     untrusted: str | None = None
 
 
-class FoldedMemories(Struct, frozen=True):
+class CompactedFacts(Struct, frozen=True):
     """The result of a compaction of the facts.
 
     :param number: the number by which a person can undo it
@@ -106,7 +106,7 @@ class MemoryService(Protocol):
         """
         ...
 
-    async def fold_facts(self) -> FoldedMemories:
+    async def fold_facts(self) -> CompactedFacts:
         """Fold facts with the same key into the latest one.
 
         :raises ToolError: ``unavailable`` if the store cannot be used

@@ -100,7 +100,7 @@ class DelegatedSession(NamedTuple):
     session_id: str
 
 
-class SubagentSessions(Protocol):
+class SubagentSessionRelations(Protocol):
     """The stored relations between sessions and the sessions of their sub-agents.
 
     :raises LogUnavailable: by each method, if the database cannot be read

@@ -87,7 +87,7 @@ class HostPattern(NamedTuple):
         """Return whether it matches as a rule's pattern; see :func:`rule_matches_host`."""
         return self.port in (None, "any", host.port) and self._names(host)
 
-    def covers_as_grant(self, host: HostAddress) -> bool:
+    def matches_as_grant(self, host: HostAddress) -> bool:
         """Return whether it matches as a declared pattern; see :func:`grant_covers_host`."""
         if self.port is None:
             opened = self.kind == "every" or host.port in _WEB_OR_ANY
@@ -166,7 +166,7 @@ def grant_covers_host(pattern: str, host: str) -> bool:
     opens no private address.
     """
     try:
-        return parse_host_pattern(pattern).covers_as_grant(parse_host(host))
+        return parse_host_pattern(pattern).matches_as_grant(parse_host(host))
     except ValueError:
         return False
 
@@ -180,7 +180,7 @@ def grant_names_address(pattern: str, address: Address, port: int) -> bool:
     return want.kind == "exact" and grant_covers_host(pattern, f"{bracket_host(str(address))}:{port}")
 
 
-def fault_in_host_pattern(pattern: str) -> str | None:
+def find_host_pattern_fault(pattern: str) -> str | None:
     """Return why ``pattern`` can cover no host, or None."""
     try:
         parse_host_pattern(pattern)

@@ -188,7 +188,7 @@ def value_count_upper_bound(text: str, enough: int) -> int:
     return count
 
 
-def fault_in_arguments_size(arguments: Mapping[str, Any]) -> str | None:
+def find_arguments_size_fault(arguments: Mapping[str, Any]) -> str | None:
     """Return why a program's arguments exceed the limits of a call, or None.
 
     The check does not write them as JSON.
@@ -276,7 +276,7 @@ def parse_model_json_fast(text: str | bytes) -> tuple[dict[str, Any], bytes] | N
         return None
     if type(value) is not dict:
         return None
-    if len(compact) > 2 * MAX_ARGUMENT_VALUES and fault_in_arguments_size(cast("dict[str, Any]", value)):
+    if len(compact) > 2 * MAX_ARGUMENT_VALUES and find_arguments_size_fault(cast("dict[str, Any]", value)):
         return None
     if len(compact) > MAX_ARGUMENT_DEPTH and compact.count(b"[") + compact.count(b"{") > MAX_ARGUMENT_DEPTH:
         return None

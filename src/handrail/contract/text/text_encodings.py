@@ -420,14 +420,14 @@ def _is_wide_text(data: bytes, encoding: TextEncoding, is_whole: bool) -> bool:
         return False
     if not sample or not all(map(_is_text_character, set(sample))):
         return False
-    return _looks_like_one_writing(sample) and _decodes(data, encoding, is_whole)
+    return _looks_like_one_script(sample) and _decodes(data, encoding, is_whole)
 
 
 def _is_text_character(character: str) -> bool:
     return character in "\t\n\v\f\r\x1a\x1b\x85" or unicodedata.category(character) not in ("Cc", "Cn", "Co", "Cs")
 
 
-def _looks_like_one_writing(sample: str) -> bool:
+def _looks_like_one_script(sample: str) -> bool:
     """Return whether most characters come from one block of 256 characters and the large scripts, and some from ASCII."""
     blocks = Counter(ord(character) >> 8 for character in sample)
     if blocks[0] < max(1, sum(not ord(character) & 0xFF for character in sample)):

@@ -126,12 +126,12 @@ ProviderToolOptions = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """``[native]`` of an agent's manifest: name, then provider, then options."""
 
 
-def provider_tool_id(name: str) -> str:
+def make_provider_tool_id(name: str) -> str:
     """Return the tool id of a provider tool."""
     return f"native.{name}"
 
 
-def providers_offered_tool(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def list_providers_offered_tool(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the providers that are offered the tool, each with its options.
 
     If no provider is named, all that have the tool are offered it.
@@ -139,7 +139,7 @@ def providers_offered_tool(name: str, chosen: Mapping[str, Mapping[str, Any]]) -
     return {provider: dict(chosen.get(provider, {})) for provider in chosen or PROVIDER_TOOLS[name].support}
 
 
-def faults_in_provider_tools(chosen: ProviderToolOptions) -> Iterator[tuple[tuple[str, ...], str]]:
+def find_provider_tool_faults(chosen: ProviderToolOptions) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield ``(place, problem)`` for unknown tools and providers, and for invalid options."""
     for name, providers in chosen.items():
         known = PROVIDER_TOOLS.get(name)
@@ -164,15 +164,15 @@ def faults_in_provider_tools(chosen: ProviderToolOptions) -> Iterator[tuple[tupl
 def make_provider_tool_spec(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> ToolSpec:
     """Return the tool for the registry. It has no parameters: its provider defines their form."""
     return ToolSpec(
-        id=provider_tool_id(name),
+        id=make_provider_tool_id(name),
         description=PROVIDER_TOOLS[name].description,
         side_effect="external",
         locks=(),
         category="native",
-        provider_support=providers_offered_tool(name, chosen),
+        provider_support=list_providers_offered_tool(name, chosen),
     )
 
 
-def provider_tool_name(spec: ToolSpec) -> str:
+def get_provider_tool_name(spec: ToolSpec) -> str:
     """Return the name of the tool in :data:`PROVIDER_TOOLS`."""
     return spec.id.removeprefix("native.")

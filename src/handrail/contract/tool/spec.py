@@ -14,7 +14,7 @@ from handrail.contract.struct import Struct, field
 from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.strict_json import encode_canonical_json
 from handrail.contract.tool.requires import CAPABILITIES, NO_REQUIREMENTS, Requires
-from handrail.contract.tool.tool_ids_and_wire_names import fault_in_id, wire_name
+from handrail.contract.tool.tool_ids_and_wire_names import find_id_fault, wire_name
 
 # Stateful tools: one call opens a state, later calls take steps of it, and one closes it.
 #
@@ -242,7 +242,7 @@ class ToolSpec(Struct, frozen=True, weakref=True):
         """The declared targets, or those inferred from the parameters, as all templates of each capability."""
         if not self.targets:
             return infer_targets(self.parameters, self.side_effect)
-        return {capability: as_templates(templates) for capability, templates in self.targets.items()}
+        return {capability: to_template_tuple(templates) for capability, templates in self.targets.items()}
 
     def llm_view(self) -> dict[str, Any]:
         """Return everything that goes into a model's tools parameter, built from a closed list."""
@@ -283,7 +283,7 @@ MAX_DOCUMENTATION = 500_000
 _RUNTIME_VIEW = tuple(name for name in ToolSpec.__struct_fields__ if name not in _LLM_VIEW)
 
 
-def as_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
+def to_template_tuple(templates: str | Sequence[str]) -> tuple[str, ...]:
     """Return the templates of one capability in ``targets``, which may be a single text."""
     return (templates,) if isinstance(templates, str) else tuple(templates)
 
@@ -291,7 +291,7 @@ def as_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
 def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, tuple[str, ...]]:
     """Infer targets from ``format: path | host | command`` of all top-level parameters, also within lists."""
     found: dict[str, tuple[str, ...]] = {}
-    for name, schema in object_properties_of(parameters).items():
+    for name, schema in get_object_properties(parameters).items():
         for declared in _formats_of(schema):
             capability = (
                 ("fs.read" if side_effect == "read" else "fs.write")
@@ -305,7 +305,7 @@ def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dic
 
 def find_path_arguments(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parameters with ``format: path``, or with a list of such texts."""
-    properties = object_properties_of(parameters)
+    properties = get_object_properties(parameters)
     return tuple(name for name, schema in properties.items() if "path" in _formats_of(schema))
 
 
@@ -315,18 +315,18 @@ def find_patch_arguments(parameters: Mapping[str, Any]) -> frozenset[str]:
     A template of one of them in ``targets`` or ``locks`` stands for the paths of the patch. For ``fs.read`` these are the files
     whose content decides about the change.
     """
-    properties = object_properties_of(parameters)
+    properties = get_object_properties(parameters)
     return frozenset(name for name, schema in properties.items() if schema.get("format") == "patch")
 
 
 def _formats_of(schema: Mapping[str, Any]) -> Iterable[str]:
     """Return the formats of a text parameter, of its alternatives, and of the items of a list."""
-    alternatives = [schema, *schema_branches_of(schema)]
+    alternatives = [schema, *iterate_schema_branches(schema)]
     items = [cast("Mapping[str, Any]", one["items"]) for one in alternatives if isinstance(one.get("items"), Mapping)]
     return dict.fromkeys(str(one["format"]) for one in (*alternatives, *items) if "format" in one)
 
 
-def object_properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def get_object_properties(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the top-level properties that are objects."""
     properties: Any = parameters.get("properties")
     if not isinstance(properties, Mapping):
@@ -338,7 +338,7 @@ def object_properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str
     }
 
 
-def schema_branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def iterate_schema_branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alternatives and parts of a schema that are written in it."""
     found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in members_or_nothing(schema.get(keyword))]
     return [cast("Mapping[str, Any]", one) for one in found if isinstance(one, Mapping)]
@@ -367,7 +367,7 @@ def fill_template(template: str, arguments: Mapping[str, Any]) -> str:
 def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     """Return ``(place, problem)`` for every fault of ``spec`` that needs no compiled schema."""
     found: list[tuple[str, str]] = []
-    if problem := fault_in_id(spec.id):
+    if problem := find_id_fault(spec.id):
         found.append(("llm.name", problem))
     if not spec.description.strip():
         found.append(("llm.description", "is empty; write a sentence on when to use the tool"))
@@ -388,7 +388,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     for place, choices in _CHOICES.items():  # Python does not enforce a Literal
         if (chosen := getattr(spec, place)) not in choices:
             found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
-    known = object_properties_of(spec.parameters)
+    known = get_object_properties(spec.parameters)
     for field_name in ("locks", "locks_background"):
         declared: Sequence[LockSpec] = getattr(spec, field_name) or ()
         for index, lock in enumerate(declared):
@@ -416,7 +416,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
             found.append((place, f"is not a capability; available: {', '.join(CAPABILITIES)}"))
         if not templates and templates != ():
             found.append((place, "is empty; name the arguments, as in '{path}', or remove the capability"))
-        for template in as_templates(templates):
+        for template in to_template_tuple(templates):
             found += [
                 (place, f"{template!r} names the unknown parameter {name!r}")
                 for name in template_argument_names(template)

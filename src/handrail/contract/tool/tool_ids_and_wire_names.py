@@ -74,7 +74,7 @@ def is_session_internal(tool_id: str) -> bool:
     return tool_id in _INTERNAL or tool_id.startswith(_INTERNAL_FAMILIES)
 
 
-def fault_in_id(tool_id: str) -> str | None:
+def find_id_fault(tool_id: str) -> str | None:
     """Return why ``tool_id`` is not a valid id of a tool, or None if it is."""
     if len(tool_id) > 128:
         return f"the id has {len(tool_id)} characters; the maximum is 128"

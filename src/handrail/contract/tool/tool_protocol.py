@@ -128,7 +128,7 @@ class CheckedSpec(Struct, frozen=True):
     """The schema of a step's input, as the argument ``input``; None if the spec does not declare it."""
 
 
-class SpecCache(Generic[T]):
+class SpecValueCache(Generic[T]):
     """A cache of values computed from specs, as long as the specs live. Safe in any thread.
 
     :param make: computes the value, once for each spec; a spec is known by its identity, because equal specs are rare
@@ -175,5 +175,5 @@ def _check(spec: ToolSpec) -> CheckedSpec:
     return CheckedSpec(tuple(problems), schema, "" if problems else spec.definition_hash, step)
 
 
-check_spec = SpecCache(_check, keeps=lambda made: not made.problems)
+check_spec = SpecValueCache(_check, keeps=lambda made: not made.problems)
 """The checks of a spec, which no other tool and no machine changes."""

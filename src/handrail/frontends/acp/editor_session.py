@@ -297,8 +297,8 @@ class EditorSession(Struct, eq=False):
         try:
             if not self._is_cancelled:  # the user may cancel before the work begins
                 self._send_startup_notes()
-                said = await make_user_message(task, pictures, self.session.history)
-                async with aclosing(self.agent.run(said)) as events:
+                user_message = await make_user_message(task, pictures, self.session.history)
+                async with aclosing(self.agent.run(user_message)) as events:
                     async for event in events:
                         match event:
                             case TextDelta(text):
@@ -401,7 +401,7 @@ class EditorSession(Struct, eq=False):
         return calls
 
     def _tool_id_of(self, name: str) -> str:
-        return self.updates.tool_id_of(name)
+        return self.updates.get_tool_id(name)
 
     def _replay_open_exchange(self, exchange: UnansweredExchange) -> None:
         calls = self._replay_reply(exchange.message, exchange.call_ids)

@@ -201,9 +201,9 @@ class McpClientCall:
             if request.context.close_sse_stream is not None:
                 await request.context.close_sse_stream()
         elif event.kind == "progress":
-            told = self._progress_values(event.data)
-            if told is not None:
-                await request.context.session.report_progress(*told)
+            progress = self._progress_values(event.data)
+            if progress is not None:
+                await request.context.session.report_progress(*progress)
         elif (level := event.data.get("level")) in LOG_LEVELS and LOG_LEVELS.index(level) >= request.log_level:
             params = types.LoggingMessageNotificationParams(
                 level=level, data=event.data.get("data"), logger=event.data.get("logger")
@@ -312,7 +312,7 @@ class McpClientCall:
             name: ask for group in self._groups if not group.waiting.done() for name, (_, ask) in group.asks.items()
         }
 
-    def accept_answers(self, given: Mapping[str, Any]) -> None:
+    def add_client_answers(self, given: Mapping[str, Any]) -> None:
         """Take the client's answers. A request with a missing or invalid answer stays open."""
         for group in self._groups:
             for name, (key, ask) in tuple(group.asks.items()):

@@ -455,8 +455,10 @@ def _connection_of(context: ServerRequestContext[Any]) -> Connection:
 
 def read_client_info(context: ServerRequestContext[Any]) -> ClientInfo | None:
     """Return what the client of a request says about itself in the handshake or in the request."""
-    told = context.session.client_params
-    return None if told is None else ClientInfo(told.client_info.name, told.client_info.version)
+    client_params = context.session.client_params
+    return (
+        None if client_params is None else ClientInfo(client_params.client_info.name, client_params.client_info.version)
+    )
 
 
 def get_request_credential() -> tuple[str, str | None, str | None] | None:

@@ -148,10 +148,10 @@ async def _notify_task_states(
     meta = {SUBSCRIPTION_ID_META_KEY: context.request_id}
     try:
         async for state in states:
-            told: Any = types.Notification[dict[str, Any], str](
+            notification: Any = types.Notification[dict[str, Any], str](
                 method=TASK_NOTIFICATION, params={**state, "_meta": meta}
             )
-            await context.session.send_notification(told, related_request_id=context.request_id)
+            await context.session.send_notification(notification, related_request_id=context.request_id)
     except Exception as error:  # usually the client has disconnected, which ends the stream itself
         logger.info("stopped the notifications of a task: %s", type(error).__name__)
 
@@ -387,7 +387,7 @@ class McpRequestHandlers:
         held = False
         try:
             if params.request_state is not None:
-                client_call.accept_answers(given)
+                client_call.add_client_answers(given)
             with self._tasks.move_slow_call_to_background(request, spec, connected, client_call):
                 found = await client_call.send_events_until_answered(request)
             if isinstance(found, CallAnswer):

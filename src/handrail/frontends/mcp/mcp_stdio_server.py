@@ -537,10 +537,10 @@ class StartupResponder:
     def _discover(self, params: _Json) -> _Json | None:
         if params.keys() != {"_meta"} or not self._is_same_client(params["_meta"]):
             return None
-        said = make_server_info(self._kernel, self._serving.discovery)
-        capabilities = {**said["capabilities"], "extensions": EXTENSIONS}
-        about = {"capabilities": capabilities, "instructions": said["instructions"]}
-        return self._complete_result({"supportedVersions": [STATELESS_VERSION], **about}, said["serverInfo"])
+        server_info = make_server_info(self._kernel, self._serving.discovery)
+        capabilities = {**server_info["capabilities"], "extensions": EXTENSIONS}
+        about = {"capabilities": capabilities, "instructions": server_info["instructions"]}
+        return self._complete_result({"supportedVersions": [STATELESS_VERSION], **about}, server_info["serverInfo"])
 
     def _list(self, params: _Json) -> _Json | None:
         newer = self._client_info is None or "protocolVersion" not in self._client_info
@@ -565,13 +565,20 @@ class StartupResponder:
         """Return whether a stateless request comes from the known client, which the first request sets."""
         if not isinstance(envelope, dict) or (self._client_info is not None and envelope != self._client_info):
             return False
-        said = cast("_Json", envelope)
-        if said.keys() != {f"{_ENVELOPE}{key}" for key in ("protocolVersion", "clientInfo", "clientCapabilities")}:
+        envelope_fields = cast("_Json", envelope)
+        if envelope_fields.keys() != {
+            f"{_ENVELOPE}{key}" for key in ("protocolVersion", "clientInfo", "clientCapabilities")
+        }:
             return False
-        client, capabilities = said[f"{_ENVELOPE}clientInfo"], said[f"{_ENVELOPE}clientCapabilities"]
-        if said[f"{_ENVELOPE}protocolVersion"] != STATELESS_VERSION or not _is_plain_client(client, capabilities):
+        client, capabilities = (
+            envelope_fields[f"{_ENVELOPE}clientInfo"],
+            envelope_fields[f"{_ENVELOPE}clientCapabilities"],
+        )
+        if envelope_fields[f"{_ENVELOPE}protocolVersion"] != STATELESS_VERSION or not _is_plain_client(
+            client, capabilities
+        ):
             return False
-        self._client_info = said
+        self._client_info = envelope_fields
         return True
 
 

@@ -143,7 +143,7 @@ class ToolHost:
                 "offering.subscribe": self._subscribe,
                 "offering.unsubscribe": self._unsubscribe,
                 "offering.stamp": self._stamp,
-                "offering.glance": self._glance,
+                "offering.glance": self._read_quick_stamp,
             }.items()
         }
         """The requests of the lease holder. Runs start immediately, so that a later stop finds its run."""
@@ -356,7 +356,7 @@ class ToolHost:
         found = self._find_provider(offering)
         return await asyncio.to_thread(found.content_stamp, uri) if isinstance(found, PollableResourceProvider) else ""
 
-    async def _glance(self, offering: int, uri: str) -> str:
+    async def _read_quick_stamp(self, offering: int, uri: str) -> str:
         found = self._find_provider(offering)
         return await asyncio.to_thread(found.quick_stamp, uri) if isinstance(found, PollableResourceProvider) else ""
 

@@ -72,10 +72,10 @@ def decode_written_call(value: Any) -> ProposedCall:
     return wire_encoding.read_call(given)
 
 
-def _read_given(value: Any) -> SourceResponse:
-    told = read_exact_fields(value, {"data": lambda data: data, "source": WIRE_CODEC.get_type_reader(str)})
-    data = decode_return_value(told["data"])
-    return SourceResponse(cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else {}, told["source"])
+def _read_source_response(value: Any) -> SourceResponse:
+    fields = read_exact_fields(value, {"data": lambda data: data, "source": WIRE_CODEC.get_type_reader(str)})
+    data = decode_return_value(fields["data"])
+    return SourceResponse(cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else {}, fields["source"])
 
 
 def _read_listing(value: Any) -> ResourceProviderListing:
@@ -94,7 +94,7 @@ WIRE_CODEC = Codec(
     {
         object: TypeJsonForm(decode_return_value, (object,), encode_return_value),
         SourceResponse: TypeJsonForm(
-            _read_given,
+            _read_source_response,
             (SourceResponse,),
             lambda given: {"data": encode_return_value(dict(given.data)), "source": given.source},
         ),

@@ -34,7 +34,7 @@ from handrail.contract.struct import Struct, field
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.operator_tool_settings import ToolConfig, ToolSettings
 from handrail.contract.tool.spec import ToolSessionArguments, ToolSpec
-from handrail.contract.tool.tool_protocol import SpecCache, Tool
+from handrail.contract.tool.tool_protocol import SpecValueCache, Tool
 from handrail.contract.tool.trigger_tools import TriggerTool
 from handrail.contract.tool_generation import DiscoveredTool, Generation, ThirdPartyOrigin, ToolEntry
 from handrail.ipc.wire.message_frames import Message
@@ -45,7 +45,7 @@ from handrail.registry.sources.operator_resources import parse_uri_template_shap
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore, list_secret_settings
 from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
 
-_spec_data: SpecCache[dict[str, Any]] = SpecCache(lambda spec: write(ToolSpec, spec))
+_spec_data: SpecValueCache[dict[str, Any]] = SpecValueCache(lambda spec: write(ToolSpec, spec))
 """Encoded specs, cached by spec, because most tools of a generation were in the previous one."""
 
 _tuple: Any = tuple
@@ -150,17 +150,17 @@ def describe_client_tools(tools: Sequence[object], secrets: SecretStore = NO_SEC
     return decode_any_json(encode_any_json(described, 1 << 62))  # the same values that the lease holder will receive
 
 
-def read_tool_descriptions(told: object, process: str) -> list[ClientToolDescription]:
+def read_tool_descriptions(descriptions: object, process: str) -> list[ClientToolDescription]:
     """Read the descriptions of the tools that a client process registers.
 
     :param process: the name of the process in faults
     :raises LoadError: with all faults
     """
-    if not isinstance(told, list):
-        raise LoadError([Diagnostic(process, "tools", f"Expected a list, not {type(told).__name__}.")])
+    if not isinstance(descriptions, list):
+        raise LoadError([Diagnostic(process, "tools", f"Expected a list, not {type(descriptions).__name__}.")])
     read: list[ClientToolDescription] = []
     faults: list[Diagnostic] = []
-    for index, item in enumerate(cast("list[object]", told)):
+    for index, item in enumerate(cast("list[object]", descriptions)):
         try:
             one = reader_of(ClientToolDescription)(item)
             if one.spec.definition_hash != one.definition:

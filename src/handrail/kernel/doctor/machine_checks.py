@@ -57,8 +57,8 @@ def run_check_isolated(name: str, look: Callable[[], Iterable[DoctorCheck]]) -> 
     except HandrailError as error:
         yield DoctorCheck(name, "problem", str(error))
     except Exception as error:  # users run the doctor when much is broken already
-        said = getattr(error, "strerror", None) or error
-        yield DoctorCheck(name, "problem", f"check failed: {type(error).__name__}: {said}")
+        error_text = getattr(error, "strerror", None) or error
+        yield DoctorCheck(name, "problem", f"check failed: {type(error).__name__}: {error_text}")
 
 
 # The confinement of programs: each layer with its state, reason and remedy, and the programs without confinement.

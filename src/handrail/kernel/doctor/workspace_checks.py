@@ -363,7 +363,7 @@ def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders
     :raises LoadError: with all faults of its manifest and its tools
     """
     loaded = load_agent(config, agent, folders)
-    confinement = ToolConfinement(make_limited_sandbox(config), _nothing_runs, _nothing_runs)
+    confinement = ToolConfinement(make_limited_sandbox(config), _refuse_to_execute, _refuse_to_execute)
     sources = make_tool_sources(config, loaded.checked_agent, folders, confinement, make_placeholder_secrets(config))
     generation, _, faults = load_tools_and_rules(sources, 1, loaded)
     if generation is None or faults:
@@ -413,5 +413,5 @@ def _format_pattern(pattern: ArgumentPattern) -> str:
     return "*" if isinstance(pattern, AnyArgumentPattern) else f"{pattern.prefix}…"
 
 
-def _nothing_runs(_: object) -> NoReturn:
+def _refuse_to_execute(_: object) -> NoReturn:
     raise RuntimeError("the doctor must not run a tool")

@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 
 from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import DEFAULT_MODE, MODES, Mode
-from handrail.contract.text.glob_patterns import WILDCARDS, compile_text_glob, escape_as_pattern, fault_in_pattern
-from handrail.contract.text.host_names import fault_in_host_pattern
+from handrail.contract.text.glob_patterns import WILDCARDS, compile_text_glob, escape_as_pattern, find_pattern_fault
+from handrail.contract.text.host_names import find_host_pattern_fault
 from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import CAPABILITIES, Capability
 from handrail.contract.tool.spec import ToolSpec
@@ -179,7 +179,7 @@ def is_capability_glob(permission: str) -> bool:
 def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | None:
     if not _PERMISSION_CHARACTERS.fullmatch(permission):
         return f"{permission!r} is not a permission. Use a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'."
-    if problem := fault_in_pattern(permission):
+    if problem := find_pattern_fault(permission):
         return problem
     if permission.startswith("mcp:"):
         parts = permission.split(":")
@@ -225,8 +225,8 @@ def _fault_in_pattern(permission: str, pattern: str) -> str | None:
     if permission == "net.fetch":
         return explain_host_fault(pattern)
     if permission in ("bash", "shell.run"):
-        return fault_in_command_pattern(pattern)
-    return fault_in_path_pattern(pattern) if permission in _PATH_PERMISSIONS else None
+        return find_command_pattern_fault(pattern)
+    return find_path_pattern_fault(pattern) if permission in _PATH_PERMISSIONS else None
 
 
 _PATH_PERMISSIONS = frozenset({"fs.read", "fs.write", "fs.*"})
@@ -243,15 +243,15 @@ def expand_home(pattern: str) -> str:
 
 def explain_host_fault(pattern: str) -> str | None:
     """Return why a host pattern can match no host, with the host that it may mean, or None."""
-    fault = fault_in_host_pattern(pattern)
+    fault = find_host_pattern_fault(pattern)
     meant = _URL.sub("", pattern).partition("/")[0].rpartition("@")[2]
-    if fault is None or meant in ("", pattern) or fault_in_host_pattern(meant) is not None:
+    if fault is None or meant in ("", pattern) or find_host_pattern_fault(meant) is not None:
         return fault
     return f"{fault}. A rule has a host alone, without scheme and path: {meant!r}"
 
 
 @lru_cache(maxsize=4096)
-def fault_in_command_pattern(pattern: str) -> str | None:
+def find_command_pattern_fault(pattern: str) -> str | None:
     """Return why a command pattern can match no command, or None."""
     try:
         words = split_pattern(pattern)
@@ -280,10 +280,10 @@ def fault_in_command_pattern(pattern: str) -> str | None:
         return f"{ANY_ARGUMENTS!r} stands for any arguments, so it is the last word after a program, as in 'pytest {ANY_ARGUMENTS}'."
     if words[0] == "":
         return f"the pattern {pattern!r} begins with an empty word. Begin it with the name of a program."
-    return next((problem for word in words if (problem := fault_in_pattern(word))), None)
+    return next((problem for word in words if (problem := find_pattern_fault(word))), None)
 
 
-def fault_in_path_pattern(pattern: str) -> str | None:
+def find_path_pattern_fault(pattern: str) -> str | None:
     """Return why a path pattern can match no path, or None."""
     if ".." in pattern.split("/"):
         return f"the path pattern {pattern!r} contains '..', so it never matches. Write the resolved path."
@@ -305,7 +305,7 @@ def fault_in_path_pattern(pattern: str) -> str | None:
             return f"unknown variable {match.group()} in the path pattern {pattern!r}. {hint} (Write a literal brace as [{{].)"
         if match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
             return f"the variable in {pattern!r} is only part of a name. Write it first, alone or before a '/'."
-    return fault_in_pattern(pattern)
+    return find_pattern_fault(pattern)
 
 
 _FEW = 10
@@ -382,7 +382,7 @@ class RuleBook:
             found = self._prepared[key] = make()
         return cast("T", found)
 
-    def rules_about_tool(self, spec: ToolSpec, origin: str | None) -> list[Rule]:
+    def list_rules_about_tool(self, spec: ToolSpec, origin: str | None) -> list[Rule]:
         """Return the rules about calls of this tool, in the book's order; see :func:`is_about_tool`."""
         named, others = self.shared.prepare("rules by tool", self.shared._index_by_tool)
         found = [one for one in (*named.get(spec.id, ()), *others) if is_about_tool(one[1], spec, origin)]
@@ -399,7 +399,7 @@ class RuleBook:
                 others.append((place, rule))
         return named, others
 
-    def rules_about_capability(self, capability: Capability) -> tuple[Rule, ...]:
+    def list_rules_about_capability(self, capability: Capability) -> tuple[Rule, ...]:
         """Return the rules about a capability, in the book's order; see :func:`is_about_capability`."""
         key, rules = ("rules by capability", capability), self.rules
         found = self.shared.prepare(key, lambda: tuple(r for r in rules if is_about_capability(r, capability)))
@@ -413,7 +413,7 @@ class RuleBook:
         Left out are the shipped rules, which every book has, and what the mode asks about: the mode of a session below is never
         wider, and a narrower one asks less.
         """
-        kept = (rule for rule in self.rules if rule.scope not in ("default", "mode") or _is_held_below(rule))
+        kept = (rule for rule in self.rules if rule.scope not in ("default", "mode") or _applies_to_subagents(rule))
         return self.shared.prepare("inherited rules", lambda: _share_equal_book(tuple(kept), self.mode, self.parent))
 
     @property
@@ -423,7 +423,7 @@ class RuleBook:
         if self.parent is not None:
             yield from self.parent.inherited_rules.all_rules
 
-    def rules_of_scope(self, scope: Scope) -> tuple[Rule, ...]:
+    def list_rules_of_scope(self, scope: Scope) -> tuple[Rule, ...]:
         return tuple(rule for rule in self if rule.scope == scope)
 
     def __iter__(self) -> Iterator[Rule]:
@@ -448,7 +448,7 @@ def _share_equal_book(rules: tuple[Rule, ...], mode: str, parent: RuleBook | Non
     return made
 
 
-def _is_held_below(rule: Rule) -> bool:
+def _applies_to_subagents(rule: Rule) -> bool:
     return rule.scope == "mode" and rule.action != "ask"
 
 

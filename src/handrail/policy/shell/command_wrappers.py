@@ -91,13 +91,13 @@ def _first_operand_index(argv: Sequence[str], flags: frozenset[str], values: _Va
     return index
 
 
-def _form(flags: str = "", **values: re.Pattern[str]) -> Callable[[Sequence[str]], int | None]:
+def _make_form_reader(flags: str = "", **values: re.Pattern[str]) -> Callable[[Sequence[str]], int | None]:
     known = frozenset(flags.split())
     by_option = {("-" if len(n) == 1 else "--") + n.replace("_", "-"): p for n, p in values.items()}
     return lambda argv: _first_operand_index(argv, known, by_option)
 
 
-_timeout_options = _form("--foreground --preserve-status -v --verbose -f -p", k=_TIMEOUT_DURATION, kill_after=_TIMEOUT_DURATION,
+_timeout_options = _make_form_reader("--foreground --preserve-status -v --verbose -f -p", k=_TIMEOUT_DURATION, kill_after=_TIMEOUT_DURATION,
                          s=_SIGNAL, signal=_SIGNAL)  # fmt: skip
 
 
@@ -106,10 +106,10 @@ def _timeout(argv: Sequence[str]) -> int | None:
     return None if at is None or at >= len(argv) or _TIMEOUT_DURATION.fullmatch(argv[at]) is None else at + 1
 
 
-_nice_options = _form(n=_NUMBER, adjustment=_NUMBER)
+_nice_options = _make_form_reader(n=_NUMBER, adjustment=_NUMBER)
 
 
-def _nice(argv: Sequence[str]) -> int | None:
+def _find_nice_command(argv: Sequence[str]) -> int | None:
     if len(argv) > 1 and re.fullmatch(r"-{1,2}\d{1,9}", argv[1]):  # the old spelling: nice -5
         return 2
     return _nice_options(argv)
@@ -136,12 +136,12 @@ def _env(argv: Sequence[str]) -> int | None:
 
 _WRAPPERS: Mapping[str, Callable[[Sequence[str]], int | None]] = {
     "timeout": _timeout,
-    "nice": _nice,
-    "nohup": _form(),
+    "nice": _find_nice_command,
+    "nohup": _make_form_reader(),
     "time": _read_time_keyword,
-    "stdbuf": _form(i=_MODE, o=_MODE, e=_MODE, input=_MODE, output=_MODE, error=_MODE),
-    "setsid": _form("-w --wait"),
-    "ionice": _form("-t --ignore", c=_CLASS, n=_LEVEL, **{"class": _CLASS, "classdata": _LEVEL}),
+    "stdbuf": _make_form_reader(i=_MODE, o=_MODE, e=_MODE, input=_MODE, output=_MODE, error=_MODE),
+    "setsid": _make_form_reader("-w --wait"),
+    "ionice": _make_form_reader("-t --ignore", c=_CLASS, n=_LEVEL, **{"class": _CLASS, "classdata": _LEVEL}),
     "command": _command,
     "env": _env,
 }

@@ -30,15 +30,15 @@ _MAX_DEPTH = 4
 
 def stays_confined(argv: Sequence[str]) -> bool:
     """Return whether nothing in the words of a command contradicts that it stays confined."""
-    return why_not_confined(argv) is None
+    return explain_not_confined(argv) is None
 
 
-def why_not_confined(argv: Sequence[str]) -> str | None:
+def explain_not_confined(argv: Sequence[str]) -> str | None:
     """Return why a command is not known to stay confined, as half a sentence, or None."""
     return _why_not_confined(tuple(argv), _MAX_DEPTH)
 
 
-def why_script_not_confined(script: ShellScript) -> str | None:
+def explain_script_not_confined(script: ShellScript) -> str | None:
     """Return why a shell text is not known to stay confined, or None.
 
     Redirections are not part of the answer. Rules about files decide them.
@@ -75,7 +75,7 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
         return None
     if not inner or is_marked(inner[0]):
         return "the text does not name the program"
-    reason = destroying_forms.why_destroys(inner) or why_needs_network(inner) or _why_protected(inner)
+    reason = destroying_forms.explain_destruction(inner) or explain_network_need(inner) or _why_protected(inner)
     if reason is not None:
         return reason
     program = program_name(inner)
@@ -84,7 +84,10 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
         return check(inner, depth)
     if program in risky_options.SHELLS:
         return _shell(inner, depth)
-    if program in command_wrappers.ENVIRONMENT_MANAGERS and (at := _place_after(inner, ("run", "exec"))) is not None:
+    if (
+        program in command_wrappers.ENVIRONMENT_MANAGERS
+        and (at := _find_program_position(inner, ("run", "exec"))) is not None
+    ):
         return _why_not_confined(inner[at:], depth - 1)
     risk = program_risks.find_form_risk(inner)
     return None if risk is None else risk.reason
@@ -93,7 +96,7 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
 # What a command needs, and what it names.
 
 
-def why_needs_network(argv: Sequence[str]) -> str | None:
+def explain_network_need(argv: Sequence[str]) -> str | None:
     """Return why a command does nothing useful without a network, as half a sentence, or None."""
     if program_name(argv).startswith("python") and tuple(argv[1:2]) == ("-m",):
         argv = argv[2:]
@@ -112,14 +115,14 @@ def why_needs_network(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _verbs(text: str) -> tuple[str, ...]:
+def _make_verb_list(text: str) -> tuple[str, ...]:
     return tuple(verb.strip() for verb in text.split(",")) if text else ()
 
 
-_NODE_NETWORK = _verbs(
+_NODE_NETWORK = _make_verb_list(
     "install, i, in, ci, add, update, up, upgrade, publish, audit, view, info, outdated, login, create, init, dlx, search, ping"
 )
-_PIP_NETWORK = _verbs("install, download, index, search, wheel")
+_PIP_NETWORK = _make_verb_list("install, download, index, search, wheel")
 _NETWORK: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -173,27 +176,27 @@ _NETWORK: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("npm", "pnpm", "bun"), _NODE_NETWORK),
     "yarn": ("", *_NODE_NETWORK),
     **dict.fromkeys(("pip", "pip3"), _PIP_NETWORK),
-    "uv": _verbs(
+    "uv": _make_verb_list(
         "sync, add, lock, pip install, pip sync, pip compile, tool install, tool run, tool upgrade, publish, python install, self"
     ),
     **dict.fromkeys(
-        ("poetry", "pdm", "pipenv", "rye", "pixi"), _verbs("install, add, update, lock, publish, sync, search")
+        ("poetry", "pdm", "pipenv", "rye", "pixi"), _make_verb_list("install, add, update, lock, publish, sync, search")
     ),
     **dict.fromkeys(
-        ("conda", "mamba", "micromamba"), _verbs("install, create, update, search, env create, env update")
+        ("conda", "mamba", "micromamba"), _make_verb_list("install, create, update, search, env create, env update")
     ),
-    "cargo": _verbs("fetch, install, add, update, publish, search, login, yank, owner, generate-lockfile"),
-    "go": _verbs("get, install, mod download, mod tidy, mod vendor, work sync"),
-    **dict.fromkeys(("gem", "bundle", "bundler"), _verbs("install, update, push, fetch, add, outdated")),
-    "composer": _verbs("install, require, update, create-project"),
-    "dotnet": _verbs("restore, add, tool install, nuget"),
-    "git": _verbs(
+    "cargo": _make_verb_list("fetch, install, add, update, publish, search, login, yank, owner, generate-lockfile"),
+    "go": _make_verb_list("get, install, mod download, mod tidy, mod vendor, work sync"),
+    **dict.fromkeys(("gem", "bundle", "bundler"), _make_verb_list("install, update, push, fetch, add, outdated")),
+    "composer": _make_verb_list("install, require, update, create-project"),
+    "dotnet": _make_verb_list("restore, add, tool install, nuget"),
+    "git": _make_verb_list(
         "fetch, pull, push, clone, ls-remote, remote update, remote show, submodule update, lfs pull, lfs fetch, lfs push"
     ),
-    "hg": _verbs("pull, push, clone, incoming, outgoing"),
-    "playwright": _verbs("install"),
-    "rustup": _verbs("update, install, toolchain install, component add, target add"),
-    "deno": _verbs("add, install, cache, publish"),
+    "hg": _make_verb_list("pull, push, clone, incoming, outgoing"),
+    "playwright": _make_verb_list("install"),
+    "rustup": _make_verb_list("update, install, toolchain install, component add, target add"),
+    "deno": _make_verb_list("add, install, cache, publish"),
 }
 """Programs that need the network: for every sub-command, or for those named."""
 _REMOTE = re.compile(r"rsync://|[^/]*:")
@@ -253,7 +256,7 @@ def _why_protected(argv: Sequence[str]) -> str | None:
 _Check = Callable[[tuple[str, ...], int], str | None]
 
 
-def _place_after(argv: Sequence[str], verbs: Sequence[str]) -> int | None:
+def _find_program_position(argv: Sequence[str], verbs: Sequence[str]) -> int | None:
     """Return the position of the program after a verb such as ``run``, or None if an option or nothing is there."""
     at = next((index for index, word in enumerate(argv) if index and word in verbs), None)
     if at is None or any(word[:1] == "-" and word not in command_wrappers.VALUELESS_OPTIONS for word in argv[1:at]):
@@ -286,8 +289,8 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
 def _find(argv: tuple[str, ...], depth: int) -> str | None:
     if any(word in ("-fls", "-fprint", "-fprint0", "-fprintf") for word in argv):
         return "find writes the file that an option names"
-    for inner in risky_options.commands_of_find(argv):
-        if inner[:1] == ("rm",) and destroying_forms.finds_only_caches(argv):
+    for inner in risky_options.iterate_find_commands(argv):
+        if inner[:1] == ("rm",) and destroying_forms.is_find_limited_to_caches(argv):
             continue
         if (reason := _why_not_confined(inner, depth - 1)) is not None:
             return reason
@@ -301,7 +304,7 @@ def list_run_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
     if program in ("xargs", "gxargs") and not isinstance(found := _command_of_xargs(tuple(inner)), str):
         return [found]
     if program in ("find", "gfind", "bfs"):
-        return list(risky_options.commands_of_find(inner)) or [tuple(inner)]
+        return list(risky_options.iterate_find_commands(inner)) or [tuple(inner)]
     return [tuple(inner)]
 
 
@@ -370,7 +373,7 @@ def _python(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
     if any(map(is_open, argv[1:2])):
         return f"{argv[0]} may run a text that only the shell knows"
-    risk = risky_options.interpreter_risk(program_name(argv), argv)
+    risk = risky_options.find_interpreter_risk(program_name(argv), argv)
     return None if risk is None else risk.reason
 
 
@@ -383,7 +386,7 @@ def _sed(argv: tuple[str, ...], depth: int) -> str | None:
             plain.append(word)
         elif match.group("letters"):
             plain.append(f"-{match.group('letters')}")
-    risk = risky_options.sed_risk(plain)
+    risk = risky_options.find_sed_risk(plain)
     return None if risk is None else risk.reason
 
 
@@ -416,7 +419,7 @@ def _git(argv: tuple[str, ...], depth: int) -> str | None:
 
 def _without_patch_folder(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Return ``git format-patch`` without the folder that it writes new files to, if the text names one below."""
-    at = destroying_forms.git_command_index(argv)
+    at = destroying_forms.find_git_command_index(argv)
     if at is None or argv[at] != "format-patch" or "-o" not in argv[at:-1]:
         return argv
     option = argv.index("-o", at)
@@ -464,7 +467,7 @@ def _npx(argv: tuple[str, ...], depth: int) -> str | None:
 def _package_runner(argv: tuple[str, ...], depth: int) -> str | None:
     if argv[1:2] == ("exec",) and argv[0] in ("pnpm", "yarn") and len(argv) > 2 and argv[2][:1] != "-":
         return _why_not_confined(argv[2:], depth - 1)
-    risk = risky_options.package_runner_risk(argv)
+    risk = risky_options.find_package_runner_risk(argv)
     return None if risk is None else risk.reason
 
 
@@ -474,7 +477,7 @@ def _shell_variables(argv: tuple[str, ...], depth: int) -> str | None:
     return None if risk is None else risk.reason
 
 
-def _nothing(argv: tuple[str, ...], depth: int) -> str | None:
+def _find_no_problem(argv: tuple[str, ...], depth: int) -> str | None:
     del argv, depth
 
 
@@ -505,7 +508,7 @@ _CHECKS: Mapping[str, _Check] = {
     **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _package_runner),
     **dict.fromkeys(("export", "read", "[", "[[", "test", "set"), _shell_variables),
     **dict.fromkeys(
-        ("sort", "uniq", "xxd", "tree", "shuf", "iconv", "date", "unset", "local", "kill", "wait"), _nothing
+        ("sort", "uniq", "xxd", "tree", "shuf", "iconv", "date", "unset", "local", "kill", "wait"), _find_no_problem
     ),
 }
 
@@ -513,11 +516,11 @@ _CHECKS: Mapping[str, _Check] = {
 # Texts that are not understood, and version control.
 
 
-def why_unclear_text_may_destroy(script: ShellScript, text: str) -> str | None:
+def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
     """Return which words of a text that is not understood may destroy something, or None. When in doubt, there is a reason."""
     for command in script.commands:
         if (
-            reason := destroying_forms.why_destroys(command_wrappers.split_wrapper_layers(command.argv)[-1])
+            reason := destroying_forms.explain_destruction(command_wrappers.split_wrapper_layers(command.argv)[-1])
         ) is not None:
             return reason
     bare = _QUOTES.sub("", text)

@@ -1,7 +1,7 @@
 """The commands that delete or overwrite what cannot be brought back: programs, sub-commands and options.
 
 They require approval in every mode, also under a rule that allows the program. Only a rule that names every word allows them.
-:func:`why_destroys` decides by the words alone. :func:`find_replaced_paths` and :func:`find_removed_paths` return the
+:func:`explain_destruction` decides by the words alone. :func:`find_replaced_paths` and :func:`find_removed_paths` return the
 paths of which the file system decides whether something is lost.
 """
 
@@ -66,7 +66,7 @@ _GENERATED = compile_on_first_use(r".*\.(?:py[cod]|o|obj|class|egg-info|tsbuildi
 _Check = Callable[[Sequence[str]], str | None]
 
 
-def why_destroys(argv: Sequence[str]) -> str | None:
+def explain_destruction(argv: Sequence[str]) -> str | None:
     """Return why a command may delete or overwrite what cannot be brought back, as half a sentence, or None."""
     check = _PROGRAMS.get(program_name(argv))
     return None if check is None else check(argv)
@@ -74,7 +74,7 @@ def why_destroys(argv: Sequence[str]) -> str | None:
 
 def may_destroy(argv: Sequence[str]) -> bool:
     """Return whether a command may delete or overwrite something by its words, also what can be brought back."""
-    return why_destroys(argv) is not None or bool(find_removed_paths(argv)) or any(find_replaced_paths(argv))
+    return explain_destruction(argv) is not None or bool(find_removed_paths(argv)) or any(find_replaced_paths(argv))
 
 
 def is_cache(path: str) -> bool:
@@ -152,14 +152,14 @@ def _is_repository(word: str) -> bool:
     return any(name.rstrip(".").lower() in (".git", ".hg", ".svn", ".jj") for name in word.split("/"))
 
 
-def _dd(argv: Sequence[str]) -> str | None:
+def _explain_dd(argv: Sequence[str]) -> str | None:
     if any(word.startswith("of=") and word != "of=/dev/null" for word in argv) or has_marks(argv):
         return "dd overwrites its output"
     return None
 
 
 def _find(argv: Sequence[str]) -> str | None:
-    if "-delete" in argv and not finds_only_caches(argv) and not _finds_only_empty_folders(argv):
+    if "-delete" in argv and not is_find_limited_to_caches(argv) and not _finds_only_empty_folders(argv):
         return "find -delete deletes every file that it finds"
     return None
 
@@ -173,7 +173,7 @@ def _finds_only_empty_folders(argv: Sequence[str]) -> bool:
     return "-empty" in argv and ("-type", "d") in itertools.pairwise(argv)
 
 
-def finds_only_caches(argv: Sequence[str]) -> bool:
+def is_find_limited_to_caches(argv: Sequence[str]) -> bool:
     """Return whether ``find`` with these words finds only files that a program makes again."""
     if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or has_marks(argv):
         return False
@@ -205,7 +205,7 @@ def _copies(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _tee(argv: Sequence[str]) -> str | None:
+def _explain_tee(argv: Sequence[str]) -> str | None:
     return "tee writes to files that the text does not name" if has_marks(argv) else None
 
 
@@ -227,7 +227,7 @@ _SED_WHOLE = compile_on_first_use(
 )
 
 
-def _sed(argv: Sequence[str]) -> str | None:
+def _explain_sed(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv, "-e -f --expression --file")
     if not _has(options, "i", "--in-place"):
         return None
@@ -268,7 +268,7 @@ def _tar(argv: Sequence[str]) -> str | None:
 
 
 def _git(argv: Sequence[str]) -> str | None:
-    index = git_command_index(argv)
+    index = find_git_command_index(argv)
     if index is None:
         return None
     command, rest = argv[index], argv[index:]
@@ -278,7 +278,7 @@ def _git(argv: Sequence[str]) -> str | None:
     return None if check is None else check(rest)
 
 
-def git_command_index(argv: Sequence[str]) -> int | None:
+def find_git_command_index(argv: Sequence[str]) -> int | None:
     """Return the position of git's sub-command, or None."""
     index = 1
     while index < len(argv) and argv[index][:1] == "-":
@@ -405,14 +405,14 @@ _PROGRAMS: Mapping[str, _Check] = {
                     _always("removes or overwrites what it names")),
     **dict.fromkeys(("mkfs", "mke2fs", "mkswap", "mkfs.ext4", "mkfs.xfs", "mkfs.vfat", "mkfs.btrfs"), _always("overwrites what it names")),
     **dict.fromkeys(("rename", "prename", "mmv", "detox"), _always("renames files by a pattern, over others")),
-    "dd": _dd,
+    "dd": _explain_dd,
     **dict.fromkeys(("find", "gfind", "bfs"), _find),
     **dict.fromkeys(("mv", "gmv"), _mv),
     **dict.fromkeys(("cp", "gcp", "install", "ln"), _copies),
-    "tee": _tee,
+    "tee": _explain_tee,
     **dict.fromkeys(("rimraf", "del-cli", "shx", "trash-empty"), _always("removes files")),
     **dict.fromkeys(("chmod", "chown", "chgrp"), _chmod),
-    **dict.fromkeys(("sed", "gsed"), _sed),
+    **dict.fromkeys(("sed", "gsed"), _explain_sed),
     **dict.fromkeys(("perl", "ruby"), _edits_in_place),
     **dict.fromkeys(("awk", "gawk"), _awk),
     "rsync": _rsync,
@@ -440,7 +440,7 @@ WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd", "
 def find_removed_paths(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the paths whose files a command removes by their names, or replaces by a committed version."""
     if program_name(argv) == "git":
-        index = git_command_index(argv)
+        index = find_git_command_index(argv)
         is_checkout = index is not None and argv[index] in ("checkout", "co")
         return tuple(split_words(argv[index:], "-b -B --orphan --conflict")[1]) if is_checkout else ()
     if program_name(argv) not in ("rm", "unlink", "grm"):

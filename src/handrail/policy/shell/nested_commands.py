@@ -100,7 +100,7 @@ class NestedCommandForm(Struct, frozen=True):
     partly_known: bool = False
 
 
-def _form_of(text: str, *, first: bool = False) -> NestedCommandForm:
+def _parse_form(text: str, *, first: bool = False) -> NestedCommandForm:
     pairs, built, options, prefixes, verbs = set[str](), set[str](), list[str](), list[str](), set[str]()
     for word in text.split():
         if word in ("*", "=", "?", "code"):
@@ -136,7 +136,7 @@ _FORMS: Mapping[str, NestedCommandForm] = {
         for name in command_wrappers.RUNNERS
     },
     **{
-        name: _form_of(text, first=name in command_wrappers.PROGRAM_FIRST_RUNNERS)
+        name: _parse_form(text, first=name in command_wrappers.PROGRAM_FIRST_RUNNERS)
         for names, text in command_wrappers.COMMAND_PLACES.items()
         for name in names.split()
     },
@@ -725,7 +725,7 @@ def _value_after_option_letters(form: NestedCommandForm, word: str) -> str:
     return ""
 
 
-def why_inner_command_unparsable(argv: Sequence[str]) -> str | None:
+def explain_inner_command_unparsable(argv: Sequence[str]) -> str | None:
     """Return why a command that the program runs cannot be parsed, as half a sentence, or None.
 
     This is for programs whose own words are otherwise covered by their rules alone, such as ``ssh`` and ``docker``.

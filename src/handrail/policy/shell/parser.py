@@ -118,7 +118,7 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
         )
     if problem := _explain_misleading_character(text):
         return ShellScript((), problem, is_plain=False)
-    read: reader.ReadText | None = None
+    read: reader.ParsedShellText | None = None
     not_plain = ""
     try:
         read = read_text(text)
@@ -297,7 +297,7 @@ def _command_words_as_written(node: Node, raw: bytes, *, literal: bool = True) -
     return tuple(_text(word, raw) for word in words if word.type in _WORDS or not (literal or word.type in _NO_WORDS))
 
 
-def _disagreement(root: Node, raw: bytes, read: reader.ReadText) -> str | None:
+def _disagreement(root: Node, raw: bytes, read: reader.ParsedShellText) -> str | None:
     """Return why the two parsers do not agree, or None."""
     if _parts(root, raw) == read.parts:
         return None if read.commands else "the text contains no command"
@@ -421,7 +421,7 @@ _NO_PROGRAMS = SHELL_WORDS - {"cd", "echo", "exit", "false", "printf", "pwd", "t
 """The words that do not begin a plain command."""
 
 
-def argv_of_single_program(script: ShellScript) -> tuple[str, ...] | None:
+def get_single_program_argv(script: ShellScript) -> tuple[str, ...] | None:
     """Return the argv of a script that is one program with literal arguments; None if it needs a shell."""
     if script.unclear is not None or not script.is_plain or len(script.commands) != 1:
         return None
@@ -432,6 +432,6 @@ def argv_of_single_program(script: ShellScript) -> tuple[str, ...] | None:
 
 
 @lru_cache(maxsize=64)
-def argv_of_single_program_text(text: str) -> tuple[str, ...] | None:
-    """Return :func:`argv_of_single_program` of a text."""
-    return argv_of_single_program(parse_script(text))
+def get_single_program_text_argv(text: str) -> tuple[str, ...] | None:
+    """Return :func:`get_single_program_argv` of a text."""
+    return get_single_program_argv(parse_script(text))

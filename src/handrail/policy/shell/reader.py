@@ -44,7 +44,7 @@ class UnclearText(Exception):
     """The text has a construct that is not understood. This is a condition rather than an error."""
 
 
-class ReadText(NamedTuple):
+class ParsedShellText(NamedTuple):
     """What the reader found in a text.
 
     :param parts: what the other parser has to agree on, in the order of the text
@@ -58,7 +58,7 @@ class ReadText(NamedTuple):
     is_plain: bool
 
 
-def read_text(text: str) -> ReadText:
+def read_text(text: str) -> ParsedShellText:
     """Return the commands of a text. If there are too many, return just enough of them to show that.
 
     :raises UnclearText: for any other text than those that are understood
@@ -70,7 +70,7 @@ def read_text(text: str) -> ReadText:
     for found in (reader.commands, reader.files, reader.parts):
         if len(found) > 1:
             found.sort(key=itemgetter(0))
-    return ReadText(
+    return ParsedShellText(
         tuple([command for _, command in reader.commands]),
         tuple([file for _, file in reader.files]),
         tuple([part for _, part in reader.parts]),
@@ -174,7 +174,7 @@ class _TextReader:
             self._assigned = None
             found = True
             self._skip_blanks()
-            joined = self._take_sign(("&&", "||", ";", "&", "\n"))
+            joined = self._take_operator(("&&", "||", ";", "&", "\n"))
             if assigned is not None and joined != "&" and self._is_assigned_once(assigned[0]):
                 self._values[assigned[0]] = assigned[1]
             if joined == "&":
@@ -218,7 +218,7 @@ class _TextReader:
         self._read_command()
         while self.at < len(self.text):
             self._skip_blanks()
-            sign = self._take_sign(("|", "|&"))
+            sign = self._take_operator(("|", "|&"))
             if not sign:
                 break
             self.is_plain = self.is_plain and sign == "|"
@@ -304,7 +304,7 @@ class _TextReader:
             words.append(word)
             sources.append(source)
         self.parts.append((start, ("for", name, *sources)))
-        self._take_sign((";", "\n"))
+        self._take_operator((";", "\n"))
         self._skip_blanks(lines=True)
         if not self._take_word("do"):
             raise UnclearText("the text contains a loop without 'do'")
@@ -344,7 +344,7 @@ class _TextReader:
                 raise UnclearText("the text contains a [[ without ]]")
             if self._take_word("]]"):
                 break
-            sign = self._take_sign(("&&", "||", "(", ")")) or ("!" if self._take_word("!") else "")
+            sign = self._take_operator(("&&", "||", "(", ")")) or ("!" if self._take_word("!") else "")
             if sign:
                 words.append(sign)
                 continue
@@ -718,7 +718,7 @@ class _TextReader:
         if self.documents:
             self._read_documents()
 
-    def _take_sign(self, signs: Sequence[str]) -> str:
+    def _take_operator(self, signs: Sequence[str]) -> str:
         """Take one of these signs if it comes next, and return it; otherwise ``""``."""
         match = _SIGN.match(self.text, self.at)
         if match is None or match.group() not in signs:

@@ -142,7 +142,7 @@ def make_leading_option_check(what: str, name: str) -> Callable[[Sequence[str]],
     return form
 
 
-def shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``set`` options that change how the shell reads later commands, or None.
 
     ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -H`` with ``-o history`` replaces ``!:1`` by
@@ -161,7 +161,7 @@ _TEST_SIGNS = frozenset(
 )
 
 
-def test_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_test_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``test`` and ``[``, which can look into the shell's variables and so run code, or None."""
     words = [word for word in argv[1:] if word != "]"]
     while words[:1] == ["!"]:
@@ -184,7 +184,7 @@ _SPLITS = compile_on_first_use(f"[{GLOB}{SPLIT}]")
 _VARIABLE_NAME = compile_on_first_use(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL | re.ASCII)
 
 
-def variable_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_variable_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``export`` and ``read``, which set variables of the shell, or None."""
     for word in argv[1:]:
         match = _VARIABLE_NAME.fullmatch(word)
@@ -198,7 +198,7 @@ def variable_risk(argv: Sequence[str]) -> CommandRisk | None:
     return None
 
 
-def second_operand_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_second_operand_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``uniq`` and ``xxd``, which write to their second operand, or None.
 
     The value of an option may look like an operand.
@@ -221,7 +221,7 @@ _CURL = make_options_check(
 _OTHER_SCHEME = compile_on_first_use(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
-def curl_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_curl_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``curl`` command, or None."""
     found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
     past = (
@@ -237,7 +237,7 @@ def curl_risk(argv: Sequence[str]) -> CommandRisk | None:
 _LESS = frozenset("NRSFXi")
 
 
-def less_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_less_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``less`` command, or None."""
     found = [
         i for i, word in enumerate(argv) if i and (word[:1] == "+" or (word[:1] == "-" and not set(word[1:]) <= _LESS))
@@ -255,7 +255,7 @@ def find_program_risk(argv: Sequence[str]) -> CommandRisk | None:
     return None
 
 
-def commands_of_find(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def iterate_find_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the commands of ``find -exec``, with a mark for each file that it finds."""
     index = 1
     while index < len(argv):
@@ -267,7 +267,7 @@ def commands_of_find(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
         index += 1
 
 
-def tar_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_tar_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``tar`` command, or None."""
     names = ("--checkpoint-action", "--use-compress-program", "--to-command", "--info-script", "--new-volume-script")
     found = [
@@ -298,7 +298,7 @@ def make_program_risk(argv: Sequence[str]) -> CommandRisk | None:
     return _risk_of_options(argv, found, f"make {argv[found[0]]} sets what its recipes run") if found else None
 
 
-def package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a sub-command that runs any program or code (``npm exec``), or None.
 
     Only options may stand before the sub-command.
@@ -451,7 +451,7 @@ _SED_WITH_VALUE = compile_on_first_use(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:
 _AWK_RUNS = compile_on_first_use(r"system|getline|[|>@]|fflush|close")
 
 
-def sed_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_sed_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``sed`` command, or None."""
     found: list[CommandRisk | None] = []
     scripts: list[int] = []
@@ -499,7 +499,7 @@ def _without_awk_comparisons(program: str) -> str:
     return "".join(out)
 
 
-def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_awk_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of an ``awk`` command, or None."""
     index = 1
     while index < len(argv) and argv[index][:1] == "-" and argv[index] != "-":
@@ -542,13 +542,13 @@ _HARMLESS: dict[str, re.Pattern[str]] = {
 _SHELL_HARMLESS = compile_on_first_use(r"-[eux]+")
 
 
-def interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | None:
+def find_interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of an interpreter, or None.
 
     An interpreter that runs a file is named by that file. Code in its words or on its standard input is not.
     """
     if program in ("awk", "gawk", "mawk", "nawk", "original-awk"):
-        return awk_risk(argv)
+        return find_awk_risk(argv)
     if _PYTHON.fullmatch(program):
         return _python_risk(argv)
     if program in SHELLS:

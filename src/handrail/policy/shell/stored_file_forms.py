@@ -18,7 +18,7 @@ from handrail.policy.shell.simple_commands import is_marked
 _Scope = Literal["", "index", "history", "unknown"]
 
 
-class StoredFileAccess(NamedTuple):
+class StoredContentAccess(NamedTuple):
     """The stored files of a repository that a command may print.
 
     :param scope: the files in the index, all of the history, or those of a repository that the words do not plainly name
@@ -31,14 +31,14 @@ class StoredFileAccess(NamedTuple):
     shown: str
 
 
-def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredFileAccess]:
+def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredContentAccess]:
     """Return what the commands of a text may print of stored files."""
     if script.unclear is not None:
         match = _PRINTING_WORDS.search(text)
         if match is None and not _computes_a_program(script, text):
             return []
-        return [StoredFileAccess("history", (), "a computed command" if match is None else match.group())]
-    found: list[StoredFileAccess] = []
+        return [StoredContentAccess("history", (), "a computed command" if match is None else match.group())]
+    found: list[StoredContentAccess] = []
     for command in script.commands:
         if "git" not in " ".join(command.argv):
             continue
@@ -54,15 +54,15 @@ def _computes_a_program(script: ShellScript, text: str) -> bool:
     return "$'" in text or any(one.argv and _EXPANDED.search(one.argv[0]) is not None for one in script.commands)
 
 
-def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredFileAccess:
+def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredContentAccess:
     if not argv:
-        return StoredFileAccess("", folders, "")
+        return StoredContentAccess("", folders, "")
     if program_name(argv) != "git":
         match = _PRINTING_WORDS.search(" ".join(argv)) if not read_only_proof.changes_nothing(argv) else None
-        return StoredFileAccess("" if match is None else "history", folders, "" if match is None else match.group())
-    index = destroying_forms.git_command_index(argv)
+        return StoredContentAccess("" if match is None else "history", folders, "" if match is None else match.group())
+    index = destroying_forms.find_git_command_index(argv)
     if index is None:
-        return StoredFileAccess("", folders, "git")
+        return StoredContentAccess("", folders, "git")
     verb, rest = argv[index], argv[index:]
     scope = "history" if is_marked(verb) else _SCOPES.get(verb, _history)(rest)
     for at, word in enumerate(argv[:index]):
@@ -70,7 +70,7 @@ def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredFileAcc
             folders = () if is_marked(argv[at + 1]) else tuple(_join(folder, argv[at + 1]) for folder in folders)
     if scope and any(word.startswith(_OTHER_REPOSITORIES) for word in argv):
         scope = "unknown"
-    return StoredFileAccess(scope, folders, f"git {'…' if is_marked(verb) else verb}")
+    return StoredContentAccess(scope, folders, f"git {'…' if is_marked(verb) else verb}")
 
 
 _OTHER_REPOSITORIES = ("--git-dir", "--work-tree", "--submodule=d", "--recurse-submodules")
@@ -102,12 +102,12 @@ def _index(_rest: Sequence[str]) -> _Scope:
 
 
 def _read_only_form(rest: Sequence[str]) -> _Scope:
-    return "" if read_only_proof.why_git_shows_stored_files(("git", *rest)) is None else "history"
+    return "" if read_only_proof.explain_git_shows_stored_files(("git", *rest)) is None else "history"
 
 
 def _diff(rest: Sequence[str]) -> _Scope:
     """Return the scope of ``git diff``: without a revision, it compares the index with files."""
-    if read_only_proof.why_git_shows_stored_files(("git", *rest)) is None:
+    if read_only_proof.explain_git_shows_stored_files(("git", *rest)) is None:
         return ""
     options, operands = destroying_forms.split_words(rest)
     before = rest[: rest.index("--")] if "--" in rest else rest

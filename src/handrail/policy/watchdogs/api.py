@@ -246,9 +246,9 @@ def _parse_answer(answer: bytes, code: int) -> WatchdogDecision:
         return WatchdogDecision("deny", f"the program ended with exit code {code}")
     try:
         # As pairs, because in a dict the later of two equal keys would win silently.
-        said: object = json.loads(answer, object_pairs_hook=tuple)
-        pairs = dict(cast("tuple[tuple[str, object], ...]", said)) if isinstance(said, tuple) else {}
-        whole = isinstance(said, tuple) and len(pairs) == len(cast("tuple[object, ...]", said))
+        parsed: object = json.loads(answer, object_pairs_hook=tuple)
+        pairs = dict(cast("tuple[tuple[str, object], ...]", parsed)) if isinstance(parsed, tuple) else {}
+        whole = isinstance(parsed, tuple) and len(pairs) == len(cast("tuple[object, ...]", parsed))
     except (ValueError, TypeError, RecursionError):
         return WatchdogDecision("deny", f"the answer of the program is not JSON; expected {_FORM}")
     decision, reason = pairs.get("decision"), pairs.get("reason", "")
@@ -287,7 +287,7 @@ async def apply_watchdogs(
         reason = opinion.reason.strip()
         step = TraceStep("watchdog", opinion.action, f"{name}: {reason}" if reason else name)
         if STRICTNESS[opinion.action] <= STRICTNESS[verdict.action]:
-            verdict = verdict.with_note(step)
+            verdict = verdict.with_trace_note(step)
             continue
         verb = "denied this call of" if opinion.action == "deny" else "requires approval for this call of"
         text = f"The watchdog {name} {verb} {call.tool_id}: {reason.rstrip('.') or 'no reason given'}."

@@ -205,7 +205,7 @@ class AgentSource(Struct, frozen=True):
         chosen = (
             one
             for one in self.others
-            if one.accepts_work_from(self.agent)
+            if one.accepts_delegation_from(self.agent)
             and any(tool_pattern_matches(pattern, AGENT_TOOL_PREFIX + one.id) for pattern in patterns)
         )
         return SourceContents(tuple(DiscoveredTool(AgentTool(one.id, one.description), AGENT_SOURCE) for one in chosen))

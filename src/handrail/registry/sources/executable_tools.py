@@ -100,7 +100,7 @@ class PerCallExecutableTool(Tool):
         def keep(piece: bytes) -> None:
             kept.extend(piece)
             del kept[: -2 * MAX_TAIL_BYTES]
-            runtime.set_partial_result({"stdout_tail": cut_to_tail(kept)})
+            runtime.set_partial_result({"stdout_tail": keep_output_tail(kept)})
 
         try:
             output, errors, _dropped = await process.communicate(
@@ -109,7 +109,10 @@ class PerCallExecutableTool(Tool):
             try:
                 code = await process.wait()
             except ProtectedPathViolation as veto:
-                fields = {"stdout": cut_to_tail(output), **_evidence(veto.exit_code or 0, cut_to_tail(errors))}
+                fields = {
+                    "stdout": keep_output_tail(output),
+                    **_evidence(veto.exit_code or 0, keep_output_tail(errors)),
+                }
                 raise ToolError(veto.text, kind="denied", data=fields) from None
         except asyncio.CancelledError:
             await process.kill()
@@ -159,13 +162,13 @@ def parse_finished_program(
     :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` if the program broke the
         protocol; ``data`` has its stderr
     """
-    said = cut_to_tail(errors)
+    error_tail = keep_output_tail(errors)
     if len(output) > MAX_ANSWER_BYTES:
         raise ToolError(
             f"The tool's answer is too large. The limit is {MAX_ANSWER_BYTES:,} bytes. Request less, or "
             "have the tool write a file in the workspace.",
             kind="limit",
-            data=_evidence(code, said),
+            data=_evidence(code, error_tail),
         )
     answer: dict[str, Any] | None = None
     problem = "stdout is empty"
@@ -183,20 +186,20 @@ def parse_finished_program(
         result = recognise_result(answer)
         if result is not None and not result.ok:
             return result
-        evidence = _evidence(code, said) | ({} if answer is None else {"answer": answer})
+        evidence = _evidence(code, error_tail) | ({} if answer is None else {"answer": answer})
         if (bound := explain_reached_limit(code, errors)) is not None:
-            text = f"The tool failed: {describe_exit(code)}: {bound.text}{_last_line(said)}"
+            text = f"The tool failed: {describe_exit(code)}: {bound.text}{_last_line(error_tail)}"
             raise ToolError(text, kind="limit" if bound.is_certain else "failed", data=evidence)
         raise ToolError(
-            f"The tool failed: {describe_exit(code)}{_last_line(said)}",
+            f"The tool failed: {describe_exit(code)}{_last_line(error_tail)}",
             kind="failed" if code > 0 else "backend",
             data=evidence,
         )
     if answer is None:
         raise ToolError(
-            f"The tool sent an invalid answer: {problem}. Expected one JSON object on stdout{_last_line(said)}",
+            f"The tool sent an invalid answer: {problem}. Expected one JSON object on stdout{_last_line(error_tail)}",
             kind="backend",
-            data=_evidence(code, said),
+            data=_evidence(code, error_tail),
         )
     return recognised(answer)
 
@@ -212,7 +215,7 @@ def describe_exit(code: int) -> str:
     return f"signal {-code} ({name}) ended the program"
 
 
-def cut_to_tail(errors: bytes | bytearray) -> str:
+def keep_output_tail(errors: bytes | bytearray) -> str:
     """Return the end of a program's output, from the beginning of a line or word.
 
     A cut secret would not match its registered form, so the text never begins in the middle of a word.

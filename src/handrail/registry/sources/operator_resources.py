@@ -436,7 +436,7 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
     """
     try:
         parsed = parse_object(content, what="the file's contents", max_bytes=MAX_RESOURCES_FILE_BYTES, max_depth=64)
-        told = _ResourcesFile.model_validate(parsed)
+        resources_file = _ResourcesFile.model_validate(parsed)
     except InvalidJsonText as error:
         raise LoadError([Diagnostic(place, "", str(error))]) from None
     except ValidationError as error:
@@ -444,18 +444,18 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
             Diagnostic(place, format_json_path(one["loc"]), one["msg"]) for one in error.errors(include_input=False)
         ]
         raise LoadError(faults) from None
-    faults = [Diagnostic(place, where, problem) for where, problem in _faults(told)]
+    faults = [Diagnostic(place, where, problem) for where, problem in _faults(resources_file)]
     if faults:
         raise LoadError(faults)
-    offering = FileResourceProvider(told, folder, read_file)
+    offering = FileResourceProvider(resources_file, folder, read_file)
     if faults := list(offering.find_faults(place)):
         raise LoadError(faults)
     return offering
 
 
-def _faults(told: _ResourcesFile) -> Iterator[tuple[str, str]]:
-    yield from _faults_in_resources(told.resources)
-    for index, template in enumerate(told.templates):
+def _faults(resources_file: _ResourcesFile) -> Iterator[tuple[str, str]]:
+    yield from _faults_in_resources(resources_file.resources)
+    for index, template in enumerate(resources_file.templates):
         variables = {name for _, name in VARIABLE.findall(template.uri_template)}
         try:
             compile_uri_template(template.uri_template)
@@ -467,7 +467,7 @@ def _faults(told: _ResourcesFile) -> Iterator[tuple[str, str]]:
                 f"names {name!r}, which is not in its uriTemplate; add the variable, or remove the name",
             )
     names: set[str] = set()
-    for index, prompt in enumerate(told.prompts):
+    for index, prompt in enumerate(resources_file.prompts):
         if prompt.name in names:
             yield f"prompts[{index}].name", f"{prompt.name!r} is listed twice"
         names.add(prompt.name)

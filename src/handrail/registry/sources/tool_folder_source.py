@@ -402,10 +402,10 @@ def find_folder_tampering_risk(folder: Path, workspaces: Iterable[str]) -> str |
 
 def find_permission_problem(path: Path) -> str | None:
     """Return the reason why another user could change the file or folder at ``path``, or None."""
-    return _loose(path, path.lstat())
+    return _explain_loose_permissions(path, path.lstat())
 
 
-def _loose(path: Path, found: os.stat_result) -> str | None:
+def _explain_loose_permissions(path: Path, found: os.stat_result) -> str | None:
     if os.name != "posix":
         return None  # no sandbox tier exists there, so no tool starts
     if found.st_uid not in (0, os.geteuid()):
@@ -430,7 +430,7 @@ def read_file_within_limit(manifest: Path, max_bytes: int) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise LoadError([Diagnostic(str(manifest), "", "is not a regular file; expected a manifest")])
-        if problem := _loose(manifest, found):
+        if problem := _explain_loose_permissions(manifest, found):
             raise LoadError([Diagnostic(str(manifest), "", problem)])
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(max_bytes + 1)

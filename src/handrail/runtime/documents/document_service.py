@@ -164,7 +164,7 @@ class SandboxedDocuments:
                 processes=_PROCESSES,
             ),
         )
-        process = await self._sandbox.start(_NOTHING, profile, ProgramSpec((_in_sandbox(argv[0]), *argv[1:])))
+        process = await self._sandbox.start(_NOTHING, profile, ProgramSpec((_resolve_interpreter(argv[0]), *argv[1:])))
         try:
             await process.communicate(data, 0, lambda piece: output.extend(piece[: _MAX_ANSWER - len(output)]))
         finally:
@@ -217,7 +217,7 @@ def _list_code_folders(import_folders: list[str]) -> tuple[str, ...]:
     return tuple(one for one in found if one not in ("/usr", "/"))
 
 
-def _in_sandbox(interpreter: str) -> str:
+def _resolve_interpreter(interpreter: str) -> str:
     """Return the path of the interpreter with the links in the path to its folder resolved."""
     folder, name = os.path.split(interpreter)
     return str(Path(os.path.realpath(folder)) / name)

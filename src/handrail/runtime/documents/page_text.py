@@ -144,7 +144,7 @@ def extract_page_text(page: str, url: str) -> PageText:
         text, part, source = whole, "whole", tree.body
     title = (tree.title or "").strip()
     links = _list_links(source or tree.body, url)
-    return PageText(title, _tidy(text), part, links, hidden, keeps_hidden, scripts)
+    return PageText(title, _normalise_whitespace(text), part, links, hidden, keeps_hidden, scripts)
 
 
 def strip_tags(page: str) -> str:
@@ -165,7 +165,7 @@ def strip_tags(page: str) -> str:
         at = close + 1
         if skip is None:
             out.append("\n" if name[:1] in "/phldtu" else " ")
-    return _tidy(html.unescape("".join(out)))
+    return _normalise_whitespace(html.unescape("".join(out)))
 
 
 def _plain(page: str, *, main: bool, noscript: bool = False) -> str:
@@ -333,7 +333,7 @@ def _list_links(element: Any, url: str) -> list[tuple[str, str]]:
     return [(text, target) for target, text in links.items()]
 
 
-def _tidy(text: str) -> str:
+def _normalise_whitespace(text: str) -> str:
     lines = (line.rstrip() for line in text.replace("\r\n", "\n").split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 

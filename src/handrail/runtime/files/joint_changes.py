@@ -108,7 +108,7 @@ class ChangeJournal:
         self._own: set[str] = set()
         """The journals of changes that this process makes now."""
 
-    def change_together(self, changes: Sequence[JointChange]) -> None:
+    def change_atomically(self, changes: Sequence[JointChange]) -> None:
         """Make all changes or none.
 
         :raises ToolError: ``conflict`` if a file is not as expected; ``unavailable`` if the journal cannot be written;
@@ -229,7 +229,7 @@ def _carry_out(journal: _JournalFile, changes: Sequence[JointChange]) -> None:
             with _map_errors(change.located):
                 _take(step, change.located)
     except BaseException:
-        _take_back(journal, steps, folders, is_decided=is_decided)
+        _restore_old_states(journal, steps, folders, is_decided=is_decided)
         raise
     _finish(journal, steps)
 
@@ -357,7 +357,7 @@ def _read_state(parent: int, name: str) -> _ContentState | None:
         os.close(descriptor)
 
 
-def _take_back(
+def _restore_old_states(
     journal: _JournalFile, steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]], *, is_decided: bool
 ) -> None:
     """Give each file its old state, unless another process has changed it.
@@ -461,7 +461,7 @@ def _recover(journal: _JournalFile) -> bool:
     except (ToolError, OSError) as error:
         logger.warning("the changes in the journal %s could not be finished: %s", journal.file, error)
         return False
-    _take_back(journal, steps, folders, is_decided=stage != "prepared")
+    _restore_old_states(journal, steps, folders, is_decided=stage != "prepared")
     return True
 
 

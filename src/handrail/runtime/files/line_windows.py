@@ -50,7 +50,7 @@ class LineIndex:
         self._marks = [0]
         self._lock = Lock()
 
-    def _count_to(self, read: ReadRange, done: Callable[[int], bool]) -> None:
+    def _count_lines_to(self, read: ReadRange, done: Callable[[int], bool]) -> None:
         with self._lock:
             scanned = 0
             while len(self._marks) <= self._steps and not done(self._marks[-1]):
@@ -65,7 +65,7 @@ class LineIndex:
 
     def count_lines(self, read: ReadRange) -> int:
         """Return the number of lines; a last line without a line end counts."""
-        self._count_to(read, lambda _: False)
+        self._count_lines_to(read, lambda _: False)
         open_end = self.size > 0 and read(self.size - 1, 1) != b"\n"
         return self._marks[-1] + open_end
 
@@ -78,7 +78,7 @@ class LineIndex:
         if line <= 1:
             return 0
         ends = line - 1
-        self._count_to(read, lambda before: before >= ends)
+        self._count_lines_to(read, lambda before: before >= ends)
         marks = self._marks
         if marks[-1] < ends:
             return None

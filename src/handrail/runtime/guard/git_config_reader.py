@@ -197,7 +197,7 @@ def _is_one_of(*words: str) -> Callable[[str | None], bool]:
     return lambda value: _is_flag(value) or (value is not None and value.lower() in words)
 
 
-def _is_like(form: re.Pattern[str]) -> Callable[[str | None], bool]:
+def _make_condition(form: re.Pattern[str]) -> Callable[[str | None], bool]:
     return lambda value: value is not None and form.fullmatch(value) is not None
 
 
@@ -219,27 +219,27 @@ _HARMLESS_KEYS: Mapping[str, Callable[[str | None], bool]] = {
     "extensions.objectformat": _is_one_of("sha1", "sha256"),
     "extensions.refstorage": _is_one_of("files", "reftable"),
     "extensions.worktreeconfig": _is_flag,
-    "init.defaultbranch": _is_like(_REFERENCE),
+    "init.defaultbranch": _make_condition(_REFERENCE),
     "pull.rebase": _is_one_of("merges", "interactive"),
     "push.default": _is_one_of("nothing", "current", "upstream", "simple", "matching"),
     "push.autosetupremote": _is_flag,
-    "submodule.active": _is_like(_TEXT),
-    "user.name": _is_like(_TEXT),
-    "user.email": _is_like(_TEXT),
+    "submodule.active": _make_condition(_TEXT),
+    "user.name": _make_condition(_TEXT),
+    "user.email": _make_condition(_TEXT),
 }
 _HARMLESS_SUBSECTION_KEYS: Mapping[tuple[str, str], Callable[[str | None], bool]] = {
     ("remote", "url"): _is_url,
     ("remote", "pushurl"): _is_url,
-    ("remote", "fetch"): _is_like(_REFERENCE),
-    ("remote", "push"): _is_like(_REFERENCE),
+    ("remote", "fetch"): _make_condition(_REFERENCE),
+    ("remote", "push"): _make_condition(_REFERENCE),
     ("remote", "tagopt"): lambda value: value in ("--tags", "--no-tags"),
     ("branch", "remote"): _is_remote_name,
     ("branch", "pushremote"): _is_remote_name,
-    ("branch", "merge"): _is_like(_REFERENCE),
+    ("branch", "merge"): _make_condition(_REFERENCE),
     ("branch", "rebase"): _is_one_of("merges", "interactive"),
     ("submodule", "url"): _is_url,
     ("submodule", "active"): _is_flag,
-    ("submodule", "branch"): _is_like(_REFERENCE),
+    ("submodule", "branch"): _make_condition(_REFERENCE),
     ("submodule", "update"): lambda value: value in ("checkout", "rebase", "merge", "none"),
     ("submodule", "ignore"): lambda value: value in ("all", "dirty", "untracked", "none"),
 }

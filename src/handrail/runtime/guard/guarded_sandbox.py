@@ -275,7 +275,7 @@ def _prepare_start(
     masked += filter(protected_mounts.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
     shared = _make_files_private(places, {*pinned, *masked}) if writes else ()
     if aftermath is not None:
-        aftermath.take_baseline()
+        aftermath.set_baseline()
         if vcs:
             changeable = aftermath.list_compared_paths()
             in_use = running_programs.find_mounted_paths(changeable)
@@ -454,9 +454,9 @@ class GuardedProcess(ProcessWrapper):
         self._check_pending = False
         """Whether a call has ended and the check after it has not."""
 
-    def add_last_check_callback(self, told: Callable[[bool], None]) -> None:
+    def add_last_check_callback(self, callback: Callable[[bool], None]) -> None:
         """Call ``told`` when the sandbox is empty, with whether the last check could run."""
-        self._settled_callbacks.append(told)
+        self._settled_callbacks.append(callback)
 
     async def wait(self) -> int:
         """Wait for the end of the program and for the last check, and return the exit code.
@@ -564,6 +564,6 @@ class GuardedProcess(ProcessWrapper):
                     break
             await self._changes.finish()
         finally:
-            for told in self._settled_callbacks:
-                told(self._last_check_error is None)
+            for callback in self._settled_callbacks:
+                callback(self._last_check_error is None)
             self._settled_callbacks.clear()

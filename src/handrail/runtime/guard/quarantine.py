@@ -314,7 +314,7 @@ class OriginalPathStates:
         """The number of remembered paths."""
         return len(self._known)
 
-    def find_fate(self, path: str, original: OriginalPathState) -> FileFate:
+    def determine_file_fate(self, path: str, original: OriginalPathState) -> FileFate:
         """Return what happened to ``path`` since its state was taken.
 
         ``edited`` is the same file with other content. Nothing in the sandbox can have written it, since the mount

@@ -158,8 +158,8 @@ class WorkProgress(Struct):
 
     def __str__(self) -> str:
         share = "" if self.percentage is None else f", {self.percentage} %"
-        said = " ".join(f"{self.title} {self.message}".split())
-        return f"{said[:120]}{share}"
+        text = " ".join(f"{self.title} {self.message}".split())
+        return f"{text[:120]}{share}"
 
 
 class LanguageServerConnection:
@@ -288,8 +288,8 @@ class LanguageServerConnection:
         if "error" in message:
             error = _to_object(message["error"])
             code = error.get("code")
-            said = str(error.get("message", "no details"))[:_MAX_QUOTED]
-            answer.set_exception(ServerRefusal(code if isinstance(code, int) else 0, said))
+            error_text = str(error.get("message", "no details"))[:_MAX_QUOTED]
+            answer.set_exception(ServerRefusal(code if isinstance(code, int) else 0, error_text))
         else:
             answer.set_result(message.get("result"))
 
@@ -358,8 +358,8 @@ class LanguageServerConnection:
         except TimeoutError:
             return "it closed its output"
         how = f"it ended with exit code {code}" if code >= 0 else f"it was ended by signal {-code}"
-        said = " ".join(errors.decode("utf-8", "replace").split())[-_MAX_QUOTED:]
-        return f"{how}: {said}" if said else how
+        error_tail = " ".join(errors.decode("utf-8", "replace").split())[-_MAX_QUOTED:]
+        return f"{how}: {error_tail}" if error_tail else how
 
 
 def _to_object(value: Any) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def plan_undo(snapshots: WorkspaceSnapshots, operations: Sequence[UndoableOperat
     with WorkspaceFolder(snapshots) as workspace:
         for path, chain in chains.items():
             present = workspace.read_state(path)
-            earlier, reason = _walk_back(snapshots, path, present, chain, own, overwrite=overwrite)
+            earlier, reason = _follow_changes_back(snapshots, path, present, chain, own, overwrite=overwrite)
             if reason is not None:
                 left.append(UndonePath(_show(path), *reason))
                 kept += [path] if earlier.kind != "absent" else []
@@ -106,7 +106,7 @@ def _list_parents(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def _walk_back(
+def _follow_changes_back(
     snapshots: WorkspaceSnapshots,
     path: bytes,
     present: PathState,

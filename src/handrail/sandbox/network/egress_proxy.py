@@ -241,7 +241,7 @@ class EgressProxy:
                 self._report_attempt("CONNECT", host, str(error))
                 await self._send_counted(here, http_and_tls_parsers.UNRECOGNIZED_NAME)
                 return
-            await self._relay(host, here, there)
+            await self._forward_both_directions(host, here, there)
         finally:
             there.writer.transport.abort()
 
@@ -260,18 +260,18 @@ class EgressProxy:
             if not first or first[0] != http_and_tls_parsers.HANDSHAKE:
                 await self._send_counted(there, first, outwards=True)
                 return
-        said = await self._read_handshake(
+        handshake = await self._read_handshake(
             http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO), here, first
         )
-        self._check_hello(host, said)
-        await self._send_counted(there, said.records, outwards=True)
+        self._check_hello(host, handshake)
+        await self._send_counted(there, handshake.records, outwards=True)
         answered = http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.SERVER_HELLO)
         try:
             answer = (await self._read_handshake(answered, there)).body
         except http_and_tls_parsers.NotTLS:  # an alert, which ends it
             answer = b""
         await self._send_counted(here, answered.records + answered.rest)
-        rest = said.rest
+        rest = handshake.rest
         if http_and_tls_parsers.is_hello_retry(answer):
             again = await self._read_handshake(
                 http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO, again=True), here, rest
@@ -312,14 +312,16 @@ class EgressProxy:
                 raise _ConnectionEndedSilently
         return handshake
 
-    def _check_hello(self, host: HostAddress, said: http_and_tls_parsers.HandshakeReader) -> None:
+    def _check_hello(self, host: HostAddress, handshake: http_and_tls_parsers.HandshakeReader) -> None:
         refused = http_and_tls_parsers.explain_hello_refusal(
-            http_and_tls_parsers.parse_hello(said.body), host.name, is_address=host.address is not None
+            http_and_tls_parsers.parse_hello(handshake.body), host.name, is_address=host.address is not None
         )
         if refused is not None:
             raise http_and_tls_parsers.NotTLS(refused)
 
-    async def _relay(self, host: HostAddress, here: ConnectionStreams, there: ConnectionStreams) -> None:
+    async def _forward_both_directions(
+        self, host: HostAddress, here: ConnectionStreams, there: ConnectionStreams
+    ) -> None:
         last = _TunnelLastActivity(asyncio.get_running_loop().time())
         pumps = [
             asyncio.ensure_future(self._copy_tunnel_side(here, there, last, host)),

@@ -175,7 +175,7 @@ def _make_network(binary: str) -> SessionNetwork | None:
 
 def _make_namespaces(binary: str) -> tuple[int, int]:
     """Return descriptors of a new user namespace and of a new network namespace, whose loopback is up."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
     try:
         with subprocess.Popen(
             [binary, *_HOLDER_OPTIONS, "--info-fd", str(tell), "--", "/bin/cat"],
@@ -193,7 +193,7 @@ def _make_namespaces(binary: str) -> tuple[int, int]:
             holder.stdin.flush()
             if holder.stdout.read(1) != b"x":  # it runs, so bubblewrap has set up everything
                 raise OSError("bubblewrap could not make a network namespace")
-            child = orjson.loads(_read_whole(told))["child-pid"]
+            child = orjson.loads(_read_whole(read_end))["child-pid"]
             opened: list[int] = []
             try:
                 user, network = sandbox_network.open_sandbox_namespaces(child, holder.pid, opened)
@@ -203,7 +203,7 @@ def _make_namespaces(binary: str) -> tuple[int, int]:
                     os.close(descriptor)
                 holder.stdin.close()
     finally:
-        os.close(told)
+        os.close(read_end)
         if tell >= 0:
             os.close(tell)
 

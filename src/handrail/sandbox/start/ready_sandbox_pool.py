@@ -19,7 +19,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.bubblewrap import BubblewrapSandbox, NetworkPlace
+from handrail.sandbox.bubblewrap import BubblewrapSandbox, SessionNetworkMembership
 from handrail.sandbox.filters import resource_limits
 from handrail.sandbox.network.sandbox_network import EarlyProxyListener
 from handrail.sandbox.start.sandbox_template import wait_until_idle_templates_ended
@@ -61,7 +61,7 @@ class _ReadySandbox(Struct, frozen=True):
 
     key: object
     scratch: str
-    listener: EarlyProxyListener | NetworkPlace | None
+    listener: EarlyProxyListener | SessionNetworkMembership | None
     taken: asyncio.Future[None]
 
 
@@ -143,7 +143,9 @@ class SandboxPool:
         resource_limits.end_cgroup_starter_threads()
         host_mounts.forget()
 
-    def _take_ready(self, key: object) -> tuple[SandboxedProcess | None, EarlyProxyListener | NetworkPlace | None]:
+    def _take_ready(
+        self, key: object
+    ) -> tuple[SandboxedProcess | None, EarlyProxyListener | SessionNetworkMembership | None]:
         for process, ready in self._ready.items():
             if ready.key == key and process.is_waiting:
                 del self._ready[process]

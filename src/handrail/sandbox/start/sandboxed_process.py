@@ -231,9 +231,9 @@ class SandboxedProcess(PipedProcess):
             self._cut_lifeline()
             self._signal_all()
 
-    def add_sandbox_empty_callback(self, told: Callable[[], None]) -> None:
+    def add_sandbox_empty_callback(self, callback: Callable[[], None]) -> None:
         """Call ``told`` once no process is left in the sandbox."""
-        self._exit_code.add_done_callback(lambda gone: told())
+        self._exit_code.add_done_callback(lambda gone: callback())
 
     async def wait(self) -> int:
         code = await self._wait_for_exit()
@@ -263,9 +263,9 @@ class SandboxedProcess(PipedProcess):
             await self._wait_for_exit()
         self._loop.call_soon(self._close)  # in this turn of the loop, like everything else
 
-    def _watch(self, descriptor: int, told: Callable[..., object], *arguments: object) -> None:
+    def _watch(self, descriptor: int, callback: Callable[..., object], *arguments: object) -> None:
         self._watched.add(descriptor)
-        self._loop.add_reader(descriptor, told, *arguments)
+        self._loop.add_reader(descriptor, callback, *arguments)
 
     def _unwatch(self, descriptor: int) -> None:
         if descriptor in self._watched:  # the loop is slow for a descriptor that it does not watch
@@ -389,21 +389,21 @@ class SandboxedProcess(PipedProcess):
     def _handle_launcher_report(self) -> None:
         """Handle the launcher's report that its program or a mount has ended and no other process is left."""
         try:
-            said = os.read(self._lifeline, _READ)
+            report = os.read(self._lifeline, _READ)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if not said:
+            report = b""
+        if not report:
             self._unwatch(self._lifeline)
             return
         if not self._known.done():
             self._read_bubblewrap_status()
         _UNREAPED.add(self)
-        if mount_point := said[1:]:
+        if mount_point := report[1:]:
             self._forget_mounts()
             self._limit_error = mount_comparison.ended_mount_error(os.fsdecode(mount_point))
-        self._finish(said[0])
+        self._finish(report[0])
 
     def _handle_outer_exit(self) -> None:
         """Handle the end of bubblewrap's outer process; if it was killed, end all other processes.

@@ -246,7 +246,7 @@ def folder_access(
                 "restore the folder.",
                 kind="conflict",
             )
-        _check_whole(part, kind)
+        _check_complete(part, kind)
         if part.capability == "fs.write" and profile.workspace_writable:
             found[path] = "rw"
             writable.add(path)
@@ -294,7 +294,7 @@ class _CoveredFolderPart(Struct, frozen=True):
     within: frozenset[str]
 
 
-def _check_whole(part: _CoveredFolderPart, kind: Literal["folder", "file"]) -> None:
+def _check_complete(part: _CoveredFolderPart, kind: Literal["folder", "file"]) -> None:
     if not (part.covers_folder if kind == "folder" else part.covers_file):
         raise ToolError(
             f"{part.capability} names only some of the files in `{part.path}`, but a sandbox mounts whole "
@@ -487,7 +487,7 @@ def refresh_mount_options(options: Sequence[str], table: ExpectedMounts) -> tupl
 
 
 def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
-    for folder, names, files in os.walk(top, onerror=_check_walk):
+    for folder, names, files in os.walk(top, onerror=_raise_walk_error):
         for name in list(names):
             path = f"{folder}/{name}"
             mode = os.lstat(path).st_mode
@@ -506,7 +506,7 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
                 yield path, ["--ro-bind", "/dev/null", path]
 
 
-def _check_walk(error: OSError) -> None:
+def _raise_walk_error(error: OSError) -> None:
     """Raise an error if a folder could not be read, since its files would not be masked.
 
     :raises ToolError: ``unavailable`` if the system is short of a resource

@@ -22,7 +22,7 @@ from handrail.contract.services.memory_service import MemoryWrite
 from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.watchdogs.builtin_watchdogs import find_known_key_kind
 from handrail.record.log_reader import LoggedRecord, LogReader
-from handrail.session.instruction_files import iterate_repository_folders_up
+from handrail.session.instruction_files import iterate_parent_repository_folders
 from handrail.store.memory.knowledge_store import NEAR_DUPLICATE, is_near_duplicate, list_trigrams
 from handrail.store.tables.session_tables import SessionRow, read_session_rows
 
@@ -139,7 +139,7 @@ def check_repetition(write: MemoryWrite, recalled: RecalledTexts, instructions: 
 
 def read_instructions(workspace: Path) -> Iterator[tuple[str, str]]:
     """Yield the instruction files of a workspace and its repository, by path."""
-    for folder in iterate_repository_folders_up(workspace):
+    for folder in iterate_parent_repository_folders(workspace):
         for path in (folder / name for name in MANIFEST_KEYS):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))

@@ -78,8 +78,8 @@ def read_engine_name(path: Path) -> str:
     beside = _engine_file(path)
     if not beside.exists():
         return BUILT_IN_ENGINE
-    said = operator_decisions.read_private_file(beside, _MOST_BYTES)
-    name = "" if said is None else said.decode("utf-8", "replace").strip()
+    content = operator_decisions.read_private_file(beside, _MOST_BYTES)
+    name = "" if content is None else content.decode("utf-8", "replace").strip()
     if not name:
         raise StartError(
             f"{beside} should name the store of the log, but is not a readable file of yours. Check who put it there."

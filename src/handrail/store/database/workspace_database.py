@@ -61,7 +61,7 @@ class DatabaseTable(Protocol):
         """Return the statements that make ``batch`` durable, in order.
 
         ``batch`` holds payloads of :meth:`WorkspaceDatabase.write_soon` and ``commit``. A single statement that begins with a
-        :meth:`fenced <WorkspaceDatabase.fence_value>` value is the cheapest: it needs no transaction. A ``PRAGMA`` runs after the
+        :meth:`fenced <WorkspaceDatabase.build_fenced_value_sql>` value is the cheapest: it needs no transaction. A ``PRAGMA`` runs after the
         transaction.
         """
         ...
@@ -170,7 +170,7 @@ class WorkspaceDatabase:
         except (sqlite3.Error, OSError, TypeError) as error:
             raise to_start_error(path, error) from None
 
-    def fence_value(self, value: str) -> str:
+    def build_fenced_value_sql(self, value: str) -> str:
         """Return an SQL expression that is ``value`` while this process holds the token, and NULL afterwards.
 
         In a NOT NULL column it makes the whole statement fail. It is evaluated once per statement, so it is cheap.

@@ -224,14 +224,14 @@ def _parse_job(row: tuple[Any, ...]) -> JobRow:
 
     :raises sqlite3.Error: if it is damaged
     """
-    id, session, call, tool, state, created_ns, ended_ns, attempt, told, encoded = row
+    id, session, call, tool, state, created_ns, ended_ns, attempt, is_notified, encoded = row
     try:
         details = cast("dict[str, Any]", decode_any_json(encoded))
         about, arguments, definition, output, untrusted, exposure, masked, up = (details[name] for name in _DETAILS)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise damaged_row_error(f"the row of job {str(id)[:80]!r}") from None
     texts = (id, session, call, tool, about, definition, output, untrusted)
-    numbers = (created_ns, attempt, told, 0 if ended_ns is None else ended_ns)
+    numbers = (created_ns, attempt, is_notified, 0 if ended_ns is None else ended_ns)
     sound = (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(number, int) for number in numbers)
@@ -244,7 +244,7 @@ def _parse_job(row: tuple[Any, ...]) -> JobRow:
         raise damaged_row_error(f"the row of job {str(id)[:80]!r}")
     job = Job(id, tool, call, session, state, created_ns, ended_ns, about, attempt)
     given = cast("dict[str, Any] | None", arguments)
-    return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked), bool(up))
+    return JobRow(job, given, definition, output, untrusted, bool(is_notified), exposure, bool(masked), bool(up))
 
 
 def read_unfinished_jobs(connection: sqlite3.Connection) -> list[JobRow]:

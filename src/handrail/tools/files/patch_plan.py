@@ -19,8 +19,8 @@ from handrail.contract.text.text_encodings import UTF_8, FileText, detect_text_e
 from handrail.tools.files.hunk_locator import (
     GRADES,
     FileLines,
+    HunkLocation,
     HunkMismatch,
-    HunkPlace,
     MatchGrade,
     adapt_indentation,
     locate_hunks,
@@ -401,7 +401,7 @@ def apply_hunks(section: PatchSection, hunks: Sequence[PatchHunk], before: bytes
     return PatchedFile(section, "updated", file, text, joined, grade, applied, is_done, notes)
 
 
-def _read_end(place: HunkPlace, count: int) -> bool:
+def _read_end(place: HunkLocation, count: int) -> bool:
     """Return whether the file has a line end at its end after a hunk that changes that.
 
     :raises HunkMismatch: if the hunk is not at the end
@@ -411,7 +411,7 @@ def _read_end(place: HunkPlace, count: int) -> bool:
     return not place.hunk.lacks_end[1]
 
 
-def _replace_lines(place: HunkPlace, lines: FileLines, patched: PatchedText) -> list[LineReplacement]:
+def _replace_lines(place: HunkLocation, lines: FileLines, patched: PatchedText) -> list[LineReplacement]:
     """Return the changes of one hunk. Lines of context stay as they are in the file."""
     if place.is_applied:
         return []

@@ -429,8 +429,10 @@ async def refuse_wrong_content(repository: GitRepository, ref: str | None, paths
     if not repository.unrun_filters or not names:
         return
     listed = b"\0".join((*names, b""))
-    told = (await repository.read_git_output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(b"\0")
-    used = {decode_git_output(value) for value in set(told[2::3])} & repository.unrun_filters
+    attribute_fields = (await repository.read_git_output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(
+        b"\0"
+    )
+    used = {decode_git_output(value) for value in set(attribute_fields[2::3])} & repository.unrun_filters
     if used or any(name == b".gitattributes" or name.endswith(b"/.gitattributes") for name in names):
         raise ToolError(repository.make_filter_error_text(f"{len(names)} files"), kind="unavailable")
 

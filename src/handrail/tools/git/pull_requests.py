@@ -172,11 +172,13 @@ class GitPullRequestTool(Tool):
         response = await _send(runtime, forge, "POST", forge.url("pulls"), content)
         if response.status == 201:
             return _describe(forge, _decode(forge, response), existing=False)
-        said = _explain(response)
-        if response.status in (409, 422) and "already exist" in said.lower():
+        explanation = _explain(response)
+        if response.status in (409, 422) and "already exist" in explanation.lower():
             if (found := await _find_open(runtime, forge, base, source, head)) is not None:  # made meanwhile
                 return _describe(forge, found, existing=True)
-            raise ToolError(f"{forge.kind} refused the pull request: {said}. Check it on the server.", kind="conflict")
+            raise ToolError(
+                f"{forge.kind} refused the pull request: {explanation}. Check it on the server.", kind="conflict"
+            )
         raise _make_error(forge, response, f"The pull request from {head!r} into {base!r}")
 
 
@@ -336,13 +338,13 @@ def _explain(response: HttpResponse) -> str:
     except (ValueError, RecursionError):
         return f"status {response.status}"
     further = [one if isinstance(one, str) else _text(one, "message") for one in _list(answer.get("errors"))]
-    said = "; ".join(part.rstrip(".") for part in (_text(answer, "message"), *further) if part)
-    return quote_excerpt(said, 300) if said else f"status {response.status}"
+    messages = "; ".join(part.rstrip(".") for part in (_text(answer, "message"), *further) if part)
+    return quote_excerpt(messages, 300) if messages else f"status {response.status}"
 
 
 def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> ToolError:
     """Return the error for an answer that is not the expected one."""
-    status, said, kind = response.status, _explain(response), forge.kind
+    status, explanation, kind = response.status, _explain(response), forge.kind
     wait = response.header("retry-after")
     if status == 429 or (status == 403 and (wait or response.header("x-ratelimit-remaining") == "0")):
         reset = response.header("x-ratelimit-reset")
@@ -350,10 +352,10 @@ def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> Too
         when = when or (f" The limit is reset at {quote_excerpt(reset, 40)} (Unix time)." if reset else "")
         return ToolError(f"{kind} allows no further request now.{when} Try again later.", kind="limit")
     if status == 401:
-        text = f'{kind} refused the token: {said}. Ask the user to renew {kind}_token under [tools."git.pr".config].'
+        text = f'{kind} refused the token: {explanation}. Ask the user to renew {kind}_token under [tools."git.pr".config].'
         return ToolError(text, kind="unavailable")
     if status == 403:
-        text = f"{kind} denied the request: {said}. Ask the user to give {kind}_token the right to open pull requests."
+        text = f"{kind} denied the request: {explanation}. Ask the user to give {kind}_token the right to open pull requests."
         return ToolError(text, kind="denied")
     if status == 404:
         text = f"{subject} was not found on {kind}, or its token cannot see it. Check the remote, or ask the user about {kind}_token."
@@ -361,8 +363,8 @@ def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> Too
     if 300 <= status < 400:
         text = f"{subject} has moved: {kind} redirects to another address. Ask the user to change the remote."
         return ToolError(text, kind="failed")
-    if status == 422 and "no commits between" in said.lower():
-        return ToolError(f"{subject} has no new commits: {said}. Commit and push first.", kind="invalid_input")
+    if status == 422 and "no commits between" in explanation.lower():
+        return ToolError(f"{subject} has no new commits: {explanation}. Commit and push first.", kind="invalid_input")
     if status in (400, 409, 422):
-        return ToolError(f"{subject} was refused by {kind}: {said}. Change the arguments.", kind="invalid_input")
-    return ToolError(f"{kind} answered with status {status}: {said}. Try again later.", kind="backend")
+        return ToolError(f"{subject} was refused by {kind}: {explanation}. Change the arguments.", kind="invalid_input")
+    return ToolError(f"{kind} answered with status {status}: {explanation}. Try again later.", kind="backend")

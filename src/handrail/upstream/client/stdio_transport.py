@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
-from handrail.registry.sources.executable_tools import cut_to_tail, describe_exit
+from handrail.registry.sources.executable_tools import describe_exit, keep_output_tail
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 from handrail.upstream.client.json_rpc_messages import (
     Message,
@@ -208,7 +208,7 @@ class StdioTransport:
         """Return how a program ended that closed its stdout."""
         try:
             async with asyncio.timeout(GRACE_S):
-                said = describe_exit(await process.wait())
+                exit_text = describe_exit(await process.wait())
         except TimeoutError:
             return "the program closed its stdout"
         except ToolError as error:
@@ -217,7 +217,7 @@ class StdioTransport:
         remedies = [
             f"; {path} exists but is not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
         ]
-        return f"{said}; stderr: {errors}{''.join(remedies)}" if errors else said
+        return f"{exit_text}; stderr: {errors}{''.join(remedies)}" if errors else exit_text
 
 
 def _find_id(edges: bytes) -> int | None:
@@ -253,4 +253,4 @@ async def _errors_of(process: Process) -> str:
         _, errors, _ = await process.communicate(b"", 0)
     except ToolError:
         return ""
-    return cut_to_tail(bytearray(errors))
+    return keep_output_tail(bytearray(errors))

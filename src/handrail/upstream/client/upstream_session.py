@@ -505,8 +505,8 @@ class UpstreamSession:
             return
         whole = cast("float", total) if _is_number(total) and cast("float", total) > 0 else None
         share = None if whole is None else min(1.0, max(0.0, cast("float", done) / whole))
-        said = text if isinstance(text, str) else ""
-        pending.runtime.report_progress(said, fraction=share, done=cast("float", done), total=whole)
+        message = text if isinstance(text, str) else ""
+        pending.runtime.report_progress(message, fraction=share, done=cast("float", done), total=whole)
 
     def _handle_log(self, params: dict[str, Any], related: int | None) -> None:
         pending = self._find_related_call(params, related)

@@ -244,13 +244,13 @@ def _describe_askers(setting: CommandOptions, rows: Sequence[Approval]) -> dict[
     if not rows:
         return {}
     with open_sessions_and_log(setting) as (reader, log):
-        told: dict[str, str] = {}
+        descriptions: dict[str, str] = {}
         for session_id in {row.request.session_id for row in rows}:
             if (facts := reader.get(session_id)) is not None:
                 opener = next(reversed(log.list_openers(session_id)), None)
                 client = facts.frontend if opener is None else str(opener)
-                told[session_id] = f"agent {facts.agent} of session {session_id}, in {client}"
-    return told
+                descriptions[session_id] = f"agent {facts.agent} of session {session_id}, in {client}"
+    return descriptions
 
 
 def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
@@ -342,8 +342,8 @@ async def _show(row: Approval, workspace: str, place: str, agents: Mapping[str, 
         print_request(view, request, changes, place=place, asker=agents.get(request.session_id, ""))
         for options, verb, rule in _stored_rules(request):
             view.print_text((options, "bold"), f" {verb} the rule  {to_one_line(rule)}", indent="  ", further="      ")
-    told = f"session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}"
-    view.print_text((told, "dim"), indent="  ", further="    ")
+    heading = f"session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}"
+    view.print_text((heading, "dim"), indent="  ", further="    ")
     view.write_line()
 
 

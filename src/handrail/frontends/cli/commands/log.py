@@ -218,8 +218,8 @@ def _show_calls(
 def _print_session(view: TerminalRenderer, reader: LogReader, session_id: str, opener: SessionOpener | None) -> None:
     """Print the head of the calls of one session: its client, its agent, and what its models used."""
     opener = opener or next(reversed(reader.list_openers(session_id)), None)
-    told = "" if opener is None else f"  {opener}, agent {opener.agent}, mode {opener.mode}"
-    view.print_text((session_id, "bold cyan"), told, further="    ")
+    session_text = "" if opener is None else f"  {opener}, agent {opener.agent}, mode {opener.mode}"
+    view.print_text((session_id, "bold cyan"), session_text, further="    ")
     for used in reader.read_usage(session_id):
         view.print_text((str(used), "dim"), indent="  ", further="    ")
 
@@ -259,7 +259,7 @@ def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
     body = row.body or {}
     name, about = row.kind, "redacted"
     if row.kind == "instructions-read":
-        name, about = "instructions", ", ".join(map(_reading_hint, body.get("files") or ()))
+        name, about = "instructions", ", ".join(map(_make_reading_hint, body.get("files") or ()))
     elif row.kind == "undone":
         calls = ", ".join(map(str, body.get("calls") or ()))
         name, about = f"undo {body.get('undo_id') or ''}".rstrip(), f"{body.get('path_count')} paths of {calls}"
@@ -278,7 +278,7 @@ def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
     )
 
 
-def _reading_hint(file: dict[str, Any]) -> str:
+def _make_reading_hint(file: dict[str, Any]) -> str:
     how = f"sha256 {str(file.get('sha256'))[:12]}" if "sha256" in file else f"skipped: {file.get('skipped_by')}"
     return f"{file.get('path')} ({how})"
 

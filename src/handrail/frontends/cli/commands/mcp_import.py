@@ -465,7 +465,7 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
         servers = {name: one for name, one in servers.items() if not names or name in names}
     else:
         workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
-        command = _own_command()
+        command = _get_own_command()
         args = (
             *command[1:],
             "mcp",
@@ -485,7 +485,7 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
     return ERROR if done.left_out or not servers else OUTPUT
 
 
-def _own_command() -> tuple[str, ...]:
+def _get_own_command() -> tuple[str, ...]:
     """Return the command that starts this very program, by its absolute path, since a client may have another PATH."""
     program = Path(sys.argv[0]).absolute()
     if program.name in ("handrail", "handrail.exe") and program.is_file():
