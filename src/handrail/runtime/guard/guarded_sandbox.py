@@ -321,7 +321,7 @@ def _find_folders_to_list(
         return tuple(folders)
     named = protected_mounts.format_first_paths((place.root,), found)
     raise ToolError(
-        f"No program was started: rules deny programs to read or write {named}, and another spelling of a name leads "
+        f"No program was started: rules deny programs to read or write {named}. Another spelling of a name leads "
         f"there. {escape_terminal_controls(place.root)} is on a file system that ignores letter case or Unicode forms. "
         f"A sandbox can close that for at most {protected_mounts.MAX_UNFOLDED_MOUNTS} entries of the folders around such "
         f"files, and here are {count:,}. Use the file tools. The user can move the files into a folder with few entries, or "
