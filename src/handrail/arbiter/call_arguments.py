@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ from handrail.arbiter.call_state import Call
 from handrail.arbiter.output.audience_views import make_audience_results
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.arbiter.schema_check_program import CPU_SECONDS, MEMORY_MIB
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
 from handrail.contract.text.neutralisation import escape_terminal_controls
@@ -30,7 +28,7 @@ from handrail.contract.text.strict_json import (
     parse_model_json_fast,
 )
 from handrail.contract.tool_generation import ToolEntry
-from handrail.origins.bounded_program import parse_json_lines, run_bounded_program
+from handrail.origins.bounded_program import encode_input, make_argv, parse_json_lines, run_bounded_program
 from handrail.origins.program_lookup import (
     ProgramRefused,
     find_enclosing_folder,
@@ -122,9 +120,9 @@ _TIMEOUT_S = 20.0
 _AT_ONCE = 2
 _MOST_WAITING = 32
 _MAX_ANSWER = 16 * 1024 * 1024
-_MODULE = "handrail.arbiter.schema_check_program"
-_START = f"import sys; sys.path[:0] = sys.argv[1:]; from {_MODULE} import main; main()"
-_BOUNDS = f"the check did not finish within {CPU_SECONDS} s and {MEMORY_MIB} MiB"
+_MODULE = "handrail.contract.schema.schema_check_program"
+_CPU_S, _MEMORY_MIB = 2, 512
+_BOUNDS = f"the check did not finish within {_CPU_S} s and {_MEMORY_MIB} MiB"
 _TOO_LARGE = "the arguments do not match the schema, which is too large to report details; compare them with the schema"
 
 
@@ -159,7 +157,7 @@ class ArgumentCheckRunner:
             self._there -= 1
         if lines is None:
             return coarse
-        if not lines:
+        if not lines or isinstance(lines[0], dict):  # the process had no time or memory to compute an answer
             return [*coarse, _BOUNDS]
         if lines[0] is True:
             return []
@@ -172,8 +170,8 @@ async def _run_check_process(question: object) -> list[object] | None:
     """Return the complete lines that the process printed; None if it cannot be started."""
     output = bytearray()
     try:
-        data = json.dumps(question).encode()
-        argv = (find_own_interpreter(), "-I", "-S", "-c", _START, *_import_path())
+        data = encode_input(question)
+        argv = make_argv(find_own_interpreter(), _MODULE, _CPU_S, _MEMORY_MIB, _import_path())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
                 await run_bounded_program(argv, data, output, max_bytes=_MAX_ANSWER)

@@ -1,13 +1,17 @@
 """Python programs of the kernel that run in a process with limits, since a hostile input can make their work endless.
 
-The kernel writes the input to such a process. The process sets its limits and prints one JSON value a line. The system ends
-it at a limit, so lines may be missing. The process imports this module first: it imports nothing large itself.
+Such a program is a module with a function ``compute_values(question, data)`` that yields JSON values. Its process gets the question
+as a line of JSON, and then the data, as its input. It prints one value a line. The system ends it at a limit, so lines may be
+missing. The process imports this module first, which therefore imports nothing large.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,11 +19,32 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def set_process_limits(cpu_s: int, memory_mib: int) -> None:
-    """Limit this process: processor time, address space, no core file, and no file that it writes.
+_START = "import sys; sys.path[:0] = sys.argv[4:]; from handrail.origins.bounded_program import main; main()"
+"""The code that Python runs. Its arguments are the module, the limits, and the folders to import from."""
 
-    :param cpu_s: processor time, start-up included
-    """
+
+def main() -> None:
+    """Answer the question on the standard input. The arguments are the module and the limits, see :func:`make_argv`."""
+    _set_process_limits(int(sys.argv[2]), int(sys.argv[3]))
+    logging.disable(logging.CRITICAL)  # a hostile document causes any number of warnings
+    try:
+        question = json.loads(sys.stdin.buffer.readline())
+        for value in import_module(sys.argv[1]).compute_values(question, sys.stdin.buffer.read()):
+            _print_value(value)
+    except ImportError:
+        _print_value({"error": "missing"})
+    except (MemoryError, RecursionError):
+        _print_value({"error": "limit"})
+    except Exception as error:
+        _print_value({"error": "failed", "text": f"{type(error).__name__}: {error}"[:300]})
+
+
+def _print_value(value: object) -> None:
+    sys.stdout.write(f"{json.dumps(value)}\n")
+    sys.stdout.flush()
+
+
+def _set_process_limits(cpu_s: int, memory_mib: int) -> None:
     import resource  # the kernel imports this module also on systems without it
 
     limits = {
@@ -32,6 +57,25 @@ def set_process_limits(cpu_s: int, memory_mib: int) -> None:
         _, hard = resource.getrlimit(kind)
         value = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (value, value))
+
+
+def make_argv(python: str, module: str, cpu_s: int, memory_mib: int, folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that runs a program.
+
+    :param module: the module with ``compute_values``
+    :param cpu_s: processor time, start-up included
+    :param memory_mib: address space
+    :param folders: the folders to import from, first
+    """
+    return (python, "-I", "-S", "-c", _START, module, str(cpu_s), str(memory_mib), *folders)
+
+
+def encode_input(question: object, data: bytes = b"") -> bytes:
+    """Return the input of a program.
+
+    :raises TypeError, ValueError, RecursionError: if the question is not JSON
+    """
+    return b"".join((json.dumps(question).encode(), b"\n", data))
 
 
 async def run_bounded_program(argv: Sequence[str], data: bytes, output: bytearray, *, max_bytes: int) -> None:

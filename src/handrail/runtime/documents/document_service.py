@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
@@ -19,14 +18,14 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
 from handrail.contract.services.tool_runtime import ExtractedPage, PdfPages
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
-from handrail.origins.bounded_program import parse_json_lines, run_bounded_program
+from handrail.origins.bounded_program import encode_input, make_argv, parse_json_lines, run_bounded_program
 from handrail.origins.import_guard import build_trusted_search_path
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
 from handrail.runtime.shell_service import end_process
 
 
 class DocumentExtractor(NamedTuple):
-    """A module that extracts text with its ``extract_values``, and the limits of its process.
+    """A module that extracts text with its ``compute_values``, and the limits of its process.
 
     :param cpu_s: processor time, start-up included
     :param memory_mib: address space
@@ -48,7 +47,6 @@ PAGE_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.page_text", 2, 10
 PDF_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.pdf_text", 10, 1024, 50.0)  # a read may take 60 s
 MAX_PAGES = 500
 """The most pages of a PDF that are read at once."""
-_START = "import sys; sys.path[:0] = sys.argv[4:]; from handrail.runtime.documents.document_process import main; main()"
 _MAX_ANSWER = 64 * 1024 * 1024
 _AT_ONCE = 2
 _slots: dict[tuple[asyncio.AbstractEventLoop, DocumentExtractor], asyncio.Semaphore] = {}
@@ -126,12 +124,11 @@ class SandboxedDocuments:
     ) -> list[dict[str, Any]]:
         """Return the values of the answer, at least one. It has an ``error`` if the document has no text to return."""
         folders = list(dict.fromkeys((str(Path(__file__).parents[3]), *build_trusted_search_path())))
-        limits = (str(extractor.cpu_s), str(extractor.memory_mib))
         try:
-            argv = (find_own_interpreter(), "-I", "-S", "-c", _START, extractor.module, *limits, *folders)
+            argv = make_argv(find_own_interpreter(), extractor.module, extractor.cpu_s, extractor.memory_mib, folders)
         except ProgramRefused as error:
             raise ToolError(str(error), kind="unavailable") from None
-        data = b"".join((json.dumps(question).encode(), b"\n", document))
+        data = encode_input(question, document)
         output = bytearray()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(extractor.timeout_s):

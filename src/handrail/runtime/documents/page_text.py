@@ -4,7 +4,7 @@ Documentation and articles need different extractors. An article is surrounded b
 which trafilatura separates well, but it loses tables and code. Documentation marks its content (``<main>``,
 ``role="main"``), so that container is read as a whole with resiliparse. ``bench/extraction.py`` measures both.
 
-This module runs in a separate process (:mod:`~handrail.runtime.documents.document_process`): a hostile page can keep each of
+This module runs in a separate process (:mod:`~handrail.origins.bounded_program`): a hostile page can keep each of
 these libraries busy for minutes.
 """
 
@@ -338,7 +338,7 @@ def _normalise_whitespace(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def extract_values(question: Mapping[str, Any], data: bytes) -> Iterator[dict[str, object]]:
+def compute_values(question: Mapping[str, Any], data: bytes) -> Iterator[dict[str, object]]:
     """Yield the text of a page as one value.
 
     :param question: the ``charset`` and the ``url`` of the page, and whether to ``only_strip_tags``
