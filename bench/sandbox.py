@@ -11,8 +11,6 @@ it. On a busy machine the second says more: a sandbox is three processes one aft
 waits for the kernel's own threads, so each other runnable process makes it wait several times as often. Root can have
 both put before the others for the twenty seconds it takes: ``chrt -f 1 python bench/sandbox.py 20``.
 
-Cold sandboxes are made by bubblewrap, those from a template by the resident process that the pool's first call left.
-
 The last two lines are bursts of whole calls, without a pause: a row of commands, and several at once. Their peer is
 ``subprocess.run``, in a row and in as many threads.
 """
@@ -194,7 +192,6 @@ async def main(rounds: int) -> int:
         capabilities, connected = CapabilitySet((layer,)), CapabilitySet((hosts,))
         profile = SandboxProfile(str(workspace), str(scratch))
         pool = SandboxPool(sandbox)
-        cold = BubblewrapSandbox(BWRAP, sandbox.tier)  # it has no template: no pool makes one
         without = BubblewrapSandbox(BWRAP, sandbox.tier, landlock_abi=0)
         kernel_at = open_kernel(
             top / "called", rules=["allow bash", "allow shell.run"], state=top / "state", config=top / "handrail.toml"
@@ -220,11 +217,9 @@ async def main(rounds: int) -> int:
                     "cold, namespaces and seccomp alone", bare(build_bubblewrap_options(capabilities, profile)), 6.0
                 ),
                 Variant("cold, the same by the launcher, limits", started(without, capabilities, profile)),
-                Variant("cold, with Landlock too", started(cold, capabilities, profile), 14.0),
+                Variant("cold, with Landlock too", started(sandbox, capabilities, profile), 14.0),
                 Variant("cold, without Landlock, with the proxy", started(without, connected, profile), 9.0),
-                Variant("cold, with all of it", started(cold, connected, profile)),
-                Variant("from a template", started(sandbox, capabilities, profile)),
-                Variant("from a template, with the proxy", started(sandbox, connected, profile)),
+                Variant("cold, with all of it", started(sandbox, connected, profile)),
                 Variant("the whole call", call),
             ]
             times = await measured(rounds, variants)

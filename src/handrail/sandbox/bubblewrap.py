@@ -9,8 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
@@ -33,15 +32,6 @@ from handrail.sandbox.network.session_network import NSENTER, ProxyPort, Session
 from handrail.sandbox.start import launcher_messages
 from handrail.sandbox.start import sandboxed_process as terminal
 from handrail.sandbox.start.launcher_messages import LauncherProgram, LaunchMode
-from handrail.sandbox.start.sandbox_template import (
-    SandboxTemplate,
-    SandboxTemplates,
-    TemplateMounts,
-    build_namespace_options,
-    build_template_argv,
-    can_have_templates,
-    derive_template_mounts,
-)
 from handrail.sandbox.start.sandboxed_process import HolderDescriptors, SandboxedProcess
 from handrail.sandbox.start.spawn import is_inside, spawn
 from handrail.sandbox.view import mount_options, sandbox_user, toolchains
@@ -56,22 +46,19 @@ from handrail.sandbox.view.launch_plans import (
 from handrail.sandbox.view.mount_comparison import ExpectedMounts
 from handrail.sandbox.view.sandbox_user import LookupCache
 
-_COMMON_OPTIONS = (
+_FIXED_OPTIONS = (
     "--unshare-all",
     "--unshare-user",
+    "--disable-userns",
     "--cap-drop",
     "ALL",
+    "--cap-add",
+    "CAP_SYS_RESOURCE",  # in the sandbox's user namespace alone; the launcher gives it up before it makes a process
     "--as-pid-1",
     "--new-session",
     "--hostname",
     "handrail",
     "--clearenv",
-)
-_FIXED_OPTIONS = (
-    *_COMMON_OPTIONS,
-    "--disable-userns",
-    "--cap-add",
-    "CAP_SYS_RESOURCE",  # in the sandbox's user namespace alone; the launcher gives it up before it makes a process
 )
 
 
@@ -109,16 +96,10 @@ class BubblewrapSandbox:
         self._landlock_abi = landlock.probe_abi() if landlock_abi is None else landlock_abi
         self._planning = LaunchPlanner(system_calls)
         self._networks = SessionNetworks(binary)
-        self._templates = SandboxTemplates()
 
     @property
     def tier(self) -> SandboxTier:
         return self._tier
-
-    @property
-    def template_count(self) -> int:
-        """The number of templates from which sandboxes can be made."""
-        return self._templates.count
 
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         plan = await self.make_plan(capabilities, profile, program)
@@ -148,9 +129,8 @@ class BubblewrapSandbox:
         except ToolError:
             return None
 
-    def close_session(self, scratch: str | None = None) -> None:
-        """Close the networks and templates of the sandboxes with this HOME; all of them if it is None."""
-        self._templates.retire(scratch)
+    def close_networks(self, scratch: str | None = None) -> None:
+        """Close the networks of the sandboxes with this HOME; all of them if it is None."""
         self._networks.close(scratch)
 
     async def begin_program(
@@ -208,9 +188,6 @@ class BubblewrapSandbox:
 
         Its port of the session's network is released when it has ended.
         """
-        made = self._start_from_template(plan, descriptors, place)
-        if made is not None:
-            return made
         with self._prepare_launch(plan, descriptors, place) as launch:
             return launch.make_process(start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn))
 
@@ -218,13 +195,16 @@ class BubblewrapSandbox:
         self, plan: LaunchPlan, place: SessionNetworkMembership | None
     ) -> SandboxedProcess:
         """Start the same as :meth:`start_waiting` does, while the event loop continues."""
-        made = self._start_from_template(plan, None, place)
-        if made is not None:
-            return made
         with self._prepare_launch(plan, None, place) as launch:
             submitted = submit_start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn)
-            pid, cancelled = await _wait_in_spite_of_cancellation(submitted)
-            process = launch.make_process(pid)
+            spawned = asyncio.wrap_future(submitted)
+            cancelled: asyncio.CancelledError | None = None
+            while not spawned.done():
+                try:
+                    await asyncio.wait({spawned})
+                except asyncio.CancelledError as error:  # the thread still uses the descriptors
+                    cancelled = error
+            process = launch.make_process(spawned.result())
         if cancelled is not None:
             await process.kill()
             raise cancelled
@@ -249,11 +229,22 @@ class BubblewrapSandbox:
         given = _move_beyond_standard(descriptors or {})
         ours: dict[str, int] = {}
         theirs: dict[int, int] = {}
-        opened = contextlib.ExitStack()
+        held_back = socket.socketpair() if os.geteuid() == 0 else None
         try:
-            options, table = mount_options.refresh_mount_options(made.options, made.table)
-            number = self._open_call(plan, table, given, ours, theirs)
+            _open_program_streams(plan, ours, theirs)
+            number = find_free_descriptor_number(given)
+            if plan.secrets is not None:
+                ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
+                theirs[number] = os.dup(ours["secrets"])
+                number += 1
+            here, there = socket.socketpair()
+            ours["channel"], theirs[number] = here.detach(), there.detach()
             shared = () if place is None else ("--share-net",)
+            options, table = mount_options.refresh_mount_options(made.options, made.table)
+            ours["letter"] = _memory_file(self._encode_preparation(plan, table))
+            theirs[number + 1] = os.dup(ours["letter"])
+            here, there = socket.socketpair()
+            ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
             theirs[number + 3] = _memory_file(
                 os.fsencode("\0".join([*_FIXED_OPTIONS, *shared, *options, "--chdir", made.start]))
             )
@@ -265,11 +256,11 @@ class BubblewrapSandbox:
             if made.filter:
                 theirs[number + 5] = _memory_file(made.filter)
                 filtered = ["--seccomp", str(number + 5)]
-            os.set_blocking(ours["status"], False)
+            for descriptor in ours.values():
+                os.set_blocking(descriptor, False)
             gate: list[str] = []
-            held_back = _open_held_back(opened)
             if held_back is not None:
-                theirs[number + 7] = os.dup(held_back[1].fileno())
+                theirs[number + 7] = held_back[1].detach()
                 gate = ["--args", str(number + 7)]
             command = [
                 "bwrap",
@@ -289,122 +280,12 @@ class BubblewrapSandbox:
             handed_over = launch is not None and launch.process is not None
             if port is not None and not handed_over:
                 port.release()
-            opened.close()
+            if held_back is not None:
+                _release_held_back(held_back)
+                for end in held_back:
+                    end.close()
             for descriptor in theirs.values() if handed_over else (*ours.values(), *theirs.values()):
                 os.close(descriptor)
-
-    async def ensure_template(self, plan: LaunchPlan, place: SessionNetworkMembership | None, scratch: str) -> None:
-        """Make a template for the sandboxes of this plan, if there can be one and there is none.
-
-        :param scratch: the HOME of its sandboxes, with which it is retired
-        """
-        if plan.terminal is not None or self._get_launcher().name != "perl" or not can_have_templates():
-            return
-        options, table = mount_options.refresh_mount_options(plan.made.options, plan.made.table)
-        mounts = derive_template_mounts(tuple(options), table)
-        if mounts is not None:
-            key = _build_template_key(plan, options, place)
-            await self._templates.ensure(key, scratch, partial(self._start_template, plan, mounts, place))
-
-    async def _start_template(
-        self, plan: LaunchPlan, mounts: TemplateMounts, place: SessionNetworkMembership | None
-    ) -> SandboxTemplate:
-        made, own_network = plan.made, place is None
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as opened, contextlib.ExitStack() as kept:
-            kept.enter_context(here)
-            opened.enter_context(there)
-            silent = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            opened.callback(os.close, silent)
-            namespaces = build_namespace_options(own_network=own_network)
-            options = [*_COMMON_OPTIONS, *namespaces, *mounts.options, "--chdir", "/"]
-            given = _memory_file(os.fsencode("\0".join(options)))
-            opened.callback(os.close, given)
-            descriptors = {
-                0: silent,
-                1: silent,
-                2: silent,
-                3: there.fileno(),
-                4: given,
-            }
-            held_back = _open_held_back(opened)
-            if held_back is not None:
-                descriptors[5] = held_back[1].fileno()
-            user = (os.geteuid(), os.getegid()) if made.person is None else (made.person.uid, made.person.gid)
-            program = build_template_argv(mounts, made.filter, made.start, user, 3, own_network=own_network)
-            command = ["bwrap", *(("--args", "5") if held_back else ()), "--args", "4", "--", *program]
-            path, command, groups = self._complete_command(made, command, None if place is None else place.network)
-            launch = _PreparedLaunch(path, command, groups, descriptors, {}, ExpectedMounts(), held_back, None)
-            submitted = submit_start_in_cgroups(groups, path, command, launch.spawn)
-            pid, cancelled = await _wait_in_spite_of_cancellation(submitted)
-            template = SandboxTemplate(pid, here)
-            kept.pop_all()
-        if cancelled is not None:
-            template.retire()
-            raise cancelled
-        return template
-
-    def _start_from_template(
-        self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: SessionNetworkMembership | None
-    ) -> SandboxedProcess | None:
-        """Start the sandbox of a plan from a template; None if there is none that fits."""
-        if plan.terminal is not None:
-            return None
-        options, table = mount_options.refresh_mount_options(plan.made.options, plan.made.table)
-        template = self._templates.find(_build_template_key(plan, options, place))
-        if template is None:
-            return None
-        port = None if place is None else place.port
-        given = _move_beyond_standard(descriptors or {})
-        ours: dict[str, int] = {}
-        theirs: dict[int, int] = {}
-        process: SandboxedProcess | None = None
-        try:
-            number = self._open_call(
-                plan if port is None else plan.with_proxy_port(port.number), table, given, ours, theirs
-            )
-            if template.request_sandbox({**theirs, **given}, (number, number + 1, number + 2)):
-                process = SandboxedProcess(
-                    template.first_process_pid,
-                    HolderDescriptors(**{"stderr": None, "status": None, **ours}),  # pyright: ignore[reportArgumentType]
-                    table,
-                    template.retire,
-                )
-                process.add_sandbox_empty_callback(template.note_sandbox_end)
-        finally:
-            for descriptor in (*theirs.values(), *(ours.values() if process is None else ())):
-                os.close(descriptor)
-        if process is not None and port is not None:
-            process.add_sandbox_empty_callback(port.release)
-        return process
-
-    def _open_call(
-        self,
-        plan: LaunchPlan,
-        table: ExpectedMounts,
-        given: Mapping[int, int],
-        ours: dict[str, int],
-        theirs: dict[int, int],
-    ) -> int:
-        """Open what a launcher and its holder share for one call, and record each end once it is open.
-
-        :return: the number of the channel; the letter and the lifeline follow
-        """
-        _open_program_streams(plan, ours, theirs)
-        number = find_free_descriptor_number(given)
-        if plan.secrets is not None:
-            ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
-            theirs[number] = os.dup(ours["secrets"])
-            number += 1
-        here, there = socket.socketpair()
-        ours["channel"], theirs[number] = here.detach(), there.detach()
-        ours["letter"] = _memory_file(self._encode_preparation(plan, table))
-        theirs[number + 1] = os.dup(ours["letter"])
-        here, there = socket.socketpair()
-        ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
-        for descriptor in ours.values():
-            os.set_blocking(descriptor, False)
-        return number
 
     def _get_launcher(self) -> LauncherProgram:
         first = self._chosen_launcher or launcher_messages.find_launcher()
@@ -552,33 +433,6 @@ class _PreparedLaunch(Struct):
         if self.port is not None:
             self.process.add_sandbox_empty_callback(self.port.release)
         return self.process
-
-
-async def _wait_in_spite_of_cancellation(submitted: Future[int]) -> tuple[int, asyncio.CancelledError | None]:
-    """Return the result of a thread that uses descriptors of its caller, and the cancellation that came meanwhile."""
-    spawned = asyncio.wrap_future(submitted)
-    cancelled: asyncio.CancelledError | None = None
-    while not spawned.done():
-        try:
-            await asyncio.wait({spawned})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    return spawned.result(), cancelled
-
-
-def _build_template_key(plan: LaunchPlan, options: Sequence[str], place: SessionNetworkMembership | None) -> object:
-    return plan.made, tuple(options), None if place is None else place.network
-
-
-def _open_held_back(opened: contextlib.ExitStack) -> tuple[socket.socket, socket.socket] | None:
-    """Return the sockets that hold root's bubblewrap back until ``opened`` is closed; None for other users."""
-    if os.geteuid() != 0:
-        return None
-    pair = socket.socketpair()
-    for end in pair:
-        opened.enter_context(end)
-    opened.callback(_release_held_back, pair)
-    return pair
 
 
 def _release_held_back(pair: tuple[socket.socket, socket.socket]) -> None:

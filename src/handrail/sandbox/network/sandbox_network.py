@@ -117,11 +117,6 @@ class WaitingSandbox(Process, Protocol):
         """The process id of its first process on this machine."""
         ...
 
-    @property
-    def creator_pid(self) -> int:
-        """The process id of the parent of its first process."""
-        ...
-
     async def wait_until_pid_known(self) -> bool:
         """Wait until :attr:`first_process_pid` is known; return False if the sandbox ended instead."""
         ...
@@ -202,7 +197,7 @@ async def begin_program_with_proxy(
         for text in profile.tcp:
             target = parse_host(text)
             assert target.port is not None
-            inside = await open_listener_in_namespace(process.first_process_pid, process.creator_pid, target.port)
+            inside = await open_listener_in_namespace(process.first_process_pid, process.pid, target.port)
             forwarders.append(TcpForwarder(EgressCheck(capabilities, profile.check_host), target, profile.on_attempt))
             forwarders[-1].serve(inside)
         begin()
@@ -218,7 +213,7 @@ async def _make_listener(process: WaitingSandbox) -> socket.socket:
     if not await process.wait_until_pid_known():
         await process.wait()  # raises with the reason
         raise ToolError("The sandbox ended before its network was set up. Try again.", kind="backend")
-    return await open_listener_in_namespace(process.first_process_pid, process.creator_pid)
+    return await open_listener_in_namespace(process.first_process_pid, process.pid)
 
 
 async def start_proxy(
@@ -240,7 +235,7 @@ async def open_listener_in_namespace(child: int, parent: int, port: int = PROXY_
     """Return a socket that listens on a port in a sandbox's network namespace.
 
     :param child: the process id of the sandbox's first process
-    :param parent: that of the process that made it: bubblewrap, or the resident process of a template
+    :param parent: that of the bubblewrap that started it and was not reaped yet
     :raises ToolError: ``backend`` if that fails, ``unavailable`` if the system is short of a resource
     """
     opened: list[int] = []

@@ -120,7 +120,9 @@ def find_perl_launcher() -> LauncherProgram | None:
     """Return the launcher in Perl; None if it cannot be used here."""
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
-    return LauncherProgram("perl", (PERL, "-f", "-e", read_source("launcher.pl"), "--", *map(read_source, _EVALUATED)))
+    return LauncherProgram(
+        "perl", (PERL, "-f", "-e", _read_source("launcher.pl"), "--", *map(_read_source, _EVALUATED))
+    )
 
 
 def find_python_launcher() -> LauncherProgram | None:
@@ -129,11 +131,10 @@ def find_python_launcher() -> LauncherProgram | None:
         interpreter = os.path.realpath(find_own_interpreter())
     except ProgramRefused:
         return None
-    return LauncherProgram("python", (interpreter, "-I", "-S", "-c", read_source("launcher_python.py")))
+    return LauncherProgram("python", (interpreter, "-I", "-S", "-c", _read_source("launcher_python.py")))
 
 
-def read_source(name: str) -> str:
-    """Return the text of a program in this folder."""
+def _read_source(name: str) -> str:
     return Path(__file__).with_name(name).read_text("utf-8")
 
 

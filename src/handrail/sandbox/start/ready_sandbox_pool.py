@@ -22,7 +22,6 @@ from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox, SessionNetworkMembership
 from handrail.sandbox.filters import resource_limits
 from handrail.sandbox.network.sandbox_network import EarlyProxyListener
-from handrail.sandbox.start.sandbox_template import wait_until_idle_templates_ended
 from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_all_dismantled
 from handrail.sandbox.view.mount_comparison import host_mounts
 
@@ -129,7 +128,7 @@ class SandboxPool:
         """End the ready sandboxes of the session with this scratch folder, until its next call."""
         self._in_use.discard(scratch)
         await self._end([process for process, ready in self._ready.items() if ready.scratch == scratch])
-        self._sandbox.close_session(scratch)
+        self._sandbox.close_networks(scratch)
 
     async def aclose(self) -> None:
         """End all ready sandboxes and make no more. Running calls continue."""
@@ -137,9 +136,8 @@ class SandboxPool:
         await self._end(list(self._ready))
         await asyncio.gather(*self._tasks)
         await self._end(list(self._ready))  # a task that was about to start a sandbox has added it meanwhile
-        self._sandbox.close_session()
+        self._sandbox.close_networks()
         await wait_until_all_dismantled()
-        await wait_until_idle_templates_ended()
         resource_limits.end_cgroup_starter_threads()
         host_mounts.forget()
 
@@ -211,7 +209,6 @@ class SandboxPool:
             place = await self._sandbox.find_network(kind.capabilities, kind.profile)
             if self._closed or kind.profile.scratch not in self._in_use:
                 return False  # the pool or the session was closed while the network was made
-            await self._sandbox.ensure_template(plan, place, kind.profile.scratch)
             process = await self._sandbox.start_waiting_in_thread(plan, place)
         except (ToolError, OSError):
             return False  # if the problem persists, the next call reports it

@@ -15,10 +15,9 @@ import os
 import re
 import select
 import signal
-import socket
 import struct
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -49,10 +48,6 @@ _VANISHED_PATH = re.compile(
 )
 """bubblewrap's messages for a path that has changed since the sandbox was planned."""
 
-_FAILED = 255
-"""The exit code where there is none."""
-_PROCESS_ID = struct.Struct("=i")
-
 _LIFELINES: set[int] = set()
 _UNREAPED: set[SandboxedProcess] = set()
 """Sandboxes whose outer process is still to be reaped, although no other process is left."""
@@ -69,21 +64,11 @@ def _close_lifelines_after_fork() -> None:
 os.register_at_fork(after_in_child=_close_lifelines_after_fork)
 
 
-def close_after_fork(descriptor: int) -> None:
-    """Close a descriptor in each forked copy of this process, where it would keep sandboxes alive."""
-    _LIFELINES.add(descriptor)
-
-
-def keep_after_fork(descriptor: int) -> None:
-    """Undo :func:`close_after_fork`, before the descriptor is closed."""
-    _LIFELINES.discard(descriptor)
-
-
 class HolderDescriptors(Struct, frozen=True):
     """The holder's descriptors of a sandbox, all non-blocking.
 
     :param stderr: None if it was merged into stdout
-    :param status: where bubblewrap writes its ``--json-status-fd`` lines; None if a template made the sandbox
+    :param status: where bubblewrap writes its ``--json-status-fd`` lines
     :param channel: a socket, like ``lifeline``; see :mod:`handrail.sandbox.start.launcher_messages` for these and ``letter``
     :param secrets: a file in memory for the call's secrets, if it has any
     """
@@ -91,7 +76,7 @@ class HolderDescriptors(Struct, frozen=True):
     stdin: int
     stdout: int
     stderr: int | None
-    status: int | None
+    status: int
     channel: int
     letter: int
     lifeline: int
@@ -103,30 +88,19 @@ class SandboxedProcess(PipedProcess):
 
     Its program begins with :meth:`begin_program`; until then the sandbox waits. Owns the descriptors of ``ends``.
 
-    :param pid: of its bubblewrap, or of the resident process of the template that makes it
     :param table: what its mounts must be, compared before its program begins
-    :param retire_template: ends the use of that template; None for a bubblewrap
     """
 
-    def __init__(
-        self,
-        pid: int,
-        ends: HolderDescriptors,
-        table: ExpectedMounts,
-        retire_template: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, pid: int, ends: HolderDescriptors, table: ExpectedMounts) -> None:
         loop = asyncio.get_running_loop()
-        self._creator_pid = pid
-        self._retire_template = retire_template
-        self._pidfd = -1
-        if retire_template is None:
-            self._pidfd = os.pidfd_open(pid)  # first: if that fails, the caller still owns the ends
+        self._pid = pid
+        self._pidfd = os.pidfd_open(pid)  # first: if that fails, the caller still owns the ends
         super().__init__(loop, ends.stdin, ends.stdout, ends.stderr)
         for left in [one for one in _UNREAPED if one.loop.is_closed()]:
             left._reap()
         self._inner = -1
         self._inner_pid = 0
-        self._status_fd = -1 if ends.status is None else ends.status
+        self._status_fd = ends.status
         self._status = b""
         self._channel = ends.channel
         self._answer = b""
@@ -144,12 +118,8 @@ class SandboxedProcess(PipedProcess):
         self._known: asyncio.Future[None] = self._loop.create_future()
         self._ready: asyncio.Future[bool] | None = None
         self._dismantled: asyncio.Future[None] = self._loop.create_future()
-        if retire_template is None:
-            self._watch(self._pidfd, self._handle_outer_exit)
-            self._watch(self._status_fd, self._read_bubblewrap_status)
-        else:
-            with socket.socket(fileno=os.dup(ends.channel)) as channel:
-                channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._watch(self._pidfd, self._handle_outer_exit)
+        self._watch(self._status_fd, self._read_bubblewrap_status)
         self._watch(self._lifeline, self._handle_launcher_report)
         self._watch(self._channel, self._read_launcher_messages)
 
@@ -160,12 +130,7 @@ class SandboxedProcess(PipedProcess):
 
     @property
     def pid(self) -> int:
-        return self._creator_pid if self._retire_template is None else self._inner_pid
-
-    @property
-    def creator_pid(self) -> int:
-        """The process id of the parent of its first process."""
-        return self._creator_pid
+        return self._pid
 
     @property
     def first_process_pid(self) -> int:
@@ -180,8 +145,7 @@ class SandboxedProcess(PipedProcess):
     @property
     def is_waiting(self) -> bool:
         """Whether the sandbox is ready and its program has not begun."""
-        made = self._pidfd >= 0 or self._retire_template is not None
-        return not self._begun and made and not self._killed and not self._exit_code.done()
+        return not self._begun and self._pidfd >= 0 and not self._killed and not self._exit_code.done()
 
     async def wait_until_pid_known(self) -> bool:
         """Wait until :attr:`first_process_pid` is known; return False if the sandbox ended instead."""
@@ -276,46 +240,18 @@ class SandboxedProcess(PipedProcess):
         """Read the launcher's messages while its program has not begun."""
         over = False
         try:
-            unknown = self._retire_template is not None and not self._known.done()
-            part = self._receive_first() if unknown else os.read(self._channel, _SHORT_READ)
-            self._answer += part
+            self._answer += (part := os.read(self._channel, _SHORT_READ))
             over = not part
         except BlockingIOError:
             pass
         except OSError:
             over = True
-        if self._retire_template is not None and self._pidfd < 0:
-            if over:  # nothing of it is left, and the next start has another way
-                self._retire_template()
-                self._unwatch(self._channel)
-                self._finish(_FAILED)
-            return
         if self._table is not None:
             self._compare_mounts(self._table)
         if over or (self._table is None and (self._answer or self._ready is None)):
             self._unwatch(self._channel)
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(self._answer.startswith(b"r"))
-
-    def _receive_first(self) -> bytes:
-        """Read the channel, and open the first process, which a template has made, as the sender of the mounts."""
-        with socket.socket(fileno=os.dup(self._channel)) as channel:
-            part, rights, _, _ = channel.recvmsg(_SHORT_READ, 64)
-        if part.startswith(b"T"):
-            self._open_first(find_sender(rights))
-            if self._inner >= 0:
-                self._pidfd = os.dup(self._inner)
-                self._watch(self._pidfd, self._handle_outer_exit)
-        return part
-
-    def _open_first(self, pid: int) -> None:
-        try:
-            self._inner = _open_first_process(pid)
-        except ToolError as short:  # it cannot be opened: the launcher ends it
-            self._setup_error = short
-            self._cut_lifeline()
-        self._inner_pid = pid if self._inner >= 0 else 0
-        self._known.set_result(None)
 
     def _compare_mounts(self, table: ExpectedMounts) -> None:
         """Compare the mounts with the table once the launcher has described them, then let the program begin."""
@@ -325,7 +261,7 @@ class SandboxedProcess(PipedProcess):
         mounts, self._answer = described
         wrong = mount_comparison.find_misplaced(table, mounts)
         if wrong is not None:
-            self._forget_mounts()
+            mount_comparison.host_mounts.forget()
             self._read_bubblewrap_status()
             self._setup_error = mount_comparison.replaced_mount_error(wrong)
             self._cut_lifeline()
@@ -341,8 +277,6 @@ class SandboxedProcess(PipedProcess):
 
     def _read_bubblewrap_status(self) -> None:
         """Read bubblewrap's status, and open the inner process as soon as it is known."""
-        if self._status_fd < 0:
-            return
         try:
             while part := os.read(self._status_fd, _READ):
                 self._status += part
@@ -353,14 +287,14 @@ class SandboxedProcess(PipedProcess):
             return
         child = self._find_status("child-pid")
         if child is not None:
-            self._open_first(child)
+            try:
+                self._inner = _open_first_process(child)
+            except ToolError as short:  # it cannot be opened: the launcher ends it
+                self._setup_error = short
+                self._cut_lifeline()
+            self._inner_pid = child if self._inner >= 0 else 0
             self._unwatch(self._status_fd)
-
-    def _forget_mounts(self) -> None:
-        """Forget what was known of mounts, because one was not as it was planned."""
-        mount_comparison.host_mounts.forget()
-        if self._retire_template is not None:
-            self._retire_template()
+            self._known.set_result(None)
 
     def _find_status(self, key: str) -> int | None:
         for line in self._status.splitlines():
@@ -401,44 +335,34 @@ class SandboxedProcess(PipedProcess):
             self._read_bubblewrap_status()
         _UNREAPED.add(self)
         if mount_point := report[1:]:
-            self._forget_mounts()
+            mount_comparison.host_mounts.forget()
             self._limit_error = mount_comparison.ended_mount_error(os.fsdecode(mount_point))
         self._finish(report[0])
 
     def _handle_outer_exit(self) -> None:
-        """Handle the end of bubblewrap's outer process; if it was killed, end all other processes.
-
-        Of a sandbox that a template has made, it is the first process, with which all others have ended.
-        """
+        """Handle the end of bubblewrap's outer process; if it was killed, end all other processes."""
         self._unwatch(self._pidfd)
-        if self._retire_template is not None and self._lifeline in self._watched:
-            self._handle_launcher_report()  # the kernel may report both at once
         code = self._reap()
         if self._exit_code.done():
             return
         self._read_bubblewrap_status()
         if code is None:
             code = self._find_status("exit-code")
-            code = _FAILED if code is None else code
+            code = 255 if code is None else code
         self._cut_lifeline()
         self._signal_all()
-        if self._inner < 0 or has_ended(self._inner):
+        if self._inner < 0 or _has_ended(self._inner):
             self._finish(code)
         else:
             self._watch(self._inner, self._finish, code)
 
     def _reap(self) -> int | None:
-        """Return the outer process's exit code; None if an embedding program has reaped it.
-
-        A template's sandbox has no outer process. If its first process did not report, it was killed or let go.
-        """
+        """Return the outer process's exit code; None if an embedding program has reaped it."""
         _UNREAPED.discard(self)
-        code: int | None = 128 + (signal.SIGHUP if self._lifeline < 0 else signal.SIGKILL)
-        if self._retire_template is None:
-            try:
-                code = os.waitstatus_to_exitcode(os.waitpid(self._creator_pid, os.WNOHANG)[1])
-            except ChildProcessError:
-                code = None
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, os.WNOHANG)[1])
+        except ChildProcessError:
+            code = None
         os.close(self._pidfd)
         self._pidfd = -1
         if not self._loop.is_closed() and not self._dismantled.done():
@@ -491,7 +415,7 @@ class SandboxedProcess(PipedProcess):
                 output.peek_ended_output().decode("utf-8", "replace").strip() or f"exit code {code} without a message"
             )
         if _VANISHED_PATH.match(text):
-            self._forget_mounts()
+            mount_comparison.host_mounts.forget()
             return ToolError(
                 f"A file or folder was replaced while the sandbox was prepared: {text[:2000]}. Try again.",
                 kind="conflict",
@@ -537,14 +461,7 @@ def _open_first_process(pid: int) -> int:
     return descriptor if first else -1
 
 
-def find_sender(rights: Sequence[tuple[int, int, bytes]]) -> int:
-    """Return the process id of the sender of a message, on this machine, from its ancillary data; 0 without one."""
-    kind = socket.SOL_SOCKET, socket.SCM_CREDENTIALS
-    return next((_PROCESS_ID.unpack_from(data)[0] for *of, data in rights if tuple(of) == kind), 0)
-
-
-def has_ended(descriptor: int) -> bool:
-    """Return whether the process of a descriptor has ended."""
+def _has_ended(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))

@@ -5,9 +5,7 @@ my $ended = syscall(434, $program, 0);
 $ended >= 0 or fail("the program cannot be watched: $!");
 # The sandbox lives as long as its program, and no longer than whoever holds the other end of the lifeline.
 close($_) for (*STDIN, *STDOUT, *STDERR, $host, $mail, $checked, $checking);
-for my $number (@others) {
-    if (open(my $other, "<&=", $number)) { close($other); }
-}
+open(my $other, "<&=", $_) && close($other) for @others;
 my $watched = "";
 vec($watched, $_, 1) = 1 for ($lifeline, $ended, $moves >= 0 ? $moves : ());
 $polled ||= @folders && $moves < 0;

@@ -340,10 +340,8 @@ def find_misplaced(table: ExpectedMounts, described: bytes) -> str | None:
     text, *identities = _split_items(described)
     left = dict(wanted)
     places: dict[str, str] = {}
-    shown: list[tuple[_RequiredMountAtPlace, list[str]]] = []
     for line in os.fsdecode(text).rstrip("\n").split("\n"):
-        found = line.split(" ", 6)
-        number, point = found[0], found[4]
+        number, parent, device, root, point, options, _ = line.split(" ", 6)
         place = point
         while place not in left and f"{place}\n" in wanted:
             place += "\n"
@@ -353,21 +351,11 @@ def find_misplaced(table: ExpectedMounts, described: bytes) -> str | None:
                 continue  # bubblewrap itself fills these, and no other process can
             return _unescape_path(point)
         places[number] = place
-        shown.append((mount, found))
-    for mount, (
-        _,
-        parent,
-        device,
-        root,
-        point,
-        options,
-        _,
-    ) in shown:  # a mount that was moved may come before its parent
         on = mount.parent is None or mount.parent == places.get(parent, "-")
         if not on or not options.startswith(mount.access) or not _is_shown(mount, device, root, identities):
             return _unescape_path(point)
-    for (folder, content), seen in zip(table.passed, identities[len(looked) - len(table.passed) :], strict=True):
-        if seen != content.encode():
+    for (folder, content), found in zip(table.passed, identities[len(looked) - len(table.passed) :], strict=True):
+        if found != content.encode():
             return folder
     # Mounts in /proc appear and disappear with their use.
     gone = (place for place, mount in left.items() if mount.parent is not None or not place.startswith("/proc/"))
@@ -438,16 +426,6 @@ def _number_stacked_mounts(table: Sequence[ExpectedMount]) -> tuple[list[int], s
         while (point := point.rpartition("/")[0]) and point not in above:
             above.add(point)
     return parents, covered
-
-
-def find_points_on(table: ExpectedMounts, points: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return for each of these mount points the mount points of the mounts directly on its mount."""
-    parents, _ = _number_stacked_mounts(table.mounts)
-    on = {point: list[str]() for point in points}
-    for number, mount in enumerate(table.mounts[1:], 1):
-        if (above := table.mounts[parents[number]].point) in on:
-            on[above].append(mount.point)
-    return {point: tuple(found) for point, found in on.items()}
 
 
 def _find_innermost(point: str, latest: Mapping[str, int]) -> int:
