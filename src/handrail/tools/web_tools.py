@@ -247,7 +247,10 @@ def _find_credentials(url: str, runtime: Runtime) -> dict[str, str]:
     :raises ToolError: ``denied`` if the URL does not use https; ``unavailable`` if two credentials have the same field
     """
     found: dict[str, str] = {}
-    asked = parse_url(url).host.name
+    try:
+        asked = parse_url(url).host.name
+    except ValueError:  # the request itself says what is wrong with it
+        return found
     for name in _CREDENTIALS:
         host = runtime.config.get(f"{name}_host")
         if not host or parse_host(host).name != asked:
