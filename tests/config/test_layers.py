@@ -39,6 +39,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
         "search.",
         "undo.",
         "mcp.",
+        "network.",
         "limits.tool_session",
         "limits.open_tool",
         "limits.job",
