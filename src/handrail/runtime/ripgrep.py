@@ -335,7 +335,7 @@ def choose_encoding(arguments: Sequence[str], encoding: TextEncoding, targets: S
 
 def is_searchable(encoding: TextEncoding) -> bool:
     """Return whether ripgrep knows an encoding."""
-    return not encoding.codec.startswith("utf-32")
+    return encoding.codec not in {"utf-32-le", "utf-32-be", "cp850", "cp852"}
 
 
 class RipgrepMatch(NamedTuple):
