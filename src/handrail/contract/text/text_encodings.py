@@ -102,7 +102,7 @@ def _legacy(name: str, codec: str, common: str, letters: str, *, case: bool = Fa
 
 
 _LATIN_LETTERS = (
-    "éàèêçâôîû ùïëœüÿæ",  # French
+    "éàèêçâôîû ùïëœüæ",  # French
     "äöüß é",  # German
     "áéíóúñ¿¡ ü",  # Spanish
     "ãáçéíóâêú õàôü",  # Portuguese, in which õ is rare
@@ -348,12 +348,18 @@ def _score(sample: bytes, legacy: _LegacyEncoding) -> float:
 
 
 def _count_latin_letters(counts: Counter[str], legacy: _LegacyEncoding) -> float:
-    """Return how many characters fit one language in the Latin alphabet. Letters of another language count less."""
+    """Return how many characters fit one language in the Latin alphabet. Letters of another language count less.
+
+    Signs without a letter are evidence for a Western encoding only. In others a stray byte is a sign too: 0xFF is a
+    no-break space of CP850.
+    """
     folded = Counter[str]()
     for character, count in counts.items():
         folded[character if character == "İ" else character.lower()] += count
     signs = sum(count for character, count in counts.items() if character in _SIGNS)
     letters = sum(count for character, count in counts.items() if legacy.letters.match(character))
+    if not letters and legacy.encoding not in {_LATIN_1, _WINDOWS_1252}:
+        return 0.0
     best = max(
         sum(count * (1 if one in frequent else 0.6 if one in rare else 0) for one, count in folded.items())
         - 0.4 * sum(count for one, count in folded.items() if one in frequent or one in rare)
