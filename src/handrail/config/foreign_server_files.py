@@ -307,11 +307,12 @@ def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mappi
 
 
 def _by_name(value: object) -> object:
-    """Return a list of servers with names as an object; another value as it is."""
+    """Return a list of servers with names as an object; another value as it is. A list without an object has none."""
     if not isinstance(value, list):
         return value
     found: dict[str, Any] = {}
-    for number, one in enumerate(cast("list[object]", value), 1):
+    listed = cast("list[object]", value)
+    for number, one in enumerate(listed if any(isinstance(one, dict) for one in listed) else [], 1):
         name = str(_object(one).get("name") or f"server {number}")
         found[name if name not in found else f"{name} {number}"] = one
     return found
