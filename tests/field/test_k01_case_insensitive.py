@@ -96,12 +96,13 @@ async def test_an_allow_rule_counts_for_each_spelling(disk: Path) -> None:
 async def test_names_of_secret_files_ask_in_each_case(disk: Path) -> None:
     (disk / ".EnV").write_text("TOKEN=TOP-SECRET")
     (disk / "ID_Rsa").write_text("TOP-SECRET")
+    (disk / "Src" / "Notes.txt").write_text("TOP-SECRET")
     async with opened(disk) as session:
-        for path in (".env", ".ENV", "id_rsa", "Id_RSA"):
+        for path in (".env", ".ENV", "id_rsa", "Id_RSA", "SECRETS/Key.txt"):
             result = await session.call("read", {"path": path})
             assert not result.ok and "TOP-SECRET" not in str(result), path
         found = await session.call("grep", {"pattern": "TOP-SECRET", "glob": "*"})
-        assert [match["path"] for match in found.data["matches"]] == ["secrets/key.txt"]
+        assert [match["path"] for match in found.data["matches"]] == ["Src/Notes.txt"]
 
 
 async def test_a_search_shows_what_another_spelling_of_a_rule_denies(disk: Path) -> None:
