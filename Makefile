@@ -68,8 +68,9 @@ conformance: setup ## the official MCP conformance suite: our server, our gatewa
 acp: setup ## a public ACP client drives the agent: what it approves is done, what it denies is not
 	@$(BIN)/python -m tests.acp_suite
 
-upstreams: setup ## 35 odd MCP servers and nine public ones from npm and PyPI behind the gateway, offline
-	@$(BIN)/python -m tests.mcp_suite.upstreams
+upstreams: setup ## 35 odd MCP servers and nine public ones behind the gateway, offline, and 30 client libraries before Handrail; ONLY="mcp1 ts-sdk" for some libraries
+	@$(if $(ONLY),:,$(BIN)/python -m tests.mcp_suite.upstreams)
+	@$(BIN)/python -m tests.mcp_suite.client_libraries $(ONLY)
 
 soak: setup ## the big counts
 	@$(BIN)/python -m pytest -m slow --timeout 1800

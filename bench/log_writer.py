@@ -24,7 +24,7 @@ from pathlib import Path
 import orjson
 
 from handrail.record.commit_log import CommitLog, Record
-from handrail.record.hash_chain import GENESIS, SALT_BYTES, RecordHeader, hash_group, new_commitment
+from handrail.record.hash_chain import GENESIS, SALT_BYTES, EntryHeader, hash_group, new_commitment
 from handrail.store.database.group_writer import GroupWriter, SinkUnavailable
 from handrail.store.workspace_store import WorkspaceStore
 
@@ -48,7 +48,7 @@ class FileSink:
 
     def write(self, batch: Sequence[Entry]) -> None:
         lines: list[bytes] = []
-        headers: list[RecordHeader] = []
+        headers: list[EntryHeader] = []
         commitments: list[bytes] = []
         first = self._sequence + 1
         for at_ns, records in batch:
@@ -92,7 +92,8 @@ class FileLog:
     def record_soon(self, records: Sequence[Record]) -> None:
         self.writer.queue_without_waiting((time.time_ns(), records))
 
-    record_encoded_soon = record_soon
+    def record_call_soon(self, session_id: str, call_id: str, kinds: str, body: bytes) -> None:
+        self.record_soon((Record(kinds, session_id, call_id, body),))  # type: ignore[arg-type]
 
     async def commit(self, records: Sequence[Record]) -> None:
         await self.writer.commit((time.time_ns(), records))

@@ -208,7 +208,7 @@ async def measure_speed(entries: int) -> dict[str, dict[str, float]]:
             KnowledgeEntry(f"mem_{n}", make_text(chance, words, weights, 25), None, (), n, "/w", "s", "c", "a")
             for n in range(entries)
         )
-        store.add_missing(facts)
+        store.add_missing_entries(facts)
         store.close()
         workspace = Path(folder, "ws")
         workspace.mkdir()

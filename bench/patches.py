@@ -223,7 +223,7 @@ def apply_with_handrail(root: Path, patch: str) -> bool:
         files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=journal)
         plan = await plan_patch(patch, files)
         if changes := plan.list_changes():
-            await files.change_together(changes)
+            await files.change_atomically(changes)
 
     try:
         asyncio.run(apply())

@@ -33,7 +33,7 @@ ROOMS = {
     "O": "Output",
     "G": "Record",
     "A": "Agent",
-    "F": "Faces",
+    "F": "Frontends",
     "T": "Tools",
     "N": "Scale",
 }
@@ -209,15 +209,15 @@ def render(rows: dict[str, str], claims: list[Proof]) -> str:
     for claim in claims:
         tests[claim.row].append(claim)
     lines = [
-        "# What works, and which test shows it",
+        "# Requirements and the tests that show them",
         "",
         "Written by `make docs` from `tests/requirements.py` and the tests' `proves` marks; `make lint` fails when it",
-        "is out of date. A letter after a number marks a row of which only the part described is done.",
+        "is out of date. A letter after a number marks a part of a requirement; the other parts are not done.",
     ]
     for letter, title in ROOMS.items():
         ids = sorted(row for row in rows if row.startswith(f"{letter}-"))
         if ids:
-            lines += ["", f"## {letter} · {title}", "", "| row | what holds | shown by |", "|---|---|---|"]
+            lines += ["", f"## {letter} · {title}", "", "| row | requirement | tests |", "|---|---|---|"]
         for row in ids:
             shown = "<br>".join(f"`{claim.file}` {_sentence(claim.test)}" for claim in tests[row])
             lines.append(f"| {row} | {rows[row].replace('|', '&#124;')} | {shown} |")

@@ -303,7 +303,7 @@ RECORD_KINDS: Mapping[str, Happening] = {
     "proposed": Happening(
         "A call was proposed.",
         "tool: Id of the tool\ngeneration: Generation of the turn\narguments: Arguments, without registered secrets\n"
-        "?definition: Hash of the tool's definition\n?side_effect: `read`, `write` or `external`\n"
+        "?side_effect: `read`, `write` or `external`\n"
         "?answered_by: Tool that answers in its place\n?key_hash: Hash of the idempotency key\n"
         "?provider_id: Id that the provider gave the call\n?topic: Topic of the session\n"
         "?parent: Call that made this call\n?state: Id of the tool session\n?by: Call that opened the tool session",

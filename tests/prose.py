@@ -109,7 +109,7 @@ def pages() -> dict[str, str]:
     return {
         name: path.read_text(encoding="utf-8")
         for name, path in names.items()
-        if name not in GENERATED and not name.startswith(("docs/adr/", "docs/reference/api/"))
+        if name not in GENERATED and not name.startswith("docs/reference/api/")
     }
 
 

@@ -173,7 +173,6 @@ def test_every_module_has_its_place_in_the_wheel_and_the_type_marker_is_there() 
 
 _OWN = "find_program"
 STARTING = {
-    "arbiter/call_arguments.py": _OWN,
     "config/secret_references.py": _OWN,
     "kernel/doctor/machine_checks.py": "a bubblewrap or ripgrep that was found before",
     "demos/demonstration.py": _OWN,
@@ -182,7 +181,7 @@ STARTING = {
     "frontends/cli/commands/mcp.py": _OWN,
     "policy/watchdogs/api.py": _OWN,
     "upstream/server_programs.py": _OWN,
-    "runtime/documents/document_service.py": _OWN,
+    "origins/bounded_program.py": "this interpreter, as its caller found it outside of every workspace",
     "runtime/search_service.py": "a ripgrep that was found before",
     "sandbox/bubblewrap.py": "a bubblewrap by its absolute path, outside of every workspace",
     "sandbox/view/sandbox_user.py": "perl by its absolute path",

@@ -15,7 +15,7 @@ SINCE = "ff043768"
 MOST = 72
 _AREA = re.compile(r"[\w./ -]{1,30}: (?=\S)")
 _VERBS = frozenset(
-    {"address", "bring", "discuss", "embed", "express", "feed", "need", "pass", "press", "process", "skip"}
+    {"address", "bring", "discuss", "embed", "express", "feed", "guess", "need", "pass", "press", "process", "skip"}
 )
 """Imperatives that end as other forms do."""
 _ENDINGS = ("ed", "ing", "s", "ly")

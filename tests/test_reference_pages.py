@@ -67,7 +67,7 @@ def test_the_keys_of_a_compaction_are_its_fields() -> None:
 
 def test_keys_are_found_in_the_code() -> None:
     assert {"duration_ms", "truncated", "error_bytes", "stopped_by", "exit_code"} <= metadata_keys()
-    assert {"tool", "topic", "definition"} <= record_keys("proposed")
+    assert {"tool", "topic", "side_effect"} <= record_keys("proposed")
     assert {"step", "kind", "text"} <= event_keys("rejected")
 
 

@@ -245,7 +245,7 @@ stored: false if a stored fact says the same and was kept instead
 ?removed_tokens: Approximate number of tokens that this saves
 ?kept_messages: Number of messages that remain
 ?note: Remark for the model
-?folded_facts: Number of facts that the latest one with the same key replaced
+?replaced_facts: Number of facts that the latest one with the same key replaced
 ?compaction: Number of this compaction, if facts were replaced""",
     "create_task": _TASK,
     "edit_task": _TASK,
@@ -300,7 +300,8 @@ text: Output of the terminal
 cursor: Position to continue from, in bytes
 state: State of the terminal
 has_more: true if there is further output now
-?dropped_bytes: Number of bytes of output that were not kept""",
+?dropped_bytes: Number of bytes of output that were not kept
+?notes: Why the sandbox refused something that the output names, if it did""",
     "terminal.resize": "id: Id of the terminal\ncolumns: New width in columns\nrows: New height in rows",
     "terminal.stop": f"id: Id of the terminal\nstate: State of the terminal\n{_STOPPED}",
     "tool.step": """\

@@ -115,7 +115,7 @@ async def test_without_a_model_there_is_no_conversation_to_compact(tmp_path: Pat
         answer = await session.call("memory.compact", {"store": "working"})
         assert answer.error_kind == "unavailable" and "no conversation to compact" in str(answer.error_text)
         both = await session.call("memory.compact", {})
-        assert both.ok and both.data["folded_facts"] == 0 and "no conversation to compact" in both.data["note"]
+        assert both.ok and both.data["replaced_facts"] == 0 and "no conversation to compact" in both.data["note"]
 
 
 async def test_a_program_that_calls_the_tool_between_two_runs_has_it_done_at_once(tmp_path: Path) -> None:

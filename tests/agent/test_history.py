@@ -106,7 +106,7 @@ def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
     history = list(found.messages)
     if found.open is not None:
         assert found.open.missing_calls
-        history += (found.open.message, found.open.answers_in_call_order())
+        history += (found.open.message, found.open.list_answers_in_call_order())
     assert faults_in(history) == []
     assert isinstance(history[0], UserMessage) if history else True
     users = [message for message in messages if isinstance(message, UserMessage)]
@@ -205,7 +205,7 @@ def test_rows_that_were_never_written_by_handrail_still_give_a_history_that_a_pr
     found = restore_conversation(enumerate(rows))
     history = list(found.messages)
     if found.open is not None:
-        history += (found.open.message, found.open.answers_in_call_order())
+        history += (found.open.message, found.open.list_answers_in_call_order())
     assert faults_in(history) == []
 
 

@@ -250,7 +250,7 @@ def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch:
     for ahead in (True, False):
         talk = Conversation()
         if ahead:
-            talk.draft_reply(reply_of('{"n":1}'), ["s1/1.0"])
+            talk.precompute_reply(reply_of('{"n":1}'), ["s1/1.0"])
         before = len(made)
         talk.add_reply(reply_of('{"n":1}'), ["s1/1.0"])
         said.append(talk.open_exchange)
@@ -261,7 +261,7 @@ def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch:
 @pytest.mark.parametrize(("arguments", "ids"), [('{"n":1} ', ["s1/1.0"]), ('{"n":1}', ["s1/2.0"])])
 def test_a_reply_that_came_otherwise_is_said_as_it_came(arguments: str, ids: list[str]) -> None:
     talk = Conversation()
-    talk.draft_reply(reply_of('{"n":1}'), ["s1/1.0"])
+    talk.precompute_reply(reply_of('{"n":1}'), ["s1/1.0"])
     talk.add_reply(reply_of(arguments), ids)
     assert talk.open_exchange is not None and talk.open_exchange.call_ids == (ids[0],)
     assert talk.open_exchange.message.calls[0].wire_id == "theirs", "nobody has that id"

@@ -143,6 +143,20 @@ _COMMANDS = [
     ("pip install ./sub", "sub/setup.py"),
     ("tool", ".venv/bin/tool"),
     ("npx thing", "node_modules/.bin/thing"),
+    ("python -c 'import tool'", "tool.py"),
+    ("python3.11 -c 'from pkg.sub import mod'", "pkg/sub/__init__.py"),
+    ("python -c 'import runpy; runpy.run_module(\"tool\")'", "tool.py"),
+    ("PYTHONPATH=pkg/sub python -c 'import mod'", "pkg/sub/mod.py"),
+    ("python -im pkg.sub.mod", "pkg/sub/mod.py"),
+    ("python -Bsm tool", "tool.py"),
+    ("python -Bm tool", "tool.py"),
+    ("python -m unittest tool", "tool.py"),
+    ("perl -Ilib -MEvil -e 1", "lib/Evil.pm"),
+    ("perl -I lib -mMy::Evil -e 1", "lib/My/Evil.pm"),
+    ("PERL5LIB=lib PERL5OPT=-MEvil perl -e 1", "lib/Evil.pm"),
+    ("ruby -Ilib -revil -e 1", "lib/evil.rb"),
+    ("lua -l evil -e 1", "evil.lua"),
+    ("gawk -i evil 'BEGIN{}'", "evil.awk"),
 ]  # fmt: skip
 
 
@@ -163,6 +177,7 @@ def everything(workspace: Path) -> None:
     )
     names += ("pkg/__init__.py", "pkg/__main__.py", "pkg/sub/__init__.py", "pkg/sub/mod.py", "Makefile", "sub/Makefile")
     names += ("package.json", "sub/package.json", "justfile", "conftest.py", "sub/test_a.py", "build.rs", "Dockerfile")
+    names += ("lib/Evil.pm", "lib/My/Evil.pm", "lib/evil.rb", "evil.lua", "evil.awk")
     names += ("x.awk", "x.sed", "data", "a.tar", "sub/setup.py", ".venv/bin/tool", "node_modules/.bin/thing")
     put(workspace, {name: f"# {name}\n" for name in names})
     (workspace / "link.sh").symlink_to("run.sh")

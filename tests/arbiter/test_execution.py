@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from handrail.arbiter.stoppable_execution import StillRunning, StoppableExecution, WorkStopped, run_uninterrupted
+from handrail.arbiter.stoppable_execution import StoppableExecution, WorkStillRunning, WorkStopped, run_uninterrupted
 
 Way = Literal["inline", "apart"]
 both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
@@ -314,7 +314,7 @@ async def test_work_apart_that_does_not_end_is_left_behind_with_its_task() -> No
                 pass
         return "late"
 
-    with pytest.raises(StillRunning) as still:
+    with pytest.raises(WorkStillRunning) as still:
         await run.run_in_separate_task(stubborn(), 0.001)
     may_end.set()
     assert await still.value.task == "late"
@@ -388,7 +388,7 @@ async def test_work_whose_end_is_elsewhere_is_told_each_time_and_left_to_end() -
     await held.entered.wait()
     run.stop("user")
     run.stop("shutdown")
-    with pytest.raises(StillRunning) as still:
+    with pytest.raises(WorkStillRunning) as still:
         await running
     assert told == ["user", "user"]
     held.open.set()
@@ -407,3 +407,27 @@ async def test_no_coroutine_is_left_unawaited(way: Way) -> None:
     run = execution()
     run.stop("shutdown")
     await _never_awaited(lambda: begin(run, way, Held().work()))
+
+
+@both_ways
+async def test_each_of_many_time_outs_of_one_length_ends_only_its_own_work(way: Way) -> None:
+    held = [Held() for _ in range(5)]
+    runs = [execution() for _ in held]
+    tasks = [asyncio.create_task(begin(run, way, one.work(), 0.05)) for run, one in zip(runs, held, strict=True)]
+    for one in held:
+        await one.entered.wait()
+    held[0].open.set()  # the first to end gives the next ones no more time
+    assert await tasks[0] == "value"
+    runs[3].pause_timeout()
+    for number in (1, 2, 4):
+        with pytest.raises(WorkStopped) as stopped:
+            await tasks[number]
+        assert stopped.value.reason == "timeout" and held[number].ended == "cancelled"
+    assert runs[3].reason is None
+    runs[3].resume_timeout()
+    with pytest.raises(WorkStopped):
+        await tasks[3]
+    again = Held()
+    with pytest.raises(WorkStopped):  # nothing is left of the earlier ones
+        await begin(execution(), way, again.work(), 0.05)
+    assert again.ended == "cancelled"

@@ -190,7 +190,7 @@ def test_every_tool_that_can_be_called_is_core_or_in_exactly_one_category(found:
         assert "\n" not in arranged.category_texts[name]
         sources = {made.entries[tool_id].third_party for tool_id in members}
         assert len({None if one is None else one.name for one in sources}) == 1
-        assert all(arranged.category_of_callable(tool_id) == name for tool_id in members)
+        assert all(arranged.find_category_of_callable(tool_id) == name for tool_id in members)
     assert sum(one.tool_count for one in arranged.list_categories()) == len(ready) - len(arranged.core_tools)
     assert not arranged.empty_categories.keys() & arranged.category_members.keys()
 

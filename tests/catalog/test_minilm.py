@@ -50,7 +50,7 @@ def test_what_else_is_in_a_batch_changes_no_vector(model: MiniLMEmbedder) -> Non
 
 def test_the_tools_elsewhere_that_ship_are_as_the_model_has_them(model: MiniLMEmbedder) -> None:
     lines = (FINDING / "elsewhere.txt").read_text().splitlines()
-    kept = model.common_tool_vectors()
+    kept = model.compute_common_tool_vectors()
     for several, place in ((BACKGROUND_TOOLS[:4], 0), (lines[-4:], len(kept) - 4)):
         assert (model.encode(several) * kept[place : place + 4]).sum(axis=1).min() > 0.99
     assert len(kept) > 1_000

@@ -23,14 +23,14 @@ class Turned(Directions):
     def adapt_tool_vectors(self, tools: Vectors) -> Vectors:
         return tools
 
-    def common_tool_vectors(self) -> Vectors:
+    def compute_common_tool_vectors(self) -> Vectors:
         return self.encode(["another thing"])
 
 
 class Elsewhere(Turned):
     """One that knows a tool which the catalogue has not."""
 
-    def common_tool_vectors(self) -> Vectors:
+    def compute_common_tool_vectors(self) -> Vectors:
         return self.encode(["weather"])
 
 

@@ -91,12 +91,16 @@ def test_how_near_others_tools_lie_is_a_matter_of_the_nearest_and_not_of_their_n
 
     def near(*several: Any) -> float:
         return float(
-            VectorIndex(rows, usual, out_of_domain=numpy.concatenate(several)).common_tool_similarity(request)[0]
+            VectorIndex(rows, usual, out_of_domain=numpy.concatenate(several)).compute_common_tool_similarity(request)[
+                0
+            ]
         )
 
     assert near(far, far) == pytest.approx(near(far), abs=1e-5)
     assert near(far[1:], request) > near(far) + 0.1
-    assert near(usual) == pytest.approx(float(VectorIndex(rows, usual).common_tool_similarity(request)[0]), abs=1e-6)
+    assert near(usual) == pytest.approx(
+        float(VectorIndex(rows, usual).compute_common_tool_similarity(request)[0]), abs=1e-6
+    )
 
 
 def test_a_document_without_a_vector_is_like_nothing() -> None:

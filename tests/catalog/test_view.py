@@ -52,8 +52,8 @@ def test_a_few_tools_of_ones_own_are_in_view_however_many_ship() -> None:
     of = interaction()
     few = generation(CORE, shipped, many(3), theirs)
     assert shown(of, few) == [*(one.id for one in CORE), "reports.t0000", "reports.t0001", "reports.t0002"]
-    assert CatalogView(few, CatalogOptions()).status_of(few.entries["reports.t0001"]) == "active"
-    assert CatalogView(few, CatalogOptions()).status_of(theirs) == "deferred"
+    assert CatalogView(few, CatalogOptions()).get_tool_status(few.entries["reports.t0001"]) == "active"
+    assert CatalogView(few, CatalogOptions()).get_tool_status(theirs) == "deferred"
     more = generation(CORE, shipped, many(MAX_INITIALLY_ACTIVE - len(CORE) + 1))
     assert shown(interaction(), more) == [one.id for one in CORE]
 

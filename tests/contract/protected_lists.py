@@ -6,6 +6,7 @@ The lists were made from what editors, shells, hook managers, agents and tools a
 from __future__ import annotations
 
 AGENTS_NEVER = """
+.container-use/environment.json .xcodebuildmcp/config.yaml .vibekit/x
 .eca/config.json .llxprt/settings.json .omp/x.ts .emdash.json .conductor.json .forge.yaml
 .claude/settings.json .claude/settings.local.json .claude/commands/x.md .claude/agents/a.md .claude/hooks/h.sh .claude.json
 .mcp.json mcp.json .vscode/mcp.json .cursor/mcp.json .cursor/rules/a.mdc .cursor/hooks.json .roo/mcp.json .amazonq/mcp.json
@@ -23,6 +24,7 @@ AGENTS_NEVER = """
 codex.yaml mcp-config.yaml .gitlab/duo/mcp.json .mcp/servers.json mcp_config.json .rulesync/rules/a.md conductor.json .qodo/agents/a.toml
 """
 AGENTS_ASK = """
+.sweep.yaml
 AGENTS.md AGENT.md AGENTS.override.md CLAUDE.md CLAUDE.local.md GEMINI.md QWEN.md CRUSH.md WARP.md JULES.md KIMI.md IFLOW.md GROK.md
 CODEBUDDY.md OpenCode.md CONTEXT.md .cursorrules .windsurfrules .clinerules .clinerules/a.md .roorules .roorules-code/a.md .roomodes
 .kilocoderules .continuerules .goosehints .aider.conf .aiderignore .aider.model.metadata.json .rules .augment-guidelines .voidrules
@@ -32,6 +34,7 @@ CODEBUDDY.md OpenCode.md CONTEXT.md .cursorrules .windsurfrules .clinerules .cli
 .clinerules.md .github/copilot-setup-steps.yml docs/AGENTS.md packages/a/CLAUDE.md AmazonQ.md .junierules.agent.md sub/.cursorrules .blackboxrules .llmrules
 """
 EDITORS = """
+a.sln.DotSettings.user
 .obsidian/plugins/x/main.js logseq/custom.js .foam/templates/x.js dendron.yml .config/Code/User/tasks.json .config/Cursor/User/settings.json
 .config/starship.toml .config/niri/config.kdl env.nu .config/ipython/x .rbenv/rbenv.d/exec/x.bash .asdf/shims/x .gefrc .hooks.d/x
 .vscode/tasks.json .vscode/settings.json .vscode/launch.json .vscode/extensions.json project.code-workspace a/x.code-workspace
@@ -49,6 +52,7 @@ hie.yaml .ropeproject/config.py rust-analyzer.toml .rust-analyzer.toml omnisharp
 .nanorc .ideavimrc a.geany .lite_project.lua .tm_properties .config/micro/init.lua .config/nvim/init.lua rust-project.json
 """
 ENTERING = """
+fnox.toml fnox.local.toml mise-tasks/a
 .envrc a/.envrc .envrc.local .direnvrc mise.toml .mise.toml mise.local.toml .mise.local.toml mise.dev.toml .mise/config.toml .mise/tasks/t
 .config/mise/config.toml .config/mise.toml mise/config.toml .rtx.toml .autoenv.zsh .autoenv_leave.zsh .autoenv .env.leave .rvmrc
 .versions.conf .rbenv-vars .shadowenv.d/500.lisp .ondirrc .desk/desks/d.sh Deskfile bin/activate-hermit bin/hermit .flox/env/manifest.toml
@@ -62,6 +66,7 @@ ENTERING_ASK = """
 .venv/bin/activate .venv/bin/activate.fish default.nix .pixi/config.toml .vfox.toml .foreman a/.env app.desktop
 """
 HOOKS = """
+.hk.pkl .hk.local.pkl .vite-hooks/pre-commit .githook/pre-commit .captain/x .autohook/x
 .husky/pre-commit .huskyrc .huskyrc.json .huskyrc.js husky.config.js .husky/_/husky.sh lefthook.yml lefthook.yaml lefthook.toml lefthook.json
 .lefthook.yml .lefthook/pre-commit/x.sh lefthook-local.yml .lefthook-local.yml .config/lefthook.yml .pre-commit-config.yaml .pre-commit-config.yml
 .captainhook.json .pre-commit.yaml prek.toml .overcommit.yml .git-hooks/pre_commit/x.rb .githooks/pre-commit captainhook.json grumphp.yml .lintstagedrc .lintstagedrc.json

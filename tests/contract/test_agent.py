@@ -100,13 +100,15 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
 def test_an_agent_takes_work_of_others_only_where_it_says_so_and_they_may_hand_it_over() -> None:
     default, writer = AgentManifest(), parsed('id = "writer"\nrole = "all"', "writer").manifest
     assert default.effective_role == "all"
-    assert not parsed('id = "reviewer"').manifest.accepts_work_from(default)  # its rules are in nobody's reach unsaid
-    assert writer.accepts_work_from(default)
+    assert not parsed('id = "reviewer"').manifest.accepts_delegation_from(
+        default
+    )  # its rules are in nobody's reach unsaid
+    assert writer.accepts_delegation_from(default)
     reviewer = parsed(WHOLE).manifest
-    assert writer.accepts_work_from(reviewer)
-    assert not default.accepts_work_from(reviewer)
-    assert default.accepts_work_from(writer) and not default.accepts_work_from(writer, reviewer)
-    assert not default.accepts_work_from(writer, default, reviewer)
+    assert writer.accepts_delegation_from(reviewer)
+    assert not default.accepts_delegation_from(reviewer)
+    assert default.accepts_delegation_from(writer) and not default.accepts_delegation_from(writer, reviewer)
+    assert not default.accepts_delegation_from(writer, default, reviewer)
 
 
 def test_what_cannot_be_passed_on_is_said_at_its_own_key() -> None:

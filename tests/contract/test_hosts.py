@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.text.host_names import (
-    fault_in_host_pattern,
+    find_host_pattern_fault,
     grant_covers_host,
     grant_names_address,
     parse_host,
@@ -190,12 +190,12 @@ def test_only_a_pattern_that_is_the_address_itself_grants_an_address() -> None:
     ["https://example.org", "a b", "ex*mple.org", "", "a/b", "①.org", "127.1", "*.0.0.1", "*.2.3.4.5", "host:99999"],
 )
 def test_a_host_pattern_that_could_never_match_is_a_fault(pattern: str) -> None:
-    assert fault_in_host_pattern(pattern) is not None
+    assert find_host_pattern_fault(pattern) is not None
 
 
 @pytest.mark.parametrize("pattern", ["*", "*:*", "*.example.org", "example.org", "host:8443", "[::1]:80", "10.0.0.1"])
 def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
-    assert fault_in_host_pattern(pattern) is None
+    assert find_host_pattern_fault(pattern) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_VALUES,
     InvalidJsonText,
     check_nesting_depth,
-    fault_in_arguments_size,
+    find_arguments_size_fault,
     json_type_name,
     parse_arguments,
     parse_object,
@@ -195,9 +195,9 @@ def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
         with pytest.raises(InvalidJsonText, match="more than 20,000 values"):
             parse_arguments(more)
     given = {"a": [{"b": 1}] * (MAX_ARGUMENT_VALUES // 2)}
-    assert "more than 20,000 values" in (fault_in_arguments_size(given) or "")
-    assert fault_in_arguments_size({"a": [{"b": 1}] * 100}) is None
-    assert "more than" in (fault_in_arguments_size({"a": ["x" * MAX_ARGUMENT_BYTES, "y"]}) or "")
+    assert "more than 20,000 values" in (find_arguments_size_fault(given) or "")
+    assert find_arguments_size_fault({"a": [{"b": 1}] * 100}) is None
+    assert "more than" in (find_arguments_size_fault({"a": ["x" * MAX_ARGUMENT_BYTES, "y"]}) or "")
 
 
 def test_commas_and_brackets_in_texts_are_no_values() -> None:

@@ -9,18 +9,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handrail.contract.text.glob_patterns import (
-    any_path_glob_source,
-    compile_on_first_use,
+    build_any_path_glob_expression,
+    build_path_glob_expression,
     compile_path_glob,
     compile_text_glob,
     escape_as_pattern,
-    fault_in_pattern,
+    find_pattern_fault,
     has_wildcard,
     literal_prefix,
-    path_glob_source,
     path_matches,
     pattern_length,
 )
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 PARTS = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=8)
 PATHS = st.lists(PARTS, min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
@@ -105,7 +105,7 @@ def test_a_text_glob_matches_as_its_grammar_says(pattern: str, text: str) -> Non
 @example(["**/*"], "a/b")
 @example(["**/*.a", "**/a", "a/**"], "b/a/b")
 def test_many_globs_in_one_match_what_any_of_them_matches(patterns: list[str], path: str) -> None:
-    whole = re.compile(any_path_glob_source(patterns) + r"\Z", re.DOTALL).match(path) is not None
+    whole = re.compile(build_any_path_glob_expression(patterns) + r"\Z", re.DOTALL).match(path) is not None
     assert whole == any(path_matches(pattern, path) for pattern in patterns)
 
 
@@ -114,9 +114,9 @@ def test_no_text_makes_compiling_a_pattern_fail_in_any_other_way(pattern: str) -
     try:
         compile_path_glob(pattern)
     except ValueError as error:
-        assert fault_in_pattern(pattern) == str(error)
+        assert find_pattern_fault(pattern) == str(error)
     else:
-        assert fault_in_pattern(pattern) is None
+        assert find_pattern_fault(pattern) is None
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_a_path_pattern_covers_whole_parts(pattern: str, path: str, matches: boo
 
 
 def test_a_set_that_runs_backwards_is_a_fault_that_says_what_to_write() -> None:
-    problem = fault_in_pattern("/ws/[z-a]")
+    problem = find_pattern_fault("/ws/[z-a]")
     assert problem is not None
     assert "z-a" in problem
     assert "[[]" in problem
 
 
 def test_the_source_of_a_pattern_has_no_groups_of_its_own() -> None:
-    assert re.compile(path_glob_source("**/[ab]*?/c")).groups == 0
+    assert re.compile(build_path_glob_expression("**/[ab]*?/c")).groups == 0
 
 
 def test_a_pattern_is_compiled_on_its_first_use() -> None:

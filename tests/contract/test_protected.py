@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from handrail.contract.protected.path_protection import (
     find_protection,
     find_tool_protection,
-    fold_name,
     has_path_dependent_entries,
     is_private_key,
     is_protected,
     needs_full_path_check,
+    normalise_file_name,
 )
 
 pytestmark = pytest.mark.proves("P-15")
@@ -200,7 +200,7 @@ def test_a_walk_by_single_names_finds_what_the_whole_path_says(names: list[str])
 def test_what_lies_in_a_protected_folder_is_protected_and_spelling_does_not_matter(names: list[str]) -> None:
     path = "/".join(names)
     found = find_protection(path)
-    if found is not None and fold_name(names[-1]) != ".git" and path != "handrail.toml" and len(names) > 1:
+    if found is not None and normalise_file_name(names[-1]) != ".git" and path != "handrail.toml" and len(names) > 1:
         below = find_protection(f"{path}/x/y")
         assert below is not None and (found.requires_approval or not below.requires_approval)
     spelled = "/".join(name.swapcase() if name.isascii() else name for name in names)

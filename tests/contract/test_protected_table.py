@@ -13,9 +13,9 @@ from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_W
 from handrail.contract.protected.path_protection import (
     find_protection,
     find_tool_protection,
-    fold_name,
     has_path_dependent_entries,
     needs_full_path_check,
+    normalise_file_name,
 )
 
 pytestmark = pytest.mark.proves("P-15")
@@ -52,7 +52,7 @@ def test_names_are_written_as_they_are_compared_and_once() -> None:
     for name in counted:
         assert name.count("*") <= 1 and "*" not in name.rpartition("/")[0], name
         written = name.replace("*", "zz")
-        assert [fold_name(part) for part in written.split("/")] == written.split("/"), name
+        assert [normalise_file_name(part) for part in written.split("/")] == written.split("/"), name
 
 
 @pytest.mark.parametrize(

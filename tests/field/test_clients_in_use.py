@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -233,3 +234,23 @@ async def test_a_client_that_hangs_up_after_the_list_hears_nothing_more(handrail
     process.stdin.close()
     assert await process.stdout.read() == b"" and await process.stderr.read() == b""
     assert await process.wait() == 0
+
+
+async def test_a_client_that_hangs_up_during_a_call_hears_nothing_more(handrail: Program) -> None:
+    signal = handrail.workspace / "signal"
+    os.mkfifo(signal)
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp", "--rule", "allow bash"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        limit=2**24,
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    bash = {"name": "bash", "arguments": {"command": "cat signal && tail -f /dev/null"}, "_meta": {"progressToken": 1}}
+    call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": bash}
+    process.stdin.write(f"{hello('2025-06-18')}\n{json.dumps(call)}\n".encode())
+    assert json.loads(await process.stdout.readline())["id"] == "hello"
+    (await asyncio.to_thread(open, signal, "w")).close()  # the program runs when it has opened its end
+    process.stdin.close()
+    assert await process.stdout.read() == b"" and await process.wait() == 0

@@ -171,6 +171,75 @@ async def test_a_batch_is_refused_one_by_one_by_the_other_versions(handrail: Pro
     assert "2025-03-26" in answers[1]["error"]["message"]
 
 
+@pytest.mark.parametrize("asked", [1, 2])
+async def test_a_client_that_does_not_take_the_answer_to_its_discovery_can_shake_hands(
+    handrail: Program, asked: int
+) -> None:
+    envelope = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    discover = {"jsonrpc": "2.0", "method": "server/discover", "params": {"_meta": envelope}}
+    lines = [json.dumps({**discover, "id": f"d{number}"}) for number in range(asked)]
+    tools = '{"jsonrpc": "2.0", "id": "tools", "method": "tools/list"}'
+    call = '{"jsonrpc": "2.0", "id": "call", "method": "tools/call", "params": {"name": "glob", "arguments": {"pattern": "*"}}}'
+    answers, err = await talk(handrail.command("mcp"), *lines, hello("2025-11-25"), tools, call, least=asked + 4)
+    found = {one["id"]: one for one in answers if "id" in one}
+    assert err == b"" and not [one for one in answers if "error" in one]
+    assert found["hello"]["result"]["protocolVersion"] == "2025-11-25"
+    assert found["tools"]["result"]["tools"] and "isError" not in found["call"]["result"]
+
+
+HEADERS = {
+    "as a language server has them": "Content-Length: %d\r\n\r\n",
+    "without carriage returns": "Content-Length: %d\n\n",
+    "in small letters and another order": (
+        "content-type: application/vscode-jsonrpc; charset=utf-8\r\ncontent-length:%d\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["mcp", "acp"])
+@pytest.mark.parametrize("headers", HEADERS.values(), ids=HEADERS)
+async def test_messages_with_headers_are_answered_in_the_same_form(handrail: Program, kind: str, headers: str) -> None:
+    begin = hello("2025-06-18")
+    if kind == "acp":
+        begin = '{"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": {"protocolVersion": 1}}'
+    more = ("--model", "script:none.json") if kind == "acp" else ()
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command(kind, *more), stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**24
+    )
+    assert process.stdin is not None and process.stdout is not None
+    bodies = [
+        begin,
+        '{"jsonrpc": "2.0", "id": 2, "method":\n "é/none"}',
+        "{",
+        '{"jsonrpc": "2.0", "id": 4, "method": "x"}',
+    ]
+    for body in bodies:
+        process.stdin.write((headers % len(body.encode())).encode() + body.encode())
+    answers: list[Any] = []
+    while len(answers) < len(bodies):
+        size = int((await process.stdout.readline()).partition(b":")[2])
+        assert await process.stdout.readline() == b"\r\n"
+        answers.append(json.loads(await process.stdout.readexactly(size)))
+    process.stdin.close()
+    assert await process.stdout.read() == b"" and await process.wait() == 0
+    assert sorted((one["id"] for one in answers), key=repr) == sorted(["hello", 2, None, 4], key=repr)
+
+
+@pytest.mark.parametrize(
+    "headers", ["Content-Length: many\r\n\r\n", "Content-Length: 4000\r\n\r\n{", "Content-Type: x\r\n\r\n"]
+)
+async def test_headers_that_are_wrong_are_refused(handrail: Program, headers: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = await process.communicate(headers.encode())
+    assert process.returncode == 0 and err == b"" and b'"code":-32700' in out
+
+
 @asynccontextmanager
 async def over_http(folder: Path) -> AsyncGenerator[tuple[httpx2.AsyncClient, str]]:
     """A server over HTTP and a client of it that has a session."""

@@ -15,7 +15,7 @@ from tests.prefork import command as prefork
 
 from handrail.authoring.mcp_server_export import CLIENT_FILES, export_servers
 from handrail.authoring.mcp_server_import import import_mcp_servers
-from handrail.config.foreign_server_files import list_foreign_server_files
+from handrail.config.foreign_server_files import list_foreign_server_files, read_foreign_server_file
 from handrail.config.mcp_settings import UpstreamServerSettings
 from handrail.config.operator_settings import SecretReference
 from handrail.frontends.cli.command_group import run_command_line
@@ -130,6 +130,89 @@ FILES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         '{"mcpServers": {"local": {"type": "local", "command": "x", "tools": ["*"]}}}',
         {"local": {"command": "x"}},
     ),
+    "continue": (
+        "~/.continue/config.yaml",
+        """
+name: My Agent # mine
+schema: v1
+models: []
+mcpServers:
+  - name: local
+    type: stdio
+    command: uvx
+    args: [a, --mode, no, "--port", 8080]
+    env:
+      A_TOKEN: ${{ secrets.A_TOKEN }}
+      ANSWER: yes
+    cwd: /srv
+    connectionTimeout: 5000
+  - name: remote
+    type: streamable-http
+    url: https://a.example/mcp
+    requestOptions:
+      headers:
+        Authorization: "Bearer ${{ secrets.KEY }}"
+""",
+        {
+            "local": {
+                "command": "uvx",
+                "args": ["a", "--mode", "no", "--port", "8080"],
+                "env": {"A_TOKEN": {"secret": "LOCAL_A_TOKEN"}, "ANSWER": "yes"},
+                "cwd": "/srv",
+                "connect_timeout_ms": 5_000,
+            },
+            "remote": {"url": "https://a.example/mcp", "headers": BEARER},
+        },
+    ),
+    "continue, project": (
+        "WS/.continue/mcpServers/local.yaml",
+        "name: A\nversion: 0.0.1\nschema: v1\nmcpServers:\n  - name: local\n    command: x\n    args:\n    - a\n",
+        {"local": {"command": "x", "args": ["a"]}},
+    ),
+    "goose": (
+        "~/xdg/goose/config.yaml",
+        """
+GOOSE_PROVIDER: openai
+extensions:
+  developer:
+    bundled: true
+    enabled: true
+    name: developer
+    timeout: 300
+    type: builtin
+  local:
+    args:
+    - mcp-server-fetch
+    bundled: null
+    cmd: uvx
+    description: ''
+    enabled: false
+    env_keys:
+    - A_TOKEN
+    envs:
+      LEVEL: 'on'
+    name: local
+    timeout: 300
+    type: stdio
+  remote:
+    enabled: true
+    headers:
+      Authorization: Bearer ${KEY}
+    name: remote
+    type: streamable_http
+    uri: https://a.example/mcp
+""",
+        {
+            "local": {
+                "command": "uvx",
+                "args": ["mcp-server-fetch"],
+                "env": {"A_TOKEN": {"secret": "LOCAL_A_TOKEN"}, "LEVEL": "on"},
+                "enabled": False,
+                "timeout_ms": 300_000,
+            },
+            "remote": {"url": "https://a.example/mcp", "headers": BEARER},
+        },
+    ),
 }
 
 
@@ -173,7 +256,7 @@ def test_the_file_of_each_client_is_found_and_its_servers_are_imported(
     assert row["file"] == str(path) and not tables(home), "a list changes nothing"
     code = run_command_line(["mcp", "import", "--yes", "--no-install", *place_of(home)])
     assert tables(home) == FILES[client][2]
-    assert code == (1 if client == "zed" else 0), "an extension of Zed is left out"
+    assert code == (1 if client in ("zed", "goose") else 0), "an extension of their own is left out"
 
 
 def test_files_of_a_mac_are_found_where_they_are_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +268,31 @@ def test_files_of_a_mac_are_found_where_they_are_there(home: Path, monkeypatch: 
         f"{own}/Code/User/mcp.json",
         f"{home}/.config/zed/settings.json",
     } <= {*found}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("mcpServers:\n  - name: a\n   command: x\n", "is not valid YAML"),
+        ("a: &x [1]\nb: *x\n", r"has an alias"),
+        ("mcpServers:\n  a: {command: x}\n  a: {command: y}\n", "'a' occurs twice"),
+        ("\tmcpServers: []\n", "is not valid YAML"),
+        ("- a\n- b\n", 'has no "mcpServers"'),
+        ("", 'has no "mcpServers"'),
+        ("!!python/object/apply:os.system [id]\n", 'has no "mcpServers"'),
+    ],
+)
+def test_a_yaml_file_that_cannot_be_used_is_refused_with_the_reason(home: Path, text: str, why: str) -> None:
+    (path := home / "other.yaml").write_text(text)
+    with pytest.raises(ValueError, match=why):
+        read_foreign_server_file(path, None)
+
+
+def test_servers_of_a_yaml_list_with_one_name_are_kept_apart(home: Path) -> None:
+    (path := home / "other.yml").write_text(
+        "mcpServers: [{name: a, command: x}, {name: a, command: y}, {command: z}]\n"
+    )
+    assert [one.name for one in read_foreign_server_file(path, None).servers] == ["a", "a 2", "server 3"]
 
 
 def test_a_damaged_file_hides_no_other_one(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import unicodedata
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -302,3 +302,51 @@ async def test_a_shown_path_of_git_is_taken_by_git_and_by_other_tools(session: S
         assert len((await call(session, "git.log", paths=[shown]))["commits"]) == 1
     assert [one["path"] for one in (await call(session, "git.diff", paths=[NFC]))["files"]] == [NFD]
     assert names_in(ws) == set(names)
+
+
+PROGRAM = """#!/usr/bin/env python3
+import json, os, sys
+def look(paths):
+    return [open(os.fsencode(path), "rb").read().decode() for path in paths]
+if PERSISTENT:
+    for line in sys.stdin:
+        sent = json.loads(line)
+        asked = sent["arguments"]
+        print(json.dumps({"id": sent["id"], "result": look([asked["path"], *asked["others"]])}), flush=True)
+else:
+    asked = json.load(sys.stdin)
+    print(json.dumps({"read": look([asked["path"], *asked["others"]])}))
+"""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+async def test_a_program_of_the_operators_gets_paths_as_they_are_shown(
+    tmp_path: Path, ws: Path, persistent: bool
+) -> None:
+    tools = tmp_path / "config" / "tools"
+    tools.mkdir(parents=True)
+    path = {"type": "string", "format": "path"}
+    parameters = {"type": "object", "properties": {"path": path, "others": {"type": "array", "items": path}}}
+    llm = {"name": "look", "description": "Reads files.", "parameters": parameters}
+    runtime: dict[str, object] = {
+        "side_effect": "read",
+        "locks": [],
+        "persistent": persistent,
+        "requires": {"fs": {"read": ["**"]}},
+    }
+    (tools / "look.json").write_text(json.dumps({"llm": llm, "runtime": runtime}))
+    (tools / "look").write_text(PROGRAM.replace("PERSISTENT", str(persistent)))
+    (tools / "look").chmod(0o755)
+    for name in NAMES.values():
+        (ws / name).write_text(f"it is {name!r}")
+    (ws / NFC).unlink(missing_ok=True)
+    async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
+        session = await kernel.session(headless=True)
+        shown = sorted(seen(await session.call("glob", {"pattern": "*"}))["paths"])
+        expected = [f"it is {name!r}" for name in (restore_path(one) for one in shown)]
+        result = await session.call("look", {"path": shown[0], "others": [*shown[1:], NFC]})
+        await session.suspend()
+    assert result.ok, result
+    data: Any = result.data
+    found: Any = cast("dict[str, Any]", data)["read"] if isinstance(data, dict) else data
+    assert found == [*expected, f"it is {NFD!r}"] and len(shown) == len(NAMES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import sys
 import zlib
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.field.pictures import GIF, JPEG, WEBP, make_png
 
 from handrail.contract.session_protocols import Session
 from handrail.runtime.documents.document_service import MAX_PAGES
@@ -190,7 +193,8 @@ async def test_a_rule_about_a_pdf_holds(tmp_path: Path, ws: Path) -> None:
         await session.suspend()
 
 
-IMAGE = "iVBORw0KGgo" * 5_000
+IMAGE = base64.b64encode(make_png()).decode()
+BROKEN = "iVBORw0KGgo!" * 5_000
 NOTEBOOK: dict[str, Any] = {
     "cells": [
         {"cell_type": "markdown", "metadata": {}, "source": ["# Title\n", "Some text."]},
@@ -203,7 +207,7 @@ NOTEBOOK: dict[str, Any] = {
                 {"output_type": "stream", "name": "stdout", "text": ["hel", "lo\n"]},
                 {
                     "output_type": "execute_result",
-                    "data": {"text/plain": "<Figure>", "image/png": IMAGE},
+                    "data": {"text/plain": "<Figure>", "image/png": BROKEN},
                     "metadata": {},
                 },
                 {"output_type": "display_data", "data": {"text/html": "<b>x</b>"}, "metadata": {}},
@@ -230,7 +234,7 @@ async def test_a_notebook_is_read_by_cell(session: Session, ws: Path) -> None:
     found = await read(session, "a.ipynb")
     text: str = found["text"]
     assert text.startswith("--- cell 1 (markdown) ---\n# Title\nSome text.\n\n--- cell 2 (code) ---\nprint('hello')\n")
-    assert "--- output of cell 2 ---\nhello\n" in text and "<Figure>\n(image/png, 55,000 characters, not shown)" in text
+    assert "--- output of cell 2 ---\nhello\n" in text and "<Figure>\n(image/png, 60,000 characters, not shown)" in text
     assert "(text/html, 8 characters, not shown)" in text
     assert "E: v\nline\n" in text and "(40,000 more characters of this output are not shown)" in text
     assert "iVBOR" not in text
@@ -285,3 +289,53 @@ async def test_an_old_notebook_is_read_by_cell(session: Session, ws: Path) -> No
     old = {"worksheets": [{"cells": [{"cell_type": "code", "input": ["1 + 1"], "outputs": [{"text": ["2"]}]}]}]}
     (ws / "a.ipynb").write_text(json.dumps(old))
     assert (await read(session, "a.ipynb"))["text"] == "--- cell 1 (code) ---\n1 + 1\n--- output of cell 1 ---\n2"
+
+
+def figure(data: object, kind: str = "image/png") -> dict[str, Any]:
+    return {"cell_type": "code", "source": "plot()", "outputs": [{"output_type": "display_data", "data": {kind: data}}]}
+
+
+def encode(data: bytes) -> str:
+    return base64.encodebytes(data).decode()
+
+
+@pytest.mark.parametrize(
+    ("cell", "image"),
+    [
+        (figure(encode(make_png())), make_png()),
+        (figure(encode(JPEG).splitlines(keepends=True), "image/jpeg"), JPEG),
+        (figure(encode(GIF), "image/gif"), GIF),
+        (figure(encode(WEBP), "image/png"), WEBP),
+        ({"cell_type": "markdown", "source": "![](a)", "attachments": {"a": {"image/png": IMAGE}}}, make_png()),
+        ({"cell_type": "code", "input": "x", "outputs": [{"output_type": "display_data", "png": IMAGE}]}, make_png()),
+    ],
+    ids=["png", "lines of jpeg", "gif", "another type than named", "attachment", "before version 4"],
+)
+async def test_an_image_in_a_notebook_is_only_noted(
+    session: Session, ws: Path, cell: dict[str, Any], image: bytes
+) -> None:
+    (ws / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    found = await read(session, "a.ipynb")
+    assert "(image 1 of this answer: " in found["text"] and len(found["images"]) == 1
+    assert hashlib.sha256(image).hexdigest() in json.dumps(found["images"])
+
+
+async def test_the_images_of_cells_that_do_not_fit_come_with_their_cells(session: Session, ws: Path) -> None:
+    cells = [figure(encode(make_png(side))) for side in range(1, 11)]
+    (ws / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    found = await read(session, "a.ipynb")
+    assert len(found["images"]) == 8
+    assert "(image/png, not shown: an answer has at most 8 images; read with `offset: 9`)" in found["text"]
+    assert len((await read(session, "a.ipynb", offset=9))["images"]) == 2
+    assert len((await read(session, "a.ipynb", limit=3))["images"]) == 3
+    long = {"cell_type": "markdown", "source": "x" * 300_000}
+    (ws / "b.ipynb").write_text(json.dumps({"cells": [cells[0], long, cells[1]]}))
+    found = await read(session, "b.ipynb")
+    assert (found["last_cell"], found["next"], len(found["images"])) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("data", ["", "%%%", encode(b"<svg/>"), {"a": 1}, None, encode(b"\x89PNG")])
+async def test_what_is_no_image_is_noted(session: Session, ws: Path, data: object) -> None:
+    (ws / "a.ipynb").write_text(json.dumps({"cells": [figure(data)]}))
+    found = await read(session, "a.ipynb")
+    assert "characters, not shown)" in found["text"] and "images" not in found

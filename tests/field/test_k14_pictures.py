@@ -97,6 +97,20 @@ async def test_the_pictures_of_parallel_calls_all_arrive_and_each_result_stays_w
 
 
 @each_provider
+async def test_the_figures_of_a_notebook_are_only_named(kind: Kind, tmp_path: Path) -> None:
+    figures = [make_png(2), make_png(3)]
+    outputs = [
+        {"output_type": "display_data", "data": {"text/plain": "<Figure>", "image/png": base64.b64encode(one).decode()}}
+        for one in figures
+    ]
+    notebook = json.dumps({"cells": [{"cell_type": "code", "source": "plot()", "outputs": outputs}]}).encode()
+    async with reading(kind, tmp_path, {"a.ipynb": notebook}, read("a.ipynb"), OK) as (b, session):
+        assert (await Agent(session, b.model).complete("What do the plots show?")).ok
+        b.accepted()
+        assert sent_pictures(b, 1) == figures
+
+
+@each_provider
 async def test_a_picture_is_still_there_after_a_restart(kind: Kind, tmp_path: Path) -> None:
     tmp_path.joinpath("ws").mkdir()
     tmp_path.joinpath("ws", "p.png").write_bytes(make_png())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from tests.field.odd_servers import odd_server
 
+from handrail.contract.errors import ToolError
+from handrail.testing.scripted_kernel import temporary_kernel
 from handrail.upstream.client.json_rpc_messages import encode_message, parse_json_rpc_messages
 
 LINES = {
@@ -126,3 +129,47 @@ def test_numbers_that_json_does_not_have_are_null_and_pairs_stay_characters() ->
     )
     assert message["result"] == {"a": None, "b": "😀 \ufffd"}
     assert encode_message({"a": "\ud83d"}) == '{"a":"\ufffd"}'.encode()
+
+
+FRAMED = """
+NAME, END, LINES = %r, %r, %r
+def put(text):
+    data = text.encode()
+    head = NAME + ": " + str(len(data)) + "\\r\\n"
+    if LINES:
+        head = "Content-Type: application/vscode-jsonrpc; charset=utf-8\\r\\n" + head
+    sys.stdout.buffer.write((head + "\\r\\n").encode() + data + END.encode())
+    sys.stdout.buffer.flush()
+def result(name, args):
+    put(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x\\ny"}}, indent=2))
+    return text("said " + str(args.get("text", "")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "lines"),
+    [("Content-Length", "", False), ("content-length", "\n", True), ("CONTENT-LENGTH", "\r\n", False)],
+)
+async def test_messages_with_headers_are_taken(tmp_path: Path, name: str, end: str, lines: bool) -> None:
+    async with odd_server(tmp_path, FRAMED % (name, end, lines)) as (kernel, session):
+        for said in ("hi", "é" * 20_000):
+            assert (await session.call("t_echo", {"text": said})).data == f"said {said}"
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+async def test_a_server_that_waits_for_headers_is_refused_with_the_reason(tmp_path: Path) -> None:
+    program = tmp_path / "server.py"
+    program.write_text(
+        """
+import sys
+for line in sys.stdin:
+    if line.startswith("Content-Length:"):
+        print("never", flush=True)
+"""
+    )
+    async with temporary_kernel(tmp_path) as kernel:
+        connecting = kernel.mcp_servers.connect(
+            "t", command=sys.executable, args=[str(program)], folders=[str(tmp_path)], connect_timeout_ms=500
+        )
+        with pytest.raises(ToolError, match=r"one JSON message a line.*Content-Length"):
+            await connecting.__aenter__()

@@ -212,7 +212,7 @@ async def test_a_process_that_joined_asks_its_own_user_over_the_socket(tmp_path:
     async with bench(tmp_path) as it, temporary_kernel(tmp_path), second(tmp_path) as joined:
         prompt = SignInPrompt("http://127.0.0.1:9/callback", it.browser.agree)
         async with joined.mcp_servers.connect("h", url=it.http.url, prompt=prompt) as connected:
-            assert [*connected.tool_availability] == ["h_echo"] and it.guard.grants == ["authorization_code"]
+            assert [*connected.check_tool_availability] == ["h_echo"] and it.guard.grants == ["authorization_code"]
         assert len(it.browser.shown) == 1
         (kept,) = (tmp_path / "state" / "mcp" / "tokens").iterdir()
         assert json.loads(kept.read_text())["tokens"]["access_token"] == "token-1"

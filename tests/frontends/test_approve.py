@@ -157,8 +157,8 @@ def test_questions_are_answered_one_by_one(here: Here) -> None:
     ("arguments", "code", "said"),
     [
         (["--once"], 2, "ID of the request is missing"),
-        (["apr_x", "--message", "no"], 2, "`--message` requires"),
-        (["apr_x", "--session", "--arguments", "{}"], 2, "allowed only with `--once`"),
+        (["apr_x", "--message", "no"], 2, "`--message` is only for rejections"),
+        (["apr_x", "--session", "--arguments", "{}"], 2, "Pass `--once`"),
         (["apr_x", "--once", "--answer", "x"], 2, "`--answer` is for questions"),
         (["apr_nothing"], 1, "does not exist in this workspace"),
         (["apr_\udc80\x1b[2J"], 1, "does not exist in this workspace"),

@@ -324,8 +324,7 @@ WRITERS = {
     "testing/scripted_mcp_program.py": "a server for tests, on its own pipes",
     "testing/scripted_language_server.py": "a language server for tests, on its own pipes",
     "registry/sources/module_worker.py": "a program in the sandbox: its stderr is a pipe of Handrail's",
-    "contract/schema/schema_check_program.py": "a process that checks arguments: its stdout is a pipe of Handrail's",
-    "runtime/documents/document_process.py": "a process that extracts text: its stdout is a pipe of Handrail's",
+    "origins/bounded_program.py": "a process that checks arguments or extracts text: its stdout is a pipe of Handrail's",
     "sandbox/start/launcher_python.py": "the child that becomes a program in the sandbox, with that program's stderr",
 }
 """The modules that may write to a terminal, and why."""

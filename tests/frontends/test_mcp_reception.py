@@ -95,11 +95,19 @@ async def kernel(tmp_path: Path) -> AsyncGenerator[LocalKernel]:
 
 
 async def begun(
-    kernel: LocalKernel, messages: Iterable[Message | str], discovery: Discovery = "core"
+    kernel: LocalKernel, messages: Iterable[Message | str], discovery: Discovery = "core", *, stays: bool = False
 ) -> tuple[StartupResponder, Heard, bool]:
+    """The reception after these messages; with ``stays``, the client stays connected until the server is loaded."""
+
+    async def until_loaded() -> AsyncIterator[str]:
+        async for line in lines(messages):
+            yield line
+        await asyncio.Event().wait()
+
     heard = Heard()
     reception = StartupResponder(kernel, McpFrontendSettings(discovery=discovery), heard)
-    return reception, heard, await reception.answer_until_server_needed(lines(messages))
+    said = until_loaded() if stays else lines(messages)
+    return reception, heard, await reception.answer_until_server_needed(said)
 
 
 async def gone_on(
@@ -114,7 +122,9 @@ async def gone_on(
             yield line
 
     ends = reception.replay_client_lines(silence()), out
-    serving = asyncio.create_task(serve_single_client(kernel, McpFrontendSettings(discovery=discovery), ends))
+    serving = asyncio.create_task(
+        serve_single_client(kernel, McpFrontendSettings(discovery=discovery), ends, reception.client)
+    )
     try:
         await heard.until(count)
     finally:
@@ -128,7 +138,7 @@ async def gone_on(
 async def test_the_first_answers_are_those_that_the_server_gives(
     kernel: LocalKernel, version: str, discovery: Discovery
 ) -> None:
-    reception, heard, there = await begun(kernel, BEGINNINGS[version], discovery)
+    reception, heard, there = await begun(kernel, BEGINNINGS[version], discovery, stays=True)
     assert there
     assert [one["id"] for one in heard.messages] == [1, "two"]
     names = [one["name"] for one in heard.messages[1]["result"]["tools"]]
@@ -223,3 +233,48 @@ async def test_a_client_that_hangs_up_at_once_needs_no_server(kernel: LocalKerne
     _, heard, there = await begun(kernel, [hello(), READY])
     assert not there
     assert len(heard.messages) == 1
+
+
+def calling(number: int | str, name: str, **arguments: Any) -> Message:
+    return request(number, "tools/call", {"name": name, "arguments": arguments})
+
+
+async def serve_after(reception: StartupResponder, kernel: LocalKernel, heard: Heard, *further: Message) -> None:
+    """The server, for a client that sends further requests, until it has answered them."""
+    enough = asyncio.Event()
+    expected = len(heard.messages) + len(further)
+
+    async def said() -> AsyncIterator[str]:
+        async for line in reception.replay_client_lines(lines(further)):
+            yield line
+        await enough.wait()
+
+    ends = said(), reception.make_answer_filter()
+    serving = asyncio.create_task(serve_single_client(kernel, McpFrontendSettings(), ends, reception.client))
+    try:
+        await heard.until(expected)
+    finally:
+        enough.set()
+        await serving
+
+
+@pytest.mark.proves("F-03")
+async def test_a_read_at_once_is_answered_before_the_server_and_its_session_is_the_servers(kernel: LocalKernel) -> None:
+    (kernel.components.store.folders.workspace / "note.txt").write_text("one\n")
+    reception, heard, there = await begun(kernel, [hello(), READY, calling(2, "read", path="note.txt")], stays=True)
+    assert there and [one["id"] for one in heard.messages] == [1, 2]
+    early = reception.client.session
+    assert early is not None and not reception.client.is_adopted
+    await serve_after(reception, kernel, heard, calling(3, "read", path="note.txt"))
+    first, second = (one["result"] for one in heard.messages[1:])
+    assert first["structuredContent"] == second["structuredContent"] and "one" in first["content"][0]["text"]
+    assert reception.client.is_adopted
+    await kernel.log.flush()
+    assert [row.session_id for row in kernel.log.reader.calls()] == [early.id, early.id]
+
+
+async def test_a_call_that_may_change_something_is_left_to_the_server(kernel: LocalKernel) -> None:
+    for call in (calling(2, "bash", command="true"), calling(2, "find_tools", query="count"), calling(2, "count", n=1)):
+        reception, heard, there = await begun(kernel, [hello(), READY, call])
+        assert there and [one["id"] for one in heard.messages] == [1]
+        assert reception.client.session is None

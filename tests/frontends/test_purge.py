@@ -96,9 +96,9 @@ def test_a_workspace_without_a_log_has_nothing_to_purge(here: Here, handrail: Pr
         (("purge", "--before", "99999999999"), "Invalid value for `--before`"),
         (("purge", "--before", "2999-01-01"), "in the future"),
         (("purge", "--session", "../x"), "Invalid session id"),
-        (("purge", "--before", "1", "--call", "x"), "not `--call` or `--records`"),
-        (("--before", "1"), "require `purge`"),
-        (("verify", "--yes"), "require `purge`"),
+        (("purge", "--before", "1", "--call", "x"), "are not options of `purge`"),
+        (("--before", "1"), "options of `purge`"),
+        (("verify", "--yes"), "options of `purge`"),
     ],
 )
 def test_what_cannot_be_purged_is_told_in_a_line(here: Here, arguments: tuple[str, ...], said: str) -> None:

@@ -96,7 +96,7 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
         (("run", "t", "--resume", "ses_1", "--fork", "ses_1", "--model", "script:x"), "one of them"),
         (("sessions", "show"), "Expected exactly one session"),
         (("sessions", "close"), "--unused-for"),
-        (("sessions", "show", "x", "--unused-for", "3"), "requires `close`"),
+        (("sessions", "show", "x", "--unused-for", "3"), "option of `close`"),
         (("sessions", "revoke", "x"), "revoke"),
     ],
 )

@@ -145,7 +145,8 @@ def _damaged(database: Path) -> None:
 def _changed(database: Path) -> None:
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(
-            "UPDATE record SET at_ns = at_ns + 1 WHERE sequence = (SELECT max(sequence) - 1 FROM record)"
+            "UPDATE record SET at_ns = at_ns + 1 WHERE sequence = "
+            "(SELECT sequence FROM record ORDER BY sequence DESC LIMIT 1 OFFSET 1)"
         )
         connection.commit()
 

@@ -468,9 +468,9 @@ async def test_a_program_connects_a_server_whose_tools_everybody_has(tmp_path: P
             assert connected.name == "mine" and connected.listing.tools
             assert [(one.name, one.state) for one in kernel.mcp_servers.server_statuses] == [("mine", "connected")]
             assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unavailable"
-            assert all(connected.tool_availability.values()), "nobody has approved them"
+            assert all(connected.check_tool_availability.values()), "nobody has approved them"
             await connected.approve_tool_definitions()
-            assert connected.tool_availability["mine_echo"] is None
+            assert connected.check_tool_availability["mine_echo"] is None
             assert (await session.call("mine_echo", {"text": "hi"})).data == "hi"
             with pytest.raises(UsageError, match="already"):
                 async with kernel.mcp_servers.connect("mine", **server.connect_arguments()):

@@ -10,7 +10,7 @@ import pytest
 from handrail import ApprovalAnswer, open_kernel
 from handrail.contract.approval_requests import ApprovalRequest
 from handrail.contract.errors import UsageError
-from handrail.store.project_identity import adopt_folder, is_same_project, share_answers
+from handrail.store.project_identity import adopt_folder, is_same_project, set_answer_sharing
 from handrail.store.state_folders import locate_folders
 from handrail.testing import ScriptedApprovalHandler
 
@@ -79,7 +79,7 @@ async def test_a_moved_folder_is_recognised_and_takes_its_answers_along_by_a_ste
     (ground / "ws").rename(ground / "moved")
     assert not await is_allowed(ground, "moved")
     folders = locate_folders(ground / "moved", ground / "state")
-    share_answers(folders, ground / "ws", shares=True)
+    set_answer_sharing(folders, ground / "ws", shares=True)
     assert await is_allowed(ground, "moved")
 
 
@@ -93,11 +93,11 @@ async def test_two_workspaces_share_answers_after_an_explicit_step_until_one_is_
     await answer_for_the_project(ground)
     assert not await is_allowed(ground, "worktree")
     folders = locate_folders(ground / "worktree", ground / "state")
-    share_answers(folders, ground / "ws", shares=True)
+    set_answer_sharing(folders, ground / "ws", shares=True)
     assert await is_allowed(ground, "worktree")
-    share_answers(folders, ground / "ws", shares=False)
+    set_answer_sharing(folders, ground / "ws", shares=False)
     assert not await is_allowed(ground, "worktree")
-    share_answers(folders, ground / "ws", shares=True)
+    set_answer_sharing(folders, ground / "ws", shares=True)
     (ground / "ws").rename(ground / "away")
     (ground / "ws").mkdir()
     assert not await is_allowed(ground, "worktree"), "another folder has taken the path"
@@ -106,4 +106,4 @@ async def test_two_workspaces_share_answers_after_an_explicit_step_until_one_is_
 def test_a_workspace_without_state_has_no_answers_to_share(ground: Path) -> None:
     folders = locate_folders(ground / "ws", ground / "state")
     with pytest.raises(UsageError, match="Adopt it first"):
-        share_answers(folders, ground / "ws", shares=True)
+        set_answer_sharing(folders, ground / "ws", shares=True)

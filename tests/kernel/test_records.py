@@ -219,7 +219,8 @@ async def test_the_log_names_the_generation_its_tools_and_each_calls(tmp_path: P
     body: dict[str, Any] = dict(named.body or {})
     assert body["number"] == 1 == (proposed.body or {})["generation"]
     definition = body["tools"]["mail.send"]["definition"]
-    assert definition == kernel.generation.entries["mail.send"].definition_hash == (proposed.body or {})["definition"]
+    assert definition == kernel.generation.entries["mail.send"].definition_hash
+    assert (proposed.body or {})["generation"] == body["number"]
 
 
 @pytest.mark.proves("P-13")

@@ -246,6 +246,16 @@ async def test_the_deprecated_rule_tools_answer_with_the_redirect_in_their_profi
 
 
 @pytest.mark.proves("D-01a")
+async def test_the_profile_of_innate_skills_has_a_tool_for_memory_schedules_lists_goals_and_reading(
+    tmp_path: Path,
+) -> None:
+    put_agent(tmp_path, "a", 'profile = "innate-skills"\n')
+    async with temporary_kernel(tmp_path) as kernel:
+        active = {spec.id for spec in (await kernel.session(agent="a")).active_tools}
+    assert {"memory.query", "add_schedule", "remove_trigger", "todo", "create_task", "read", "info", "jobs"} <= active
+
+
+@pytest.mark.proves("D-01a")
 async def test_an_unknown_profile_is_a_fault_of_the_manifest(tmp_path: Path) -> None:
     checked = parse_agent(b'id = "a"\nprofile = "tiered"\n', "agent.toml", "a")
     assert "tiered-tools" in str(checked.faults[0]) and checked.manifest.profile is None

@@ -49,7 +49,7 @@ class Connected:
         self._session = session
 
     async def tools(self) -> list[tuple[str, Mapping[str, Any]]]:
-        off = self._server.tool_availability
+        off = self._server.check_tool_availability
         return [(item["name"], item["inputSchema"]) for item in self._server.listing.tools if item["name"] in off]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:

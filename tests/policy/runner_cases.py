@@ -132,6 +132,12 @@ CERTAIN = [
     "uv run --with pytest rm -rf x", "uv --directory y run rm -rf x", "uv --directory x run rm -rf x", "uv tool run --from y rm -rf x", "uv run env A=1 rm -rf x", "conda run -n test rm -rf x",
     "sudo -u test -g echo rm -rf x", "npx -y -p echo rm -rf x", "strace -f -e trace=open -o f rm -rf x", "uv run --no-group test rm -rf x",
     "poetry -C y run rm -rf x", "fakeroot -l y -- rm -rf x",
+    "cargo rustc -- -C linker=rm", "bmake -V '${:!rm -rf x!}'", "bazel build --workspace_status_command='rm -rf x'", "sbt 'eval \"rm -rf x\".!'",
+    "mix cmd rm -rf x", "mix do cmd rm -rf x", "go env -w CC='rm -rf x'", "nix-instantiate --eval -E 'builtins.exec [\"rm\" \"x\"]'",
+    "nix repl --expr 'rm -rf x'", "brew bundle exec -- rm -rf x", "star -compress-program='rm -rf x'", "ugrep --filter='*:rm -rf x' y",
+    "ugrep --pager='rm -rf x' y", "ug --view='rm -rf x' y", "gh config set editor 'rm -rf x'", "gh config set pager 'rm -rf x'",
+    "glab config set editor 'rm -rf x'", "jj run 'rm -rf x'", "crystal eval '`rm -rf x`'", "adb shell rm -rf x", "adb shell 'rm -rf x'",
+    "fcrontab rm -rf x", "env.exe rm -rf x", "docker.exe exec c rm -rf x", "npm.cmd exec -c 'rm -rf x'", "rm.exe -rf x",
     # code
     "awk -v c='rm -rf x' 'BEGIN{system(c)}'", "vim -c ':term rm -rf x'", "ruby -e '%x(rm -rf x)'", "php -r 'passthru(\"rm -rf x\");'",
     "perl -e 'open(F, \"rm -rf x|\")'", "python -c \"import pty; pty.spawn(['rm','-rf','x'])\"", "node -e \"require('child_process').spawnSync('rm', ['x'])\"",
@@ -186,11 +192,20 @@ IN_THE_TEXT = [
     "hash -p /bin/rm ls; ls", "jobs -x rm -rf x", "git config core.editor 'rm -rf x'", "python3 <<E\nimport os; os.system('rm -rf x')\nE",
     "cat <<E | sh\nrm -rf x\nE", "busybox sh <<E\nrm -rf x\nE", "xargs -I F sh -c F <<< 'rm -rf x'", "echo 'rm -rf x' | xargs -I F sh -c F",
     "psql d <<< '\\! rm -rf x'", "echo '.shell rm -rf x' | sqlite3 d", "gdb -p 1 <<< 'shell rm -rf x'", "ed f <<< '!rm -rf x'", "ftp h <<< '!rm -rf x'",
+    "docker exec -i c psql -U u d <<< '\\! rm -rf x'", "kubectl exec -i p -- python3 <<< 'import os; os.system(\"rm -rf x\")'",
+    "ssh h python3 <<< 'import os; os.system(\"rm -rf x\")'", "docker run -i img <<< 'rm -rf x'", "echo 'rm -rf x' | docker run --interactive --rm img",
+    "python manage.py shell <<< 'import os; os.system(\"rm -rf x\")'", "python manage.py dbshell <<< '\\! rm -rf x'", "php artisan tinker <<< 'system(\"rm -rf x\");'",
+    "rails console <<< 'system \"rm -rf x\"'", "flask shell <<< 'import os; os.system(\"rm -rf x\")'", "jupyter console <<< '!rm -rf x'",
+    "nix develop <<< 'rm -rf x'", "nix shell nixpkgs#x <<< 'rm -rf x'", "poetry shell <<< 'rm -rf x'", "pipenv shell <<< 'rm -rf x'", "guix shell y <<< 'rm -rf x'",
+    "devbox shell <<< 'rm -rf x'", "vagrant ssh <<< 'rm -rf x'", "minikube ssh <<< 'rm -rf x'", "adb shell <<< 'rm -rf x'", "fly ssh console <<< 'rm -rf x'",
+    "gcloud compute ssh h <<< 'rm -rf x'", "docker build - <<< 'FROM a\nRUN rm -rf x'", "just --justfile - <<< 'a:\n rm -rf x'", "bsub <<< 'rm -rf x'",
+    "fcrontab - <<< '* * * * * rm -rf x'", "incrontab - <<< 'x IN_MODIFY rm -rf x'", "ncftp h <<< '!rm -rf x'", "swipl -q <<< 'shell(\"rm -rf x\").'",
     "sed -f - f <<< '1e rm -rf x'", "make -f - <<< 'x:;rm -rf x'", "echo '* * * * * rm -rf x' | crontab -",
 ]  # fmt: skip
 """The text of the script holds the command, and another command of it runs that."""
 
 DATA_IN_THE_TEXT = [
     "cat > s.sh <<E\nrm -rf x\nE", "for f in a; do grep 'rm x' $f; done", 'echo "$(date) rm x"', "A=1 grep 'rm x' f", "echo rm | grep x",
+    "git log develop | grep 'rm x'", "git checkout python; grep 'rm x' f", "pip install ipython | grep 'rm x'", "tar cf - console | grep 'rm x'",
 ]  # fmt: skip
 """Nothing of the script runs it."""

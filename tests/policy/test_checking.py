@@ -13,7 +13,7 @@ from tests.policy.desk import ALL, BASH
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_targets import subject_kind_of
+from handrail.policy.call_targets import get_subject_kind
 from handrail.policy.rules.matchers import PathSubject, rank_rule
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.policy.rules.validation import (
@@ -186,7 +186,7 @@ def test_nothing_matches_a_rule_that_was_refused(
         return
     if explain_rule_matches_no_tool(made, SPECS) is None or ("'" not in text and "|" in words):
         return
-    kind = subject_kind_of(SPECS[tool])
+    kind = get_subject_kind(SPECS[tool])
     test = rank_rule(made, kind)
     if action == "deny" and kind in ("path", "host", "arguments"):
         return  # one that makes no sense denies everything, which is why it is refused rather than kept

@@ -26,10 +26,13 @@ PYTHON = ToolSpec(
 CONFINED = [
     "pytest -q", "make test", "echo x > src/new.py", "sed -i s/a/b/ src/a.py", "python - <<'E'\nprint(1)\nE", "for f in *; do pytest \"$f\"; done",
     "npm test 2>&1 | tail", "git add -A && git commit -m x", "x=1; run $x", "cp .env.example settings.example",
+    "perl -pi -e 's/a/b/' src/a.py", "python -m venv build/v", "git -c user.name=x -c user.email=x@y commit -m x",
 ]  # fmt: skip
 NOT_CONFINED = [
     "curl https://example.org", "git push", "pip install x", "npm install", "ssh host", "rm -rf src", "git reset --hard", "git clean -fdx", "rm -rf .git",
     "echo gone > src/a.py", "cat .env", "echo x > .env", "cp .env x", "touch .vscode/x", "python -c \"open('src/a.py', 'w').close()\"",
+    "python -m pip install x", "python3 -m twine upload x", "rsync -a src host:x", "perl -ni -e '' src/a.py", "ruby -n -i -e '' src/a.py",
+    "F=src/a.py; echo gone > $F", "awk '{print > \"src/a.py\"}' x",
 ]  # fmt: skip
 
 
@@ -178,3 +181,10 @@ def test_a_file_that_is_replaced_by_its_own_changed_content_is_not_lost(
 def test_programs_that_run_or_hold_other_texts_are_judged_by_them(desk: Desk, command: str, allowed: bool) -> None:
     verdict = judge(desk, command)
     assert (verdict.action == "allow") is allowed, verdict.reason
+
+
+@pytest.mark.parametrize("mode", ["ask", "auto"])
+def test_the_reason_names_what_leaves_the_sandbox_also_if_the_mode_asks(desk: Desk, mode: Mode) -> None:
+    verdict = judge(desk, "set -e; make test; tee $x < notes.txt", mode=mode)
+    assert verdict.action == "ask"
+    assert "It does not stay confined: tee writes to files that the text does not name." in verdict.reason

@@ -85,6 +85,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Desk:
         ("git checkout src", ("src",)),
         ("git checkout main", ()),
         ("rm /etc/passwd", ()),
+        ("awk '{print > \"notes.txt\"}' src/a.py", ("notes.txt",)),
+        ("awk '{print >> \"notes.txt\"; x = 1 > 0}' src/a.py", ()),
+        ('F=notes.txt; echo x > "$F"', ("notes.txt",)),
+        ('F=new.txt; echo x > "$F"', ()),
+        ("F=notes.txt; rm $F", ("notes.txt",)),
     ],
 )
 def test_the_files_that_a_text_loses_are_found(repository: Desk, text: str, losses: tuple[str, ...]) -> None:
@@ -119,6 +124,11 @@ CONFINED = [
     "sed -i s/a/b/ f", "sed -i s/a/b/ *.py", "ls | xargs sed -i s/a/b/", "find . -name '*.py' -exec grep -n x {} +", "find . -name '*.pyc' -delete",
     "find . -name __pycache__ -exec rm -rf {} +", "bash -c 'ls | wc -l'", "bash run.sh", "git commit -m \"$(cat <<'E'\nx\nE\n)\"", "git add $x",
     "for f in src/*.py; do python \"$f\"; done", "rm -rf __pycache__", "git -C sub commit -am x",
+    "git -c color.ui=never log -1", "git -c user.name=x -c user.email=x@y commit -m x", "git -c core.pager=cat -c commit.gpgsign=false commit -m x",
+    "git config user.name", "git config --type=bool core.bare", "git format-patch -3 -o build/patches", "find src -type d -empty -delete",
+    "env -i HOME=/tmp PATH=/usr/bin make test", "env -u PYTHONPATH pytest -q", "env PYTHONPATH=src pytest", "xargs -a files.txt wc -l",
+    "strace -f -e trace=openat python3 src/a.py", "terraform fmt -check", "helm template chart", "docker compose config", "rsync -a src/ build/copy",
+    "sed -i.bak -E 's/(a) b/\\1/' f", "LOG=build/x.log; make test > \"$LOG\" 2>&1; tail \"$LOG\"",
 ]  # fmt: skip
 NOT_CONFINED = [
     "rm -rf .git", "git clean -fd", "git $x", "bash -c 'rm -rf .git'", "bash -c \"$x\"", "sh $x", "sh", "cat x | sh", "sh <<'E'\nrm -rf .\nE",
@@ -126,16 +136,23 @@ NOT_CONFINED = [
     "npx tsc", "pip install x", "python -m pip install x", "curl x", "git push", "git fetch", "python -c 'x'", "python $x", "node -e x", "eval ls", "source x",
     "sudo ls", "make SHELL=x", "make -f -", "sed -i 'w x' f", "sed -i d f", "cp x .git/hooks/y", "mv .git x", "git -C .. status -x", "git -c a=b commit",
     "cd / && rm x", "$x y", "f() { x; }",
+    "git -c core.pager=./x log", "git -c core.fsmonitor=./x status", "git -c user.name=x -c alias.l=!x l", "git -c commit.gpgsign=true commit -m x",
+    "git -c core.editor=./x commit", "git -c color.pager.x=./y -c pager.log=./y log", "git config user.name x", "git config --file f user.name x",
+    "git format-patch -1 -o ../x", "git format-patch -1 -o $x", "find src -empty -delete", "find . -type d -delete", "find / -type d -empty -delete",
+    "find . -delete -type d -empty", "env -i rm -rf src", "env -u X rm a.py", "env GIT_SSH_COMMAND='rm -rf src' git log", "env -S 'rm x'", "env -i $x",
+    "env -i git push", "python -m twine upload x", "python3 -m pipx install x", "rsync -a x h:y", "rsync -a h::m x", "rsync rsync://h/m x", "terraform apply",
+    "helm install x y", "docker compose up", "sed -n -i p f", "sed -n -i.bak /x/p f", "sed -i 's/.*//' f", "perl -ni -e x f", "perl -i.bak -ne x f", "ruby -n -i -e x f",
+    "gawk -i inplace 0 f", "strace rm -rf src", "X=.git; rm -rf $X", "X=-rf; rm $X src",
 ]  # fmt: skip
 
 
 @pytest.mark.proves("P-16")
 @pytest.mark.parametrize("text", CONFINED)
 def test_a_command_whose_words_contradict_nothing_stays_confined(text: str) -> None:
-    assert confinement_proof.why_script_not_confined(parse_script(text)) is None
+    assert confinement_proof.explain_script_not_confined(parse_script(text)) is None
 
 
 @pytest.mark.proves("P-16")
 @pytest.mark.parametrize("text", NOT_CONFINED)
 def test_a_command_that_destroys_or_needs_the_network_or_is_undecidable_does_not(text: str) -> None:
-    assert confinement_proof.why_script_not_confined(parse_script(text)) is not None
+    assert confinement_proof.explain_script_not_confined(parse_script(text)) is not None

@@ -74,9 +74,9 @@ def test_what_each_mode_lets_run(
 def test_a_mode_is_its_rules_and_nothing_else(desk: Desk) -> None:
     for mode in MODES:
         rules = with_mode(book(), mode)
-        assert tuple(rule.text for rule in rules.rules_of_scope("mode")) == MODE_RULE_TEXTS[mode]
-        assert {rule.source for rule in rules.rules_of_scope("mode")} <= {f"mode {mode}"}
-        for rule in rules.rules_of_scope("mode"):
+        assert tuple(rule.text for rule in rules.list_rules_of_scope("mode")) == MODE_RULE_TEXTS[mode]
+        assert {rule.source for rule in rules.list_rules_of_scope("mode")} <= {f"mode {mode}"}
+        for rule in rules.list_rules_of_scope("mode"):
             read = parse_rule(rule.text, scope="mode", source=rule.source)
             assert (
                 replace(

@@ -131,31 +131,33 @@ NOT_PROVED = [
 
 @pytest.mark.parametrize("command", PROVED)
 def test_a_command_that_only_looks_is_proved(command: str) -> None:
-    assert read_only_proof.why_script_not_read_only(parse_script(command)) is None
+    assert read_only_proof.explain_script_not_read_only(parse_script(command)) is None
 
 
 @pytest.mark.parametrize("command", NOT_PROVED)
 def test_what_may_change_something_is_not(command: str) -> None:
-    assert read_only_proof.why_script_not_read_only(parse_script(command))
+    assert read_only_proof.explain_script_not_read_only(parse_script(command))
 
 
 @pytest.mark.parametrize("command", ASKED_EVEN_THEN)
 def test_what_is_asked_about_under_every_rule_is_no_proof_either(command: str) -> None:
     if command in ("command -v ls", "xargs ls", "env"):  # which only look, by a table of their own
         return
-    assert read_only_proof.why_script_not_read_only(parse_script(command)) is not None
+    assert read_only_proof.explain_script_not_read_only(parse_script(command)) is not None
 
 
 @given(st.sampled_from(PROVED), st.sampled_from(NOT_PROVED), st.sampled_from(["; ", " && ", " || ", " | ", "\n"]))
 def test_one_command_that_is_not_proved_is_enough(proved: str, other: str, joint: str) -> None:
     for text in (f"{proved}{joint}{other}", f"{other}{joint}{proved}"):
-        assert read_only_proof.why_script_not_read_only(parse_script(text)) is not None
+        assert read_only_proof.explain_script_not_read_only(parse_script(text)) is not None
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=6))
 def test_no_argv_makes_the_proof_raise_and_unknown_programs_have_none(argv: list[str]) -> None:
-    assert read_only_proof.why_command_not_read_only(argv) is None or read_only_proof.why_command_not_read_only(argv)
-    assert read_only_proof.why_command_not_read_only(["no-such-program", *argv]) is not None
+    assert read_only_proof.explain_command_not_read_only(argv) is None or read_only_proof.explain_command_not_read_only(
+        argv
+    )
+    assert read_only_proof.explain_command_not_read_only(["no-such-program", *argv]) is not None
 
 
 SHOW_STORED_CONTENTS = [

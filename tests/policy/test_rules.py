@@ -288,7 +288,7 @@ def test_a_book_is_a_value(desk: Desk) -> None:
     assert desk.judge(BASH, {"command": "ls"}, first).action == "allow"
     assert desk.judge(BASH, {"command": "ls"}, second).action == "deny"
     assert desk.judge(BASH, {"command": "ls"}, first).action == "allow"
-    assert [r.text for r in second.rules_of_scope("session")] == ["allow bash ls", "deny bash ls"]
+    assert [r.text for r in second.list_rules_of_scope("session")] == ["allow bash ls", "deny bash ls"]
     assert len(second.with_rules(rule("deny bash ls"))) == len(second)
     assert len(RuleBook()) == 0
 

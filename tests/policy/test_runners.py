@@ -96,6 +96,26 @@ def test_a_rule_about_a_sub_command_holds_in_all_its_spellings(desk: Desk, comma
     assert "git push *" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("rule", "command"),
+    [
+        ("python *", "python3.11 x"), ("python3 *", "/usr/bin/python3.12 x"), ("python *", "python3.13t x"), ("python *", "python3.11-dbg x"),
+        ("python *", "python3-intel64 x"), ("python *", "python3d x"), ("pip install *", "pip3.11 install x"), ("pip install *", "pip-3 install x"), ("gcc *", "gcc-12 a.c"),
+        ("ruby *", "ruby3.1 x"), ("git push *", "git.exe push"), ("curl *", "curl.exe u"), ("npm publish *", "npm.cmd publish"), ("git push *", "hub push"),
+        ("npm publish *", "npm publ x"), ("npm uninstall *", "npm unin x"), ("hg push *", "hg pus"), ("make deploy *", "gmake deploy"),
+        ("kubectl delete *", "oc delete p"), ("kubectl delete *", "kubecolor -n x delete p"), ("kubectl delete *", "k3s kubectl delete p"),
+        ("kubectl delete *", "microk8s kubectl delete p"), ("kubectl delete *", "microk8s.kubectl delete p"), ("kubectl delete *", "minikube kubectl -- delete p"),
+        ("terraform destroy *", "terraform apply --destroy"), ("terraform destroy *", "terraform apply -auto-approve -destroy"),
+        ("terraform destroy *", "terraform apply -destroy=true"), ("docker rm *", "docker.exe rm c"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("action", ["deny", "ask"])
+def test_a_program_is_the_same_with_a_version_an_ending_or_a_shorter_name(
+    desk: Desk, rule: str, command: str, action: str
+) -> None:
+    assert desk.bash(command, "allow bash", f"{action} bash {rule}").action == action
+
+
 @pytest.mark.parametrize("command", ["git --no-pager log", "git -C push log", "git log push", "git stash push", "echo git push",
                                      "git commit -m 'git push'", "grep 'git push' f", "git --namespace push status"])  # fmt: skip
 def test_a_rule_about_a_sub_command_is_about_no_other(desk: Desk, command: str) -> None:

@@ -124,7 +124,7 @@ def test_too_many_prepared_policies_are_dropped_one_at_a_time(desk: Desk, monkey
     specs = [ToolSpec(f"tool{n}", "A tool.", properties(x=""), WHOLE, side_effect="read") for n in range(4)]
     rules = book("allow tool*")
     before = [own.judge(spec, {}, rules).prepared for spec in specs]
-    watching = [own.authority.watchdogs_for(spec) for spec in specs]
+    watching = [own.authority.list_watchdogs_for(spec) for spec in specs]
     assert watching == [()] * 4
     kept = [own.judge(spec, {}, rules).prepared for spec in specs[1:]]
     assert all(one is other for one, other in zip(kept, before[1:], strict=True)), "only the oldest was dropped"
@@ -143,8 +143,8 @@ def test_the_index_of_rules_by_tool_leaves_out_no_rule_about_it(desk: Desk) -> N
         "deny bash",
         "deny fs.write",
     )
-    found = [one.text for one in book(*texts, shipped=False).rules_about_tool(TRANSFER, None)]
+    found = [one.text for one in book(*texts, shipped=False).list_rules_about_tool(TRANSFER, None)]
     assert found == [texts[0], texts[1], texts[2], texts[3], texts[4]]
-    served = book(*texts, shipped=False).rules_about_tool(TRANSFER, "mcp:bank:transfer")
+    served = book(*texts, shipped=False).list_rules_about_tool(TRANSFER, "mcp:bank:transfer")
     assert [one.text for one in served] == [*texts[:5], texts[5]]
     assert desk.judge(WRITE, {"path": "a"}, book(*texts)).action == "deny"

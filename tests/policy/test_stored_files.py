@@ -105,13 +105,28 @@ HISTORY = [
     "git -C sub log -p", "cd sub && git log -p", "git lg", "git archive HEAD", "sh -c 'git log -p'", "git rev-list HEAD | xargs git show",
     "diff <(git show HEAD:a.py) a.py", "git fast-export --all", "/usr/bin/git log -p", "timeout 5 git log -p", "x=1; git log -p $x",
     "git --git-dir=.git log -p", "git log -p --submodule=diff", "git reflog -p", "git diff-tree -p HEAD",
+    "g\\it show", "g''it show", '"g"it log -p', "$'\\x67it' show", "g{i,}t show", "x=g; y=it; $x$y show", "$(echo g)it show", "X=it; g$X log -p", "bash -c $'\\x67it show'",
+    "git worktree add wt HEAD", "git bisect view -p", "git update-index --add --cacheinfo 100644,HEAD,open.txt",
+    "git update-index --cacheinfo=100644,HEAD,open.txt", "git update-index --index-info", "git read-tree --prefix=out HEAD:sub",
 ]  # fmt: skip
-INDEX = ["git diff", "git diff -- a.py", "git grep KEY", "git blame a.py"]
+INDEX = ["git checkout-index a.py", "git diff", "git diff -- a.py", "git grep KEY", "git blame a.py"]
+TRANSFERS = ["git clone . cl", "git clone -q sub cl", "git fetch ../ws main", "git pull -q .. main", "git push ./x.git main"]  # fmt: skip
+"""Commands that copy the files of a repository to other paths."""
 SUMMARIES = [
     "git status", "git status --short", "git log --oneline", "git log --oneline -5 | head", "git log --stat", "git diff --stat", "git diff --name-only HEAD~1",
     "git show --stat", "git branch -a", "git add -A", "git commit -m 'Show git log -p'", "git switch -c x", "git merge x", "git rev-parse HEAD",
     "grep -rn 'git show' .", "pytest -q", "git ls-files | wc -l", "git stash", "git tag v1", "git shortlog -sn",
 ]  # fmt: skip
+
+
+def test_a_copy_of_a_repository_is_allowed_by_no_rule_that_leaves_words_open(repository: Path) -> None:
+    rules = (
+        "allow bash",
+        *(f"allow bash git {verb} *" for verb in ("clone", "fetch", "pull", "push")),
+    )
+    assert {judge(repository, command, *rules).action for command in TRANSFERS} == {"allow"}
+    add_secret(repository)
+    assert {judge(repository, command, *rules).action for command in TRANSFERS} == {"ask"}
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 
-from handrail.record.hash_chain import GENESIS, hash_group
+from handrail.record.hash_chain import GENESIS, count_records, hash_group, make_commitment
 
 
 def seal_anew(connection: sqlite3.Connection) -> None:
-    """Number what is left and chain it, each record as a group of its own."""
-    left = connection.execute("SELECT sequence, at_ns, kind, session, call, seal FROM record ORDER BY sequence")
-    previous = GENESIS
-    for number, (sequence, at_ns, kind, session, call, seal) in enumerate(left.fetchall(), 1):
-        commitment = seal[:32]
-        previous = hash_group(number, previous, [(at_ns, kind, session, call)], [commitment])
+    """Number what is left and chain it, each entry as a group of its own."""
+    left = connection.execute("SELECT sequence, at_ns, kinds, session, call, seal, body FROM record ORDER BY sequence")
+    previous, number = GENESIS, 1
+    for sequence, at_ns, kinds, session, call, seal, body in left.fetchall():
+        commitment = seal[:32] if body is None else make_commitment(body)
+        previous = hash_group(number, previous, [(at_ns, kinds, session, call)], [commitment])
         connection.execute(
             "UPDATE record SET sequence = ?, seal = ? WHERE sequence = ?", (number, commitment + previous, sequence)
         )
+        number += count_records(kinds)

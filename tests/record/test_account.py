@@ -22,13 +22,17 @@ def record(kind: RecordKind, body: dict[str, Any], call: str = CALL) -> Record:
 
 
 def generation(number: int, source: str) -> Record:
-    return record("generation", {"number": number, "tools": {"bash": {"source": source}}}, "")
+    return record(
+        "generation",
+        {"number": number, "tools": {"bash": {"source": source, "definition": f"{number}bcdef0123456789"}}},
+        "",
+    )
 
 
 def proposed(number: int = 1) -> Record:
     return record(
         "proposed",
-        {"tool": "bash", "arguments": {"command": "make"}, "generation": number, "definition": "abcdef0123456789"},
+        {"tool": "bash", "arguments": {"command": "make"}, "generation": number},
     )
 
 
@@ -63,7 +67,7 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
     )
     account = read_timeline(log.reader, CALL)
     assert account is not None
-    assert (account.generation, account.source, account.definition) == (1, "built-in", "abcdef0123456789")
+    assert (account.generation, account.source, account.definition) == (1, "built-in", "1bcdef0123456789")
     assert (account.locks, account.lock_wait_ms, account.sandbox) == (("workspace:X",), 41.5, "bubblewrap")
     assert account.children == (f"{CALL}.1",) and account.result is not None and account.result["data"] == "built"
     page = str(account)
@@ -71,7 +75,7 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
         f"{CALL}  bash: output",
         "agent builder, frontend mcp, topic the build",
         '{"command": "make"}',
-        "generation 1: bash from built-in, definition abcdef012345",
+        "generation 1: bash from built-in, definition 1bcdef012345",
         "workspace:X, waited 41.5 ms for them",
         "requested approval (apr_1): no rule allows it",
         "answered (apr_1): choice once, message go on",
@@ -116,7 +120,7 @@ async def test_a_call_whose_records_were_removed_is_told_as_far_as_it_is_kept(lo
     "body",
     [
         {},
-        {"tool": 7, "arguments": [None], "generation": "x", "definition": {}, "parent": 1},
+        {"tool": 7, "arguments": [None], "generation": "x", "parent": 1},
         {"tool": "bash", "arguments": "\x1b[2J", "locks": "all", "lock_wait_ms": "long", "result": "?", "by": []},
     ],
 )

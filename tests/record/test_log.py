@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from itertools import cycle
 from typing import Any
 
@@ -228,3 +229,107 @@ async def test_a_clock_that_is_set_back_and_forth_changes_neither_the_order_nor_
     assert times != sorted(times)
     assert verify_log(log.reader).ok
     assert [row.state for row in log.reader.calls()] == ["output"] * 5
+
+
+def steps(call: str, *kinds: Any) -> list[Record]:
+    return [Record(kind, "ses_1", call, {"step": kind, "of": call}) for kind in kinds]
+
+
+@pytest.mark.proves("G-02")
+async def test_the_records_of_a_call_that_are_written_at_once_are_each_found_by_number_kind_and_call(
+    log: CommitLog,
+) -> None:
+    a = steps("ses_1/1.0", "proposed", "authorised", "intended", "committed")
+    b = steps("ses_1/1.1", "proposed", "authorised", "intended")
+    await log.commit([*a, Record("turn-finished", "ses_1", "", {"n": 1}), *b])
+    await log.commit([*steps("ses_1/1.1", "committed")])
+    told = [(record.kind, record.call_id) for record in (*a, Record("turn-finished", "ses_1", "", {}), *b)]
+    told.append(("committed", "ses_1/1.1"))
+    records = list(log.reader.records())
+    assert [(one.sequence, one.kind, one.call_id) for one in records] == [(n, *one) for n, one in enumerate(told, 1)]
+    assert all(one.body == {"step": one.kind, "of": one.call_id} for one in records if one.call_id)
+    (rows,) = log.reader.connection.execute("SELECT count(*) FROM record").fetchone()
+    assert rows == 4
+    assert [log.reader.get_record(n) for n in range(11)] == [None, *records, None]
+    assert [one.sequence for one in log.reader.records(since=2, limit=3)] == [3, 4, 5]
+    assert [one.sequence for one in log.reader.records(newest_first=True, limit=4)] == [9, 8, 7, 6]
+    assert [one.sequence for one in log.reader.records(kind="intended", newest_first=True)] == [8, 3]
+    assert [one.sequence for one in log.reader.records(call="ses_1/1.1", since=6)] == [7, 8, 9]
+    assert log.reader.head().sequence == 9 and verify_log(log.reader).records == 9
+    assert log.reader.list_unfinished_intents() == []
+
+
+async def test_an_intent_without_an_end_is_found_wherever_it_is_in_its_entry(log: CommitLog) -> None:
+    for number, kinds in enumerate(
+        (("proposed", "intended"), ("proposed", "intended", "client-request"), ("intended", "committed", "intended"))
+    ):
+        await log.commit(steps(f"ses_1/1.{number}", *kinds))
+    await log.commit(steps("ses_1/1.3", "proposed", "intended", "committed"))
+    assert [one.sequence for one in log.reader.list_unfinished_intents()] == [2, 4, 8]
+    lost = await log.record_interrupted_calls()
+    assert [one.call_id for one in lost] == ["ses_1/1.0", "ses_1/1.1", "ses_1/1.2"]
+    assert log.reader.list_unfinished_intents() == [] and verify_log(log.reader).ok
+
+
+async def test_a_redaction_takes_what_was_written_at_once_with_it_and_says_so(log: CommitLog) -> None:
+    await log.commit([*steps("ses_1/1.0", "proposed", "authorised"), *steps("ses_1/1.1", "proposed", "authorised")])
+    await log.redact_record_bodies([3], reason="x")
+    assert [one.body is None for one in log.reader.records()] == [False, False, True, True, False]
+    proof = log.reader.get_record(5)
+    assert proof is not None and proof.body is not None and proof.body["sequences"] == [[3, 4]]
+    found = verify_log(log.reader)
+    assert found.ok and found.redacted == 2
+
+
+@pytest.mark.parametrize("odd", ["half \ud800 pair", 2**80, ', {"a', "]"])
+async def test_an_odd_body_spoils_no_other_of_its_entry(log: CommitLog, store: WorkspaceStore, odd: Any) -> None:
+    call = [proposed("c1"), Record("authorised", "ses_1", "c1", {"odd": odd}), answered("c1")]
+    await log.commit(call)
+    await log.start_journalled_commit([Record(kind, "ses_1", "c2", body) for kind, _, _, body in call])
+    await log.flush()
+    for name in ("c1", "c2"):
+        first, odd_one, last = log.reader.records(call=name)
+        assert first.body == call[0].body and last.body == call[2].body
+        assert odd_one.body is not None and list(odd_one.body) == ["odd"]
+    assert verify_log(log.reader).ok
+
+
+@pytest.mark.proves("G-02")
+async def test_a_changed_body_is_told_by_the_records_that_share_it(log: CommitLog, store: WorkspaceStore) -> None:
+    await log.commit([*steps("ses_1/1.0", "proposed"), *steps("ses_1/1.1", "proposed", "authorised", "intended")])
+    with closing(sqlite3.connect(store.database.path)) as outside, outside:
+        outside.execute(
+            "UPDATE record SET body = CAST(replace(body, 'authorised', 'authorisee') AS BLOB) WHERE sequence = 2"
+        )
+    found = verify_log(log.reader)
+    assert not found.ok and found.first_invalid == 2 and "records 2 to 4: a body" in str(found)
+
+
+async def test_a_started_call_is_recorded_with_its_end_or_before_a_later_record_is_durable(log: CommitLog) -> None:
+    left: dict[str, list[str]] = {}
+
+    def start(call: str) -> None:
+        left[call] = ["proposed", "intended"]
+        log.record_started_call(call, lambda: hand_over(call))
+
+    def hand_over(call: str) -> None:
+        kinds, left[call] = left[call], []
+        if kinds:
+            log.record_call_soon("ses_1", call, " ".join(kinds), b"[%b]" % b",".join([b"{}"] * len(kinds)))
+
+    start("short")
+    left["short"].append("committed")
+    hand_over("short")
+    start("long")
+    await log.commit([proposed("later")])
+    start("longest")
+    while left["longest"]:
+        await asyncio.sleep(0.001)
+    await log.flush()
+    rows = log.reader.connection.execute("SELECT kinds, call FROM record").fetchall()
+    assert rows == [
+        ("proposed intended committed", "short"),
+        ("proposed intended", "long"),
+        ("proposed", "later"),
+        ("proposed intended", "longest"),
+    ]

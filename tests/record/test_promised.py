@@ -202,7 +202,11 @@ async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Plac
 async def test_a_purge_takes_away_what_only_the_journal_has(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     await place.open().aclose()
     former = journal.Journal(place.folders.workspace_state_folder, 1)
-    assert former.write_note(encode_any_json([["record", [1, [tuple(one) for one in intended("secret")]]]]))
+    assert former.write_note(
+        encode_any_json(
+            [["record", [1, [[session, call, kind, [body]] for kind, session, call, body in intended("secret")]]]]
+        )
+    )
     former.close()
     where = ["--workspace", str(place.workspace), "--state", str(place.state)]
     await asyncio.to_thread(run_command_line, ["log", "purge", "--session", "ses_1", "--yes", *where])

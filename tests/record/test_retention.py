@@ -207,7 +207,7 @@ async def test_many_records_go_in_steps_that_each_are_recorded(past: Past, monke
         await past.call("ses_1", number, "x" * 500)
     assert (await past.purge(PurgeSelection(before_ns=9 * HOUR))).records == 60
     proofs = list(past.log.reader.records(kind="redacted"))
-    assert [entry.body and entry.body["sequences"] for entry in proofs] == [[[n, n + 9]] for n in range(1, 60, 10)]
+    assert [entry.body and entry.body["sequences"] for entry in proofs] == [[[n, n + 11]] for n in range(1, 60, 12)]
     assert verify_log(past.log.reader).ok
 
 

@@ -17,7 +17,7 @@ from tests.store.places import Place
 
 from handrail.contract.errors import StartError
 from handrail.record.commit_log import CommitLog, Record
-from handrail.record.hash_chain import GENESIS, MAX_GROUP, RecordHeader, hash_group
+from handrail.record.hash_chain import GENESIS, MAX_GROUP, EntryHeader, hash_group
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import LogVerification, verify_log
 
@@ -34,7 +34,7 @@ STARTS = {
 }
 """The first record of each record's group; the last group is the redaction's record."""
 ENDS = sorted({STARTS[n] - 1 for n in STARTS if STARTS[n] > 1} | {COUNT + 1})
-COLUMNS = ("sequence", "at_ns", "kind", "session", "call", "seal", "body")
+COLUMNS = ("sequence", "at_ns", "kinds", "session", "call", "seal", "body")
 Row = list[Any]
 
 
@@ -182,7 +182,7 @@ def test_a_log_that_was_sealed_anew_with_other_borders_is_found_with_the_head(ro
 
 def sealed(rows: Sequence[Row], previous: bytes) -> bytes:
     """The hash of these rows as one group."""
-    headers: list[RecordHeader] = [(row[1], row[2], row[3], row[4]) for row in rows]
+    headers: list[EntryHeader] = [(row[1], row[2], row[3], row[4]) for row in rows]
     return hash_group(rows[0][0], previous, headers, [row[5][:32] for row in rows])
 
 

@@ -31,7 +31,7 @@ class Line:
         self.number += 1
         source = PassedToolsSource(tuple(self.tools))
         new = load_generation([source], tier=CONFINING, number=self.number, cache=self.memory)
-        difference = None if self.current is None else new.diff_from(self.current)
+        difference = None if self.current is None else new.make_diff_from(self.current)
         self.current = new
         return self.chronicle.record_body(new, difference)
 

@@ -81,9 +81,9 @@ def test_the_nearest_of_an_unknown_name_can_be_called() -> None:
 def test_a_difference_names_what_came_went_and_changed() -> None:
     old = Generation(1, [entry("a"), entry("b"), entry("c"), entry("d")])
     new = Generation(2, [entry("b", "other words"), entry("c"), entry("d", withheld="off"), entry("e")])
-    assert new.diff_from(old) == GenerationDiff(added=("e",), removed=("a",), changed=("b", "d"))
-    assert old.diff_from(new) == GenerationDiff(added=("a",), removed=("e",), changed=("b", "d"))
-    assert not old.diff_from(old)
+    assert new.make_diff_from(old) == GenerationDiff(added=("e",), removed=("a",), changed=("b", "d"))
+    assert old.make_diff_from(new) == GenerationDiff(added=("a",), removed=("e",), changed=("b", "d"))
+    assert not old.make_diff_from(old)
 
 
 ids = st.from_regex(r"[a-c](\.[a-c_]{1,2})?", fullmatch=True)
@@ -103,8 +103,8 @@ def test_every_name_leads_to_its_own_tool_or_the_generation_does_not_exist(given
         assert all(
             generation.resolve_tool_name(e.id) is e and generation.resolve_tool_name(e.wire_name) is e for e in entries
         )
-        assert not generation.diff_from(generation)
-        assert generation.diff_from(Generation(0, [])).added == tuple(e.id for e in entries)
+        assert not generation.make_diff_from(generation)
+        assert generation.make_diff_from(Generation(0, [])).added == tuple(e.id for e in entries)
 
 
 def test_a_generation_of_many_is_looked_up_in_a_table() -> None:

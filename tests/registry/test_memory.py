@@ -58,7 +58,7 @@ def test_what_stayed_is_the_same_entry_and_what_is_new_is_judged() -> None:
     assert second.entries["a"] is first.entries["a"]
     assert second.entries["b"] is not first.entries["b"] and second.entries["b"].tool is not b
     assert list(second.entries) == ["a", "b", "c"]
-    assert second.diff_from(first).added == ("c",)
+    assert second.make_diff_from(first).added == ("c",)
 
 
 def test_a_tool_that_was_given_another_spec_is_judged_again() -> None:

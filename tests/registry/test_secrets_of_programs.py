@@ -48,7 +48,7 @@ def load(place: Place, store: SecretStore) -> dict[str, ToolEntry]:
     confinement = ToolConfinement(
         sandbox,
         lambda runtime: runtime.profile,  # type: ignore[attr-defined]
-        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.secrets_for_tool(spec))),
+        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.list_secrets_for_tool(spec))),
     )
     source = FolderSource(place.tools, "global", confinement)
     return dict(load_generation([source], tier=sandbox.tier, secrets=store).entries)

@@ -89,7 +89,7 @@ def allow_all(capability: Capability, target: str | Sequence[str]) -> str | None
 
 async def change(root: Path, journal: Path) -> None:
     files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=ChangeJournal(journal))
-    await files.change_together(CHANGES)
+    await files.change_atomically(CHANGES)
 
 
 def fork_killed(root: Path, journal: Path, last: int) -> int:

@@ -240,7 +240,7 @@ def test_a_file_number_that_is_given_again_is_not_taken_for_the_same_file(tmp_pa
     for number in range(50):
         path.unlink()
         path.write_text(f"evil {number}")
-        assert originals.find_fate(str(path), original) == "replaced"
+        assert originals.determine_file_fate(str(path), original) == "replaced"
         if os.stat(path).st_ino == seen:
             break
 
@@ -255,7 +255,7 @@ def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
             original is not None and original.snapshot is not None and original.snapshot.data == f"{number:02}".encode()
         )
         path.write_text("ev")
-        assert originals.find_fate(str(path), original) != "same"
+        assert originals.determine_file_fate(str(path), original) != "same"
 
 
 # ── our own tools ────────────────────────────────────────────────────────────────────────────────

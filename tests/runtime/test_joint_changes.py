@@ -57,7 +57,7 @@ def open_files(root: Path) -> RootedFiles:
 
 
 async def test_all_files_change_together(root: Path) -> None:
-    shown = await open_files(root).change_together(CHANGES)
+    shown = await open_files(root).change_atomically(CHANGES)
     assert read_tree(root) == NEW and list(shown) == [one.path for one in CHANGES]
     assert os.listdir(root.parent / "journal") == []
 
@@ -77,7 +77,7 @@ async def test_one_change_that_is_not_possible_changes_nothing(root: Path, wrong
     (root / "last.txt").write_text("last")
     before = read_tree(root)
     with pytest.raises(ToolError):
-        await open_files(root).change_together((*CHANGES, wrong))
+        await open_files(root).change_atomically((*CHANGES, wrong))
     assert read_tree(root) == before and sorted(os.listdir(root)) == [
         "a.txt",
         "gone.txt",
@@ -97,7 +97,7 @@ def leave_half(root: Path) -> Path:
 
 async def test_the_next_change_of_the_workspace_finishes_what_a_killed_process_left(root: Path) -> None:
     leave_half(root)
-    await open_files(root).change_together([FileChange("other.txt", None, b"o\n")])
+    await open_files(root).change_atomically([FileChange("other.txt", None, b"o\n")])
     assert read_tree(root) == {**NEW, "other.txt": (0o644, b"o\n")}
 
 
@@ -116,7 +116,7 @@ from handrail.runtime.files.session_roots import SessionRoots
 
 located = SessionRoots(sys.argv[1]).resolve_path("a.txt")
 change = JointChange(located, b"a\\n", b"never decided", None, None, lambda before, after: os._exit(0))
-ChangeJournal(Path(sys.argv[2])).change_together([change])
+ChangeJournal(Path(sys.argv[2])).change_atomically([change])
 sys.exit(1)
 """
 
@@ -143,5 +143,5 @@ def test_a_damaged_journal_is_removed_and_a_missing_workspace_keeps_its_journal(
 async def test_without_a_journal_several_files_are_not_changed(root: Path) -> None:
     files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all)
     with pytest.raises(ToolError, match="one at a time"):
-        await files.change_together(CHANGES)
+        await files.change_atomically(CHANGES)
     assert read_tree(root) == OLD

@@ -20,6 +20,9 @@ READ_ONLY = "Programs can write only in the workspace"
 LOOPBACK = "At 127.0.0.1 and localhost"
 OUTSIDE = "is outside the folders that programs see"
 UNIX = "cannot create Unix sockets"
+SERVICES = "do not reach the services of this machine"
+ROOT = "do not have the rights of root"
+HOME = "their $HOME is a private folder"
 
 
 @pytest.fixture
@@ -61,6 +64,14 @@ async def notes_of(sandbox: Sandbox, workspace: Path, command: str) -> str:
         ('python3 -c \'open("/usr/x", "w")\'', READ_ONLY),
         ('node -e \'require("fs").writeFileSync("/usr/x", "")\'', READ_ONLY),
         ("python3 -c 'import socket; socket.socket(socket.AF_UNIX)'", UNIX),
+        ("docker ps", SERVICES),
+        ("systemctl status", SERVICES),
+        ("apt-get install -y jq", ROOT),
+        ("chown 1 .", ROOT),
+        ("sudo -n true", ROOT),
+        ("cat ~/.ssh/id_rsa", HOME),
+        ("ls ~/.aws", HOME),
+        ("python3 -c 'import pathlib; pathlib.Path.home().joinpath(\".netrc\").read_text()'", HOME),
     ],
 )
 async def test_a_failure_that_the_sandbox_causes_says_so(
@@ -72,7 +83,7 @@ async def test_a_failure_that_the_sandbox_causes_says_so(
     said = await shell_on(sandbox, workspace, ANY).run(f"{command}; exit $?")
     notes = "\n".join(said.notes)
     assert sign in notes, (said.exit_code, said.output, notes)
-    others = {NETWORK, READ_ONLY, LOOPBACK, UNIX, OUTSIDE} - {sign}
+    others = {NETWORK, READ_ONLY, LOOPBACK, UNIX, OUTSIDE, SERVICES, ROOT, HOME} - {sign}
     assert not any(other in notes for other in others), notes
 
 
@@ -91,6 +102,8 @@ async def test_a_failure_that_the_sandbox_causes_says_so(
         "sh -c 'exit 6'",
         "sh -c 'exit 127'",
         "no-such-program-anywhere",
+        "kill 999999",
+        "python3 -c 'raise SystemExit(\"the socket and the daemon are gone\")'",
         "touch a && chmod 0 a && rm -f a && false",
     ],
 )

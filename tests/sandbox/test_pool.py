@@ -18,7 +18,7 @@ from tests.web import Site, ok
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, SandboxLimits, SandboxProfile
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.bubblewrap import BubblewrapSandbox, NetworkPlace
+from handrail.sandbox.bubblewrap import BubblewrapSandbox, SessionNetworkMembership
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
 from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
@@ -416,7 +416,7 @@ async def test_no_sandbox_is_made_after_the_pool_or_its_session_was_closed(
     find_network = ground.sandbox.find_network
     looking, may_continue = asyncio.Event(), asyncio.Event()
 
-    async def wait_before(capabilities: CapabilitySet, profile: SandboxProfile) -> NetworkPlace | None:
+    async def wait_before(capabilities: CapabilitySet, profile: SandboxProfile) -> SessionNetworkMembership | None:
         if asyncio.current_task() is not call:
             looking.set()
             await may_continue.wait()

@@ -194,8 +194,8 @@ def test_many_kinds_of_damage_are_told_in_words(tmp_path: Path, capsys: pytest.C
     "statement",
     [
         "UPDATE record SET body = 'x' WHERE sequence = (SELECT max(sequence) FROM record)",
-        "UPDATE record SET call = 'ses_x/1.0' WHERE sequence = (SELECT max(sequence) - 3 FROM record)",
-        "DELETE FROM record WHERE sequence = (SELECT max(sequence) - 1 FROM record)",
+        "UPDATE record SET call = 'ses_x/1.0' WHERE sequence = (SELECT sequence FROM record ORDER BY sequence DESC LIMIT 1 OFFSET 3)",
+        "DELETE FROM record WHERE sequence = (SELECT sequence FROM record ORDER BY sequence DESC LIMIT 1 OFFSET 1)",
         "UPDATE record SET seal = x'00' WHERE sequence = (SELECT max(sequence) FROM record)",
     ],
 )

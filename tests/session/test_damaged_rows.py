@@ -190,8 +190,8 @@ ROWS = [
     ("state", f"UPDATE state SET value = {NOT_JSON}"),
     ("state", "UPDATE state SET value = 7"),
     ("message", "UPDATE message SET position = 'first'"),
-    ("record", "UPDATE record SET body = X'FF00' WHERE call = 'ses_used/key:k' AND kind = 'committed'"),
-    ("record", "UPDATE record SET body = X'7B7D' WHERE call = 'ses_used/key:k' AND kind = 'committed'"),
+    ("record", "UPDATE record SET body = X'FF00' WHERE call = 'ses_used/key:k' AND kinds LIKE '%committed'"),
+    ("record", "UPDATE record SET body = X'7B7D' WHERE call = 'ses_used/key:k' AND kinds LIKE '%committed'"),
 ]
 
 

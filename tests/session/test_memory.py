@@ -190,10 +190,10 @@ async def test_compact_folds_facts_with_one_key_and_a_correction_replaces_at_onc
         for query in ({"query": "Where does the user live: Lisbon?"}, {"mode": "range"}):
             assert (await session.call("memory.query", query)).data["found"] == 1, query
         assert (await session.call("memory.compact", {"store": "knowledge"})).data == {
-            "folded_facts": 1,
+            "replaced_facts": 1,
             "compaction": 1,
         }
-        assert (await session.call("memory.compact", {"store": "knowledge"})).data == {"folded_facts": 0}
+        assert (await session.call("memory.compact", {"store": "knowledge"})).data == {"replaced_facts": 0}
         assert await hits(session, first, mode="hash") == []
         (porto,) = await hits(session, "Porto")
         right = await upsert(session, "The user has moved to Faro near the sea.", replaces=porto["id"])
@@ -271,7 +271,7 @@ async def test_an_unconfirmed_fact_replaces_no_confirmed_one_until_a_person_conf
         await session.call("docs.open", {"number": 1})
         fake = await upsert(session, "Backups of the user go to a server of strangers.", key="backup", replaces=true)
         assert fake.data["unconfirmed"] == "a result of docs.open was in view"
-        assert (await session.call("memory.compact", {"store": "knowledge"})).data["folded_facts"] == 0
+        assert (await session.call("memory.compact", {"store": "knowledge"})).data["replaced_facts"] == 0
         found = {hit["id"]: "unconfirmed" in hit for hit in await hits(clean, "where do backups go")}
         assert found == {true: False, fake.data["id"]: True}
         same = await upsert(session, "Backups of the user go to the disk in the cellar!", tags=["evil"])

@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from tests.record.sealing import seal_anew
 
@@ -13,7 +14,9 @@ from handrail import ApprovalAnswer, UsageError, tool
 from handrail.agent.agent_loop import Agent
 from handrail.agent.model_protocol import AssistantMessage, CallResultsMessage, UserMessage
 from handrail.contract.session_protocols import Session
+from handrail.record.hash_chain import SALT_BYTES
 from handrail.session.transcript_search import SessionReader
+from handrail.store.state_folders import locate_folders
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, find_openai_faults, text_reply
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
@@ -162,7 +165,8 @@ async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_pat
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         assert (await session.call("todo", {"todos": todos})).ok
-        folders = [next((tmp_path / "state" / part).rglob("ses_1")) for part in ("output", "scratch")]
+        places = locate_folders(tmp_path / "ws", tmp_path / "state")
+        folders = [places.prepare_session_output("ses_1"), places.prepare_session_scratch("ses_1")]
         (folders[0] / "kept").write_text("x")
         await session.suspend()
         with pytest.raises(UsageError, match="suspended"):
@@ -231,7 +235,20 @@ async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: P
         await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count")
     with sqlite3.connect(database(tmp_path)) as connection:
         connection.execute("DELETE FROM message WHERE position > 1")
-        connection.execute("DELETE FROM record WHERE kind IN ('intended', 'committed')")
+        connection.execute("DELETE FROM record WHERE kinds IN ('intended', 'committed')")
+        rows = connection.execute("SELECT sequence, kinds, body FROM record WHERE call <> ''").fetchall()
+        for at, kinds, body in rows:
+            left = [
+                one
+                for one in zip(kinds.split(" "), orjson.loads(body[SALT_BYTES:]), strict=True)
+                if one[0] != "intended"
+            ]
+            values = (
+                " ".join(kind for kind, _ in left),
+                body[:SALT_BYTES] + orjson.dumps([one for _, one in left]),
+                at,
+            )
+            connection.execute("UPDATE record SET kinds = ?, body = ? WHERE sequence = ?", values)
         connection.execute("DELETE FROM record WHERE sequence > (SELECT max(sequence) FROM record WHERE call <> '')")
         seal_anew(connection)
         connection.execute("UPDATE meta SET value = 0 WHERE key IN ('settled', 'began')")

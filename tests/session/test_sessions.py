@@ -15,6 +15,7 @@ from handrail import Event, Kernel, Runtime, ToolError, UsageError, tool
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
+from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 ALLOW = ["allow test.*"]
@@ -203,6 +204,10 @@ async def test_closing_answers_what_is_in_flight_and_then_removes_the_folders(
 ) -> None:
     async with kernel_in(tmp_path) as kernel:
         session, other = await kernel.session("ses_gone"), await kernel.session("ses_stays")
+        folders = locate_folders(tmp_path / "ws", tmp_path / "state")
+        for name in ("ses_gone", "ses_stays"):  # as a program makes them
+            folders.prepare_session_output(name)
+            folders.prepare_session_scratch(name)
         first = asyncio.create_task(session.call("test.hold", {"size": size}))
         await held.entered.wait()
         calls = asyncio.gather(first, session.call("test.wait", {}), session.call("test.hold", {}))
@@ -440,3 +445,32 @@ async def test_a_rule_that_could_never_match_is_told_and_the_others_hold(tmp_pat
         with pytest.raises(ValueError, match=rule.split()[1]):
             session.add_rules("deny read", rule)
         assert (await session.call("read", {"path": "a"})).error_kind == "denied"
+
+
+async def test_a_session_has_folders_from_its_first_program_or_long_output_on(tmp_path: Path) -> None:
+    @tool(id="talk", side_effect="read", locks=[])
+    async def talk() -> str:
+        """Return more than fits into a result."""
+        return "word " * 100_000
+
+    def found() -> list[int]:
+        return [len(session_folders(tmp_path, f"ses_{name}")) for name in ("one", "two", "three")]
+
+    async with temporary_kernel(tmp_path, tools=[talk], rules=["allow bash", "allow talk"]) as kernel:
+        (tmp_path / "ws" / "a.txt").write_text("a")
+        one, two, three = [await kernel.session(f"ses_{name}") for name in ("one", "two", "three")]
+        for session in (one, two, three):
+            assert (await session.call("read", {"path": "a.txt"})).ok
+        assert found() == [0, 0, 0]
+        assert (await one.call("bash", {"command": "echo x > home"})).ok
+        assert found() == [2, 0, 0]
+        shown = (await two.call("talk", {})).metadata["output_path"]
+        assert "/output/" in shown and (await two.call("read", {"path": shown, "limit": 1})).ok
+        assert found() == [2, 1, 0]
+        (tmp_path / "state" / "scratch").chmod(0o777)
+        refused = await three.call("bash", {"command": "true"})
+        assert refused.error_kind == "unavailable" and "chmod 700" in (refused.error_text or "")
+        (tmp_path / "state" / "scratch").chmod(0o700)
+        assert (await three.call("bash", {"command": "true"})).ok
+        await three.close()
+        assert found() == [2, 1, 0]

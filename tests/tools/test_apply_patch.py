@@ -141,7 +141,7 @@ async def test_two_sections_for_one_file_are_one_change(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("before", "hunk", "after", "grade"),
     [
-        ("a  \nb\n", (" a", "-b", "+c"), "a  \nc\n", "blanks"),
+        ("a  \nb\n", (" a", "-b", "+c"), "a  \nc\n", "whitespace"),
         ("if x:\n    a\n    b\n", (" a", "-b", "+c"), "if x:\n    a\n    c\n", "indent"),
         ("\tif x:\n\t\ta\n", ("-if x:", "-\ta", "+if y:", "+\tb"), "\tif y:\n\t\tb\n", "indent"),
         ("it’s – “so”\nb\n", (' it\'s - "so"', "-b", "+c"), "it’s – “so”\nc\n", "typography"),

@@ -9,6 +9,8 @@ import pytest
 from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
+from handrail.contract.errors import ToolError
+
 pytestmark = pytest.mark.proves("T-05a", "T-02a")
 
 
@@ -178,6 +180,29 @@ async def test_show_gives_a_commit_with_its_changes_or_a_file_as_it_was(desk: De
     await refused(desk.call("git.show", ref=root, file="b"), "failed", "b")
     await refused(desk.call("git.show", ref="HEAD", file="."), "invalid_input")
     await refused(desk.call("git.show", ref="HEAD:a"), "invalid_input")
+
+
+async def test_git_tools_take_only_commits_for_revisions(desk: Desk, repo: Repo) -> None:
+    """Rules are about paths from the top of the work tree, and in a tree, paths begin at another folder."""
+    repo.commit("first", **{"private/list.txt": "one\n", "list.txt": "two\n"})
+    tree, blob = (repo.git("rev-parse", f"HEAD:{path}").strip() for path in ("private", "private/list.txt"))
+    repo.git("tag", "folder", tree)
+    repo.git("tag", "file", blob)
+    for name in (tree, "folder", blob, "file", "HEAD^{tree}"):
+        for arguments in (
+            {"from": name},
+            {"from": name, "to": "HEAD"},
+            {"from": "HEAD", "to": name},
+            {"from": name, "staged": True},
+        ):
+            with pytest.raises(ToolError):
+                await desk.call("git.diff", **arguments)
+        for tool, more in (("git.show", {}), ("git.show", {"file": "list.txt"}), ("git.blame", {"path": "list.txt"})):
+            with pytest.raises(ToolError):
+                await desk.call(tool, ref=name, **more)
+        with pytest.raises(ToolError):
+            await desk.call("git.checkout", ref=name, paths=["list.txt"])
+    assert (desk.workspace / "list.txt").read_text() == "two\n"
 
 
 async def test_blame_says_who_wrote_each_line(desk: Desk, repo: Repo) -> None:

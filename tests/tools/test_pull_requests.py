@@ -77,6 +77,49 @@ async def test_a_pull_request_is_made_once_for_the_current_branch_into_the_defau
 
 
 @EACH
+async def test_a_branch_of_a_fork_is_merged_into_the_repository_of_another_remote(tmp_path: Path, kind: str) -> None:
+    forks = {"bob/copy": {"main": ("a", "c"), "topic": ("a", "b")}, "eve/project": {"topic": ("a", "b", "e")}}
+    async with FORGES[kind](branches={"main": ("a",), "topic": ("a", "x")}, forks=forks) as server:
+        top = f"http://{server.authority}"
+        async with working(tmp_path, kind, server, remote=f"{top}/bob/copy.git") as (session, repo):
+            repo.configure(f'[remote "upstream"]\n\turl = {server.clone_url}\n')
+            repo.configure(f'[remote "eve"]\n\turl = {top}/eve/project.git\n')
+            own = await session.call("git.pr", {"title": "Own", "remote": "upstream"})
+            assert own.ok and own.data["number"] == 1, "the branch of the same name in the repository itself"
+            first = await session.call("git.pr", {"title": "Mend tabs", "into": "upstream"})
+            assert first.ok, first.error_text
+            assert (first.data["number"], first.data["repository"], first.data["head"], first.data["existing"]) == (
+                *(2, "ann/project", "topic"),
+                False,
+            )
+            assert server.pulls[1]["head"] == {"ref": "topic", "repo": {"full_name": "bob/copy"}}
+            again = await session.call("git.pr", {"title": "Mend tabs", "into": "upstream"})
+            assert again.data == {**first.data, "existing": True}
+            other = await session.call("git.pr", {"title": "Eve's", "remote": "eve", "into": "upstream"})
+            assert (other.data["number"], other.data["existing"]) == (3, False)
+            trunk = await session.call("git.pr", {"title": "Trunk", "head": "main", "into": "upstream"})
+            assert trunk.ok and trunk.data["head"] == "main", trunk.error_text
+            refused = await session.call("git.pr", {"title": "x", "head": "absent", "into": "upstream"})
+            assert refused.error_kind == "invalid_input" and "bob/copy" in str(refused.error_text)
+
+
+@EACH
+async def test_a_fork_on_another_server_is_refused(tmp_path: Path, kind: str) -> None:
+    other = "gitea" if kind == "github" else "github"
+    async with FORGES[kind]() as server, FORGES[other]() as elsewhere:
+        settings = "".join(
+            f'{name}_url = "{one.url}"\n{name}_host = "{one.authority}"\n{name}_token = {{ secret = "FORGE" }}\n'
+            for name, one in ((kind, server), (other, elsewhere))
+        )
+        settings = f'[tools."git.pr".config]\n{settings}'
+        async with working(tmp_path, kind, server, settings=settings) as (session, repo):
+            repo.configure(f'[remote "upstream"]\n\turl = {elsewhere.clone_url}\n')
+            refused = await session.call("git.pr", {"title": "x", "into": "upstream"})
+            assert refused.error_kind == "invalid_input" and "different servers" in str(refused.error_text)
+            assert server.requests == elsewhere.requests == []
+
+
+@EACH
 async def test_a_draft_is_a_draft_of_that_forge(tmp_path: Path, kind: str) -> None:
     async with FORGES[kind]() as server, working(tmp_path, kind, server) as (session, _):
         made_draft = await session.call("git.pr", {"title": "Mend tabs", "draft": True})

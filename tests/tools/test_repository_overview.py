@@ -106,6 +106,37 @@ async def test_a_focus_finds_the_files_by_their_words_with_an_outline(tmp_path: 
         assert await matches(session, "writing reports", path="docs") == ["docs/guide.md"]
 
 
+def rank(files: dict[str, str], query: str) -> list[str]:
+    index = RepositoryIndex()
+    states = [(f"/r/{name}", name, IndexedFileState(1, at, 1, 1, 1)) for at, name in enumerate(files)]
+    index.update(states, lambda at: files[states[at][1]].encode())
+    return [path.removeprefix("/r/") for path, _ in index.rank([path for path, _, _ in states], query, 10)]
+
+
+@pytest.mark.parametrize(
+    "test", ["tests/test_harbour.py", "spec/harbour.spec.ts", "src/HarbourTest.java", "pkg/harbour_test.go"]
+)
+def test_the_test_of_a_good_file_ranks_above_other_files(test: str) -> None:
+    files = {f"other{number}.py": "ships pass\n" for number in range(4)}
+    files |= {"src/harbour.py": "ships moor at night\n" * 3, test: "assert True\n"}
+    assert rank(files, "mooring ships at night")[:2] == ["src/harbour.py", test]
+
+
+@pytest.mark.parametrize("name", ["tide_table", "tideTable", "TideTable", "tide-table", "other.tide_table.read"])
+def test_files_that_mention_a_good_file_rank_above_others(name: str) -> None:
+    files = {f"other{number}.py": f"{'plain words here ' * number}\n" for number in range(30)}
+    files |= {"src/tide_table.py": "compute low water\n", "src/uses.py": f"use({name})\n"}
+    assert rank(files, "compute low water")[:2] == ["src/tide_table.py", "src/uses.py"]
+    files |= {"src/tide_table.py": "nothing\n", "src/uses.py": f"compute low water {name}\n"}
+    assert rank(files, "compute low water")[:2] == ["src/uses.py", "src/tide_table.py"]
+
+
+def test_a_name_in_the_task_finds_the_file_with_that_name_in_any_style() -> None:
+    files = {f"other{number}.py": "parse every line, parse the line\n" for number in range(4)}
+    files |= {"reader.ts": "export const x = parseLine(text)\n"}
+    assert rank(files, "fix `parse_line`")[0] == "reader.ts"
+
+
 async def test_what_grep_does_not_show_is_not_in_it(tmp_path: Path) -> None:
     folder = made(tmp_path / "ws").folder
     put(

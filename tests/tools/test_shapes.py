@@ -217,7 +217,12 @@ TABLE = {
         targets=("net.fetch={url}",),
     ),
     "git.pr": Row(
-        "repository title* body base head draft remote", "other", "external", ("workspace:S",), WORKSPACE, shell=True
+        "repository title* body base head draft remote into",
+        "other",
+        "external",
+        ("workspace:S",),
+        WORKSPACE,
+        shell=True,
     ),
     "http.post": Row("url* json form body headers", "other", "external", (), targets=("net.fetch={url}",)),
     "resource.list": Row("source", "search", "read", (), capabilities=("resources",)),

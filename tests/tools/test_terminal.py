@@ -146,6 +146,29 @@ async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: 
     assert end["state"] == "failed" and "outside" in end["error"]
 
 
+async def notes_after(session: Session, terminal: str, text: str) -> str:
+    """Type a line, and return the notes of the reads up to its end."""
+    await data(session, "send", id=terminal, text=f'{text}; echo al"l"-2\n')
+    shown, notes = "", list[str]()
+    while "all-2" not in shown:
+        read = await data(session, "read", id=terminal)
+        shown, notes = shown + read["text"], notes + read.get("notes", [])
+    return "\n".join(notes)
+
+
+@confined
+@pytest.mark.proves("S-08")
+async def test_a_failure_in_a_terminal_that_the_sandbox_causes_says_so(session: Session) -> None:
+    started = await data(session, "start", command=SHELL)
+    terminal = started["job_id"]
+    assert await notes_after(session, terminal, "ls /etc/gone") == ""
+    assert "write only in the workspace" in await notes_after(session, terminal, "touch /usr/x")
+    assert "192.0.2.1:80 was refused" in (notes := await notes_after(session, terminal, "curl -s http://192.0.2.1/"))
+    assert "192.0.2.1" not in await notes_after(session, terminal, "touch /usr/y"), notes
+    await data(session, "send", id=terminal, text="touch /usr/x; exit 3\n")
+    assert "write only in the workspace" in "\n".join((await ended(session, terminal))["notes"])
+
+
 @confined
 @pytest.mark.proves("X-11", "O-01")
 async def test_a_flood_is_bounded_told_and_interrupted(

@@ -159,6 +159,13 @@ def test_a_text_that_is_not_there_is_explained(text: str, part: str, hint: str) 
     assert hint in explain_missing_text(text, part)
 
 
+def test_a_long_text_that_nearly_repeats_is_explained_in_linear_time() -> None:
+    assert "most similar line" in explain_missing_text("a\n" * 150_000, "a\n" * 100_000 + "b")
+    assert (
+        explain_missing_text(" a\n" * 9 + "b\n", "a\na\nb") == "Line 8 differs only in whitespace: it is ' a', not 'a'."
+    )
+
+
 @given(texts, st.text(alphabet="ab\n ", min_size=1, max_size=20))
 def test_explaining_never_fails(text: str, part: str) -> None:
     assert explain_missing_text(text, part)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.field.test_k14_documents import PAGES, compress, make_pdf, say
+from tests.kernel.test_agents import put_agent
 from tests.tools.desk import Desk, refused
-from tests.web import Answer, Site, ok, redirect
+from tests.web import Answer, Site, authority, ok, redirect
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ErrorKind, ToolError
@@ -18,6 +20,7 @@ from handrail.contract.tool.requires import CapabilitySet
 from handrail.runtime.documents import document_service
 from handrail.runtime.documents.page_text import extract_page_text
 from handrail.sandbox.tier_probe import RefusingSandbox
+from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("T-09")
 
@@ -362,6 +365,51 @@ async def test_a_post_takes_no_credentials_and_one_kind_of_data(desk: Desk) -> N
         await refused(there.call("http.post", url=url), "invalid_input", "none of them")
         await refused(there.call("http.post", url=url, json=1, form={}), "invalid_input", "`json` and `form`")
         assert site.asked == []
+
+
+async def test_each_host_gets_its_own_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted = authority("127.0.0.1", "localhost")
+    (tmp_path / "authority.pem").write_text(trusted.pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    settings = """[tools."http.post".config]
+credential_host = "127.0.0.1"
+credential = { secret = "ONE" }
+credential_2_host = "localhost"
+credential_2_header = "X-Api-Key"
+credential_2 = { secret = "TWO" }
+credential_3_host = "localhost"
+credential_3 = { secret = "THREE" }
+credential_4_host = "absent.example"
+"""
+    secrets = {"ONE": "Bearer first-0123456789", "TWO": "second-0123456789", "THREE": "Bearer third-0123456789"}
+    async with Site({"*": ok()}, trusted.server) as site, Site({"*": ok()}) as plain:
+        hosts = [f"{name}:{one.port}" for name in ("127.0.0.1", "localhost") for one in (site, plain)]
+        put_agent(tmp_path, "coder", f'[requires.tools."http.post".net]\nhosts = {json.dumps(hosts)}')
+        async with temporary_kernel(tmp_path, settings=settings, secrets=secrets, rules=["allow http.post"]) as kernel:
+            session = await kernel.session(agent="coder")
+            for host in ("127.0.0.1", "localhost"):
+                sent = await session.call("http.post", {"url": site.url("/", host), "json": {}})
+                assert sent.ok, sent.error_text
+            first, second = (one.fields for one in site.asked)
+            assert first["authorization"] == "Bearer first-0123456789" and "x-api-key" not in first
+            assert second["authorization"] == "Bearer third-0123456789"
+            assert second["x-api-key"] == "second-0123456789"
+            for host in ("127.0.0.1", "localhost"):
+                refusal = await session.call("http.post", {"url": plain.url("/", host), "json": {}})
+                assert refusal.error_kind == "denied" and "https" in str(refusal.error_text)
+            assert plain.asked == []
+
+
+async def test_two_credentials_for_one_field_are_a_fault_of_the_configuration(tmp_path: Path) -> None:
+    settings = "".join(
+        f'{name}_host = "api.example"\n{name} = {{ secret = "KEY" }}\n' for name in ("credential", "credential_8")
+    )
+    settings = f'[tools."http.post".config]\n{settings}'
+    rules = ["allow http.post"]
+    async with temporary_kernel(tmp_path, settings=settings, secrets={"KEY": "key-0123456789"}, rules=rules) as kernel:
+        session = await kernel.session()
+        refusal = await session.call("http.post", {"url": "https://api.example/", "body": "x"})
+        assert refusal.error_kind == "unavailable" and "credential_8_header" in str(refusal.error_text)
 
 
 async def test_a_redirect_that_would_send_the_data_elsewhere_is_returned(desk: Desk) -> None:

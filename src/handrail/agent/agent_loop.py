@@ -58,7 +58,7 @@ from handrail.agent.run_events import (
 )
 from handrail.agent.subagents import ROLE, MakeUsage, OpenModel, SubagentDispatcher
 from handrail.agent.system_prompt import build_system_prompt, read_project_instructions
-from handrail.catalog.provider_dialects import format_provider_tool, provider_tool_name_in_replies
+from handrail.catalog.provider_dialects import format_provider_tool, get_provider_tool_name_in_replies
 from handrail.catalog.schema_adapter import find_tools_with_renames
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
@@ -181,7 +181,7 @@ class AgentProviderTools:
             self._reported.pop(spec.id, None)
             forms.append(form)
             offered.append(spec)
-            self._ids[provider_tool_name_in_replies(spec, dialect)] = spec.id
+            self._ids[get_provider_tool_name_in_replies(spec, dialect)] = spec.id
         self.forms, self.offered = tuple(forms), tuple(offered)
         return unavailable
 
@@ -444,11 +444,11 @@ class Agent:
                 await self._conversation.store_new_messages()
                 await self._start_interaction(run, text)
             return delivered
-        told = () if (notices := self.session.notifications) is None else await notices.list_pending()
+        pending = () if (notices := self.session.notifications) is None else await notices.list_pending()
         ended = not self._conversation.is_awaiting_answer
-        if ended and not told:
+        if ended and not pending:
             raise UsageError("The last run ended with an answer, so nothing is left to continue. Pass a task.")
-        headless = self._conversation.is_unattended or (ended and not is_about_started_work(told))
+        headless = self._conversation.is_unattended or (ended and not is_about_started_work(pending))
         if ended or self._conversation.carried:  # a run that a trigger started stays headless, in a new process too
             await self._start_interaction(run, "", headless=headless)
         return ()

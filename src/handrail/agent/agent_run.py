@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from handrail.agent.conversation import Conversation
@@ -34,6 +33,7 @@ from handrail.agent.run_events import AgentEvent, AgentIdle, RunFinished, RunOut
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, make_call_id
 from handrail.contract.errors import ErrorKind
 from handrail.contract.session_protocols import Session, StopReason, Turn
+from handrail.contract.struct import Struct, field
 
 # The dispatch of the calls of a reply to the session: the order, and the start of each.
 
@@ -84,7 +84,7 @@ class ReplyCallDispatcher:
         until = self._assembly.find_startable_end(first)
         if until == first and (coming := self._assembly.predict_reply_until(first)) is not None:
             self._turn.prepare_likely_call(coming.calls[first])
-            self._conversation.draft_reply(*self._make_proposal(coming))
+            self._conversation.precompute_reply(*self._make_proposal(coming))
         if until == first or self._weight > MAX_KEPT_AGAIN or self._may_exceed_budget():
             return ()
         return self._start_calls(self._assembly.get_reply_until(until))
@@ -136,8 +136,7 @@ _STOP_TEXTS: dict[StopReason, str] = {
 }
 
 
-@dataclass(slots=True)
-class AgentRunState:
+class AgentRunState(Struct):
     """The state of one run."""
 
     usage: RunUsage
@@ -201,7 +200,7 @@ class AgentRunState:
 
     def stop_text(self) -> str:
         assert self.stopped is not None
-        return _STOP_TEXTS.get(self.stopped) or self.usage.time_spent_text()
+        return _STOP_TEXTS.get(self.stopped) or self.usage.explain_spent_time()
 
     def explain_cut_reply(self) -> str:
         """Return why the reply is incomplete, for the model. The text never contains operator details."""
@@ -220,17 +219,17 @@ class AgentRunState:
         if reply.usage is None and reply.reason is None and not reply.parts:
             return None
         provider, _, name = model.name.partition(":")
-        told: dict[str, Any] = {**about, "provider": provider, "model": name}
+        usage_fields: dict[str, Any] = {**about, "provider": provider, "model": name}
         if (used := reply.usage) is not None:
-            told |= {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
-            told |= {"cache_read_tokens": used.cache_read_tokens, "cache_write_tokens": used.cache_write_tokens}
+            usage_fields |= {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
+            usage_fields |= {"cache_read_tokens": used.cache_read_tokens, "cache_write_tokens": used.cache_write_tokens}
             if used.cost is not None:
-                told["cost"] = used.cost
+                usage_fields["cost"] = used.cost
         now = asyncio.get_running_loop().time()
-        told |= {"finish_reason": reply.reason, "duration_ms": round((now - self.sent_at) * 1000)}
+        usage_fields |= {"finish_reason": reply.reason, "duration_ms": round((now - self.sent_at) * 1000)}
         if self.first_token_at is not None:
-            told["first_token_ms"] = round((self.first_token_at - self.sent_at) * 1000)
-        return told
+            usage_fields["first_token_ms"] = round((self.first_token_at - self.sent_at) * 1000)
+        return usage_fields
 
     def may_exceed_token_budget(self) -> bool:
         """Return whether the current reply may have used up the tokens. Its calls then wait for its end."""
@@ -250,7 +249,7 @@ class AgentRunState:
         if (why := self.usage.explain_spent_tokens(usage)) is not None:
             self.exhausted = self.exhausted or ("tokens", why)
         elif not accepted_count:
-            why = self.usage.calls_spent_text()
+            why = self.usage.explain_spent_calls()
             self.exhausted = self.exhausted or ("calls", why)
         return call if why is None else _with_fault(call, "limit", why)
 

@@ -137,8 +137,8 @@ def _summary_lines(messages: Sequence[Message]) -> Iterator[dict[str, object]]:
                     yield {"call": call.name, "arguments": _cut_middle(arguments, _OF_ARGUMENTS)}
             case CallResultsMessage(results):
                 for result in results:
-                    told = _cut_middle(result.text, _OF_A_RESULT)
-                    yield {"result": told, "of": names.get(result.wire_id, ""), "error": result.is_error}
+                    shortened_text = _cut_middle(result.text, _OF_A_RESULT)
+                    yield {"result": shortened_text, "of": names.get(result.wire_id, ""), "error": result.is_error}
 
 
 def _cut_middle(text: str, most: int) -> str:
@@ -405,8 +405,8 @@ def make_summary_message(messages: Sequence[Message], summary: str) -> str:
     These are the first task, the last todo list and the paths of full outputs.
     """
     head = [*list(_outline_lines(messages))[:1], *_preserved_lines(messages)]
-    said = (f"{_SUMMARY}{line}" for line in neutralise_text(summary).splitlines() if line.strip())
-    return "\n".join((f"{INTRO} {_SUMMED_UP}", *head, "", *said))
+    summary_lines = (f"{_SUMMARY}{line}" for line in neutralise_text(summary).splitlines() if line.strip())
+    return "\n".join((f"{INTRO} {_SUMMED_UP}", *head, "", *summary_lines))
 
 
 def _preserved_lines(messages: Sequence[Message]) -> Iterator[str]:
@@ -419,10 +419,10 @@ def _preserved_lines(messages: Sequence[Message]) -> Iterator[str]:
                 todos = line if line.startswith(_TODOS) else todos
                 paths |= {line: None} if line.startswith(_WHOLE) else {}
         for result in message.results if isinstance(message, CallResultsMessage) else ():
-            name, told = names.get(result.wire_id, ""), _parse_object(result.text)
-            if name == "todo" and not result.is_error and "data" in told:
-                todos = _TODOS + _shorten(json.dumps(told["data"], ensure_ascii=False, default=str), _OF_A_TASK)
-            metadata: object = told.get("metadata")
+            name, parsed = names.get(result.wire_id, ""), _parse_object(result.text)
+            if name == "todo" and not result.is_error and "data" in parsed:
+                todos = _TODOS + _shorten(json.dumps(parsed["data"], ensure_ascii=False, default=str), _OF_A_TASK)
+            metadata: object = parsed.get("metadata")
             for key in ("output_path", "error_path"):
                 if isinstance(metadata, dict) and isinstance(path := cast("dict[str, object]", metadata).get(key), str):
                     paths[f"{_WHOLE} {name}: {_shorten(path, _OF_A_TEXT)}"] = None

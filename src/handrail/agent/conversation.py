@@ -11,7 +11,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from handrail.agent.model_protocol import (
@@ -35,6 +35,7 @@ from handrail.agent.run_budget import count_message_characters
 from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.result_conversions import list_artifact_media_types
 from handrail.contract.services.history_and_skill_services import ConversationHistory, HistoryEntry
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 
 # The stored form of a conversation: rows of plain data. A partial set of rows still gives a history that a provider
@@ -66,8 +67,7 @@ LOST = json.dumps(
 """The answer to an earlier call whose own answer was lost."""
 
 
-@dataclass(slots=True)
-class UnansweredExchange:
+class UnansweredExchange(Struct):
     """A reply whose calls are not all answered yet, so that it is not part of the history.
 
     :param call_ids: the kernel's ids of the message's calls; ``""`` for an unknown one
@@ -84,7 +84,7 @@ class UnansweredExchange:
         calls = zip(self.message.calls, self.call_ids, strict=True)
         return [(n, part, call_id) for n, (part, call_id) in enumerate(calls) if part.wire_id not in self.results]
 
-    def answers_in_call_order(self, otherwise: str = LOST) -> CallResultsMessage:
+    def list_answers_in_call_order(self, otherwise: str = LOST) -> CallResultsMessage:
         """Return the answers in call order.
 
         :param otherwise: the text for calls without an answer
@@ -97,8 +97,7 @@ class UnansweredExchange:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredConversation:
+class RestoredConversation(Struct, frozen=True):
     """A conversation read from its stored rows.
 
     :param messages: whole exchanges only, beginning with a user message
@@ -300,7 +299,7 @@ class _ConversationReader:
             self._close(self.open)
 
     def _close(self, exchange: UnansweredExchange) -> None:
-        self.messages += (exchange.message, exchange.answers_in_call_order())
+        self.messages += (exchange.message, exchange.list_answers_in_call_order())
         self.positions += (self.open_at, self.open_at)
         self.open = None
 
@@ -309,7 +308,7 @@ class _ConversationReader:
     def _reply(self, position: int, kept: list[dict[str, Any]], origin: str) -> None:
         parts: list[TextPart | HistoryCallPart | ProviderBlock] = []
         call_ids: list[str] = []
-        said = False
+        has_text = False
         renamed = self._renamed = {}
         for data in kept:
             if "call" in data:
@@ -326,7 +325,7 @@ class _ConversationReader:
                 text = data["text"]
                 if isinstance(text, str) and text.strip():
                     parts.append(TextPart(repair_surrogates(text)))
-                    said = True
+                    has_text = True
             elif "kept" in data:
                 provider, block = data["kept"], data.get("block")
                 if isinstance(provider, str) and isinstance(block, dict):
@@ -337,11 +336,11 @@ class _ConversationReader:
                         _parse_texts(data, "artifacts"),
                     )
                     parts.append(part)
-                    said = said or part.said
+                    has_text = has_text or part.said
         if call_ids:
             self.open = UnansweredExchange(AssistantMessage(tuple(parts), origin), tuple(call_ids))
             self.open_at = position
-        elif said:
+        elif has_text:
             self.messages.append(AssistantMessage(tuple(parts), origin))
             self.positions.append(position)
 
@@ -700,7 +699,7 @@ class Conversation:
         elif any(not isinstance(part, ProviderBlock) or part.said for part in message.parts):
             self._add(message)
 
-    def draft_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
+    def precompute_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
         """Compute in advance what :meth:`add_reply` adds if it gets exactly this reply."""
         self._drop_draft()
         self._draft = self._make_draft(reply, call_ids)
@@ -752,7 +751,7 @@ class Conversation:
             self._messages.append(exchange.message)
             self._characters += count_message_characters(exchange.message)
             self._positions.append(self._open_at)
-            self._add(exchange.answers_in_call_order())
+            self._add(exchange.list_answers_in_call_order())
 
     def replace_older_messages(self, first: int, text: str) -> None:
         """Replace the messages before the ``first``-th by ``text``. The messages stay stored."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.services.history_and_skill_services import ConversationHistory
+from handrail.contract.struct import Struct
 
 if TYPE_CHECKING:
     from handrail.catalog.provider_dialects import ProviderSchemaDialect
@@ -23,15 +24,13 @@ if TYPE_CHECKING:
 # Block events: the parts of a reply, in the order in which they arrive.
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Struct, frozen=True):
     """The next piece of the reply's text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallBlockOpened:
+class CallBlockOpened(Struct, frozen=True):
     """The start of a structured call.
 
     :param index: the adapter's number of this block, unique within the reply
@@ -44,23 +43,20 @@ class CallBlockOpened:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArgumentsDelta:
+class CallArgumentsDelta(Struct, frozen=True):
     """The next piece of a call's arguments, as JSON text."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallBlockClosed:
+class CallBlockClosed(Struct, frozen=True):
     """The provider's statement that a call is complete. No adapter infers it from the JSON."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderBlock:
+class ProviderBlock(Struct, frozen=True):
     """A provider's block, such as signed reasoning, that goes back unchanged with the history.
 
     :param said: whether the block is content of the reply, as text is: the provider used one of its own tools
@@ -73,8 +69,7 @@ class ProviderBlock:
     artifacts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderToolResult:
+class ProviderToolResult(Struct, frozen=True):
     """The output of a tool that the provider ran.
 
     :param name: the provider's name of the tool
@@ -93,8 +88,7 @@ class ProviderToolResult:
     block: ProviderBlock | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(Struct, frozen=True):
     """The tokens of one request and its reply. These are totals: the last one counts.
 
     :param input_tokens: all tokens of the request, with those that the provider read from its cache or wrote to it
@@ -121,8 +115,7 @@ FinishReason = Literal[
 """Why a reply ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyFinished:
+class ReplyFinished(Struct, frozen=True):
     """The provider's end of the reply. Blocks that are still open stay incomplete."""
 
     reason: FinishReason
@@ -144,15 +137,13 @@ BlockEvent = (
 # The conversation, independent of any provider.
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
+class TextPart(Struct, frozen=True):
     """A text in a reply of the model."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryCallPart:
+class HistoryCallPart(Struct, frozen=True):
     """A call in the history, in a form that every provider accepts.
 
     :param wire_id: unique within the conversation; see :class:`handrail.agent.reply_assembly.HistoryCallIds`
@@ -191,8 +182,7 @@ class UserPicture:
         return f"data:{self.media_type};base64,{self.base64}"
 
 
-@dataclass(frozen=True, slots=True)
-class UserMessage:
+class UserMessage(Struct, frozen=True):
     """A message of the user.
 
     :param pictures: the text names them ``[image 1]`` and so on, for models that take no pictures
@@ -202,8 +192,7 @@ class UserMessage:
     pictures: tuple[UserPicture, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AssistantMessage:
+class AssistantMessage(Struct, frozen=True):
     """A reply of the model, with its parts in order.
 
     :param origin: the model and the address that it came from; see :func:`get_model_origin`
@@ -223,8 +212,7 @@ class AssistantMessage:
         return tuple(part for part in self.parts if isinstance(part, HistoryCallPart))
 
 
-@dataclass(frozen=True, slots=True)
-class CallResult:
+class CallResult(Struct, frozen=True):
     """The answer to a call as the model reads it: compact JSON text, and the pictures in it."""
 
     wire_id: str
@@ -233,8 +221,7 @@ class CallResult:
     pictures: tuple[UserPicture, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CallResultsMessage:
+class CallResultsMessage(Struct, frozen=True):
     """The answers to the calls of the previous message: one each, in call order."""
 
     results: tuple[CallResult, ...]
@@ -244,8 +231,7 @@ Message = UserMessage | AssistantMessage | CallResultsMessage
 """One message of a conversation."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
+class ModelRequest(Struct, frozen=True):
     """The request of one turn.
 
     :param tools: the LLM views of tools: ``name``, ``description`` and ``parameters``

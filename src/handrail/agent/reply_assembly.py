@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from handrail.agent.model_protocol import (
     BlockEvent,
@@ -28,6 +27,7 @@ from handrail.agent.model_protocol import (
 )
 from handrail.catalog.schema_adapter import AdaptedSchema
 from handrail.contract.calls_and_results import ProposedCall
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     InvalidJsonText,
@@ -80,8 +80,7 @@ def repair_surrogates(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReply:
+class ModelReply(Struct, frozen=True):
     """A complete reply, or the part of one that arrived.
 
     :param parts: texts, and for each call its position in :attr:`calls`, in order
@@ -98,8 +97,7 @@ class ModelReply:
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
 
 
-@dataclass(slots=True)
-class _UnfinishedCall:
+class _UnfinishedCall(Struct):
     """A call that is still being read."""
 
     name: str
@@ -250,7 +248,7 @@ class ReplyAssembly:
         ):
             return None
         call.looks += 1
-        self._coming = self._reply_until(position + 1, None) if call.is_complete else None
+        self._coming = self._make_reply_until(position + 1, None) if call.is_complete else None
         return self._coming
 
     def get_reply_until(self, count: int) -> ModelReply:
@@ -258,9 +256,9 @@ class ReplyAssembly:
         coming = self._coming
         if coming is not None and len(coming.calls) == count and self._calls[count - 1].closed:
             return coming
-        return self._reply_until(count, NEVER_CLOSED)
+        return self._make_reply_until(count, NEVER_CLOSED)
 
-    def _reply_until(self, count: int, never_closed: str | None) -> ModelReply:
+    def _make_reply_until(self, count: int, never_closed: str | None) -> ModelReply:
         calls = [call.to_proposed_call(None if call.closed else never_closed) for call in self._calls[:count]]
         until = 1 + self._parts.index(count - 1) if count else 0
         return ModelReply(_join_parts(self._parts[:until]), tuple(calls), None, self.usage)

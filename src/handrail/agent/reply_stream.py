@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from handrail.agent.model_protocol import (
@@ -21,6 +20,7 @@ from handrail.agent.model_protocol import (
     TokenUsage,
 )
 from handrail.agent.reply_assembly import EVENT_UNITS, MAX_REPLY_UNITS, ReplyTooLong
+from handrail.contract.struct import Struct
 
 # Retries of a busy provider: bounded, with back-off, and only before the reply begins to arrive.
 #
@@ -28,8 +28,7 @@ from handrail.agent.reply_assembly import EVENT_UNITS, MAX_REPLY_UNITS, ReplyToo
 # :class:`~handrail.agent.model_protocol.ReplyStreamCut`.
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDelayed:
+class RetryDelayed(Struct, frozen=True):
     """The provider was busy, and the request is sent again after ``delay_s`` seconds."""
 
     attempt: int
@@ -38,8 +37,7 @@ class RetryDelayed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True):
     """The number of requests and the delays between them.
 
     :param attempts: requests altogether, including the first
@@ -174,9 +172,9 @@ class ReplyStreamTask(Generic[T]):
         if value.why is not None:
             raise value.why
 
-    def _put(self, told: T | _EndOfStream) -> None:
+    def _put(self, item: T | _EndOfStream) -> None:
         # Not at once, so that a call that the event started runs first.
-        asyncio.get_running_loop().call_soon(self._queue.put_nowait, told)
+        asyncio.get_running_loop().call_soon(self._queue.put_nowait, item)
 
     async def _read(self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None) -> None:
         units = steps = 0
@@ -193,8 +191,8 @@ class ReplyStreamTask(Generic[T]):
                                 f"The reply is longer than {MAX_REPLY_UNITS:,} characters. Ask the model for a shorter one."
                             )
                         steps += 1
-                        for told in await self._handle(event):
-                            self._put(told)
+                        for item in await self._handle(event):
+                            self._put(item)
                             steps += _TOLD
                         # Many events may have come at once, and then nothing here waits for a moment.
                         if steps >= _STEPS_A_TURN:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from handrail.agent.model_protocol import (
@@ -16,6 +15,7 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.reply_assembly import ModelReply
 from handrail.contract.agent_manifest import AgentBudgets, Compaction
+from handrail.contract.struct import Struct
 
 T = TypeVar("T")
 BudgetKind = Literal["turns", "tokens", "seconds", "calls"]
@@ -23,8 +23,7 @@ CHARACTERS_PER_TOKEN = 4
 """The characters of one token, for the estimate if a provider reports no tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """The limits of one run. None means no limit.
 
     :param turns: requests to the model, each with its calls
@@ -61,11 +60,11 @@ class Budget:
         """Combine the limits of one run with the agent manifest's, and with the defaults."""
         default = cls()
         return cls(
-            _first_given(turns, budgets.turns, default.turns),
-            _first_given(tokens, budgets.tokens, default.tokens),
-            _first_given(seconds, budgets.seconds, default.seconds),
-            _first_given(calls, budgets.calls, default.calls),
-            _first_given(context, budgets.context, default.context),
+            _first_not_none(turns, budgets.turns, default.turns),
+            _first_not_none(tokens, budgets.tokens, default.tokens),
+            _first_not_none(seconds, budgets.seconds, default.seconds),
+            _first_not_none(calls, budgets.calls, default.calls),
+            _first_not_none(context, budgets.context, default.context),
             compaction or budgets.compaction or default.compaction,
             default.repeat_reads if budgets.repeat_reads is None else budgets.repeat_reads,
         )
@@ -175,15 +174,15 @@ class RunUsage:
         self.calls += count
         return room
 
-    def calls_spent_text(self) -> str:
+    def explain_spent_calls(self) -> str:
         return f"The budget of {self.budget.calls} calls is used up."
 
-    def time_spent_text(self) -> str:
+    def explain_spent_time(self) -> str:
         return f"The budget of {self.budget.seconds:g} seconds is used up."
 
 
-def _first_given(*said: T | None) -> T | None:
-    return next((value for value in said if value is not None), None)
+def _first_not_none(*values: T | None) -> T | None:
+    return next((value for value in values if value is not None), None)
 
 
 PICTURE_CHARACTERS = 6_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from handrail.agent.model_protocol import TextDelta
@@ -11,6 +10,7 @@ from handrail.agent.reply_stream import RetryDelayed
 from handrail.agent.run_budget import BudgetKind
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall
 from handrail.contract.services.channels_and_triggers import Notification
+from handrail.contract.struct import Struct
 
 RunStatus = Literal[
     "answered",  # the model ended with text and no calls
@@ -24,23 +24,20 @@ RunStatus = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnStarted:
+class TurnStarted(Struct, frozen=True):
     """A request is sent to the model. ``number`` counts from 1 within the run."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallProposed:
+class CallProposed(Struct, frozen=True):
     """A call is proposed to the kernel. ``position`` counts from 0 within the reply."""
 
     position: int
     call: ProposedCall
 
 
-@dataclass(frozen=True, slots=True)
-class CallAnswered:
+class CallAnswered(Struct, frozen=True):
     """A call got its answer."""
 
     position: int
@@ -48,16 +45,14 @@ class CallAnswered:
     answer: CallAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderToolUnavailable:
+class ProviderToolUnavailable(Struct, frozen=True):
     """A provider tool is not available to this model in this run."""
 
     tool_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderToolUsed:
+class ProviderToolUsed(Struct, frozen=True):
     """The provider ran one of its own tools.
 
     :param name: the provider's name of the tool
@@ -76,8 +71,7 @@ class ProviderToolUsed:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyInterrupted:
+class ReplyInterrupted(Struct, frozen=True):
     """The reply was interrupted.
 
     If ``will_retry`` is true, the request is sent once more, and the text so far does not count.
@@ -87,15 +81,13 @@ class ReplyInterrupted:
     will_retry: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationsDelivered:
+class NotificationsDelivered(Struct, frozen=True):
     """Notifications were added to the conversation. The model reads them in its next turn."""
 
     notifications: tuple[Notification, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationCompacted:
+class ConversationCompacted(Struct, frozen=True):
     """Older messages were replaced by an outline or a summary, because of their length or on request.
 
     :param removed_messages: the number of replaced messages; 0 if compaction was requested and nothing could be left out
@@ -133,21 +125,18 @@ class ConversationCompacted:
         return f"{self.removed_messages:,} older messages are {how} and {self.kept_messages:,} are kept: {tokens}."
 
 
-@dataclass(frozen=True, slots=True)
-class AgentIdle:
+class AgentIdle(Struct, frozen=True):
     """The model has answered, and the agent waits for jobs, notifications or messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetExhausted:
+class BudgetExhausted(Struct, frozen=True):
     """A limit of the budget was reached. The run ends when every proposed call is answered."""
 
     kind: BudgetKind
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
+class RunOutcome(Struct, frozen=True):
     """The outcome of a run.
 
     :param text: the text of the last reply; the answer if :attr:`ok`
@@ -176,8 +165,7 @@ class RunOutcome:
         return self.status == "answered"
 
 
-@dataclass(frozen=True, slots=True)
-class RunFinished:
+class RunFinished(Struct, frozen=True):
     """A run has ended: the last event of a run, and of each piece of work of an agent that serves."""
 
     outcome: RunOutcome

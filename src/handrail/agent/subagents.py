@@ -73,14 +73,16 @@ class SubagentRunUsage(RunUsage):
     def count_proposed_calls(self, count: int) -> int:
         return min(super().count_proposed_calls(count), self._above.count_proposed_calls(count))
 
-    def calls_spent_text(self) -> str:
+    def explain_spent_calls(self) -> str:
         limit = self.budget.calls
         return (
-            super().calls_spent_text() if limit is not None and self.calls > limit else self._above.calls_spent_text()
+            super().explain_spent_calls()
+            if limit is not None and self.calls > limit
+            else self._above.explain_spent_calls()
         )
 
-    def time_spent_text(self) -> str:
-        return self._above.time_spent_text() if self._cut else super().time_spent_text()
+    def explain_spent_time(self) -> str:
+        return self._above.explain_spent_time() if self._cut else super().explain_spent_time()
 
 
 class SubagentDispatcher:

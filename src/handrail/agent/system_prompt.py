@@ -64,8 +64,8 @@ def build_system_prompt(
     sections = [BASE]
     if workspace is not None:
         sections.append(f"# Workspace\n\nRelative paths start at {workspace}.")
-    told = format_skill_lines(skills) if any(spec.id == "skill" for spec in specs) else ()
-    sections += tool_sections(index, specs, native=native, skills=told, hints=hints)
+    skill_lines = format_skill_lines(skills) if any(spec.id == "skill" for spec in specs) else ()
+    sections += tool_sections(index, specs, native=native, skills=skill_lines, hints=hints)
     if any(spec.id == "task" for spec in specs) and (lines := [_agent_line(one) for one in agents]):
         sections.append("# Agents\n\ntask delegates to one of these:\n" + "\n".join(lines))
     if project:

@@ -399,9 +399,9 @@ def _accepts_text(schema: object) -> bool:
 
 def _find_body_key(schema: JsonSchema, given: ArgumentPairs) -> str:
     """Return the key of a text without a key: the only required string that was not given."""
-    told = {key for key, _ in given}
+    given_keys = {key for key, _ in given}
     required = cast("Sequence[str]", schema.get("required") or ())
-    left = [key for key in required if key not in told and _accepts_text(_property_schema(schema, key))]
+    left = [key for key in required if key not in given_keys and _accepts_text(_property_schema(schema, key))]
     return left[0] if len(left) == 1 else "text without a key"
 
 
@@ -485,7 +485,9 @@ class TextCallModel:
         """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
         views = [adapt_tool(view, TEXT)[0] for view in request.tools]
         reader = TextCallReader(self._grammar, {view["name"]: view["inputSchema"] for view in views})
-        events = cast("AsyncGenerator[BlockEvent, None]", self._model.stream(self._as_text(request, views)))
+        events = cast(
+            "AsyncGenerator[BlockEvent, None]", self._model.stream(self._convert_request_to_text(request, views))
+        )
         over = False
         async with aclosing(events):
             async for event in events:
@@ -503,7 +505,7 @@ class TextCallModel:
             for one in reader.end_text():
                 yield one
 
-    def _as_text(self, request: ModelRequest, views: Sequence[Mapping[str, Any]]) -> ModelRequest:
+    def _convert_request_to_text(self, request: ModelRequest, views: Sequence[Mapping[str, Any]]) -> ModelRequest:
         system = request.system.replace(STRUCTURED_ONLY, "")
         if views:
             items = [{**view, "parameters": view["inputSchema"]} for view in views]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,7 +32,7 @@ from handrail.arbiter.lock_table import LockResolver, LockTable, RequiredLock, f
 from handrail.arbiter.output.shaper import AudienceOutputs, OutputShaper, finished_event_data, shape_recorded_result
 from handrail.arbiter.stoppable_execution import (
     StoppableExecution,
-    WorkHandedOver,
+    WorkTransferred,
     run_uninterrupted,
     start_eager_task,
     wait_until_records_written,
@@ -47,6 +46,7 @@ from handrail.contract.calls_and_results import CallAnswer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
@@ -207,8 +207,7 @@ _new_answer: Callable[..., CallAnswer] = _tuple.__new__
 """Create a ``CallAnswer`` in half the time of its own constructor."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArbiterLimits:
+class ArbiterLimits(Struct, frozen=True):
     """Budgets of every call. The time-out of a tool is in its spec."""
 
     lock_wait_ms: int = 60_000
@@ -309,7 +308,7 @@ class Arbiter:
                 shaped = self._shape_small(call, value) or await self._shape(call, value)  # 7
                 if waits := self._record_outcome(call, shaped):  # 8
                     await waits
-            except WorkHandedOver:
+            except WorkTransferred:
                 return self.jobs.start_job_for_moved_call(call)
             except CallRefusal as refusal:
                 shaped = self._refuse(call, refusal)
@@ -461,12 +460,12 @@ class Arbiter:
         if body or entry is None or call.redactor.active or type(recorded) is not bytes:
             body |= {"tool": call.tool_id, "generation": call.generation.number}
             if entry is not None:
-                body |= {"definition": entry.definition_hash, "side_effect": entry.spec.side_effect}
+                body["side_effect"] = entry.spec.side_effect
             recorded = orjson.Fragment(recorded) if type(recorded) is bytes else recorded
             call.queue_log_record("proposed", body, redacted={"arguments": recorded})
         else:  # nearly every call
             number, effect = call.generation.number, entry.spec.side_effect
-            head = _encode_proposal_head(call.tool_id, number, entry.definition_hash, effect)
+            head = _encode_proposal_head(call.tool_id, number, effect)
             call.queue_encoded_record("proposed", b"%b%b}" % (head, recorded))
         if call.listeners:
             call.emit("proposed", {"arguments": call.copy_arguments_for_event(arguments)})
@@ -477,7 +476,7 @@ class Arbiter:
     def _record_intent(self, call: Call) -> Awaitable[None] | None:
         """Check the decision again and record that the call is about to start.
 
-        With side effects, the record is durable first. The record of a read is written when the read first waits, or with its
+        With side effects, the record is durable first. The record of a read is written soon after the read first waits, or with its
         outcome.
         """
         assert call.entry is not None
@@ -492,11 +491,11 @@ class Arbiter:
         else:
             call.queue_encoded_record("intended", _encode_intent(call.required_locks))
         if call.entry.spec.side_effect != "read" or granted or not self.log.accepts_more(self.limits.max_log_backlog):
-            return self._intend_on_record(call)
+            return self._record_intent_of_call(call)
         self._mark_started(call)
         return None
 
-    async def _intend_on_record(self, call: Call) -> None:
+    async def _record_intent_of_call(self, call: Call) -> None:
         assert call.entry is not None
         granted = call.approvals.granted
         if call.entry.spec.side_effect == "read" and not granted:
@@ -604,11 +603,11 @@ class Arbiter:
         assert call.entry is not None
         call.queue_log_record("committed", shaped.logged)
         if call.entry.spec.side_effect != "read" or call.replayable or call.delivered_notifications:
-            return self._commit_on_record(call, shaped)
+            return self._record_outcome_of_call(call, shaped)
         call.pass_records_to_log()
         return None
 
-    async def _commit_on_record(self, call: Call, shaped: AudienceOutputs) -> None:
+    async def _record_outcome_of_call(self, call: Call, shaped: AudienceOutputs) -> None:
         records, call.records = call.records, []
         try:
             if call.delivered_notifications and shaped.result.ok:
@@ -710,9 +709,12 @@ class Arbiter:
 
 
 @lru_cache(maxsize=1024)
-def _encode_proposal_head(tool: str, generation: int, definition: str, side_effect: str) -> bytes:
-    """Return the body of a ``proposed`` record as JSON, up to the arguments."""
-    fields = {"tool": tool, "generation": generation, "definition": definition, "side_effect": side_effect}
+def _encode_proposal_head(tool: str, generation: int, side_effect: str) -> bytes:
+    """Return the body of a ``proposed`` record as JSON, up to the arguments.
+
+    The record of the generation has the definition of the tool, so that it is not repeated with each call.
+    """
+    fields = {"tool": tool, "generation": generation, "side_effect": side_effect}
     return orjson.dumps(fields)[:-1] + b',"arguments":'
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,17 +18,17 @@ from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
-from handrail.contract.schema.schema_check_program import CPU_SECONDS, MEMORY_MIB
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     InvalidJsonText,
-    fault_in_arguments_size,
+    find_arguments_size_fault,
     json_type_name,
     parse_arguments,
     parse_model_json_fast,
 )
 from handrail.contract.tool_generation import ToolEntry
+from handrail.origins.bounded_program import encode_input, make_argv, parse_json_lines, run_bounded_program
 from handrail.origins.program_lookup import (
     ProgramRefused,
     find_enclosing_folder,
@@ -63,7 +62,7 @@ def parse_proposed_arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | N
             return None, None, str(error)
     if isinstance(given, Mapping):
         sent = cast("Mapping[str, Any]", given)
-        if fault := fault_in_arguments_size(sent):
+        if fault := find_arguments_size_fault(sent):
             return None, None, fault
         return (sent if isinstance(sent, dict) else dict(sent)), None, ""
     return None, None, f"The arguments are a JSON {json_type_name(given)}. Expected an object. Send an object."
@@ -77,7 +76,7 @@ def redact_rejected_arguments(given: Any, redactor: SecretRedactor) -> Any:
     if isinstance(given, (str, bytes)):
         text = given if isinstance(given, str) else given[:_MAX_LOOKED_AT].decode("utf-8", "replace")
         return {"unparsed": redactor.redact_head(text, _MAX_HEAD)}
-    if isinstance(given, (Mapping, list, tuple)) and fault_in_arguments_size(cast("Mapping[str, Any]", given)):
+    if isinstance(given, (Mapping, list, tuple)) and find_arguments_size_fault(cast("Mapping[str, Any]", given)):
         return {"$oversized": json_type_name(cast("object", given))}
     return given  # pyright: ignore[reportUnknownVariableType] - any value can be recorded
 
@@ -120,9 +119,10 @@ _TIMEOUT_S = 20.0
 """Wall time. The limit of processor time comes first, except on a busy machine."""
 _AT_ONCE = 2
 _MOST_WAITING = 32
+_MAX_ANSWER = 16 * 1024 * 1024
 _MODULE = "handrail.contract.schema.schema_check_program"
-_START = f"import sys; sys.path[:0] = sys.argv[1:]; from {_MODULE} import main; main()"
-_BOUNDS = f"the check did not finish within {CPU_SECONDS} s and {MEMORY_MIB} MiB"
+_CPU_S, _MEMORY_MIB = 2, 512
+_BOUNDS = f"the check did not finish within {_CPU_S} s and {_MEMORY_MIB} MiB"
 _TOO_LARGE = "the arguments do not match the schema, which is too large to report details; compare them with the schema"
 
 
@@ -157,7 +157,7 @@ class ArgumentCheckRunner:
             self._there -= 1
         if lines is None:
             return coarse
-        if not lines:
+        if not lines or isinstance(lines[0], dict):  # the process had no time or memory to compute an answer
             return [*coarse, _BOUNDS]
         if lines[0] is True:
             return []
@@ -168,36 +168,16 @@ class ArgumentCheckRunner:
 
 async def _run_check_process(question: object) -> list[object] | None:
     """Return the complete lines that the process printed; None if it cannot be started."""
+    output = bytearray()
     try:
-        text = json.dumps(question).encode()
-        process = await asyncio.create_subprocess_exec(
-            *(find_own_interpreter(), "-I", "-S", "-c", _START, *_import_path()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
-    except (ProgramRefused, OSError, ValueError, TypeError, RecursionError):
-        return None
-    output = b""
-    try:
+        data = encode_input(question)
+        argv = make_argv(find_own_interpreter(), _MODULE, _CPU_S, _MEMORY_MIB, _import_path())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
-                output, _ = await process.communicate(text)
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-    lines: list[object] = []
-    for line in output.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:  # the process ended in the middle of a line
-            break
-    return lines
+                await run_bounded_program(argv, data, output, max_bytes=_MAX_ANSWER)
+    except (ProgramRefused, OSError, ValueError, TypeError, RecursionError):
+        return None
+    return parse_json_lines(output)
 
 
 def _import_path() -> list[str]:

@@ -63,7 +63,7 @@ class CallAuthorisation:
         """Return whether a watchdog or a question may still stop a call that the rules allow."""
         entry = call.entry
         assert entry is not None
-        if call.resumed or lane.authority.watchdogs_for(entry.spec, lane.failed_calls is not None):
+        if call.resumed or lane.authority.list_watchdogs_for(entry.spec, lane.failed_calls is not None):
             return True
         return lane.approval_handler is not None and entry.has_questions and call.parent is None
 
@@ -118,7 +118,7 @@ class CallAuthorisation:
         """Return the verdict after the watchdogs."""
         assert call.entry is not None and call.arguments is not None
         spec, arguments, lane = call.entry.spec, call.arguments, call.lane
-        if verdict.action == "deny" or not lane.authority.watchdogs_for(spec, lane.failed_calls is not None):
+        if verdict.action == "deny" or not lane.authority.list_watchdogs_for(spec, lane.failed_calls is not None):
             return verdict
         call.copy_arguments()
         failed = (
@@ -197,6 +197,8 @@ class CallAuthorisation:
             return verdict
         if verdict.action != "deny":
             return verdict
-        ends = verdict.with_note(PolicyStep("rule", "allow", "an open tool session may end, without any capability"))
+        ends = verdict.with_trace_note(
+            PolicyStep("rule", "allow", "an open tool session may end, without any capability")
+        )
         ends.action, ends.capabilities = "allow", CapabilitySet()
         return ends

@@ -18,7 +18,7 @@ OPEN_SESSION_RESOURCE = "open state"
 """The root of the locks that keep two steps of one tool session apart."""
 
 
-def becomes_job(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
+def is_answered_with_job(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
     """Return whether a call is answered with a job. A nested call never is, since it runs under its caller's locks.
 
     :raises ToolError: ``invalid_input`` if a nested call asks for it
@@ -42,7 +42,7 @@ def choose_locks(call: Call, resources: LockResolver) -> None:
     assert call.entry is not None and call.arguments is not None
     spec, roots = call.entry.spec, call.lane.environment.roots
     try:
-        call.background = becomes_job(call, spec, call.arguments)
+        call.background = is_answered_with_job(call, spec, call.arguments)
         call.required_locks = resources.resolve(spec, call.arguments, roots, background=call.background)
         if call.is_session_step and call.session_step is not None and call.parent is None:
             call.required_locks = (

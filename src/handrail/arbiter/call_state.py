@@ -7,7 +7,6 @@ import copy
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -37,13 +36,14 @@ from handrail.contract.services.subagent_services import DelegatedSession, Subag
 from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import StopReason
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import CapabilityLayer
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import StateEnd
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.policy.call_authorizer import CallAuthorizer, PolicyVerdict
 from handrail.policy.rules.rules_and_modes import RuleBook, limit_to_parent, parse_mode, with_mode
-from handrail.record.commit_log import CommitLog, Record, RecordKind, encode_record_body
+from handrail.record.commit_log import CommitLog, Record, RecordKind, encode_record_body, join_record_bodies
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.store.database.group_writer import QueuedWrite
 from handrail.store.tables.job_tables import JobRow
@@ -59,8 +59,7 @@ _NOT_COUNTED = frozenset({"cancelled", "interrupted"})
 """Ends that say nothing about the call."""
 
 
-@dataclass(slots=True)
-class _FailureCount:
+class _FailureCount(Struct):
     total: int = 0
     consecutive: int = 0
     success_count: int = 0
@@ -129,8 +128,7 @@ class CallRefusal(Exception):
         self.details = details
 
 
-@dataclass(slots=True)
-class Lane:
+class Lane(Struct):
     """One model's stream of calls within a session, as the arbiter sees it.
 
     :func:`handrail.kernel.session_manager.make_session_lane` builds it. Fields with a default change while the session is open.
@@ -249,8 +247,7 @@ class Lane:
             await self.call_ended.wait()
 
 
-@dataclass(eq=False, slots=True)
-class LiveJob:
+class LiveJob(Struct, eq=False):
     """A job that runs in this process.
 
     :param answer: the answer that its proposer received
@@ -275,8 +272,7 @@ class LiveJob:
     subagent_runner: SubagentRunner | None = None
 
 
-@dataclass(eq=False, slots=True)
-class ToolSessionStep:
+class ToolSessionStep(Struct, eq=False):
     """The tool session that a call opens, continues or closes.
 
     :param kind: whether the call opens a tool session, takes a step or closes it
@@ -516,8 +512,14 @@ class Call:
     def pass_records_to_log(self) -> None:
         """Hand the queued records to the log, without waiting for them to be durable."""
         if self.records:
-            records, self.records = self.records, []
-            self.log.record_encoded_soon(records)
+            kinds, _, _, bodies = zip(*self.records, strict=True)
+            self.records = []
+            self.log.record_call_soon(self.session_id, self.id, " ".join(kinds), join_record_bodies(bodies))
+
+    def record_start_soon(self) -> None:
+        """Hand the queued records to the log soon, or with its outcome if that comes first."""
+        if self.records:
+            self.log.record_started_call(self.id, self.pass_records_to_log)
 
     async def await_interruptible(self, step: StepName, work: Callable[[], Awaitable[Any]]) -> Any:
         """Await ``work``, which the user's stop or a shutdown may end.
@@ -532,8 +534,8 @@ class Call:
     def stop_refusal(self, step: StepName, reason: StopReason) -> CallRefusal:
         """Return the refusal of a call that was stopped before it ran."""
         text = f"`{self.tool_id}` was {STOPPED_TEXT[reason]} before it started. Nothing was run."
-        told = {"session_stopped": True} if self.lane.is_stopped else {}
-        return CallRefusal(step, stop_error_kind(reason), text, stopped_by=reason, **told)
+        metadata = {"session_stopped": True} if self.lane.is_stopped else {}
+        return CallRefusal(step, stop_error_kind(reason), text, stopped_by=reason, **metadata)
 
     def copy_arguments_for_event(self, arguments: Any) -> Any:
         """Return ``arguments`` for listeners, as a copy if the call itself uses the object."""
@@ -543,10 +545,12 @@ class Call:
         """Send an event to the session's listeners. Costs nothing if there are none."""
         listeners = self.listeners
         if listeners:
-            told, redactor = data or {}, self.redactor
+            event_data, redactor = data or {}, self.redactor
             if redactor.active:
-                told = redactor.redact_json(dict(told))
-            event = Event(kind, self.session_id, self.id, redactor.redact_text(self.tool_id), time.time_ns(), told)
+                event_data = redactor.redact_json(dict(event_data))
+            event = Event(
+                kind, self.session_id, self.id, redactor.redact_text(self.tool_id), time.time_ns(), event_data
+            )
             for listener in tuple(listeners):
                 try:
                     listener(event)
@@ -595,8 +599,7 @@ async def _run_work(work: Callable[[], Awaitable[Any]]) -> Any:
     return await work()
 
 
-@dataclass(eq=False, slots=True)
-class LiveToolSession:
+class LiveToolSession(Struct, eq=False):
     """One open tool session in this process.
 
     :param call_id: the call that opened it

@@ -231,10 +231,10 @@ def make_log_event_data(level: LogLevel, data: object, logger: str | None) -> di
     """Return the data of a log event, as plain JSON and within limits."""
     try:
         plain = JsonConversion(data, MAX_LOG_DATA_BYTES).data
-        told = len(orjson.dumps(plain)) <= MAX_LOG_DATA_BYTES
+        is_small_enough = len(orjson.dumps(plain)) <= MAX_LOG_DATA_BYTES
     except (ValueTooLarge, MemoryError, TypeError, ValueError):
-        plain, told = None, False
-    if not told:
+        plain, is_small_enough = None, False
+    if not is_small_enough:
         plain = f"(message omitted: it has more than {MAX_LOG_DATA_BYTES:,} bytes)"
     return {"level": level, "data": plain, "logger": None if logger is None else str(logger)[:_MAX_KEY]}
 

@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, cast
 
+from handrail.arbiter.stoppable_execution import start_shared_timeout
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.text.patch_text import list_patch_paths
@@ -105,7 +106,7 @@ class LockGrant:
 class QueuedRequest:
     """A place in the queues. Await :meth:`wait_granted`, or call :meth:`withdraw_from_queue`."""
 
-    __slots__ = ("_arrival", "_grant", "_missing", "_plan", "_state", "_table", "_wake", "owner")
+    __slots__ = ("_arrival", "_grant", "_late", "_missing", "_plan", "_state", "_table", "_wake", "owner")
 
     def __init__(self, table: LockTable, plan: _Plan, owner: str, arrival: int) -> None:
         self._table = table
@@ -114,6 +115,8 @@ class QueuedRequest:
         self._missing = 0
         self._grant: LockGrant | None = None
         self._wake: asyncio.Future[None] | None = None
+        self._late: str | None = None
+        """What it waited for when its time was over."""
         self._state: Literal["queued", "granted", "taken", "withdrawn"] = "queued"
         self.owner = owner
 
@@ -145,22 +148,22 @@ class QueuedRequest:
     async def _wait_turn(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._wake = loop.create_future()
-        late: list[str] = []
-        timer = None if timeout_s is None else loop.call_later(timeout_s, self._expire, late)
+        timeout = None if timeout_s is None else start_shared_timeout(loop, self, timeout_s)
         try:
             await self._wake
         except BaseException:
             self.withdraw_from_queue()
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
-        if late:
-            raise LockTimeout(late[0])
+            if timeout is not None:
+                timeout.stop(self)
+        if self._late is not None:
+            raise LockTimeout(self._late)
 
-    def _expire(self, late: list[str]) -> None:
+    def time_out(self) -> None:
+        """Leave the queues, since the budget of the wait is used up."""
         if self._state == "queued" and self._wake is not None and not self._wake.done():
-            late.append(self._table.describe_wait(self))
+            self._late = self._table.describe_wait(self)
             self.withdraw_from_queue()
 
     def withdraw_from_queue(self) -> None:

@@ -86,8 +86,8 @@ class CallResourceAccess:
     ) -> SourceResponse:
         offering, named = self._check_authorised(ref)
         key = "uri" if ref.get("type") == "ref/resource" else "name"
-        told = await offering.complete({**ref, key: named}, argument, context, self._runtime)
-        return _parse_answer(offering, told, "values")
+        response = await offering.complete({**ref, key: named}, argument, context, self._runtime)
+        return _parse_answer(offering, response, "values")
 
     async def subscribe(self, uri: str) -> None:
         offering, named = self._check_authorised(uri)
@@ -135,12 +135,12 @@ def emit_event_without_call(lane: Lane, kind: Any, data: Mapping[str, Any]) -> N
                 asyncio.get_running_loop().call_exception_handler({"message": about, "exception": error})
 
 
-def _parse_answer(offering: ResourceProvider, told: object, member: str) -> SourceResponse:
+def _parse_answer(offering: ResourceProvider, response: object, member: str) -> SourceResponse:
     """Return a validated answer of a source.
 
     :raises ToolError: ``backend`` if the answer is invalid
     """
-    data: Mapping[str, Any] = cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else {}
+    data: Mapping[str, Any] = cast("Mapping[str, Any]", response) if isinstance(response, Mapping) else {}
     if not isinstance(data.get(member), list):
         named = f"Source `{offering.source}`" if offering.source else "The source"
         raise ToolError(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsage] - documented, for tasks of another kind
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import copy_context
-from typing import Any, TypeVar
+from contextvars import Context, copy_context
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.session_protocols import StopReason
@@ -134,6 +136,69 @@ class StartedCoroutine:
             return ended.value
 
 
+class TimedWork(Protocol):
+    """Work with a time-out."""
+
+    def time_out(self) -> None:
+        """End, since the time is over."""
+        ...
+
+
+class SharedTimeout:
+    """The time-outs of one length on one loop, which have one timer together.
+
+    A timer of the loop costs as much as several steps of a call. Time-outs of one length end in the order in which they began,
+    so only the first one needs a timer. It stays when that one has stopped, and then finds the next one.
+    """
+
+    __slots__ = ("_length_s", "_loop", "_running", "_siblings")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, length_s: float, siblings: dict[float, SharedTimeout]) -> None:
+        self._loop = loop
+        self._length_s = length_s
+        self._siblings = siblings
+        self._running: OrderedDict[TimedWork, float] = OrderedDict()
+        """The ends of the time-outs, as times of the loop."""
+        self._set_timer(loop.time() + length_s)
+
+    def start(self, work: TimedWork) -> None:
+        """Start the time-out of ``work``."""
+        self._running[work] = self._loop.time() + self._length_s
+
+    def stop(self, work: TimedWork) -> float:
+        """Stop a time-out before its end, and return the seconds until its end."""
+        return self._running.pop(work, 0.0) - self._loop.time()
+
+    def _set_timer(self, at: float) -> None:
+        Context().run(
+            self._loop.call_at, at, self._end_due
+        )  # a copy of the caller's context would keep its values alive
+
+    def _end_due(self) -> None:
+        now = self._loop.time()
+        while self._running:
+            work, end = next(iter(self._running.items()))
+            if end > now:
+                self._set_timer(end)
+                return
+            del self._running[work]
+            work.time_out()
+        del self._siblings[self._length_s]
+
+
+_shared_timeouts: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, SharedTimeout]] = WeakKeyDictionary()
+
+
+def start_shared_timeout(loop: asyncio.AbstractEventLoop, work: TimedWork, length_s: float) -> SharedTimeout:
+    """Start the time-out of ``work``. The caller stops it if the work ends earlier."""
+    of_loop = _shared_timeouts.setdefault(loop, {})
+    shared = of_loop.get(length_s)
+    if shared is None:
+        shared = of_loop[length_s] = SharedTimeout(loop, length_s, of_loop)
+    shared.start(work)
+    return shared
+
+
 T = TypeVar("T")
 
 STOPPED_TEXT: dict[StopReason, str] = {
@@ -159,7 +224,7 @@ class WorkStopped(Exception):
         self.reason: StopReason = reason
 
 
-class StillRunning(WorkStopped):
+class WorkStillRunning(WorkStopped):
     """The work was asked to stop and still runs, in :attr:`task`."""
 
     def __init__(self, reason: StopReason, task: asyncio.Task[Any]) -> None:
@@ -167,7 +232,7 @@ class StillRunning(WorkStopped):
         self.task = task
 
 
-class WorkHandedOver(BaseException):
+class WorkTransferred(BaseException):
     """The work continues, and another task awaits it from now on.
 
     It derives from ``BaseException``, so that no handler takes it for a failure of the work.
@@ -191,7 +256,7 @@ class StoppableExecution:
     _overdue: bool = False
     _grace: asyncio.TimerHandle | None = None
     _requests: int = 0
-    _timer: asyncio.TimerHandle | None = None
+    _timeout: SharedTimeout | None = None
     _pauses: int = 0
     _left_s: float | None = None
     """The rest of the time-out while it is paused."""
@@ -222,7 +287,7 @@ class StoppableExecution:
             if self._cancellable:
                 self._cancel_at_wait(self._child)
             if self._grace is None:
-                self._grace = self.loop.call_later(self.grace_s, self._give_up)
+                self._grace = self.loop.call_later(self.grace_s, self._end_waiting)
         elif self._task is not None:
             self._cancel_at_wait(self._task)
             # Work that swallows its cancellation is cancelled again: it has no separate task that could be abandoned.
@@ -231,29 +296,31 @@ class StoppableExecution:
     def pause_timeout(self) -> None:
         """Pause the time-out until each pause has its :meth:`resume_timeout`, since the work waits for others."""
         self._pauses += 1
-        if self._timer is not None:
-            self._left_s = max(self._timer.when() - self.loop.time(), 0.0)
-            self._timer.cancel()
-            self._timer = None
+        if self._timeout is not None:
+            self._left_s = max(self._timeout.stop(self), 0.0)
+            self._timeout = None
 
     def resume_timeout(self) -> None:
         """Continue the time-out where it was paused; see :meth:`pause_timeout`."""
         self._pauses -= 1
         if not self._pauses and self._left_s is not None:
-            self._timer = self.loop.call_later(self._left_s, self.stop, "timeout")
+            self._timeout = start_shared_timeout(self.loop, self, self._left_s)
             self._left_s = None
+
+    def time_out(self) -> None:
+        self.stop("timeout")
 
     def _start_timer(self, timeout_s: float) -> None:
         if self._pauses:
             self._left_s = timeout_s
         else:
-            self._timer = self.loop.call_later(timeout_s, self.stop, "timeout")
+            self._timeout = start_shared_timeout(self.loop, self, timeout_s)
 
     def _stop_timer(self) -> None:
         self._left_s = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._timeout is not None:
+            self._timeout.stop(self)
+            self._timeout = None
 
     async def run_in_current_task(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Await ``work`` in this task.
@@ -331,8 +398,8 @@ class StoppableExecution:
 
         :param cancellable: False for work in a thread, which only sees :attr:`is_requested`
         :raises Stopped: if it ended because it was asked to
-        :raises StillRunning: if it was asked to stop and did not within the grace period
-        :raises WorkHandedOver: if another task awaits it from now on, with :meth:`wait_for_separate_task`
+        :raises WorkStillRunning: if it was asked to stop and did not within the grace period
+        :raises WorkTransferred: if another task awaits it from now on, with :meth:`wait_for_separate_task`
         """
         if self.reason is not None:
             work.close()
@@ -354,7 +421,7 @@ class StoppableExecution:
             if self.handover is not None and self.handover.done():
                 handed_over, self.handover = self.handover.result(), None
                 if handed_over:
-                    raise WorkHandedOver  # stop, time-out and grace period apply as before
+                    raise WorkTransferred  # stop, time-out and grace period apply as before
                 if self.owed_cancellation is not None:
                     self.stop("user")
                 continue
@@ -371,7 +438,7 @@ class StoppableExecution:
             self._grace = None
         self._child = self._waiter = None
         if not child.done():
-            raise StillRunning(self.reason or "user", child)
+            raise WorkStillRunning(self.reason or "user", child)
         if not child.cancelled():
             return child.result()
         if self.reason is None:
@@ -381,7 +448,7 @@ class StoppableExecution:
     def start_handover(self) -> asyncio.Future[bool]:
         """Start to hand the work that runs apart over to another waiter, and return the future of that decision.
 
-        The present waiter is answered only after the future is set: with :class:`WorkHandedOver` if it is true, otherwise as usual.
+        The present waiter is answered only after the future is set: with :class:`WorkTransferred` if it is true, otherwise as usual.
 
         :raises ToolError: ``conflict`` if no work runs apart, or it has ended or is about to
         """
@@ -408,7 +475,7 @@ class StoppableExecution:
             self._requests += 1
             task.cancel()
 
-    def _give_up(self) -> None:
+    def _end_waiting(self) -> None:
         self._overdue = True
         self._wake()
 

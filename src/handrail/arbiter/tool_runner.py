@@ -31,10 +31,10 @@ from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.resource_access import CallResourceAccess
 from handrail.arbiter.stoppable_execution import (
     STOPPED_TEXT,
-    StillRunning,
     StoppableExecution,
-    WorkHandedOver,
+    WorkStillRunning,
     WorkStopped,
+    WorkTransferred,
     run_uninterrupted,
     stop_error_kind,
 )
@@ -54,7 +54,7 @@ from handrail.contract.session_protocols import StopReason
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.requires import AccessCheck, Capability
 from handrail.policy.rules.rules_and_modes import parse_mode
-from handrail.policy.shell.parser import argv_of_single_program_text
+from handrail.policy.shell.parser import get_single_program_text_argv
 from handrail.runtime.call_runtime import CallRuntime
 
 logger = logging.getLogger("handrail.arbiter")
@@ -120,7 +120,7 @@ class ToolRunner:
                 runtime.read_only = call.read_only
                 runtime.confinement = call.confinement
                 runtime.client_meta = call.proposed.client_meta or runtime.client_meta
-                runtime.split_shell_text = argv_of_single_program_text
+                runtime.split_shell_text = get_single_program_text_argv
         try:
             if left_off is not None:
                 call.handed_over_run = None
@@ -140,16 +140,16 @@ class ToolRunner:
                 except StopIteration as ended:
                     value = ended.value
                 else:
-                    call.pass_records_to_log()
+                    call.record_start_soon()
                     value = await execution.run_remaining_steps(work, first, budget_ms / 1000)
             else:
-                call.pass_records_to_log()
+                call.record_start_soon()
                 value = await execution.run_in_separate_task(work, budget_ms / 1000, cancellable=not entry.is_blocking)
             return value if finished is None else finished(value)
-        except WorkHandedOver:
+        except WorkTransferred:
             call.handed_over_run = (budget_ms, runtime, finished)
             raise
-        except StillRunning as still:
+        except WorkStillRunning as still:
             result = self._stop_result(call, still.reason, budget_ms, _last_output(runtime), still_running=True)
             self._keep_locks_of_late_work(call, still, result)
             return result
@@ -165,11 +165,11 @@ class ToolRunner:
                 return Result.error("unavailable", text, _last_output(runtime))
             return self._stop_result(call, execution.reason, budget_ms, _last_output(runtime))
         except Exception as error:
-            said = _describe_defect(call, error, work)
+            description = _describe_defect(call, error, work)
             if execution.reason is None:
-                return Result.error("backend", f"`{spec.id}` failed unexpectedly: {said}")
+                return Result.error("backend", f"`{spec.id}` failed unexpectedly: {description}")
             stopped = self._stop_result(call, execution.reason, budget_ms, _last_output(runtime))
-            return stopped.with_metadata(stop_error=said)
+            return stopped.with_metadata(stop_error=description)
         finally:
             if call.handed_over_run is None:
                 call.tool_ended = True
@@ -229,7 +229,7 @@ class ToolRunner:
         text = f"`{spec.id}` timed out after {budget_ms:.0f} ms and was stopped. {step}"
         return add_sessions_to_cut_error(Result.error("timeout", text, kept, **metadata), call.subagents)
 
-    def _keep_locks_of_late_work(self, call: Call, still: StillRunning, answered: Result) -> None:
+    def _keep_locks_of_late_work(self, call: Call, still: WorkStillRunning, answered: Result) -> None:
         """Keep the locks of work that continues after its answer, and record when it ends."""
         grant, call.grant = call.grant, None
         self._running_late[still.task] = f"{call.tool_id} ({call.id})"
@@ -262,12 +262,12 @@ class ToolRunner:
 
         The wait has no limit: the next holder of the workspace must not find such work running.
         """
-        said = asyncio.get_running_loop().call_later(SETTLE_WARNING_S, self._warn_running)
+        warning_timer = asyncio.get_running_loop().call_later(SETTLE_WARNING_S, self._warn_running)
         try:
             while self._running_late:
                 await asyncio.wait(tuple(self._running_late))
         finally:
-            said.cancel()
+            warning_timer.cancel()
 
     def _warn_running(self) -> None:
         named = ", ".join(list(self._running_late.values())[:_MOST_NAMED])

@@ -12,7 +12,7 @@ import copy
 import secrets as randomness
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from handrail.arbiter.call_state import Call, CallRefusal, LiveToolSession, ToolSessionStep
@@ -22,6 +22,7 @@ from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.schema.argument_repair import repair_arguments
 from handrail.contract.schema.argument_validation import ParametersSchema
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.decorator import FunctionTool, iterate_generator_steps
 from handrail.contract.tool.spec import STEP_INPUT, StateEnd
@@ -48,8 +49,7 @@ _HOW: Mapping[StateEnd, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSessionLimits:
+class ToolSessionLimits(Struct, frozen=True):
     """Limits of tool sessions.
 
     :param max_open: open tool sessions of one session
@@ -233,7 +233,7 @@ class ToolSessions:
         if state.end is not None:  # while this step waited
             raise ToolError(
                 f"Tool session `{state.id}` {explain_ended_session(state.end)}",
-                kind=error_kind_of_session_end(state.end),
+                kind=get_session_end_error_kind(state.end),
             )
         assert call.arguments is not None
         value = await self._take_step_or_end(state, call, runtime, call.arguments.get(STEP_INPUT, step.step_input))
@@ -245,7 +245,7 @@ class ToolSessions:
         except ToolError as error:  # the value is not JSON
             self._remove(state, "failed")
             self._abandon(state)
-            text = f"{error.text.removesuffix('.')}. {session_ended_by_failure_text(state.id)}"
+            text = f"{error.text.removesuffix('.')}. {make_session_failure_text(state.id)}"
             raise ToolError(text, kind=error.kind, data=error.data) from None
         self._start_idle_timer(state)
         return answer
@@ -297,14 +297,14 @@ class ToolSessions:
             self._remove(state, "failed")
             if call.session_step is None or call.session_step.kind == "open":
                 raise
-            text = f"{error.text.removesuffix('.')}. {session_ended_by_failure_text(state.id)}"
+            text = f"{error.text.removesuffix('.')}. {make_session_failure_text(state.id)}"
             raise ToolError(text, kind=error.kind, data=error.data) from None
         except Exception as error:
             self._remove(state, "failed")
             if call.execution.reason is not None or call.session_step is None or call.session_step.kind == "open":
                 raise
             message = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]  # redacted first, then cut
-            text = f"`{state.entry.id}` failed unexpectedly: {message}. {session_ended_by_failure_text(state.id)}"
+            text = f"`{state.entry.id}` failed unexpectedly: {message}. {make_session_failure_text(state.id)}"
             raise ToolError(text, kind="backend") from None
         finally:
             state.is_busy = False
@@ -504,12 +504,12 @@ def session_limit_error_text(most: int, named: str) -> str:
     return f"{text} {named + ' ' if named else ''}Close one with tool.close, then repeat the call."
 
 
-def session_ended_by_failure_text(state_id: str) -> str:
+def make_session_failure_text(state_id: str) -> str:
     """Return the sentence that follows a failure which ended a tool session."""
     return f"The tool session `{state_id}` has ended."
 
 
-def error_kind_of_session_end(ended: StateEnd) -> ErrorKind:
+def get_session_end_error_kind(ended: StateEnd) -> ErrorKind:
     """Return the error kind for a tool session that has ended."""
     return "interrupted" if ended == "interrupted" else "conflict"
 
@@ -517,5 +517,5 @@ def error_kind_of_session_end(ended: StateEnd) -> ErrorKind:
 def refuse_step_of_ended_session(state_id: str, ended: StateEnd) -> CallRefusal:
     """Return the refusal of a step of a tool session that has ended."""
     return CallRefusal(
-        "validate", error_kind_of_session_end(ended), f"Tool session `{state_id}` {explain_ended_session(ended)}"
+        "validate", get_session_end_error_kind(ended), f"Tool session `{state_id}` {explain_ended_session(ended)}"
     )

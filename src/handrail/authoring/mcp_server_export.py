@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from handrail.config.foreign_server_files import VARIABLE
@@ -21,6 +20,7 @@ from handrail.config.secret_detection import (
     is_secret_name,
     is_secret_value,
 )
+from handrail.contract.struct import Struct, field
 
 CLIENT_FILES: Mapping[str, str] = {
     "claude-code": ".mcp.json of the project",
@@ -54,8 +54,7 @@ GATEWAY = "handrail"
 """The name of Handrail's own entry."""
 
 
-@dataclass(slots=True)
-class ClientExport:
+class ClientExport(Struct):
     """The configuration of one client.
 
     :ivar text: the text for the client's file

@@ -79,12 +79,12 @@ class SecretNameAllocator:
         if len(written) > 1 and written[-1].startswith(f"{written[-2]}_"):  # GITHUB_TOKEN of the server github
             del written[-2]
         base = "_".join(written)[:MAX_NAME_CHARS]
-        name = next(name for name in _numbered(base) if name.casefold() not in self._taken)
+        name = next(name for name in _iterate_numbered_names(base) if name.casefold() not in self._taken)
         self._taken.add(name.casefold())
         return name
 
 
-def _numbered(base: str) -> Iterator[str]:
+def _iterate_numbered_names(base: str) -> Iterator[str]:
     yield base
     yield from (f"{base}_{number}" for number in count(2))
 
@@ -159,7 +159,7 @@ class _ServerImporter:
         """
         table = found.table
         if server.url:
-            table["url"] = self._write_now(found, "url", server.url)
+            table["url"] = self._resolve_and_write(found, "url", server.url)
             _refuse_secret_address(table["url"])
             if server.transport == "sse":
                 table["transport"] = "sse"
@@ -168,8 +168,8 @@ class _ServerImporter:
             if server.oauth:
                 table["oauth"] = dict(server.oauth)
         else:
-            table["command"] = self._write_now(found, "command", server.command)
-            args = [self._write_now(found, "args", one) for one in server.args]
+            table["command"] = self._resolve_and_write(found, "command", server.command)
+            args = [self._resolve_and_write(found, "args", one) for one in server.args]
             _refuse_secret_arguments(args)
             if args:
                 table["args"] = args
@@ -186,7 +186,7 @@ class _ServerImporter:
         if not server.cwd:
             return
         try:
-            found.table["cwd"] = self._write_now(found, "cwd", server.cwd)
+            found.table["cwd"] = self._resolve_and_write(found, "cwd", server.cwd)
             found.ignored_keys.append(
                 "cwd: its program sees this folder if you add it to folders, or read = ['.'] for the workspace"
             )
@@ -227,19 +227,19 @@ class _ServerImporter:
 
         return INPUT.sub(value, text)
 
-    def _write_now(self, found: ImportedMcpServer, what: str, text: str) -> str:
+    def _resolve_and_write(self, found: ImportedMcpServer, what: str, text: str) -> str:
         """Return a text with the present values of its variables, since it is stored in plain text.
 
         :raises ValueError: for a variable that is not set, or that may be a secret
         """
         if (asked := INPUT.search(text)) is not None:
-            said = self._inputs.get(asked[1])
-            if said is None or not said.default or said.is_password:
+            declaration = self._inputs.get(asked[1])
+            if declaration is None or not declaration.default or declaration.is_password:
                 raise ValueError(
                     f"its {what} has {asked[0]}, which is possible only in env and headers; write the value itself, "
                     "or pass it by env"
                 )
-            text = INPUT.sub(lambda match: self._inputs.get(match[1], said).default, text)
+            text = INPUT.sub(lambda match: self._inputs.get(match[1], declaration).default, text)
 
         def check(name: str, value: str) -> None:
             if is_secret_value(value) or (is_secret_name(name) and not _is_plain(value)):

@@ -15,7 +15,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn, TypeGuard, cast
@@ -27,9 +26,10 @@ from handrail.catalog.tool_prompt import costliest_dialect, estimate_json_tokens
 from handrail.contract.errors import Diagnostic, LoadError, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
 from handrail.contract.schema.argument_validation import InvalidSchema, compile_schema
+from handrail.contract.struct import Struct
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
-from handrail.contract.tool.spec import ToolSpec, object_properties_of
+from handrail.contract.tool.spec import ToolSpec, get_object_properties
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank, ToolSource
 from handrail.registry.generation_loader import load_generation
@@ -65,8 +65,7 @@ _BOUNDS = (
 """A lower bound, an upper bound, and whether no value is left if they are equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class _InnerSchema:
+class _InnerSchema(Struct, frozen=True):
     """A schema within parameters.
 
     :param path: the keys from the root to the schema
@@ -232,8 +231,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
 _PATH_LIKE = re.compile(r"(?:^|_)(?:path|file|filename|folder|directory|dir)$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class LintFinding:
+class LintFinding(Struct, frozen=True):
     """A fault or a weakness of a tool.
 
     :param path: the place in the file, or ``""``
@@ -307,8 +305,7 @@ def find_tool_weaknesses(found: DiscoveredTool) -> list[LintFinding]:
 # The sources of the tools under a path.
 
 
-@dataclass(frozen=True, slots=True)
-class _SingleFileSource:
+class _SingleFileSource(Struct, frozen=True):
     """The part of a source that comes from one file."""
 
     source: ToolSource
@@ -325,8 +322,7 @@ class _SingleFileSource:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _PreloadedSource:
+class _PreloadedSource(Struct, frozen=True):
     """A source with content that is already loaded."""
 
     loaded: SourceContents
@@ -516,7 +512,7 @@ def _check_build(spec: ToolSpec, found: DiscoveredTool) -> Iterator[tuple[str, s
 
 def _check_parameters(spec: ToolSpec, found: DiscoveredTool) -> Iterator[tuple[str, str]]:
     text = _get_tool_source_text(found.tool)
-    for name, schema in object_properties_of(spec.parameters).items():
+    for name, schema in get_object_properties(spec.parameters).items():
         place = f"parameters.{name}"
         if not schema.get("description") and not schema.get("enum"):
             yield place, "has no description; describe the value, with its unit or format"

@@ -12,7 +12,6 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +19,9 @@ from typing import Any, Literal
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_ids_and_wire_names import fault_in_id
+from handrail.contract.tool.tool_ids_and_wire_names import find_id_fault
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.registry.generation_loader import load_generation
@@ -43,8 +43,7 @@ _RESERVED_NAMES = frozenset({"handrail", "conftest", "temporary_kernel", "called
 _DESCRIPTION = "Count the words of a text. Use it when the user asks for the length of a text."
 
 
-@dataclass(frozen=True, slots=True)
-class NewToolFile:
+class NewToolFile(Struct, frozen=True):
     """A file to write for a new tool."""
 
     name: str
@@ -57,7 +56,7 @@ def make_tool_files(kind: ToolKind, tool_id: str) -> list[NewToolFile]:
 
     :raises UsageError: for an invalid or reserved id
     """
-    if problem := fault_in_id(tool_id) or _find_start_fault(tool_id):
+    if problem := find_id_fault(tool_id) or _find_start_fault(tool_id):
         raise UsageError(problem)
     word = _make_free_python_name(tool_id)
     match kind:
@@ -90,8 +89,7 @@ def make_tool_files(kind: ToolKind, tool_id: str) -> list[NewToolFile]:
     return [*own, NewToolFile(f"test_{word}.py", text)]
 
 
-@dataclass(frozen=True, slots=True)
-class _ProbeSource:
+class _ProbeSource(Struct, frozen=True):
     """A source with one tool of the new id, to check it together with the built-in tools."""
 
     tool_id: str

@@ -91,13 +91,13 @@ def make_documentation(entry: ToolEntry, view: CatalogView) -> ToolDocumentation
     return ToolDocumentation(
         id=spec.id,
         name=wire_name(spec.id),
-        category=view.category_of_callable(spec.id),
+        category=view.find_category_of_callable(spec.id),
         description=spec.description,
         parameters=spec.parameters,
         documentation=spec.documentation.strip(),
         guidance=spec.guidance.strip(),
         example=make_example_arguments(entry),
-        source="" if entry.third_party is None else view.category_of_callable(spec.id),
+        source="" if entry.third_party is None else view.find_category_of_callable(spec.id),
     )
 
 
@@ -131,7 +131,7 @@ def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "t
     node = cast("Mapping[str, Any]", schema)
     if isinstance(node.get("$ref"), str):
         return _example(_resolve_reference(node["$ref"], root), root, depth + 1, name)
-    if stated := _stated_values(node):
+    if stated := _list_stated_values(node):
         return stated[0]
     if parts := _alternatives(node):
         return _example(parts[0], root, depth + 1, name)
@@ -153,7 +153,7 @@ def _kind(node: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def _stated_values(node: Mapping[str, Any]) -> list[Any]:
+def _list_stated_values(node: Mapping[str, Any]) -> list[Any]:
     """Return the values that a schema itself states, the best first."""
     for key in ("examples", "enum"):
         if isinstance(node.get(key), list) and node[key]:
@@ -356,7 +356,7 @@ class InteractionTools:
     def get_tools_for_turn(self, generation: Generation) -> ActiveState:
         """Start a turn. Return its loaded tools, for :meth:`loaded_tool_specs`."""
         self.preload_index(generation)
-        self.active = self.active.with_few_steps()
+        self.active = self.active.compact_steps()
         self.turn_state = self.active, len(self.active)
         return self.turn_state
 
@@ -457,7 +457,7 @@ class InteractionTools:
         view = self.get_view(generation)
 
         def source(entry: ToolEntry) -> str:
-            return "" if entry.third_party is None else view.category_of_callable(entry.id)
+            return "" if entry.third_party is None else view.find_category_of_callable(entry.id)
 
         found = await self._finder.find(
             generation,
@@ -510,7 +510,7 @@ class CallCatalog:
             if name == CORE_CATEGORY:
                 return ToolLoadResult(CORE_CATEGORY, "category", tuple(view.core_tools), (), is_core=True)
             ids = view.category_members.get(name, ())
-            self._check_room(name, ids)
+            self._check_provider_limit(name, ids)
             added, left = await self._load_tools(ids)
             return ToolLoadResult(name, "category", tuple(ids), added, unloaded=left)
         entry = None if kind == "category" else self._generation.resolve_tool_name(name)
@@ -519,7 +519,7 @@ class CallCatalog:
         self._check_callable(entry, view)
         if entry.id in view.core_tools:
             return ToolLoadResult(entry.id, "tool", (entry.id,), (), is_core=True)
-        self._check_room(entry.id, (entry.id,))
+        self._check_provider_limit(entry.id, (entry.id,))
         added, left = await self._load_tools((entry.id,))
         return ToolLoadResult(entry.id, "tool", (entry.id,), added, unloaded=left)
 
@@ -534,7 +534,7 @@ class CallCatalog:
             fit = there.union(new[: max(0, room)])  # the best ones, if not all fit
             found = replace(found, matches=tuple(hit for hit in hits if hit.tool_id in fit))
             if not found.matches:
-                self._check_room("The search result", new)
+                self._check_provider_limit("The search result", new)
             _, left = await self._load_tools([hit.tool_id for hit in found.matches], found=True)
             found = replace(found, unloaded=left)
         return found
@@ -566,7 +566,7 @@ class CallCatalog:
             )
             raise ToolError(text, kind="unavailable")
 
-    def _check_room(self, what: str, ids: Collection[str]) -> None:
+    def _check_provider_limit(self, what: str, ids: Collection[str]) -> None:
         """Check that a provider accepts the loaded tools together with these.
 
         :param what: the subject of the error

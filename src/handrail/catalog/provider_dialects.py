@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from handrail.contract.errors import UsageError
-from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolSupport, provider_tool_name
+from handrail.contract.struct import Struct
+from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolSupport, get_provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format"})
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderSchemaDialect:
+class ProviderSchemaDialect(Struct, frozen=True):
     """The schema language of one provider. :func:`handrail.catalog.schema_adapter.adapt_schema` adapts schemas to it.
 
     :param keywords: the supported keywords; None for every keyword of JSON Schema
@@ -118,12 +117,12 @@ def format_provider_tool(spec: ToolSpec, dialect: ProviderSchemaDialect, model: 
     :param model: the provider's name of the model
     """
     api = _API_NAMES.get(dialect.name, dialect.name)
-    support = PROVIDER_TOOLS[provider_tool_name(spec)].support.get(dialect.name)
+    support = PROVIDER_TOOLS[get_provider_tool_name(spec)].support.get(dialect.name)
     if support is None:
         those = " and ".join(
-            _API_NAMES[name] for name in PROVIDER_TOOLS[provider_tool_name(spec)].support if name in _API_NAMES
+            _API_NAMES[name] for name in PROVIDER_TOOLS[get_provider_tool_name(spec)].support if name in _API_NAMES
         )
-        return f"The tool {provider_tool_name(spec)} is not available in {api}, only in {those}."
+        return f"The tool {get_provider_tool_name(spec)} is not available in {api}, only in {those}."
     if dialect.name not in spec.provider_support:
         return f"The agent's manifest enables it for {', '.join(spec.provider_support)} only."
     if support.models is not None and support.models not in model:
@@ -131,9 +130,9 @@ def format_provider_tool(spec: ToolSpec, dialect: ProviderSchemaDialect, model: 
     return _FORMS.get(dialect.name, _listed)(support, spec.provider_support[dialect.name])
 
 
-def provider_tool_name_in_replies(spec: ToolSpec, dialect: ProviderSchemaDialect) -> str:
+def get_provider_tool_name_in_replies(spec: ToolSpec, dialect: ProviderSchemaDialect) -> str:
     """Return the name of a provider tool in replies."""
-    support = PROVIDER_TOOLS[provider_tool_name(spec)].support[dialect.name]
+    support = PROVIDER_TOOLS[get_provider_tool_name(spec)].support[dialect.name]
     return support.name or support.type
 
 
@@ -146,14 +145,14 @@ def _listed(support: ProviderToolSupport, options: Mapping[str, Any]) -> dict[st
     return form
 
 
-def _of_chat(support: ProviderToolSupport, options: Mapping[str, Any]) -> dict[str, Any]:
+def _make_chat_tool(support: ProviderToolSupport, options: Mapping[str, Any]) -> dict[str, Any]:
     form = dict(options)
     if "user_location" in form:
         form["user_location"] = {"type": "approximate", "approximate": dict(form["user_location"])}
     return {f"{support.type}_options": form}
 
 
-def _of_responses(support: ProviderToolSupport, options: Mapping[str, Any]) -> dict[str, Any]:
+def _make_responses_tool(support: ProviderToolSupport, options: Mapping[str, Any]) -> dict[str, Any]:
     form = _listed(support, options)
     if "allowed_domains" in form:
         form["filters"] = {"allowed_domains": form.pop("allowed_domains")}
@@ -163,6 +162,6 @@ def _of_responses(support: ProviderToolSupport, options: Mapping[str, Any]) -> d
 
 
 _FORMS: Mapping[str, Callable[[ProviderToolSupport, Mapping[str, Any]], dict[str, Any]]] = {
-    "openai-chat": _of_chat,
-    "openai-responses": _of_responses,
+    "openai-chat": _make_chat_tool,
+    "openai-responses": _make_responses_tool,
 }

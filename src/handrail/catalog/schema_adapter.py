@@ -15,13 +15,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from typing import Any, cast
 from urllib.parse import unquote
 
 from handrail.catalog.provider_dialects import ANNOTATIONS, ProviderSchemaDialect
+from handrail.contract.struct import Struct, field
 
 # Merging and splitting of schemas: the conjunction of two, the union of several.
 #
@@ -71,7 +71,7 @@ def merge_schemas(one: SchemaNode, other: SchemaNode) -> dict[str, Any]:
         if not any(of in one for of in bundle):
             both[keyword] = value
         elif keyword == "properties":
-            both[keyword] = _both_properties(one[keyword], value)
+            both[keyword] = _merge_properties(one[keyword], value)
         elif keyword == "required":
             both[keyword] = list(dict.fromkeys([*both[keyword], *value]))
         elif keyword == "allOf":
@@ -95,7 +95,7 @@ def _merge_further_properties(both: dict[str, Any], parts: Sequence[SchemaNode])
         both["properties"] = {name: schema for name, schema in both.get("properties", {}).items() if name in names}
 
 
-def _both_properties(one: SchemaNode, other: SchemaNode) -> dict[str, Any]:
+def _merge_properties(one: SchemaNode, other: SchemaNode) -> dict[str, Any]:
     both = {**other, **one}
     for name in other.keys() & one.keys():
         if other[name] != one[name]:
@@ -113,7 +113,7 @@ def _clashing_keywords(one: SchemaNode, other: SchemaNode) -> dict[str, Any]:
     return {keyword: other[keyword] for of in clashing for keyword in _bundle(of) if keyword in other}
 
 
-def unite_root_alternatives(root: dict[str, Any], branches: Sequence[SchemaNode]) -> dict[str, Any]:
+def merge_root_alternatives(root: dict[str, Any], branches: Sequence[SchemaNode]) -> dict[str, Any]:
     """Return a root that accepts what any of its alternatives accepts."""
     properties: dict[str, list[Any]] = {}
     for part in branches:
@@ -151,7 +151,7 @@ def describe_choice(keyword: str, branches: Sequence[SchemaNode]) -> str:
     ]
     groups = [group for group in dict.fromkeys(groups) if group]
     how = "exactly one" if keyword == "oneOf" else "at least one"
-    return f"Give {how} of: {'; '.join(groups)}." if groups else describe_keyword(keyword, list(branches))
+    return f"Give {how} of: {'; '.join(groups)}." if groups else describe_schema_keyword(keyword, list(branches))
 
 
 def split_by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _type_by_enum(node: dict[str, Any], words: list[str]) -> None:
         return
     kinds = list(dict.fromkeys(map(json_type, node["enum"])))
     if not {"null", "string", "number"}.issuperset(kinds):
-        words.append(describe_keyword("enum", node["enum"]))
+        words.append(describe_schema_keyword("enum", node["enum"]))
     node.setdefault("type", kinds)
     if not isinstance(node["type"], list):
         node["type"] = [node["type"]]
@@ -246,7 +246,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def describe_keyword(keyword: str, value: object) -> str:
+def describe_schema_keyword(keyword: str, value: object) -> str:
     """Return a keyword and its value as text for a description."""
     text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
     return f"({keyword}: {text if len(text) <= _MAX_DESCRIBED else text[:_MAX_DESCRIBED] + '…'})"
@@ -272,7 +272,7 @@ LOCAL = re.compile(r"#/(?:\$defs|definitions)/[^/]+\Z")
 """A reference to a definition of the whole schema."""
 
 
-def property_names_in(node: SchemaNode) -> Iterable[str]:
+def list_property_names(node: SchemaNode) -> Iterable[str]:
     properties: Any = node.get("properties")
     return cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else ()
 
@@ -285,14 +285,14 @@ def direct_references(node: SchemaNode) -> tuple[str, ...]:
     return (*own, *(one for part in parts if not isinstance(part, bool) for one in direct_references(part)))
 
 
-def references_in(root: SchemaNode) -> Iterator[str]:
-    for node in schemas_in(root):
+def iterate_schema_references(root: SchemaNode) -> Iterator[str]:
+    for node in iterate_schemas(root):
         for keyword in ("$ref", "$dynamicRef"):
             if isinstance(node.get(keyword), str):
                 yield node[keyword]
 
 
-def schemas_in(root: SchemaNode) -> Iterator[SchemaNode]:
+def iterate_schemas(root: SchemaNode) -> Iterator[SchemaNode]:
     """Yield every schema within a schema, itself first."""
     rest: list[object] = [root]
     while rest:
@@ -316,7 +316,7 @@ def resolve_reference(root: SchemaNode, reference: str) -> object:
         return None
     fragment = unquote(reference[1:])
     if fragment and not fragment.startswith("/"):
-        anchored = (one for one in schemas_in(root) if fragment in (one.get("$anchor"), one.get("$dynamicAnchor")))
+        anchored = (one for one in iterate_schemas(root) if fragment in (one.get("$anchor"), one.get("$dynamicAnchor")))
         return next(anchored, None)
     found: Any = root
     for part in fragment.split("/")[1:]:
@@ -377,8 +377,7 @@ _INVERTING_KEYWORDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptedSchema:
+class AdaptedSchema(Struct, frozen=True):
     """Parameters in a provider's dialect.
 
     :param notes: what the parameters cannot express, to be added to the tool's description
@@ -515,7 +514,7 @@ class _SchemaAdapter:
         """Whether a reference was not inlined because of ``levels``."""
         self.notes: list[str] = []
         self.names = _rename_refused_properties(root, dialect)
-        references = list(references_in(root))
+        references = list(iterate_schema_references(root))
         # A reference names a place in the original schema. Only references to definitions stay valid.
         self.defines = dialect.keywords is None and any(map(LOCAL.match, references))
         self.loosens = (
@@ -547,30 +546,30 @@ class _SchemaAdapter:
         kept_apart = flat.pop("allOf", ())
         own = {keyword: flat.pop(keyword) for keyword in _AT_ROOT if keyword in flat}
         for part in (own, *kept_apart):
-            flat = self._absorb_alternatives(flat, part)
+            flat = self._merge_alternatives(flat, part)
         if own or kept_apart:  # the properties that these name would count as unevaluated
             for keyword in _UNEVALUATED:
                 if refused := flat.pop(keyword, False):
-                    self.notes.append(describe_keyword(keyword, refused))
+                    self.notes.append(describe_schema_keyword(keyword, refused))
         return flat
 
-    def _absorb_alternatives(self, flat: dict[str, Any], part: SchemaNode) -> dict[str, Any]:
+    def _merge_alternatives(self, flat: dict[str, Any], part: SchemaNode) -> dict[str, Any]:
         """Return ``flat`` with the properties of the alternatives and conditions in ``part``.
 
         The notes get the alternatives and conditions in words.
         """
         for keyword in ("anyOf", "oneOf"):
             if branches := self._branches(part, keyword, ()):
-                flat = unite_root_alternatives(flat, branches)
+                flat = merge_root_alternatives(flat, branches)
                 self.notes.append(describe_choice(keyword, branches))
         dependent: SchemaNode = part.get("dependentSchemas", {})
         given = [part.get("then"), part.get("else"), *dependent.values()]
         if further := [
             self._inline_references(cast("SchemaNode", one), ()) for one in given if isinstance(one, Mapping)
         ]:
-            flat = unite_root_alternatives(flat, [*further, {}])
+            flat = merge_root_alternatives(flat, [*further, {}])
         self.notes += [
-            describe_keyword(keyword, strip_property_descriptions(part[keyword]))
+            describe_schema_keyword(keyword, strip_property_descriptions(part[keyword]))
             for keyword in _SAID_AT_ROOT
             if keyword in part
         ]
@@ -586,7 +585,7 @@ class _SchemaAdapter:
                 for part in (flat, *flat.get("allOf", ())):
                     for inner in ("anyOf", "oneOf"):
                         if branches := self._branches(part, inner, further):
-                            flat = unite_root_alternatives(flat, branches)
+                            flat = merge_root_alternatives(flat, branches)
                 found.append(flat)
         return found
 
@@ -672,7 +671,7 @@ class _SchemaAdapter:
             if keyword in keywords:
                 kept[keyword] = value
             elif keyword not in _OMITTED_KEYWORDS:
-                words.append(describe_keyword(keyword, value))
+                words.append(describe_schema_keyword(keyword, value))
         return kept
 
     def _adapt_subschemas(self, node: dict[str, Any], trail: ReferenceTrail, words: list[str]) -> dict[str, Any]:
@@ -713,9 +712,9 @@ class _SchemaAdapter:
             node.update({"allOf": [*node.get("allOf", ()), any_of]} if "anyOf" in node else any_of)
         for keyword in _INVERTING_KEYWORDS:
             if keyword in node:
-                words.append(describe_keyword(keyword, node.pop(keyword)))
+                words.append(describe_schema_keyword(keyword, node.pop(keyword)))
         if self.names and "patternProperties" in node:
-            words.append(describe_keyword("patternProperties", node.pop("patternProperties")))
+            words.append(describe_schema_keyword("patternProperties", node.pop("patternProperties")))
             node.pop("additionalProperties", None)
 
     def _wire_property(self, name: str) -> str:
@@ -732,7 +731,7 @@ def _rename_refused_properties(root: SchemaNode, dialect: ProviderSchemaDialect)
     if dialect.property_names is None:
         return {}
     allowed = dialect.property_names
-    every = {name for node in schemas_in(root) for name in property_names_in(node)}
+    every = {name for node in iterate_schemas(root) for name in list_property_names(node)}
     found: dict[str, str] = {}
     for name in sorted(every):
         if not allowed.match(name):

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
 from handrail.catalog.provider_dialects import DIALECTS, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_view
 from handrail.catalog.view import CatalogView, ToolStatus
-from handrail.contract.text.glob_patterns import compile_on_first_use
-from handrail.contract.tool.provider_tools import provider_tool_name
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.tool.provider_tools import get_provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool_generation import ToolEntry
@@ -151,7 +152,7 @@ def tool_sections(
     if guided := sort_by_guidance(specs):
         lines = (f"## {wire_name(spec.id)}\n\n{spec.guidance.strip()}" for spec in guided)
         sections.append("# Tools\n\n" + "\n\n".join(lines))
-    if carried_out := [f"- {provider_tool_name(spec)}: {spec.description}" for spec in native]:
+    if carried_out := [f"- {get_provider_tool_name(spec)}: {spec.description}" for spec in native]:
         sections.append(f"{_PROVIDER_TOOLS_TEXT}\n\n" + "\n".join(carried_out))
     for title, texts in (("# Skills", skills), ("# Hints", hints)):
         if items := [text.strip() for text in texts if text.strip()]:
@@ -177,8 +178,7 @@ def _discovery_hints(view: CatalogView) -> str:
 # provider's exceeds the estimate.
 
 
-@dataclass(frozen=True, slots=True)
-class ToolTokenCost:
+class ToolTokenCost(Struct, frozen=True):
     """The token cost of one tool that can be called.
 
     :param tokens: the estimate if the tool is loaded: its LLM view, and its guidance in the system text
@@ -192,8 +192,7 @@ class ToolTokenCost:
     standing: ToolStatus
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTokenCost:
+class GroupTokenCost(Struct, frozen=True):
     """The token cost of several tools together.
 
     :param tokens: of all these tools
@@ -206,8 +205,7 @@ class GroupTokenCost:
     in_view: int
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogTokenCosts:
+class CatalogTokenCosts(Struct, frozen=True):
     """The token costs of a catalog at the start of an interaction.
 
     :param tools: the most expensive first
@@ -278,9 +276,9 @@ def compute_token_costs(view: CatalogView, index_tokens: int) -> CatalogTokenCos
         ToolTokenCost(
             entry.id,
             estimate_loaded_tool_tokens(entry.spec, dialect),
-            view.category_of_callable(entry.id),
+            view.find_category_of_callable(entry.id),
             source_group(entry),
-            view.status_of(entry),
+            view.get_tool_status(entry),
         )
         for entry in view.available_tools.values()
     ]

@@ -6,10 +6,8 @@ interaction has loaded in addition to the core.
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
@@ -17,6 +15,8 @@ from typing import Literal
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, tool_pattern_matches
 from handrail.contract.services.job_and_tool_services import ToolCategory
 from handrail.contract.services.subagent_services import MAX_DEPTH
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import RESOURCE_IDS
@@ -29,8 +29,7 @@ from handrail.contract.tool_generation import AGENT_SOURCE, BUILT_IN, Generation
 # itself or its tools moves them to another.
 
 
-@dataclass(frozen=True, slots=True)
-class CategoryTopic:
+class CategoryTopic(Struct, frozen=True):
     """The subject of a shipped category.
 
     :param about: the subject in a few words
@@ -142,7 +141,7 @@ _OWN_TEXT = "Tools of this installation."
 MAX_CATEGORY_NAME = 64
 MAX_CATEGORY_TEXT = 200
 """The maximum characters of a text from an operator."""
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+_NOT_IN_A_NAME = compile_on_first_use(r"[^A-Za-z0-9_.-]+")
 
 
 def find_category_name(entry: ToolEntry) -> str:
@@ -215,8 +214,7 @@ DISCOVERY_TOOLS = ("browse_tools", "load_tools", "find_tools", "tool_search")
 ToolStatus = Literal["core", "active", "deferred", "unavailable"]
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogOptions:
+class CatalogOptions(Struct, frozen=True):
     """The options of an operator and an agent for a catalog.
 
     :param core: the core tools that the agent's manifest names, in addition to the default ones
@@ -265,7 +263,7 @@ class CatalogView:
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
         idle = list_useless_tools(generation)
-        self.barred_agents = frozenset(_barred_agents(generation, options.above))
+        self.barred_agents = frozenset(_iterate_excluded_agent_tools(generation, options.above))
         ready = {
             tool_id: entry
             for tool_id, entry in generation.entries.items()
@@ -324,17 +322,17 @@ class CatalogView:
         )
         self._category = {tool_id: name for name, ids in members.items() for tool_id in ids}
 
-    def category_of_callable(self, tool_id: str) -> str:
+    def find_category_of_callable(self, tool_id: str) -> str:
         """Return the category of a tool that can be called.
 
         :returns: :data:`~handrail.catalog.view.CORE_CATEGORY` for a core tool
         """
         return self._category.get(tool_id, CORE_CATEGORY)
 
-    def category_of_any_tool(self, entry: ToolEntry) -> str:
+    def find_category_of_tool(self, entry: ToolEntry) -> str:
         """Return the category of any tool of the generation, even if it is unavailable."""
         if entry.id in self.available_tools:
-            return self.category_of_callable(entry.id)
+            return self.find_category_of_callable(entry.id)
         return CORE_CATEGORY if _is_core(entry) else find_category_name(entry)
 
     def list_categories(self) -> list[ToolCategory]:
@@ -351,7 +349,7 @@ class CatalogView:
         shown += [ready[tool_id].spec for tool_id in loaded if tool_id in ready and tool_id not in core]
         return shown
 
-    def status_of(self, entry: ToolEntry) -> ToolStatus:
+    def get_tool_status(self, entry: ToolEntry) -> ToolStatus:
         """Return the status of a tool at the start of an interaction."""
         if entry.unavailable_reason is not None:
             return "unavailable"
@@ -371,7 +369,7 @@ def list_useless_tools(generation: Generation) -> Collection[str]:
     return () if generation.resource_providers else RESOURCE_IDS
 
 
-def _barred_agents(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[str]:
+def _iterate_excluded_agent_tools(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[str]:
     """Yield agent tools that a parent agent may not delegate to, or that would exceed the maximum depth."""
     if not above:
         return
@@ -475,7 +473,7 @@ class LoadedToolSet:
         """Return the fewest steps that lead to the current set."""
         return tuple(f"{FOUND_MARK}{tool_id}" if loose else tool_id for tool_id, loose in self.loaded.items())
 
-    def with_few_steps(self) -> LoadedToolSet:
+    def compact_steps(self) -> LoadedToolSet:
         """Return an equal set with few steps if this one has very many, else this one.
 
         A length counts the steps of the returned set.

@@ -1,40 +1,43 @@
 """The configuration files of other MCP clients, read as servers in one common form.
 
-The files are JSON with comments, or TOML for Codex. Each server is read alone: an unexpected value costs at most its server, and
+The files are JSON with comments, TOML for Codex, or YAML for Continue and Goose. Each server is read alone: an unexpected value costs at most its server, and
 an unexpected key only itself. Variables become ``${NAME}`` or ``${NAME:-default}``, however the client writes them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import read_settings_text
 
 MAX_BYTES = 16 * 1024 * 1024
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+VARIABLE = compile_on_first_use(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """A variable in a text, with an optional default."""
-INPUT = re.compile(r"\$\{input:([\w.-]+)\}")
+INPUT = compile_on_first_use(r"\$\{input:([\w.-]+)\}")
 """A value that VS Code asks the user for."""
-_OTHER_VARIABLE = re.compile(
+_OTHER_VARIABLE = compile_on_first_use(
     r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)((?::-[^}]*)?)\}|(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"
 )
 """A variable as VS Code, Cursor and Windsurf write it, and as opencode does."""
-_BARE_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_BARE_VARIABLE = compile_on_first_use(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 """A variable as Gemini CLI writes it, also without braces."""
-_FOLDER = re.compile(
+_FOLDER = compile_on_first_use(
     r"\$\{(workspaceFolder(?::[^}]*)?|workspaceFolderBasename|workspaceRoot|userHome|pathSeparator|/)\}"
 )
-_UNKNOWN = re.compile(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
+_UNKNOWN = compile_on_first_use(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
 """A placeholder that Handrail cannot fill in."""
-_ENV_LINE = re.compile(
+_ENV_LINE = compile_on_first_use(
     r"""^[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.]*)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\r\n]*))""",
     re.MULTILINE,
 )
@@ -70,8 +73,18 @@ _MEANINGLESS_KEYS = frozenset(
         "settings",
         "gallery",
         "version",
+        "bundled",
+        "display_name",
+        "available_tools",
+        "env_keys",
+        "envs",
+        "faviconUrl",
+        "sourceFile",
     ]
 )
+_YAML = (".yaml", ".yml")
+_YAML_INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
+_TEMPLATE_VARIABLE = re.compile(r"\$\{\{\s*(?:secrets|inputs|env)\.(\w+)\s*\}\}")
 _TRANSPORTS = {
     **dict.fromkeys(("stdio", "local", "command", "process", "program", "custom"), "stdio"),
     **dict.fromkeys(("http", "https", "streamablehttp", "httpstream", "httpstreamable"), "http"),
@@ -81,7 +94,7 @@ _TRANSPORTS = {
 _TABLE_KEYS = ("mcpServers", "servers", "mcp_servers", "context_servers", "amp.mcpServers", "mcp.servers")
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class ForeignServer:
     """A server from a file of another program.
 
@@ -92,31 +105,29 @@ class ForeignServer:
 
     name: str
     command: str = ""
-    args: list[str] = field(default_factory=list[str], repr=False)
-    env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    args: list[str] = dataclasses.field(default_factory=list[str], repr=False)
+    env: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
     cwd: str = ""
     env_file: str = ""
-    url: str = field(default="", repr=False)
+    url: str = dataclasses.field(default="", repr=False)
     transport: str = "http"
-    headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    oauth: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    headers: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
+    oauth: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], repr=False)
     enabled: bool = True
     timeout_ms: int | None = None
     connect_timeout_ms: int | None = None
-    left_out: list[str] = field(default_factory=list[str])
+    left_out: list[str] = dataclasses.field(default_factory=list[str])
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InputDeclaration:
+class InputDeclaration(Struct, frozen=True):
     """A value that VS Code asks the user for, as ``${input:ID}``."""
 
     is_password: bool = False
     default: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignServerFile:
+class ForeignServerFile(Struct, frozen=True):
     """The servers of one file.
 
     :param inputs: the inputs that it declares, by id
@@ -156,6 +167,9 @@ def list_foreign_server_files(workspace: Path) -> list[tuple[str, Path]]:
         ("Windsurf", home / ".codeium/windsurf/mcp_config.json"),
         ("Cline", editors / "globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"),
         ("Copilot CLI", home / ".copilot/mcp-config.json"),
+        ("Continue", home / ".continue/config.yaml"),
+        *(("Continue, this project", path) for path in sorted((workspace / ".continue/mcpServers").glob("*.y*ml"))),
+        ("Goose", config / "Block/goose/config/config.yaml" if sys.platform == "win32" else xdg / "goose/config.yaml"),
     ]
 
 
@@ -175,10 +189,12 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServe
         )
     whole = _parse(path, content)
     tables = list(_find_server_tables(whole, workspace))
+    if path.suffix.lower() in _YAML and (extensions := _object(_object(whole).get("extensions"))):
+        tables.append(extensions)
     if not tables:
         raise ValueError(
-            'has no "mcpServers" (or "servers", "mcp", "context_servers", [mcp_servers]) object. Give the file that has '
-            "the servers"
+            'has no "mcpServers" (or "servers", "mcp", "context_servers", "extensions", [mcp_servers]) object. Give the file '
+            "that has the servers"
         )
     named = [(str(name), said) for table in tables for name, said in table.items()]
     bare = bool({".gemini", ".qwen"} & {*path.parts}) or any("httpUrl" in _object(said) for _, said in named)
@@ -189,15 +205,17 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServe
 def _parse(path: Path, content: bytes) -> Any:
     """Return the content of a file.
 
-    :raises ValueError: if it is neither JSON nor TOML, as its name says
+    :raises ValueError: if it is not JSON, TOML or YAML, as its name says
     """
+    kind = "TOML" if path.suffix.lower() == ".toml" else "YAML" if path.suffix.lower() in _YAML else "JSON"
     try:
         text = read_settings_text(content)
-        if path.suffix.lower() == ".toml":
+        if kind == "TOML":
             return tomllib.loads(text)
+        if kind == "YAML":
+            return _parse_yaml(text)
         return json.loads(remove_json_comments(text), object_pairs_hook=_reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
-        kind = "TOML" if path.suffix.lower() == ".toml" else "JSON"
         raise ValueError(f"is not valid {kind}: {error}. Correct the file, or give another one") from None
 
 
@@ -212,6 +230,47 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice[:80]!r} occurs twice in one object; remove one of the two")
     return found
+
+
+def _parse_yaml(text: str) -> Any:
+    """Return the content of a YAML file, in which only true, false, null and numbers are not texts.
+
+    :raises ValueError: if it is not valid, has an alias, or cannot be read here
+    """
+    try:
+        yaml: Any = import_module("yaml")
+    except ImportError:
+        raise ValueError("this needs PyYAML; install handrail[mcp]") from None
+
+    base: Any = yaml.BaseLoader
+
+    class PlainValueLoader(base):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("it has an alias (*NAME); write the value itself")
+            return base.compose_node(self, parent, index)
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            if isinstance(node, yaml.MappingNode):
+                return _reject_duplicate_keys(
+                    [(str(self.construct_object(key)), self.construct_object(value)) for key, value in node.value]
+                )
+            if isinstance(node, yaml.SequenceNode):
+                return [self.construct_object(one) for one in node.value]
+            return node.value if node.style is not None else _read_plain_scalar(node.value)
+
+    try:
+        return yaml.load(text, Loader=PlainValueLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())[:300]) from None
+
+
+def _read_plain_scalar(text: str) -> Any:
+    """Return the value of a YAML scalar without quotation marks."""
+    known = {"": None, "~": None, "null": None, "true": True, "false": False}
+    if text.lower() in known:
+        return known[text.lower()]
+    return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else int(text) if _YAML_INTEGER.fullmatch(text) else text
 
 
 def remove_json_comments(text: str) -> str:
@@ -239,7 +298,7 @@ def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mappi
     ]
     for place in places:
         for key in _TABLE_KEYS:
-            if table := _object(place.get(key)):
+            if table := _object(_by_name(place.get(key))):
                 yield table
     named = _object(top.get("mcp")).items()
     opencode = {name: said for name, said in named if {"command", "url"} & _object(said).keys()}
@@ -247,28 +306,40 @@ def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mappi
         yield opencode
 
 
+def _by_name(value: object) -> object:
+    """Return a list of servers with names as an object; another value as it is. A list without an object has none."""
+    if not isinstance(value, list):
+        return value
+    found: dict[str, Any] = {}
+    listed = cast("list[object]", value)
+    for number, one in enumerate(listed if any(isinstance(one, dict) for one in listed) else [], 1):
+        name = str(_object(one).get("name") or f"server {number}")
+        found[name if name not in found else f"{name} {number}"] = one
+    return found
+
+
 def _read_inputs(whole: object) -> dict[str, InputDeclaration]:
     top = _object(whole)
     given: Any = top.get("inputs") or _object(top.get("mcp")).get("inputs")
     found: dict[str, InputDeclaration] = {}
     for one in cast("list[object]", given) if isinstance(given, list) else []:
-        said = _object(one)
-        if isinstance(name := said.get("id"), str):
-            default = said.get("default")
-            found[name] = InputDeclaration(said.get("password") is True, default if isinstance(default, str) else "")
+        fields = _object(one)
+        if isinstance(name := fields.get("id"), str):
+            default = fields.get("default")
+            found[name] = InputDeclaration(fields.get("password") is True, default if isinstance(default, str) else "")
     return found
 
 
-def _normalize_server(name: str, said: object, workspace: Path | None, *, bare: bool) -> ForeignServer:
+def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare: bool) -> ForeignServer:
     """Return a server in the common form.
 
     :param bare: whether ``$NAME`` is a variable
     """
     found = ForeignServer(name)
-    if not isinstance(said, dict):
+    if not isinstance(entry, dict):
         found.problem = "it is not an object"
         return found
-    given = {key: value for key, value in cast("dict[str, Any]", said).items() if value is not None}
+    given = {key: value for key, value in cast("dict[str, Any]", entry).items() if value is not None}
     for key in ("transport", "command"):  # an object in the place of a text: its members belong to the server
         if inner := _object(given.get(key)):
             del given[key]
@@ -299,7 +370,8 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
     written_type = take("type", "transport")
     kind = _TRANSPORTS.get(re.sub(r"[^a-z]", "", str(written_type).lower())) if written_type is not None else None
     has_command, has_url = isinstance(command, str) and command.strip(), isinstance(url, str) and url.strip()
-    if not has_command and not has_url and given.get("source") == "extension":
+    parts = ("builtin", "platform", "frontend", "inline_python")
+    if not has_command and not has_url and (given.get("source") == "extension" or written_type in parts):
         raise ValueError("it is an extension, which only its own program can start")
     if not has_command and not has_url:
         raise ValueError("it has neither command nor url; add one of them in the file")
@@ -312,7 +384,10 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
         found.transport = (
             kind if kind in ("http", "sse") else "sse" if found.url.rstrip("/").endswith("/sse") else "http"
         )
-        found.headers = texts.read_fields("headers", take("headers", "http_headers"))
+        within = _object(take("requestOptions")).get("headers")
+        found.headers = texts.read_fields("headers", take("headers", "http_headers") or within)
+        if isinstance(key := take("apiKey"), str) and key:
+            found.headers.setdefault("Authorization", f"Bearer {texts.read('apiKey', key)}")
         for field_name, variable in texts.read_fields("env_http_headers", take("env_http_headers")).items():
             found.headers[field_name] = f"${{{variable}}}"
         if isinstance(variable := take("bearer_token_env_var"), str) and variable:
@@ -324,8 +399,8 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
     else:
         found.command = texts.read("command", command)
         found.args = texts.read_list("args", args) + texts.read_list("args", take("args", "arguments"))
-        found.env = texts.read_fields("env", take("env", "environment"))
-        for variable in texts.read_list("env_vars", take("env_vars")):
+        found.env = texts.read_fields("env", take("env", "environment", "envs"))
+        for variable in texts.read_list("env_vars", take("env_vars", "env_keys")):
             found.env.setdefault(variable, f"${{{variable}}}")
         found.cwd = texts.read_optional("cwd", take("cwd", "workingDirectory", "working_directory"))
         found.env_file = texts.read_optional("envFile", take("envFile", "env_file"))
@@ -338,7 +413,7 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
     found.timeout_ms = _read_timeout(take("timeout", "timeout_ms"), take("tool_timeout_sec"))
     found.connect_timeout_ms = _read_timeout(None, take("startup_timeout_sec", "initTimeout"))
     if found.connect_timeout_ms is None:
-        found.connect_timeout_ms = _read_timeout(take("startup_timeout_ms"), None)
+        found.connect_timeout_ms = _read_timeout(take("startup_timeout_ms", "connectionTimeout"), None)
     for key in given:
         if key in _PERMISSION_KEYS:
             found.left_out.append(f"{key}: rules grant permissions in Handrail")
@@ -391,7 +466,8 @@ class _ForeignTextReader:
         if not isinstance(value, str | int | float):
             raise ValueError(f"its {what} is not a text; correct it in the file")
         text = str(value).strip() if what in ("url", "command") else str(value)
-        filled = _FOLDER.sub(lambda match: self._folders.get(match[1].partition(":")[0], match[0]), text)
+        filled = _TEMPLATE_VARIABLE.sub(r"${\1}", text)
+        filled = _FOLDER.sub(lambda match: self._folders.get(match[1].partition(":")[0], match[0]), filled)
         filled = _OTHER_VARIABLE.sub(lambda match: f"${{{match[1] or match[3]}{match[2] or ''}}}", filled)
         if self._bare:
             filled = _BARE_VARIABLE.sub(r"${\1}", filled)

@@ -6,7 +6,7 @@ import copy
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, cast
 
@@ -23,6 +23,7 @@ from handrail.config.toml_file import find_unsupported_values
 from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.permission_modes import MODES, Mode
 from handrail.contract.schema.argument_validation import format_json_path
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.manifest import find_model_faults
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
@@ -32,8 +33,7 @@ LayerKind = Literal["default", "configuration", "workspace", "environment", "fla
 _TABLE_CHECKS = {"secrets": find_secret_table_faults, "tools": find_tool_settings_faults}
 
 
-@dataclass(frozen=True, slots=True)
-class SettingOrigin:
+class SettingOrigin(Struct, frozen=True):
     """The origin of a value: ``FILE:LINE``, a variable's name, a flag, or ``""`` for a default."""
 
     kind: LayerKind
@@ -43,8 +43,7 @@ class SettingOrigin:
         return self.place or "default"
 
 
-@dataclass(frozen=True, slots=True)
-class LayerValue:
+class LayerValue(Struct, frozen=True):
     """A value of one layer.
 
     :param key: the setting, such as ``limits.lock_wait_ms``; for an item of a list, the list (``rules``)
@@ -66,8 +65,7 @@ class LayerValue:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigLayer:
+class ConfigLayer(Struct, frozen=True):
     """The settings of one source.
 
     :param locate: returns the place of a value, by its path (``rules[2]``)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -22,7 +21,8 @@ from handrail.config.operator_settings import FILE_NAME, OPERATOR_ONLY, Settings
 from handrail.config.toml_file import parse_config_file, read_config_file
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.permission_modes import Mode
-from handrail.contract.rule_forms import RuleWithExamples, rule_line_of, to_rule_with_examples
+from handrail.contract.rule_forms import RuleWithExamples, get_rule_line, to_rule_with_examples
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSettingsLayer
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.policy.rules.rule_sets import PREFIX
@@ -39,8 +39,7 @@ NARROWING_ACTIONS = ("deny", "ask")
 """The actions of rules that apply without trust in their author."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceFile:
+class WorkspaceFile(Struct, frozen=True):
     """The workspace file, as it was read once.
 
     :param sha256: the hash of ``content`` in hexadecimal, which the user trusts
@@ -87,8 +86,8 @@ def workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]
         where = f"rules[{number}]"
         if not isinstance(text, (str, dict)):
             continue  # reported as a fault of the value
-        written = rule_line_of(cast("object", text))
-        if (action := first_word_of_rule(written)).startswith(PREFIX):
+        written = get_rule_line(cast("object", text))
+        if (action := get_first_rule_word(written)).startswith(PREFIX):
             continue  # a rule set, whose name the policy checks
         if action not in ACTIONS:
             near = nearest_names(action.lower(), ACTIONS, 1)
@@ -117,20 +116,19 @@ def file_layer(kind: LayerKind, path: Path, table: Mapping[str, Any], lines: Map
     return ConfigLayer(kind, table, place)
 
 
-def first_word_of_rule(rule: str) -> str:
+def get_first_rule_word(rule: str) -> str:
     """Return the first word of a rule, which alone decides whether an untrusted rule applies."""
     return (rule.strip(" \t").split(None, 1) or [""])[0]
 
 
 def _find_inactive_reason(key: str, value: Any) -> str:
-    return "" if key == "rules" and first_word_of_rule(rule_line_of(value)) in NARROWING_ACTIONS else UNTRUSTED_REASON
+    return "" if key == "rules" and get_first_rule_word(get_rule_line(value)) in NARROWING_ACTIONS else UNTRUSTED_REASON
 
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredRule:
+class ConfiguredRule(Struct, frozen=True):
     """A rule of a layer, in force or not.
 
     :param scope: project for rules of files; session for those of variables and flags, which belong to one process
@@ -151,8 +149,7 @@ class ConfiguredRule:
         return RuleWithExamples(rule=self.text, match=self.match, not_match=self.not_match)
 
 
-@dataclass(frozen=True, slots=True)
-class MergedConfiguration:
+class MergedConfiguration(Struct, frozen=True):
     """The settings with their origins. ``folder`` has ``tools/`` and ``agents/<name>/tools/``.
 
     :param settings: the settings in force

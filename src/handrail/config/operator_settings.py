@@ -17,6 +17,7 @@ from handrail.contract.permission_modes import DEFAULT_MODE, Mode
 from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.rule_forms import RuleInput
 from handrail.contract.sandbox_protocol import SandboxLimits
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.operator_tool_settings import ToolSettings
 from handrail.contract.tool.requires import Requires
 from handrail.store.database.sqlite_connection import BUILT_IN_ENGINE as OWN_STORE
@@ -26,7 +27,7 @@ _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
 MACHINE_SANDBOX = "machine"
 """``[sandbox] provider`` for the confinement of the operating system."""
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BARE = compile_on_first_use(r"[A-Za-z0-9_-]+")
 """A part of a key that TOML accepts without quotes."""
 _MIB = 1024 * 1024
 _MAX_COUNT = 2**31 - 1
@@ -246,11 +247,11 @@ class SandboxSettings(_SettingsTable):
         )
 
 
-_PASSED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SET_BY_SANDBOX = re.compile(
+_PASSED_NAME = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
+_SET_BY_SANDBOX = compile_on_first_use(
     r"(?:PATH|HOME|TMPDIR|SHELL|IFS|ENV|NODE_USE_ENV_PROXY|(?:LD_|DYLD_|BASH|HANDRAIL).*|.*_proxy)", re.I
 )
-_SECRET_NAME = re.compile(
+_SECRET_NAME = compile_on_first_use(
     r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|(?:ACCESS|PRIVATE|SECRET|SIGNING)_KEY|CREDENTIALS?)",
     re.I,
 )
@@ -538,28 +539,15 @@ class WatchdogSettings(_SettingsTable):
         return self
 
 
-class McpSettings(_SettingsTable):
-    """``[mcp]``: upstream MCP servers, and access to Handrail's own MCP server."""
+class NetworkSettings(_SettingsTable):
+    """``[network]``: the way of tools, programs and servers to hosts outside: a proxy, and trusted authorities."""
 
-    files: Annotated[
-        tuple[str, ...],
-        Field(
-            description=(
-                "Paths of files with an mcpServers object, as other programs write them. Set the permissions "
-                "of their servers under servers, by the same name. Default none."
-            )
-        ),
-    ] = ()
-    servers: Annotated[
-        dict[Annotated[str, Field(pattern=SERVER_NAME)], UpstreamServerSettings],
-        Field(description="Upstream servers, by name: [mcp.servers.NAME] with command or url, and permissions."),
-    ] = {}
     proxy: Annotated[
         str | PrefixedSecretReference,
         Field(
             description=(
-                "HTTP proxy through which Handrail reaches servers with a url and their sign-in: http://HOST:PORT, a secret "
-                "with such an address, or 'environment' for the variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Default none."
+                "HTTP proxy through which Handrail reaches hosts: http://HOST:PORT, a secret with such an address, or "
+                "'environment' for the variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Default none."
             )
         ),
     ] = ""
@@ -574,13 +562,29 @@ class McpSettings(_SettingsTable):
     ] = ()
     ca_file: Annotated[
         str,
+        Field(description=("File with further certificate authorities in PEM format. Default: those of the system.")),
+    ] = ""
+
+
+class McpSettings(NetworkSettings):
+    """``[mcp]``: upstream MCP servers, and access to Handrail's own MCP server.
+
+    ``proxy``, ``no_proxy`` and ``ca_file`` are those of ``[network]``, unless one of them is set here for servers with a URL.
+    """
+
+    files: Annotated[
+        tuple[str, ...],
         Field(
             description=(
-                "File with further certificate authorities in PEM format, for servers with a url. Default: those of the "
-                "system."
+                "Paths of files with an mcpServers object, as other programs write them. Set the permissions "
+                "of their servers under servers, by the same name. Default none."
             )
         ),
-    ] = ""
+    ] = ()
+    servers: Annotated[
+        dict[Annotated[str, Field(pattern=SERVER_NAME)], UpstreamServerSettings],
+        Field(description="Upstream servers, by name: [mcp.servers.NAME] with command or url, and permissions."),
+    ] = {}
     serve: Annotated[
         McpServeSettings,
         Field(
@@ -699,6 +703,15 @@ class Settings(_SettingsTable):
     search: Annotated[
         SearchSettings, Field(description="Semantic search for tools. Not allowed in a workspace file.")
     ] = SearchSettings()
+    network: Annotated[
+        NetworkSettings,
+        Field(
+            description=(
+                "The way to hosts outside, for tools, the programs in sandboxes, and servers. Not allowed in a workspace "
+                "file, which could lead it through a host of its own."
+            )
+        ),
+    ] = NetworkSettings()
     mcp: Annotated[
         McpSettings,
         Field(
@@ -730,6 +743,7 @@ OPERATOR_ONLY = {
     "tools": "cannot set up tools, since its author would choose which of your secrets they get",
     "search": "cannot set up search, since its author would choose where texts of tools and requests are sent",
     "mcp": "cannot name MCP servers, since its author would choose which programs start with which of your secrets",
+    "network": "cannot set up the way to hosts, since its author would choose who sees what is sent",
     "state": "cannot set up the state, since its author would choose what stores the log",
     "env": "cannot pass variables, since its author would choose which of your variables their own programs read",
     "undo": "cannot change what is kept for undo, since its author would choose what cannot be given back",

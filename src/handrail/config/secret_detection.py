@@ -14,14 +14,18 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-_SECRET_WORD = re.compile(
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+
+_SECRET_WORD = compile_on_first_use(
     r"(?:token|secret|passw(?:or)?d|passphrase|passcode|api_?key|access_?key|credential|cookie|auth)s?$"
     r"|^(?:keys?|pass|pwd|pat|jwt|dsn|bearer|authorization|authentication)$|^passw"
 )
-_WORD_BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_NO_SECRET = re.compile(r"(?:file|path|dir|folder|type|mode|method|name|id|url|uri|scheme|env|var)$", re.IGNORECASE)
+_WORD_BORDER = compile_on_first_use(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_NO_SECRET = compile_on_first_use(
+    r"(?:file|path|dir|folder|type|mode|method|name|id|url|uri|scheme|env|var)$", re.IGNORECASE
+)
 """Endings of names that describe a secret and do not contain one."""
-_SECRET_VALUE = re.compile(
+_SECRET_VALUE = compile_on_first_use(
     r"^(sk-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abeprs]-|AKIA|ASIA|AIza|ya29\.|hf_|npm_|pypi-|ntn_|secret_|eyJ)[\w.-]{8,}"
     r"|^[A-Za-z][\w+.-]*://[^/\s:@]*:[^/\s@]+@"
     r"|(?i:(?:^|[?&;\s])[\w.-]*(?:token|secret|key|passwo?r?d|pwd)\s*=\s*[^\s&;]"
@@ -31,12 +35,12 @@ _SECRET_VALUE = re.compile(
     r"|^(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9_+]{24,}={0,2}$"
 )
 """Tokens by their first characters or their randomness, and a password or key in a URL, an assignment or a header field."""
-_ORDINARY_WORD = re.compile(
+_ORDINARY_WORD = compile_on_first_use(
     r"(?=.*[aeiouyAEIOUY])(?!.*[^aeiouyAEIOUY]{5})(?:[A-Za-z][a-z]{0,7}|[A-Z]{1,8})"
     r"|(?i:production|development|localhost|undefined|anonymous|information)|[+-]?\d{1,5}"
 )
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
-_OPTION = re.compile(r"-{0,2}[A-Za-z][\w.-]*")
+_URL = compile_on_first_use(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_OPTION = compile_on_first_use(r"-{0,2}[A-Za-z][\w.-]*")
 MIN_SECRET_CHARS = 8
 """The minimum length in characters of a secret to redact; shorter texts occur in ordinary text."""
 MIN_PASSWORD_CHARS = 6

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.schema.argument_validation import format_json_path
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import read_settings_text
 
 # Line numbers of the values in a TOML text, which the standard library's reader does not give.
@@ -25,7 +26,7 @@ _STRING = re.compile(
     r"|'[^'\n]*'",
     re.DOTALL,
 )
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BARE = compile_on_first_use(r"[A-Za-z0-9_-]+")
 _COMMENT = re.compile(r"#[^\n]*")
 
 KeyPath = tuple[str | int, ...]

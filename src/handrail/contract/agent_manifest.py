@@ -7,10 +7,8 @@ checked by the rooms that know tools and folders.
 from __future__ import annotations
 
 import math
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,12 +17,14 @@ from handrail.contract.errors import Diagnostic
 from handrail.contract.permission_modes import Mode
 from handrail.contract.rule_forms import RuleInput
 from handrail.contract.schema.argument_validation import format_json_path
-from handrail.contract.text.glob_patterns import compile_text_glob, fault_in_pattern
+from handrail.contract.struct import Struct
+from handrail.contract.text.glob_patterns import compile_text_glob, find_pattern_fault
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.manifest import find_model_faults, repair_faulty_data
-from handrail.contract.tool.provider_tools import faults_in_provider_tools, provider_tool_id
+from handrail.contract.tool.provider_tools import find_provider_tool_faults, make_provider_tool_id
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
-from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, fault_in_id
+from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, find_id_fault
 
 MAX_AGENT_BYTES = 256 * 1024
 DEFAULT_AGENT = "default"
@@ -34,18 +34,19 @@ AGENT_TOOL_PREFIX = "agent."
 Role = Literal["primary", "subagent", "all"]
 """Who opens an agent's sessions: users and programs, other agents, or both."""
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
-_TOOL_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
-_MODEL = re.compile(r"[a-z][a-z-]*:\S(?:.*\S)?\Z")
-_ITEM = re.compile(r"\w+\[[^\]]*\]")
+_NAME = compile_on_first_use(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+_TOOL_PATTERN = compile_on_first_use(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
+_MODEL = compile_on_first_use(r"[a-z][a-z-]*:\S(?:.*\S)?\Z")
+_ITEM = compile_on_first_use(r"\w+\[[^\]]*\]")
 _MAX_DEPTH = 16
 
 
 ToolProfile = Literal["innate-skills", "tiered-tools"]
 PROFILE_TOOLS: Mapping[ToolProfile, tuple[str, ...]] = {
     "innate-skills": (
-        *("memory", "memory.query", "memory.upsert", "memory.compact", "search_memory", "introspect"),
-        *("schedule", "add_schedule", "list", "goal_pursuit", "document", "read", "find_tools", "goals"),
+        *("memory", "memory.query", "memory.upsert", "memory.compact", "search_memory", "introspect", "info", "jobs"),
+        *("schedule", "add_schedule", "add_timer", "list_triggers", "remove_trigger", "list", "todo", "goal_pursuit"),
+        *("goals", "create_task", "list_tasks", "edit_task", "get_task", "document", "read", "find_tools"),
         *("rich_render", "review_tool_calls"),
     ),
     "tiered-tools": (
@@ -195,14 +196,14 @@ class AgentManifest(_TomlTable):
         """Return whether ``tools`` or ``native`` names the tool."""
         if any(tool_pattern_matches(pattern, tool_id) for pattern in self.tools):
             return True
-        return bool(self.native) and any(provider_tool_id(name) == tool_id for name in self.native)
+        return bool(self.native) and any(make_provider_tool_id(name) == tool_id for name in self.native)
 
     @property
     def effective_role(self) -> Role:
         """The role, with its default."""
         return self.role or ("all" if self.id == DEFAULT_AGENT else "primary")
 
-    def accepts_work_from(self, other: AgentManifest, *above: AgentManifest) -> bool:
+    def accepts_delegation_from(self, other: AgentManifest, *above: AgentManifest) -> bool:
         """Return whether ``other`` may delegate to this agent.
 
         :param above: the agents above ``other``, up to the top; each must allow the delegation too
@@ -218,8 +219,7 @@ class AgentManifest(_TomlTable):
         return self.model_dump(mode="json")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedAgentManifest:
+class CheckedAgentManifest(Struct, frozen=True):
     """The sound part of a manifest, and the faults of the rest. Without faults it is the whole manifest.
 
     :param source: the file, or ``""`` for the agent that needs none
@@ -258,7 +258,7 @@ def _top_level_item_of(place: str) -> str:
     return place if found is None else found.group()
 
 
-def fault_in_agent_id(agent: str) -> str | None:
+def find_agent_id_fault(agent: str) -> str | None:
     """Return why ``agent`` is not a valid id of an agent, or None if it is."""
     if _NAME.match(agent):
         return None
@@ -350,7 +350,7 @@ def _lists_to_tuples(value: Any) -> Any:
 
 def _find_semantic_faults(agent: AgentManifest, expected_id: str) -> Iterator[tuple[str, str]]:
     """Yield the faults that types do not show. Uses neither the disk nor the registry."""
-    if problem := fault_in_agent_id(agent.id):
+    if problem := find_agent_id_fault(agent.id):
         yield "id", problem
     elif agent.id != expected_id:
         yield "id", f"is {agent.id!r}, but its folder is {expected_id!r}; use the same name for both"
@@ -365,7 +365,7 @@ def _find_semantic_faults(agent: AgentManifest, expected_id: str) -> Iterator[tu
         if problem := _fault_in_root(root.path):
             yield f"roots[{index}].path", problem
     yield from _faults_in_aliases(agent)
-    for steps, problem in faults_in_provider_tools(agent.native):
+    for steps, problem in find_provider_tool_faults(agent.native):
         yield format_json_path(("native", *steps)), problem
 
 
@@ -381,7 +381,7 @@ def _faults_in_requirements(agent: AgentManifest) -> Iterator[tuple[str, str]]:
 
 def _faults_in_aliases(agent: AgentManifest) -> Iterator[tuple[str, str]]:
     for alias, tool_id in agent.aliases.items():
-        if problem := fault_in_id(alias):
+        if problem := find_id_fault(alias):
             yield format_json_path(("aliases", alias)), problem
         elif alias in LOCKED_IDS:
             yield (
@@ -393,7 +393,7 @@ def _faults_in_aliases(agent: AgentManifest) -> Iterator[tuple[str, str]]:
 def _fault_in_tool_pattern(pattern: str) -> str | None:
     if not _TOOL_PATTERN.match(pattern):
         return f"{pattern[:80]!r} is not a pattern of tool ids; use an id, or letters with '*', '?' and [sets]"
-    return fault_in_pattern(pattern)
+    return find_pattern_fault(pattern)
 
 
 def _fault_in_root(path: str) -> str | None:

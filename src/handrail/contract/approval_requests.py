@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, Literal, Protocol, get_args
 
 from handrail.contract.json_codec import write
 from handrail.contract.services.tool_runtime import QuestionOption, UserQuestion
+from handrail.contract.struct import Struct, field
 
 ApprovalChoice = Literal[
     "once",  # this call only, with these arguments or those that the user gave instead
@@ -40,8 +41,7 @@ ApprovalState = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalRequest:
+class ApprovalRequest(Struct, frozen=True):
     """A request that asks a user whether a call may run. The user sees all of it.
 
     :param arguments: with the names of registered secrets instead of the secrets
@@ -83,8 +83,7 @@ class ApprovalRequest:
     concerns: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalAnswer:
+class ApprovalAnswer(Struct, frozen=True):
     """The decision of a user.
 
     :param message: after a rejection, shown to the model
@@ -97,8 +96,7 @@ class ApprovalAnswer:
     arguments: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Approval:
+class Approval(Struct, frozen=True):
     """An approval request with its state and its decision. Plain data: every frontend shows the same.
 
     :param kind: ``approval`` for a call that needs permission, ``question`` for a tool that asks the user, ``host`` for a
@@ -151,8 +149,7 @@ def parse_user_question(data: Mapping[str, Any]) -> UserQuestion:
     return UserQuestion(data["question"], data.get("header", ""), options, data.get("multi_select", False))
 
 
-@dataclass(frozen=True, slots=True)
-class StoredProjectRule:
+class StoredProjectRule(Struct, frozen=True):
     """A project rule that an answer of a user stored in the state of the workspace.
 
     :param approval_id: the request whose answer stored it

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from handrail.contract.errors import ErrorKind, ToolError
+from handrail.contract.struct import Struct, field
 
 # The result envelope: the answer of every call.
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(Struct, frozen=True):
     """Binary output, such as an image or a sound, anywhere in a tool's data.
 
     The arbiter stores it as an artifact and replaces it with ``{"artifact": "sha256:…", "media_type": …, "bytes":
@@ -30,8 +29,7 @@ LONGEST_SECRET_BYTES = 256 * 1024
 """A secret in any form is shorter. So many bytes after a missing part are not shown: they may have the rest of a secret."""
 
 
-@dataclass(frozen=True, slots=True)
-class LargeText:
+class LargeText(Struct, frozen=True):
     """A long text in UTF-8, as a member of a tool's data. The arbiter copies it in pieces to the output file.
 
     The answer gets its ends as ``head`` and ``tail``, as of any truncated text.
@@ -52,8 +50,7 @@ class LargeText:
         return 0 if missing <= 0 else missing + min(len(self.tail), LONGEST_SECRET_BYTES)
 
 
-@dataclass(slots=True)
-class Result:
+class Result(Struct):
     """The answer of one call: an ``output`` with :attr:`data`, or an ``error`` with :attr:`error_text`.
 
     ``metadata`` always has ``duration_ms`` after the arbiter has answered. It has ``truncated`` and ``output_path``
@@ -189,8 +186,7 @@ EventKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """An event of one call, or of the session itself if ``call_id`` and ``tool_id`` are empty.
 
     :param at_ns: wall-clock time in nanoseconds

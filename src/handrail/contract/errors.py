@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from handrail.contract.struct import Struct
 
 ErrorKind = Literal[
     "invalid_input",  # the arguments do not match the schema, or name something that does not exist
@@ -53,8 +54,7 @@ class ToolError(HandrailError):
         self.data = data
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
+class Diagnostic(Struct, frozen=True):
     """One problem with a source of tools, an agent or a setting.
 
     :param source: the file, module or entry point, as the operator knows it

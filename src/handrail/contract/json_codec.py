@@ -11,10 +11,13 @@ import base64
 import binascii
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from msgspec.structs import asdict as to_fields
 from pydantic import BaseModel, ValidationError
+
+from handrail.contract.struct import Struct
 
 T = TypeVar("T")
 
@@ -26,8 +29,7 @@ class MalformedData(ValueError):
     """Data that does not have the expected form. The text says what it is and what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class TypeJsonForm(Generic[T]):
+class TypeJsonForm(Struct, Generic[T], frozen=True):
     """The JSON form of one type.
 
     :param kinds: the Python classes of its values, by which a union finds the writer
@@ -108,8 +110,9 @@ class Codec:
             given = {name: getattr(value, name) for name in writers}  # names of the class, as its author wrote them
             return {name: one if (by := writers[name]) is None else by(one) for name, one in given.items()}
 
-        plain = len(forms) == len(every) and not any(writers.values())
-        return TypeJsonForm(read, (kind,), None if plain else write)
+        if len(forms) < len(every) or any(writers.values()):
+            return TypeJsonForm(read, (kind,), write)
+        return TypeJsonForm(read, (kind,), to_fields if issubclass(kind, Struct) else None)
 
 
 def read_exact_fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:

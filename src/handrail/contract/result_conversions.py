@@ -25,6 +25,7 @@ from urllib.parse import unquote_to_bytes
 
 from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ERROR_KINDS, ErrorKind
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 _ENVELOPE_KEYS = frozenset({"type", "data", "error_text", "metadata"})
 _STATUS_KEYS = frozenset({"status", "summary", "artifact_ref"})
@@ -45,7 +46,7 @@ _EXTRAS = ("annotations", "_meta")
 _TEXT_KEYS = frozenset({"type", "text"})
 _TRUE: tuple[object, ...] = (True, 1, "true", "True", "yes")
 _NO_CONTENT = "The server sent a result without content."
-_DATA_HEAD = re.compile(
+_DATA_HEAD = compile_on_first_use(
     r"\s*data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;(?!base64,)[^,;]*)*(?P<base64>;base64)?,", re.IGNORECASE
 )
 _FROM_URL_ALPHABET = str.maketrans("-_", "+/")
@@ -88,8 +89,8 @@ def _are_mcp_content_blocks(content: object) -> bool:
 
 def from_envelope(wire: Mapping[str, Any]) -> Result:
     """Convert an envelope that a tool wrote about itself."""
-    said: Any = wire.get("metadata")
-    metadata = cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else dict[str, Any]()
+    metadata_value: Any = wire.get("metadata")
+    metadata = cast("Mapping[str, Any]", metadata_value) if isinstance(metadata_value, Mapping) else dict[str, Any]()
     if wire["type"] == "output":
         return Result.output(wire.get("data"))
     return Result.error(_kind(metadata.get("error_kind")), _error_words(wire.get("error_text")), wire.get("data"))

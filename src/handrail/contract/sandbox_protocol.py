@@ -6,10 +6,13 @@ for less.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Protocol
 
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import CapabilitySet
 
 SHELL_ARGV = ("/bin/bash", "--noprofile", "--norc", "-c", "--")
@@ -18,8 +21,7 @@ command, as the rules evaluated it, and not an option of the shell. A provider m
 text is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxLimits:
+class SandboxLimits(Struct, frozen=True):
     """The resources that the processes of one sandbox may use. None means no limit."""
 
     cpu_s: int | None = 3600
@@ -49,8 +51,7 @@ class SandboxLimits:
         return replace(self, **lower)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionAttempt:
+class ConnectionAttempt(Struct, frozen=True):
     """An attempt of a sandboxed program to reach a host, with the decision.
 
     :param host: in canonical form, an IPv6 address in brackets
@@ -95,8 +96,7 @@ class PathDenials(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CallConfinement:
+class CallConfinement(Struct, frozen=True):
     """The narrow sandbox of a call that a rule with ``{confined}`` allows: no network, writes in the workspace only.
 
     :param changes_repository: whether the text of the call has a command that changes version control data, and none
@@ -106,7 +106,7 @@ class CallConfinement:
     changes_repository: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SandboxProfile:
     """The folders and limits of one sandbox, in addition to its capability set.
 
@@ -128,14 +128,18 @@ class SandboxProfile:
     read_only_roots: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     cwd: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
     masked: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
-    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    listed: tuple[str, ...] = ()
+    """Folders of which a program sees exactly the entries that they list now, each by this name. It makes no entry in them."""
+    secrets: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
     check_host: Callable[[str, int], str | None] | None = None
     request_host: Callable[[str, int], Awaitable[str | None]] | None = None
     on_attempt: Callable[[ConnectionAttempt], None] | None = None
+    route: NetworkRoute = DIRECT_ROUTE
+    """The way from the sandbox's proxy to the hosts."""
     denials: PathDenials | None = None
     may_read: Callable[[str], bool] | None = None
     """Return whether this call may read a path that ``denials`` hide from programs."""
@@ -165,16 +169,14 @@ class SandboxProfile:
     """Whether version control data is read-only. A guard finds the folders."""
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalSize:
+class TerminalSize(Struct, frozen=True):
     """The size of a terminal in characters."""
 
     columns: int
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramSpec:
+class ProgramSpec(Struct, frozen=True):
     """A program to start.
 
     :param descriptors: number in the child to number here, inherited besides 0, 1 and 2
@@ -273,8 +275,7 @@ class TerminalProcess(Process, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxMechanism:
+class SandboxMechanism(Struct, frozen=True):
     """One mechanism of the sandbox, with the result of a trial on this machine.
 
     :param is_enforced: whether it is enforced; None if it was not tried because its base failed
@@ -289,8 +290,7 @@ class SandboxMechanism:
 _LAYERS = frozenset({"namespaces", "landlock", "seccomp"})
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxTier:
+class SandboxTier(Struct, frozen=True):
     """The confinement that this machine can enforce. With the name ``none`` no program starts."""
 
     name: str
@@ -333,8 +333,7 @@ class Sandbox(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedProcess:
+class CompletedProcess(Struct, frozen=True):
     """A process that has ended.
 
     :param output: stdout and stderr in order, at most 64 MiB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.agent_manifest import AgentManifest
@@ -13,6 +12,7 @@ from handrail.contract.services.channels_and_triggers import NotificationQueue
 from handrail.contract.services.history_and_skill_services import ConversationHistory, SkillInfo
 from handrail.contract.services.job_and_tool_services import Job, JobService
 from handrail.contract.services.subagent_services import SubagentRunner, SubagentTask, SubagentType
+from handrail.contract.struct import Struct
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.undo_reports import UndoReport
@@ -27,16 +27,14 @@ same session requested it. ``parent``: the session is a sub-agent's, and its par
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ClientInfo:
+class ClientInfo(Struct, frozen=True):
     """The name and version by which a client introduces itself, as in MCP and ACP. Nothing proves them."""
 
     name: str
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoppedWork:
+class StoppedWork(Struct, frozen=True):
     """The ids of the sessions, calls and jobs that a user's request has stopped."""
 
     sessions: tuple[str, ...] = ()

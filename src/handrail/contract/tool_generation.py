@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.schema.argument_repair import repair_arguments
 from handrail.contract.schema.argument_validation import CoarseProblemList, ParametersSchema, UnfinishedArgumentCheck
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_name
@@ -39,8 +40,7 @@ run here. ``quarantined``: awaits review by a user.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ThirdPartyOrigin:
+class ThirdPartyOrigin(Struct, frozen=True):
     """A third-party source, as the operator knows it.
 
     :param name: the operator's name of the source
@@ -65,7 +65,7 @@ class ToolStatus(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ToolEntry:
     """One tool of a generation.
 
@@ -96,14 +96,14 @@ class ToolEntry:
     status: ToolState = "system"
     declared: ToolSpec | None = None
     answered_by: ToolEntry | None = None
-    id: str = field(init=False)
-    wire_name: str = field(init=False)
-    has_questions: bool = field(init=False)
+    id: str = dataclasses.field(init=False)
+    wire_name: str = dataclasses.field(init=False)
+    has_questions: bool = dataclasses.field(init=False)
     """Whether it may have to ask the user questions before it runs."""
-    is_inline: bool = field(init=False)
+    is_inline: bool = dataclasses.field(init=False)
     """Whether it can run in the caller's own task; see the class."""
-    answering_spec: ToolSpec | None = field(init=False)
-    has_check: bool = field(init=False)
+    answering_spec: ToolSpec | None = dataclasses.field(init=False)
+    has_check: bool = dataclasses.field(init=False)
     """Whether the tool itself checks arguments that match its schema."""
 
     def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
@@ -176,8 +176,7 @@ class ToolEntry:
         return whole
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationDiff:
+class GenerationDiff(Struct, frozen=True):
     """The difference between the tools of two generations, as ids in order.
 
     A tool that moved or became unavailable counts as changed.
@@ -294,7 +293,7 @@ class Generation:
             found = [one for one in self.unlisted_sources if not one.prefix]
         return " ".join(f"{one.describe_status()}." for one in found[:_MAX_UNLISTED_NAMED])
 
-    def diff_from(self, older: Generation) -> GenerationDiff:
+    def make_diff_from(self, older: Generation) -> GenerationDiff:
         """Return the difference from an ``older`` generation to this one."""
         mine, theirs = self.entries, older.entries
         other = [entry for entry in mine.values() if theirs.get(entry.id) is not entry]  # most entries are identical
@@ -366,16 +365,14 @@ SourceRank = Literal["built-in", "global", "agent", "code", "package"]
 only those of ``global``."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoveredTool:
+class DiscoveredTool(Struct, frozen=True):
     """One tool and the place where it was found, as the operator knows it."""
 
     tool: Tool
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class SourceContents:
+class SourceContents(Struct, frozen=True):
     """All tools of a source, and all its faults.
 
     :param name: the operator's name of a third-party source; its tools are one category of that name

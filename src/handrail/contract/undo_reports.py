@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from handrail.contract.struct import Struct
 
 UndoOutcome = Literal["restored", "removed", "conflict", "unavailable"]
 """The outcome for one path: it has its earlier state again, what the call made is removed, it has changed since and was left as
 it is, or its earlier state was not kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class UndonePath:
+class UndonePath(Struct, frozen=True):
     """One path of an undo.
 
     :param path: relative to the workspace
@@ -23,8 +23,7 @@ class UndonePath:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UndoReport:
+class UndoReport(Struct, frozen=True):
     """The result of an undo.
 
     :param id: the id by which this undo can itself be undone; empty if nothing was changed

@@ -20,7 +20,6 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from handrail.config import FILE_NAME, MergedConfiguration
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, DEFAULT_AGENT
 from handrail.contract.errors import Diagnostic, LoadError, ToolError, UsageError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.contract.tool_generation import Generation, ToolEntry
@@ -218,8 +218,7 @@ TASK_TOOL, SKILL_TOOL = "task", "skill"
 _AGENT_KEY = re.compile(r"""^[ \t]*(?:agent|"agent"|'agent')[ \t]*=.*$""", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentBundle:
+class AgentBundle(Struct, frozen=True):
     """A bundle that was built.
 
     :param hash: the SHA-256 of its bundle file, which contains the hashes of all other files
@@ -318,7 +317,7 @@ def _collect_generations(
         found[name] = generation
         wanted += _agents_as_tools(generation)
         if TASK_TOOL in generation.entries:
-            wanted += [i for i, one in everybody.items() if one.manifest.accepts_work_from(loaded.manifest)]
+            wanted += [i for i, one in everybody.items() if one.manifest.accepts_delegation_from(loaded.manifest)]
         wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest_path(config, i).exists()]
     if faults:
         raise LoadError(list(dict.fromkeys(faults)))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from handrail.config import FILE_NAME, MergedConfiguration, default_config_folder
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
+from handrail.contract.struct import Struct
 from handrail.contract.tool.operator_tool_settings import NamedSecretReference, ToolSettingsLayer, make_settings_layer
-from handrail.contract.tool.provider_tools import provider_tool_id
+from handrail.contract.tool.provider_tools import make_provider_tool_id
 from handrail.contract.tool.requires import PathVariables
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, ToolSource
 from handrail.origins import program_lookup
 from handrail.policy.rules.rules_and_modes import Rule, default_rules
-from handrail.policy.rules.validation import load_agent_rules, specs_of
+from handrail.policy.rules.validation import get_specs, load_agent_rules
 from handrail.registry.agent_folders import find_agent, find_agents
 from handrail.registry.definition_pins import StoredPins
 from handrail.registry.sources.code_sources import BuiltinSource, find_entry_point_sources
@@ -33,8 +35,7 @@ from handrail.store.state_folders import StateFolders
 from handrail.upstream.upstream_registry import list_cached_sources
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedAgent:
+class LoadedAgent(Struct, frozen=True):
     """An agent loaded for one workspace: its manifest, roots and rules, but not yet its tools.
 
     :param checked_agent: the manifest, with the faults of its roots
@@ -67,7 +68,7 @@ class LoadedAgent:
         :param generation: its tools, if they are known
         """
         checked = self.checked_agent
-        specs = None if generation is None else specs_of(generation.entries)
+        specs = None if generation is None else get_specs(generation.entries)
         rules, problems = load_agent_rules(checked.manifest, checked.source, known, beyond, specs)
         return rules, list(checked.with_faults(problems).faults[len(checked.faults) :])
 
@@ -93,8 +94,7 @@ def iterate_agents(config: MergedConfiguration, folders: StateFolders) -> Iterat
         yield _resolve_roots(checked, config, folders)
 
 
-@dataclass(frozen=True, slots=True)
-class ValidatedAgent:
+class ValidatedAgent(Struct, frozen=True):
     """An agent with the result of its validation in this workspace.
 
     :param generation: its tools; None if they have faults
@@ -191,7 +191,7 @@ def _iterate_other_tool_ids(
         manifest = agent.manifest
         yield AGENT_TOOL_PREFIX + manifest.id
         if manifest.id != of.id:
-            yield from map(provider_tool_id, manifest.native)
+            yield from map(make_provider_tool_id, manifest.native)
             folder = FolderSource(
                 config.tool_folders(manifest.id)[1][1], "agent", confinement, (str(folders.workspace),)
             )

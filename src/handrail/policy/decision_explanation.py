@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from handrail.contract.services.file_services import PathResolver
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
@@ -129,7 +129,7 @@ def _candidate_steps(
             yield TraceStep("rule", "won", f"{question}: {candidate.rule}")
         elif candidate.matches(subject):
             yield TraceStep(
-                "rule", "lost", f"{question}: {candidate.rule}: {why_rule_lost_precedence(candidate, winner)}"
+                "rule", "lost", f"{question}: {candidate.rule}: {explain_lost_precedence(candidate, winner)}"
             )
         elif not only_matching:
             unmatched += 1
@@ -141,7 +141,7 @@ def _candidate_steps(
         yield TraceStep("rule", "none", f"{question}: no rule is about it")
 
 
-def why_rule_lost_precedence(candidate: RankedRule, winner: RankedRule | None) -> str:
+def explain_lost_precedence(candidate: RankedRule, winner: RankedRule | None) -> str:
     """Return the first part of the precedence in which another rule was ahead."""
     if winner is None:
         return "this rule was not consulted"
@@ -164,8 +164,7 @@ _MOST_UNMATCHED = 4
 """The maximum number of successive rules without a match that get a line each."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyExplanation:
+class PolicyExplanation(Struct, frozen=True):
     """The explanation of one decision. :meth:`to_dict` returns it as JSON data.
 
     :param decided_by: the rule's text, the capability layer, the watchdog, or another cause
@@ -291,7 +290,7 @@ async def explain(
         verdict.action,
         effective,
         verdict.operator_reason,
-        _decided_by(verdict),
+        _find_deciding_part(verdict),
         None if verdict.narrowed_by_watchdog else verdict.deciding_finding.rule,
         trace_decision(verdict),
         tuple(dict.fromkeys((*_changes(verdict, spec), *_find_wider_allowing_mode(verdict, rules)))),
@@ -307,7 +306,7 @@ def _read_only_proof(verdict: PolicyVerdict) -> tuple[bool | None, str]:
     for target in verdict.targets:
         if (
             isinstance(target.subject, ShellScript)
-            and (reason := read_only_proof.why_script_not_read_only(target.subject)) is not None
+            and (reason := read_only_proof.explain_script_not_read_only(target.subject)) is not None
         ):
             return False, reason
     return verdict.is_read_only, ""
@@ -326,7 +325,7 @@ def _find_wider_allowing_mode(verdict: PolicyVerdict, rules: RuleBook) -> Iterat
             return
 
 
-def _decided_by(verdict: PolicyVerdict) -> str:
+def _find_deciding_part(verdict: PolicyVerdict) -> str:
     if verdict.narrowed_by_watchdog:
         return f"watchdog {verdict.notes[-1].text}"
     deciding = verdict.deciding_finding

@@ -7,7 +7,6 @@ file, so no program of the workspace runs.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.text.glob_patterns import path_matches
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers, destroying_forms
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.shell.simple_commands import ShellCommand, is_marked
@@ -25,7 +25,7 @@ _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _MAX_IGNORE_BYTES = 64 * 1024
 _ENTRY_BYTES = 62
 """The bytes of an index entry before its name (gitformat-index(5), versions 2 and 3)."""
-_PLAIN_IGNORE = re.compile(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
+_PLAIN_IGNORE = compile_on_first_use(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
 
 
 _MAY_LOSE = destroying_forms.PROGRAM_NAMES | destroying_forms.WRITING_PROGRAMS | command_wrappers.WRAPPER_NAMES
@@ -46,7 +46,7 @@ def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
             continue
         *_, argv = command_wrappers.split_wrapper_layers(command.argv)
         removed = [(path, "", True) for path in destroying_forms.find_removed_paths(argv)]
-        made = _made_from(argv, script) if argv[0] in ("mv", "cp") else None
+        made = _find_rewritten_file(argv, script) if argv[0] in ("mv", "cp") else None
         replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv) if path != made]
         for path, inner, is_removed in (*removed, *replaced)[:_MOST_PATHS]:
             for place in _places(command, path):
@@ -62,7 +62,7 @@ _FILTERS = frozenset(
 """Programs that print a file in another form."""
 
 
-def _made_from(argv: Sequence[str], script: ShellScript) -> str | None:
+def _find_rewritten_file(argv: Sequence[str], script: ShellScript) -> str | None:
     """Return the file that ``mv NEW OLD`` replaces by its own changed content, as in ``jq … OLD > NEW && mv NEW OLD``; else None."""
     operands = destroying_forms.split_words(argv)[1]
     if len(operands) != 2 or any(map(is_marked, operands)):

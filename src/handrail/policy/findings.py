@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from handrail.contract.struct import Struct
 from handrail.policy.call_targets import VERBS, CallTarget, format_argv
 from handrail.policy.rules.rules_and_modes import Action, Rule
 
@@ -17,8 +17,7 @@ Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "progra
 Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceStep:
+class TraceStep(Struct, frozen=True):
     """One line of a trace. ``outcome`` is an action, or ``won``, ``lost`` or ``no match``."""
 
     stage: Stage
@@ -51,6 +50,12 @@ class PolicyFinding(NamedTuple):
         if self.reading is not None:
             return self.reading
         return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
+
+    @property
+    def may_run_confined(self) -> bool:
+        """Whether a rule with ``{confined}`` answers this, if the call stays confined: no rule decides it, or only the mode."""
+        by_mode = self.rule is not None and self.rule.scope == "mode" and self.action == "ask"
+        return by_mode or self.cause in ("no rule", "unclear", "program")
 
     def only_reads_one_of(self, replaced: Set[str]) -> bool:
         """Return whether this is only about reading a file that the same call writes, without a rule."""

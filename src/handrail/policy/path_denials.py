@@ -187,7 +187,7 @@ def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
 
 
 def _make_path_denials(rules: RuleBook, workspace: str) -> RulePathDenials:
-    reading, writing = rules.rules_about_capability("fs.read"), rules.rules_about_capability("fs.write")
+    reading, writing = rules.list_rules_about_capability("fs.read"), rules.list_rules_about_capability("fs.write")
     everything = tuple(rule for rule in rules if rule.permission == "*" and rule.is_unconditional)
     above = None if rules.parent is None else path_denials_of_rules(rules.parent.inherited_rules, workspace)
     return _cached_hidden_paths(workspace, reading, writing, everything, above)
@@ -209,7 +209,7 @@ def list_deletion_rules(book: RuleBook, spec: ToolSpec, counted: Iterable[Rule])
 
     :param counted: rules that already answer for the call
     """
-    found = book.rules_about_tool(replace(spec, id="file.delete"), None)
+    found = book.list_rules_about_tool(replace(spec, id="file.delete"), None)
     others = frozenset(counted)
     return [rule for rule in found if rule not in others]
 

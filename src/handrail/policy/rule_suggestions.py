@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.text.glob_patterns import escape_as_pattern
-from handrail.contract.tool.spec import object_properties_of
+from handrail.contract.tool.spec import get_object_properties
 from handrail.policy.call_evaluation import PolicyVerdict, format_reason
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
@@ -51,14 +51,14 @@ def list_concerns(verdict: PolicyVerdict) -> tuple[str, ...]:
     A command that destroys comes before one that may change something, and that before one that only reads.
     """
     asked = [finding for finding in verdict.findings if finding.action != "allow"]
-    asked.sort(key=lambda one: (one.action != "deny", _harmlessness(one), _CAUSES.index(one.cause)))
+    asked.sort(key=lambda one: (one.action != "deny", _rank_harmlessness(one), _CAUSES.index(one.cause)))
     reasons = [format_reason(finding, verdict.prepared.spec.id) for finding in asked]
-    if verdict.confinement_objection and any(one.cause in ("no rule", "unclear", "program") for one in asked):
+    if verdict.confinement_objection and any(one.may_run_confined for one in asked):
         reasons.insert(1, f"The call does not stay confined: {verdict.confinement_objection}.")
     return tuple(dict.fromkeys((*reasons, *(() if asked else (verdict.reason,)))))
 
 
-def _harmlessness(finding: PolicyFinding) -> int:
+def _rank_harmlessness(finding: PolicyFinding) -> int:
     """Return 0 for a part that destroys, 1 for one that may change something, 2 for one that only reads."""
     argv = finding.evaluated_argv
     if not argv:
@@ -87,7 +87,7 @@ def _find_sufficient_rule(verdict: PolicyVerdict) -> str | None:
             rule = parse_rule(text, scope="session", source=SESSION_SOURCE)
         except ValueError:
             continue
-        if rule.text == text and _suffices(verdict, text):
+        if rule.text == text and _is_rule_sufficient(verdict, text):
             return text
     return None
 
@@ -111,7 +111,7 @@ def suggest_wider_rule(verdict: PolicyVerdict) -> str | None:
         rule = parse_rule(text, scope="session", source=SESSION_SOURCE)
     except ValueError:
         return None
-    return text if rule.text == text and _suffices(verdict, text) else None
+    return text if rule.text == text and _is_rule_sufficient(verdict, text) else None
 
 
 def _wider_pattern(verdict: PolicyVerdict) -> str | None:
@@ -172,10 +172,10 @@ def explain_wider_rule(text: str | None) -> str:
 
 
 def _only_reads(argv: Sequence[str]) -> bool:
-    return read_only_proof.changes_nothing(argv) and read_only_proof.why_git_shows_stored_files(argv) is None
+    return read_only_proof.changes_nothing(argv) and read_only_proof.explain_git_shows_stored_files(argv) is None
 
 
-def _suffices(verdict: PolicyVerdict, text: str) -> bool:
+def _is_rule_sufficient(verdict: PolicyVerdict, text: str) -> bool:
     rule = parse_rule(text, scope="session", source=SESSION_SOURCE)
     prepared = verdict.prepared.with_rule(rule)
     return prepared.evaluate_targets(verdict.arguments, verdict.targets).action == "allow"
@@ -207,7 +207,7 @@ def _rules_by_arguments(verdict: PolicyVerdict) -> Iterator[str]:
     if (pattern := exact_server_request_pattern(prepared.origin, verdict.arguments)) is not None:
         yield f"allow {prepared.origin} {pattern}"
     words = _argument_words(verdict.arguments)
-    if words or not object_properties_of(prepared.spec.parameters):
+    if words or not get_object_properties(prepared.spec.parameters):
         yield f"allow {prepared.spec.id} {words}".rstrip(" ")
 
 

@@ -17,10 +17,11 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.shell.stored_file_forms import find_stored_file_accesses
 
@@ -31,9 +32,9 @@ _MAX_ONE_TREE_BYTES = 8 * 1024 * 1024
 _MAX_SCAN_S = 20.0
 _MAX_STORES = 8
 _MAX_REPOSITORIES = 32
-_TREE_ENTRY = re.compile(rb"(\d{1,6}) ([^\0]+)\0(.{20})", re.DOTALL)
-_COMMIT_TREE = re.compile(rb"tree ([0-9a-f]{40})\n")
-_GIT_FILE = re.compile(r"gitdir: (.+)\n?")
+_TREE_ENTRY = compile_on_first_use(rb"(\d{1,6}) ([^\0]+)\0(.{20})", re.DOTALL)
+_COMMIT_TREE = compile_on_first_use(rb"tree ([0-9a-f]{40})\n")
+_GIT_FILE = compile_on_first_use(r"gitdir: (.+)\n?")
 _COMMIT, _TREE, _OFFSET_DELTA, _NAMED_DELTA = 1, 2, 6, 7
 _ID = 20
 
@@ -72,8 +73,7 @@ class PrintedRepository(NamedTuple):
         return history if is_current else None
 
 
-@dataclass
-class StoredPaths:
+class StoredPaths(Struct):
     """The known paths of one repository, relative to its work tree; None if they are unknown."""
 
     indexed: frozenset[str] | None = None
@@ -362,7 +362,7 @@ class _ObjectStore:
             for count, (offset, name) in enumerate(sorted(pack.names.items())):
                 if not count % 512:
                     self._check_bounds(self._objects)
-                kind = pack.kind_of(offset)
+                kind = pack.get_error_kind(offset)
                 if kind in (_TREE, _COMMIT):
                     self._add(kind, name, pack.read_object(offset))
 
@@ -411,7 +411,7 @@ class _PackFile:
             return kind, size, at + _ID, self._offsets.get(data[at : at + _ID], -1)
         return kind, size, at, 0
 
-    def kind_of(self, offset: int) -> int:
+    def get_error_kind(self, offset: int) -> int:
         """Return the kind of an object; that of its base for a delta, and 0 if the base is elsewhere."""
         chain: list[int] = []
         at = offset

@@ -6,18 +6,17 @@ import hashlib
 import os
 import re
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.struct import Struct
 
 _REF = re.compile(r"sha256:([0-9a-f]{64})")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100}(;[ -~]{0,200})?")
 _DEFAULT_TYPE = "application/octet-stream"
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(Struct, frozen=True):
     """A stored output. ``media_type`` is the type that its first writer declared."""
 
     ref: str

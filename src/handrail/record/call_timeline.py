@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, cast
 
+from handrail.contract.struct import Struct
 from handrail.record.log_reader import LoggedCallSummary, LoggedRecord, LogReader
 
 _MAX_GENERATIONS = 1_000
@@ -16,8 +17,7 @@ _MAX_GENERATIONS = 1_000
 _MAX_SHOWN_CHARS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class CallTimelineStep:
+class CallTimelineStep(Struct, frozen=True):
     """One step of a call. ``detail`` names the decision or the subject."""
 
     at_ns: int
@@ -25,8 +25,7 @@ class CallTimelineStep:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CallTimeline:
+class CallTimeline(Struct, frozen=True):
     """The timeline of one call.
 
     :param call: the summary of the call
@@ -146,13 +145,14 @@ def read_timeline(reader: LogReader, call_id: str) -> CallTimeline | None:
     result = _mapping(_get_body(reader.find_outcome(call_id)).get("result"))
     number = proposed.get("generation")
     generation = number if isinstance(number, int) else None
+    listed = _find_listed_tool(reader, call, generation)
     wait, locks, parent = intended.get("lock_wait_ms"), intended.get("locks"), proposed.get("parent")
     return CallTimeline(
         call=call,
         arguments=proposed.get("arguments"),
         generation=generation,
-        definition=_string(proposed.get("definition")),
-        source=_find_source(reader, call, generation),
+        definition=_string(listed.get("definition")),
+        source=_string(listed.get("source")),
         session=reader.describe_session(call.session_id) | ({} if call.topic is None else {"topic": call.topic}),
         happenings=tuple(_make_event(one) for one in records),
         locks=tuple(str(lock) for lock in cast("list[Any]", locks)) if isinstance(locks, list) else (),
@@ -164,15 +164,18 @@ def read_timeline(reader: LogReader, call_id: str) -> CallTimeline | None:
     )
 
 
-def _find_source(reader: LogReader, call: LoggedCallSummary, number: int | None) -> str | None:
-    """Return the source of the call's tool, from its generation or from the one that introduced the tool."""
+def _find_listed_tool(reader: LogReader, call: LoggedCallSummary, number: int | None) -> Mapping[str, Any]:
+    """Return what the record of the call's generation says of its tool, or that of the one that introduced the tool.
+
+    Empty if neither is in the log any more.
+    """
     for body in reader.generations(before=call.first, limit=_MAX_GENERATIONS):
         if body.get("number") == number:
             tool = _mapping(body.get("tools")).get(call.tool or "")
             if tool is not None or "after" not in body:
-                return _string(_mapping(tool).get("source"))
+                return _mapping(tool)
             number = body["after"]
-    return None
+    return {}
 
 
 def _make_event(entry: LoggedRecord) -> CallTimelineStep:

@@ -13,10 +13,11 @@ The arbiter defines the bodies, except for the names that readers rely on:
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from functools import lru_cache
+from itertools import count, groupby
 from os import urandom
 from pathlib import Path
 from time import time_ns
@@ -25,7 +26,16 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import orjson
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.record.hash_chain import GENESIS, MAX_GROUP, SALT_BYTES, RecordHeader, hash_group, new_commitment
+from handrail.contract.struct import Struct
+from handrail.record.hash_chain import (
+    GENESIS,
+    MAX_GROUP,
+    SALT_BYTES,
+    EntryHeader,
+    count_records,
+    hash_group,
+    new_commitment,
+)
 from handrail.record.log_reader import LoggedRecord, LogReader
 from handrail.store.database.group_writer import PromisedWriteFuture, SinkUnavailable, UncancellableWriteFuture
 from handrail.store.database.journal import list_journals, read_log_head, skip_written_notes, unreadable_text
@@ -66,6 +76,11 @@ RecordKind = Literal[
 _ENDS = frozenset({"committed", "rejected", "interrupted"})
 """The kinds that end a call."""
 _SETTLED_INTERVAL = 4096
+_SPACE = ord(" ")
+_TICK_S = 0.01
+"""A call may run for up to two ticks before the log has the record of its start."""
+_ONE_ENTRY = 5
+"""The values of one entry: its time, session, call, kinds and body."""
 _JOURNAL_NAME = "record"
 """The name of the table of records in the journal."""
 
@@ -89,8 +104,7 @@ def encode_record_body(body: Mapping[str, Any]) -> bytes:
     return bytes(memoryview(encode_any_json(body)))
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptedCall:
+class InterruptedCall(Struct, frozen=True):
     """A call that was running when the last process ended. It is unknown whether it took effect."""
 
     session_id: str
@@ -119,6 +133,10 @@ class CommitLog:
         if not acknowledged:
             self._check_nothing_missing()
         self._post = database.writer.queue_without_waiting
+        self._started_calls: dict[str, Callable[[], None]] = {}
+        self._waiting_calls: dict[str, Callable[[], None]] = {}
+        """Started calls whose records are handed over at the next tick, by call id; the others are newer."""
+        self._ticks = False
         self.accepts_more = database.writer.has_room_below
         """Whether the log takes records now and fewer than this many appends wait to be written."""
 
@@ -156,11 +174,44 @@ class CommitLog:
 
     def record_soon(self, records: Sequence[Record]) -> None:
         """Record soon, in order, without waiting: for records that no side effect depends on."""
-        self._post(_make_entry(self._clock(), records))
+        self._post(_make_entries(self._clock(), records))
 
-    def record_encoded_soon(self, records: Sequence[Record]) -> None:
-        """Record soon, as :meth:`record_soon` does, records whose bodies are JSON already."""
-        self._post((self._clock(), *chain.from_iterable(records)))
+    def record_call_soon(self, session_id: str, call_id: str, kinds: str, body: bytes) -> None:
+        """Record soon, as :meth:`record_soon` does, records of one call in their stored form.
+
+        :param kinds: their kinds, separated by spaces
+        :param body: the JSON array of their bodies, from :func:`join_record_bodies`
+        """
+        if self._ticks and self._started_calls.pop(call_id, None) is None:
+            self._waiting_calls.pop(call_id, None)
+        self._post((self._clock(), session_id, call_id, kinds, body))
+
+    def record_started_call(self, call_id: str, pass_records: Callable[[], None]) -> None:
+        """Record soon that a call has started, unless its end is recorded first.
+
+        A short read then has all its records in one entry.
+
+        :param pass_records: hands over the records of the call that the log does not have yet, by :meth:`record_call_soon`. It is
+            called before a later record is committed, and otherwise after a moment
+        """
+        if not self._ticks:
+            self._ticks = True
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        self._started_calls[call_id] = pass_records
+
+    def _tick(self) -> None:
+        """Record the calls that had started before the last tick."""
+        waiting, self._waiting_calls, self._started_calls = self._waiting_calls, self._started_calls, {}
+        for pass_records in waiting.values():
+            pass_records()
+        self._ticks = bool(self._waiting_calls)
+        if self._ticks:
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _record_started_calls(self) -> None:
+        for calls in (self._waiting_calls, self._started_calls):
+            for pass_records in tuple(calls.values()):
+                pass_records()
 
     def commit(self, records: Sequence[Record]) -> Coroutine[Any, Any, None]:
         """Record now: on return these records and all earlier ones are durable and readable.
@@ -170,15 +221,18 @@ class CommitLog:
 
         :raises LogUnavailable: if the records could not be written
         """
-        return self._writer.commit(_make_entry(self._clock(), records))
+        self._record_started_calls()
+        return self._writer.commit(_make_entries(self._clock(), records))
 
     def start_commit(self, records: Sequence[Record]) -> UncancellableWriteFuture:
         """Start a commit for a caller that may be cancelled before the end; see :meth:`commit`."""
-        return self._writer.start_commit(_make_entry(self._clock(), records))
+        self._record_started_calls()
+        return self._writer.start_commit(_make_entries(self._clock(), records))
 
     def start_journalled_commit(self, records: Sequence[Record]) -> PromisedWriteFuture:
         """Start a commit whose result is needed a moment later, or only after a crash; see :meth:`start_commit`."""
-        return self._writer.start_journalled_write(_make_entry(self._clock(), records))
+        self._record_started_calls()
+        return self._writer.start_journalled_write(_make_entries(self._clock(), records))
 
     def wake_writer(self) -> None:
         """Wake the writer because a promise may follow soon.
@@ -192,13 +246,15 @@ class CommitLog:
 
         See :meth:`~handrail.store.database.workspace_database.WorkspaceDatabase.write_works_atomically`.
         """
-        return self._table, _make_entry(self._clock(), records)
+        self._record_started_calls()
+        return self._table, _make_entries(self._clock(), records)
 
     async def flush(self) -> None:
         """Wait until all records that were appended so far are durable.
 
         :raises LogUnavailable: if they cannot be written
         """
+        self._record_started_calls()
         await self._writer.flush()
 
     async def wait_for_backlog(self, count: int) -> None:
@@ -210,7 +266,7 @@ class CommitLog:
 
         :raises LogUnavailable: if recent records cannot be made durable
         """
-        await self._writer.flush()
+        await self.flush()
         return self._read(lambda reader: reader.find_outcome(call_id))
 
     async def find_move_to_background(self, call_id: str) -> LoggedRecord | None:
@@ -218,7 +274,7 @@ class CommitLog:
 
         :raises LogUnavailable: if recent records cannot be made durable
         """
-        await self._writer.flush()
+        await self.flush()
         return self._read(lambda reader: next(reader.records(call=call_id, kind="backgrounded", limit=1), None))
 
     async def find_proposal(self, call_id: str) -> LoggedRecord | None:
@@ -226,7 +282,7 @@ class CommitLog:
 
         :raises LogUnavailable: if recent records cannot be made durable
         """
-        await self._writer.flush()
+        await self.flush()
         return self._read(lambda reader: reader.find_proposal(call_id))
 
     def find_last_turn(self, session_id: str) -> int:
@@ -270,8 +326,8 @@ class CommitLog:
     async def redact_record_bodies(self, sequences: Iterable[int], *, reason: str, session_id: str = "") -> None:
         """Remove the bodies of records permanently, and record the redaction.
 
-        The chain still verifies and reports the redaction. One transaction removes all bodies. The record names them as runs
-        of sequences, ``[first, last]``.
+        The chain still verifies and reports the redaction. One transaction removes all bodies, with those of the same calls that
+        were written at once with them. The record names them as runs of sequences, ``[first, last]``.
 
         :raises UsageError: if a sequence is not in the log, or belongs to the record of a redaction
         :raises LogUnavailable: if the redaction cannot be made durable
@@ -284,6 +340,7 @@ class CommitLog:
             if (proof := self._read(lambda reader, a=first, b=last: reader.find_redaction(a, b))) is not None:
                 raise UsageError(f"Record {proof} documents a redaction and cannot be removed. Leave it out.")
         if runs:
+            runs = _merge_runs(self._read(lambda reader: [reader.widen_to_entries(*run) for run in runs]))
             records = [Record("redacted", session_id, "", {"sequences": runs, "reason": reason})]
             await self._writer.commit((self._table, _RedactionEntry(tuple(runs), self._clock(), records)))
 
@@ -292,24 +349,56 @@ class CommitLog:
             return look(self.reader)
 
 
-_Entry = tuple[Any, ...]
-"""Records that are written together, as one flat value: their time, then kind, session, call and JSON body of each.
+_Entries = tuple[Any, ...]
+"""Entries that are written together, as one flat value: their time, then session, call, kinds and JSON body of each.
 
-It has no containers, so the garbage collector stops tracking it. Records that wait for the writer therefore cause no
+It has no containers, so the garbage collector stops tracking it. Entries that wait for the writer therefore cause no
 collections of what the program has loaded.
 """
 
 
-def _make_entry(at_ns: int, records: Iterable[Record]) -> _Entry:
+def _make_entries(at_ns: int, records: Iterable[Record]) -> _Entries:
+    """Return records in their stored form. Consecutive records of one call are one entry."""
     flat: list[Any] = [at_ns]
-    for kind, session, call, body in records:
+    for _, group in groupby(records, _entry_key(count())):
+        several = list(group)
+        bodies = [
+            one.body if type(one.body) is bytes else encode_record_body(cast("Mapping[str, Any]", one.body))
+            for one in several
+        ]
         flat += (
-            kind,
-            session,
-            call,
-            body if type(body) is bytes else encode_record_body(cast("Mapping[str, Any]", body)),
+            several[0].session_id,
+            several[0].call_id,
+            " ".join([one.kind for one in several]),
+            join_record_bodies(bodies),
         )
     return tuple(flat)
+
+
+def _entry_key(numbers: Iterator[int]) -> Callable[[Record], object]:
+    """Return a function that is equal for the records of one call. A record of no call is an entry alone."""
+    return lambda record: (record.session_id, record.call_id) if record.call_id else next(numbers)
+
+
+def join_record_bodies(bodies: Sequence[bytes]) -> bytes:
+    """Return the bodies of several records, from :func:`encode_record_body`, as one JSON array."""
+    first = b"["
+    for body in bodies:
+        if body[0] == _SPACE:  # a mark for `decode_any_json`, which is then for the whole array
+            first = b" ["
+    return first + b",".join(bodies) + b"]"
+
+
+@lru_cache(maxsize=256)
+def _read_kinds(kinds: str) -> tuple[int, int | None, bool]:
+    """Return the number of records in an entry, the place of its intent without an end, and whether its call has ended."""
+    intent, is_end = None, False
+    for place, kind in enumerate(kinds.split(" ")):
+        if kind == "intended":
+            intent, is_end = place, False
+        elif kind in _ENDS:
+            intent, is_end = None, True
+    return count_records(kinds), intent, is_end
 
 
 class _StartMark(NamedTuple):
@@ -365,27 +454,29 @@ class _RecordTable:
     def is_head_in(self, connection: sqlite3.Connection) -> bool:
         return LogReader(connection).has_record(self._sequence, self._previous)
 
-    def pack(self, payload: _Entry | _StartMark | _RedactionEntry) -> Any:
+    def pack(self, payload: _Entries | _StartMark | _RedactionEntry) -> Any:
         if type(payload) is not tuple:
             return None
-        records = [[*payload[at : at + 3], _as_fragment(payload[at + 3])] for at in range(1, len(payload), 4)]
-        sound = all(isinstance(text, str) for record in records for text in record[:3])
-        return [payload[0], records] if sound else None  # the write itself reports the others
+        entries = [[*payload[at : at + 3], _as_fragment(payload[at + 3])] for at in range(1, len(payload), 4)]
+        sound = all(isinstance(text, str) for entry in entries for text in entry[:3])
+        return [payload[0], entries] if sound else None  # the write itself reports the others
 
-    def unpack(self, packed: Any) -> _Entry:
-        at_ns, records = packed
-        return _make_entry(at_ns, [_make_record(*parts) for parts in records])
+    def unpack(self, packed: Any) -> _Entries:
+        at_ns, entries = packed
+        return _make_entries(at_ns, [record for parts in entries for record in _read_noted_records(*parts)])
 
-    def build_statements(self, batch: Sequence[_Entry | _StartMark | _RedactionEntry]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[_Entries | _StartMark | _RedactionEntry]) -> Iterator[Statement]:
         statements: list[Statement] = []
-        entries: list[_Entry] = []
+        entries: list[_Entries] = []
         # The last batch is durable; otherwise `opened` would have been called.
         self._durable = (self._sequence, self._previous)
         self._confirmed_lost = self._reported_lost
         lost = self._writer.lost
         if lost > self._reported_lost:
             entries.append(
-                _make_entry(self._clock(), [Record("records-dropped", "", "", {"records": lost - self._reported_lost})])
+                _make_entries(
+                    self._clock(), [Record("records-dropped", "", "", {"records": lost - self._reported_lost})]
+                )
             )
             self._reported_lost = lost
         for item in batch:
@@ -394,25 +485,27 @@ class _RecordTable:
             elif not isinstance(item, _RedactionEntry):
                 entries.append(item)
             else:
-                entries.append(_make_entry(item.at_ns, item.records))
+                entries.append(_make_entries(item.at_ns, item.records))
                 erase = "UPDATE record SET body = NULL WHERE sequence BETWEEN ? AND ?"
                 statements += [(erase, run) for run in item.runs]
                 statements.append(("PRAGMA wal_checkpoint(TRUNCATE)", ()))  # it still contains the old pages
-        inserts = list(self._make_group_inserts(entries))
+        yield from self._make_group_inserts(entries)
         settled = min(self._open.values(), default=self._sequence + 1) - 1
         if settled - self._settled >= _SETTLED_INTERVAL:
             self._settled = settled
             statements.append(("UPDATE meta SET value = ? WHERE key = 'settled'", (settled,)))
-        return inserts + statements
+        yield from statements
 
-    def _make_group_inserts(self, entries: Sequence[_Entry]) -> Iterator[Statement]:
+    def _make_group_inserts(self, batch: Sequence[_Entries]) -> Iterator[Statement]:
         """Yield one statement for each group of the chain."""
         flat: list[Any] = []
-        for entry in entries:
-            at_ns = entry[0]
-            for at in range(1, len(entry), 4):
-                flat += (at_ns, *entry[at : at + 4])
-        size = 5 * MAX_GROUP
+        for entries in batch:
+            if len(entries) == _ONE_ENTRY:
+                flat += entries
+            else:
+                for at in range(1, len(entries), 4):
+                    flat += (entries[0], *entries[at : at + 4])
+        size = _ONE_ENTRY * MAX_GROUP
         for start in range(0, len(flat), size):
             yield self._insert_group(flat[start : start + size])
 
@@ -422,16 +515,15 @@ class _RecordTable:
         Each statement releases and takes the interpreter's lock, so one statement inserts many rows. Rows have few values, and
         use bytearrays: sqlite3 searches an adapter for each value of type bytes.
         """
-        sequence = self._sequence
-        headers: list[RecordHeader] = []
+        sequence = self._sequence + 1
+        headers: list[EntryHeader] = []
         commitments: list[bytes] = []
-        values: list[SqlValue] = [sequence + 1]
-        rows = len(flat) // 5
+        values: list[SqlValue] = []
+        rows = len(flat) // _ONE_ENTRY
         salts = bytearray(urandom(SALT_BYTES * rows))
         offset = 0
         fields = iter(flat)
-        for at_ns, kind, session, call, body in zip(fields, fields, fields, fields, fields, strict=True):
-            sequence += 1
+        for at_ns, session, call, kinds, body in zip(fields, fields, fields, fields, fields, strict=True):
             salted = salts[offset : offset + SALT_BYTES] + body
             offset += SALT_BYTES
             hashing = new_commitment()
@@ -439,25 +531,28 @@ class _RecordTable:
             commitment = hashing.digest()
             if not (session.isascii() and call.isascii()):
                 session, call = _escape_half_surrogates(session), _escape_half_surrogates(call)  # noqa: PLW2901 - the stored form
-            headers.append((at_ns, kind, session, call))
+            headers.append((at_ns, kinds, session, call))
             commitments.append(commitment)
-            values += (at_ns, kind, session, call, bytearray(commitment), salted)
-            if kind == "intended":
-                self._open[call] = sequence
-            elif kind in _ENDS:
+            values += (sequence, at_ns, kinds, session, call, bytearray(commitment), salted)
+            records, intent, is_end = _read_kinds(kinds)
+            if intent is not None:
+                self._open[call] = sequence + intent
+            elif is_end:
                 self._open.pop(call, None)
+            sequence += records
         previous = hash_group(self._sequence + 1, self._previous, headers, commitments)
         values[-2] = bytearray(commitments[-1] + previous)
-        self._sequence, self._previous = sequence, previous
+        self._sequence, self._previous = sequence - 1, previous
         return self._insert_sql(rows), values
 
     def _insert_sql(self, rows: int) -> str:
         sql = self._inserts.get(rows)
         if sql is None:
-            at_ns = self._database.fence_value("?2")  # the statement fails if another process holds the workspace
-            places = [f"(?1, {at_ns}, ?3, ?4, ?5, ?6, ?7)"]
-            places += [f"(?1 + {row}, ?, ?, ?, ?, ?, ?)" for row in range(1, rows)]
-            columns = "sequence, at_ns, kind, session, call, seal, body"
+            at_ns = self._database.build_fenced_value_sql(
+                "?2"
+            )  # the statement fails if another process holds the workspace
+            places = [f"(?1, {at_ns}, ?3, ?4, ?5, ?6, ?7)"] + ["(?, ?, ?, ?, ?, ?, ?)"] * (rows - 1)
+            columns = "sequence, at_ns, kinds, session, call, seal, body"
             sql = f"INSERT INTO record ({columns}) VALUES {', '.join(places)}"  # noqa: S608
             self._inserts[rows] = sql
         return sql
@@ -474,14 +569,27 @@ def decode_journal_note(note: bytes) -> list[Record]:
     :raises ValueError, TypeError, LookupError: if the note has another form
     """
     return [
-        _make_record(*parts) for name, packed in decode_any_json(note) if name == _JOURNAL_NAME for parts in packed[1]
+        record
+        for name, packed in decode_any_json(note)
+        if name == _JOURNAL_NAME
+        for parts in packed[1]
+        for record in _read_noted_records(*parts)
     ]
 
 
-def _make_record(kind: RecordKind, session_id: str, call_id: str, body: Mapping[str, Any]) -> Record:
-    if not all(isinstance(text, str) for text in cast("tuple[object, ...]", (kind, session_id, call_id))):
-        raise TypeError("Invalid record: kind, session and call must be texts.")
-    return Record(kind, session_id, call_id, body)
+def _read_noted_records(session_id: str, call_id: str, kinds: str, bodies: list[Mapping[str, Any]]) -> list[Record]:
+    texts, listed = cast("tuple[object, ...]", (kinds, session_id, call_id)), cast("object", bodies)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(listed, list):
+        raise TypeError("Invalid entry: kinds, session and call must be texts, and the bodies a list.")
+    return [
+        Record(cast("RecordKind", kind), session_id, call_id, body)
+        for kind, body in zip(kinds.split(" "), bodies, strict=True)
+    ]
+
+
+def _merge_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ascending runs, of which several may be the same or overlap, without overlaps."""
+    return group_into_runs(sorted({number for first, last in runs for number in range(first, last + 1)}))
 
 
 def group_into_runs(sequences: Iterable[int]) -> list[tuple[int, int]]:

@@ -1,17 +1,20 @@
 r"""The hash chain of the log: the exact hashed bytes, so that every changed, lost or added record is found.
 
-Records are chained in *groups* of 1 to 64 consecutive records that were written at once. One hash covers the headers of a
-group, the commitments to its bodies, and the hash of the previous group (integers big-endian)::
+An *entry* is one row: one record, or the records of one call that were written at once. Its ``kinds`` are their kinds,
+separated by spaces, and its body is the JSON array of their bodies. Entries are chained in *groups* of 1 to 64 consecutive
+entries that were written at once. One hash covers the headers of a group, the commitments to its bodies, and the hash of the
+previous group (integers big-endian)::
 
     hash        = sha256("handrail group 1\0" + first:8 + count:4 + previous:32 + headers + commitments:32 each)
-    headers     = [[at_ns, kind, session, call], ...] as compact JSON in UTF-8
+    headers     = [[at_ns, kinds, session, call], ...] as compact JSON in UTF-8
     commitment  = sha256("handrail body 1\0" + salt:16 + body)
     previous    = hash of the group before; of the first: 32 zero bytes
 
-``first`` is the sequence of the group's first record. Bodies and salts enter the hashes only through their commitments. A
+``first`` is the sequence of the group's first record, and ``count`` the number of its entries. The headers give the sequence of
+every other record. Bodies and salts enter the hashes only through their commitments. A
 body and its salt can be removed together: the remaining commitment reveals nothing about them, and all hashes stay valid.
 
-Each stored record has its commitment as its *seal*. The last seal of a group also contains the hash of the group. The end of
+Each stored entry has its commitment as its *seal*. The last seal of a group also contains the hash of the group. The end of
 a group therefore follows from hashed data: if a border is moved, removed or added, a hash no longer matches.
 """
 
@@ -27,12 +30,12 @@ import orjson
 GENESIS = bytes(32)
 SALT_BYTES = 16
 MAX_GROUP = 64
-"""Records."""
+"""Entries."""
 CLOSING_SEAL_BYTES = 64
 """The length of a seal that ends a group."""
 
-RecordHeader = tuple[int, str, str, str]
-"""Time (nanoseconds), kind, session and call."""
+EntryHeader = tuple[int, str, str, str]
+"""Time (nanoseconds), kinds, session and call."""
 
 _GROUP = b"handrail group 1\0"
 _COMMITMENT = 32
@@ -41,13 +44,18 @@ new_commitment = sha256(b"handrail body 1\0").copy
 """Return a new commitment, to be fed with salt and body. Copying a hash is faster than creating one."""
 
 
-def hash_group(first: int, previous: bytes, headers: Sequence[RecordHeader], commitments: Sequence[bytes]) -> bytes:
+def hash_group(first: int, previous: bytes, headers: Sequence[EntryHeader], commitments: Sequence[bytes]) -> bytes:
     """Return the hash of one group, which the next group uses as its ``previous``.
 
     :raises TypeError: if a text is not valid Unicode (half a surrogate pair)
     """
     numbers = _pack(first, len(headers))
     return sha256(b"".join((_GROUP, numbers, previous, orjson.dumps(headers), *commitments))).digest()
+
+
+def count_records(kinds: str) -> int:
+    """Return the number of records in an entry."""
+    return kinds.count(" ") + 1
 
 
 def extract_hash(seal: object) -> bytes | None:
@@ -72,9 +80,9 @@ class ChainFault(NamedTuple):
 
 
 class ChainVerifier:
-    """A verifier that reads stored records in order and finds the first one that was changed.
+    """A verifier that reads stored entries in order and finds the first one that was changed.
 
-    It locates a changed body or commitment by record, and any other change by group.
+    It locates a changed body or commitment by entry, and any other change by group.
 
     :param after: the record after which it starts; it must end a group; 0 for the beginning of the log
     :param head: the hash of that group
@@ -86,15 +94,15 @@ class ChainVerifier:
         self.head = head
         """The hash of the last valid group."""
         self._first = after + 1
-        self._headers: list[RecordHeader] = []
+        self._headers: list[EntryHeader] = []
         self._commitments: list[bytes] = []
 
-    def check_record(self, row: tuple[Any, ...]) -> ChainFault | None:
-        """Check the next record, and return its fault, if any.
+    def check_entry(self, row: tuple[Any, ...]) -> ChainFault | None:
+        """Check the next entry, and return its fault, if any.
 
-        :param row: sequence, at_ns, kind, session, call, seal and body, as stored
+        :param row: sequence, at_ns, kinds, session, call, seal and body, as stored
         """
-        sequence, at_ns, kind, session, call, seal, body = row
+        sequence, at_ns, kinds, session, call, seal, body = row
         expected = self.sequence + 1
         if sequence > expected:
             return ChainFault(expected, f"missing; record {sequence} follows record {expected - 1}", sequence - 1)
@@ -104,14 +112,20 @@ class ChainVerifier:
             not isinstance(seal, bytes)
             or len(seal) not in (_COMMITMENT, CLOSING_SEAL_BYTES)
             or type(at_ns) is not int
-            or not all(isinstance(text, str) for text in (kind, session, call))
+            or not all(isinstance(text, str) for text in (kinds, session, call))
         ):
             return ChainFault(sequence, "its header has fields of the wrong type", sequence)
+        last = sequence + count_records(kinds) - 1
         commitment = seal[:_COMMITMENT]
-        if body is not None and (not isinstance(body, bytes) or _make_commitment(body) != commitment):
-            return ChainFault(sequence, "its body or the commitment to its body was changed", sequence)
-        self.sequence = sequence
-        self._headers.append((at_ns, kind, session, call))
+        if body is not None and (not isinstance(body, bytes) or make_commitment(body) != commitment):
+            whose = (
+                "its body or the commitment to its body"
+                if last == sequence
+                else "a body or the commitment to the bodies"
+            )
+            return ChainFault(sequence, f"{whose} was changed", last)
+        self.sequence = last
+        self._headers.append((at_ns, kinds, session, call))
         self._commitments.append(commitment)
         if len(seal) == CLOSING_SEAL_BYTES:
             return self._close_group(seal[_COMMITMENT:])
@@ -144,7 +158,8 @@ class ChainVerifier:
         return None
 
 
-def _make_commitment(salted: bytes) -> bytes:
+def make_commitment(salted: bytes) -> bytes:
+    """Return the commitment to a salt and a body."""
     commitment = new_commitment()
     commitment.update(salted)
     return commitment.digest()

@@ -9,14 +9,23 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from handrail.record.hash_chain import CLOSING_SEAL_BYTES, GENESIS, MAX_GROUP, SALT_BYTES, ChainVerifier, extract_hash
+from handrail.contract.struct import Struct
+from handrail.record.hash_chain import (
+    CLOSING_SEAL_BYTES,
+    GENESIS,
+    SALT_BYTES,
+    ChainVerifier,
+    count_records,
+    extract_hash,
+)
 from handrail.store.database.group_writer import SinkUnavailable
 from handrail.store.database.sqlite_connection import open_reader, to_start_error
-from handrail.store.json_fallback_encoding import decode_any_json
+from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
 
 CallState = Literal[
     "proposed",
@@ -37,24 +46,28 @@ CallState = Literal[
 is opened again. ``not-run``: its process ended before it started, or its approval request was removed. ``redacted``: it ended,
 and its outcome was removed from the log."""
 
-_COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
-"""The columns that `ChainVerifier.check_record` and `_logged` expect."""
+_COLUMNS = "sequence, at_ns, kinds, session, call, seal, body"
+"""The columns that `ChainVerifier.check_entry` and `_read_entry` expect."""
 _ENDS = ("committed", "rejected", "interrupted")
-_CHECKED_RECORDS = 16
+_FROM = "sequence >= ifnull((SELECT max(sequence) FROM record WHERE sequence <= ?), 0)"
+"""The condition on the entries from the one that contains a record."""
+IS_PROPOSAL = "substr(kinds, 1, 8) = 'proposed'"
+"""The condition on the entries that begin with a proposal, as their index has it. No proposal is later in an entry."""
+_ALONE = ("session-opened", "turn-finished", "generation")
+"""Indexed kinds of records that belong to no call, so that each is an entry alone."""
+_CHECKED_ENTRIES = 16
 _MAX_TIME_NS = 2**62
 """In nanoseconds, in the year 2116: no record is later."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogHead:
+class LogHead(Struct, frozen=True):
     """The newest record: its sequence (0 for an empty log) and hash in hexadecimal."""
 
     sequence: int
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedRecord:
+class LoggedRecord(Struct, frozen=True):
     """One record of the log. ``body`` is None if it was redacted.
 
     :param hash: the hash of the group that this record ends, hexadecimal; empty within a group
@@ -74,8 +87,7 @@ class LoggedRecord:
         return _text((self.body or {}).get("tool"))
 
 
-@dataclass(frozen=True, slots=True)
-class CallPermission:
+class CallPermission(Struct, frozen=True):
     """Who or what allowed a call.
 
     :param by: ``rules`` or ``person``
@@ -108,8 +120,7 @@ class CallPermission:
         return f"allowed by '{self.rule}' ({where})"
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOpener:
+class SessionOpener(Struct, frozen=True):
     """Who opened a session.
 
     :param client: the name of the client, as it introduces itself; the frontend for one that does not
@@ -129,8 +140,7 @@ class SessionOpener:
         return named if self.client == self.frontend else f"{named} over {self.frontend}"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUsage:
+class ModelUsage(Struct, frozen=True):
     """What the requests of a session to one model used.
 
     :param requests: the number of requests, with those for summaries
@@ -160,8 +170,7 @@ def format_cost(cost: float | None) -> str:
     return "" if cost is None else f", cost {cost:.4f}"
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedCallSummary:
+class LoggedCallSummary(Struct, frozen=True):
     """The summary of one call. Times are wall-clock nanoseconds; None if the step did not happen.
 
     :param tool: the tool id; None if the record was redacted or names no tool
@@ -223,15 +232,19 @@ class LogReader:
 
         If you note its hash elsewhere, ``verify`` can later detect that records were cut off.
         """
-        row = self._connection.execute("SELECT sequence, seal FROM record ORDER BY sequence DESC LIMIT 1").fetchone()
-        return LogHead(0, GENESIS.hex()) if row is None else LogHead(row[0], (extract_hash(row[1]) or b"").hex())
+        sql = "SELECT sequence, kinds, seal FROM record ORDER BY sequence DESC LIMIT 1"
+        row = self._connection.execute(sql).fetchone()
+        if row is None:
+            return LogHead(0, GENESIS.hex())
+        return LogHead(_last_record(*row[:2]), (extract_hash(row[2]) or b"").hex())
 
     def has_record(self, sequence: int, digest: bytes) -> bool:
         """Return whether record ``sequence`` has this hash; sequence 0 is the start of the log."""
         if sequence == 0:
             return digest == GENESIS
-        row = self._connection.execute("SELECT seal FROM record WHERE sequence = ?", (sequence,)).fetchone()
-        return row is not None and extract_hash(row[0]) == digest
+        sql = "SELECT sequence, kinds, seal FROM record WHERE sequence <= ? ORDER BY sequence DESC LIMIT 1"
+        row = self._connection.execute(sql, (sequence,)).fetchone()
+        return row is not None and _last_record(*row[:2]) == sequence and extract_hash(row[2]) == digest
 
     def describe_missing_records(self, written: tuple[int, bytes] | None) -> str | None:
         """Describe the missing part of the log, or return None if nothing is missing.
@@ -250,20 +263,22 @@ class LogReader:
 
         :raises SinkUnavailable: if the end is damaged
         """
-        # Start at the end of the last group before the checked records; length() reads no body.
-        (newest,) = self._connection.execute("SELECT coalesce(max(sequence), 0) FROM record").fetchone()
+        # Start at the end of the last group before the checked entries; length() reads no body.
         before = self._connection.execute(
-            "SELECT sequence, seal FROM record WHERE sequence BETWEEN ? AND ? AND length(seal) = ? "
+            "SELECT sequence, kinds, seal FROM record WHERE sequence <= "
+            "(SELECT sequence FROM record ORDER BY sequence DESC LIMIT 1 OFFSET ?) AND length(seal) = ? "
             "ORDER BY sequence DESC LIMIT 1",
-            (newest - _CHECKED_RECORDS - MAX_GROUP, newest - _CHECKED_RECORDS, CLOSING_SEAL_BYTES),
+            (_CHECKED_ENTRIES, CLOSING_SEAL_BYTES),
         ).fetchone()
-        walk = ChainVerifier() if before is None else ChainVerifier(before[0], extract_hash(before[1]) or b"")
+        walk = ChainVerifier()
+        if before is not None:
+            walk = ChainVerifier(_last_record(*before[:2]), extract_hash(before[2]) or b"")
         fault = None
         for row in self._connection.execute(
             f"SELECT {_COLUMNS} FROM record WHERE sequence > ? ORDER BY sequence",  # noqa: S608
             (walk.sequence,),
         ):
-            if fault := walk.check_record(row):
+            if fault := walk.check_entry(row):
                 break
         if fault := fault or walk.check_unfinished_group():
             file = self._connection.execute("PRAGMA database_list").fetchone()[2]
@@ -280,19 +295,25 @@ class LogReader:
 
     def get_record(self, sequence: int) -> LoggedRecord | None:
         """Return one record by its sequence, or None."""
-        return self._read_one("WHERE sequence = ?", (sequence,))
+        found = self._read("WHERE sequence <= ? ORDER BY sequence DESC LIMIT 1", (sequence,))
+        return next((record for record in found if record.sequence == sequence), None)
 
     def find_absent(self, first: int, last: int) -> int | None:
         """Return the first sequence of a run that is not in the log, or None."""
-        sql = "SELECT count(*), max(sequence) FROM record WHERE sequence BETWEEN ? AND ?"
-        count, greatest = self._connection.execute(sql, (first, last)).fetchone()
-        if count == last - first + 1:
+        newest = self.head().sequence
+        if first >= 1 and last <= newest:
             return None
-        return first if not count else greatest + 1  # the log has no gaps: missing records are after its end
+        return max(first, newest + 1) if first >= 1 else first  # the log has no gaps: missing records are after its end
+
+    def widen_to_entries(self, first: int, last: int) -> tuple[int, int]:
+        """Return the run of all records in the entries that contain a run of records."""
+        sql = "SELECT sequence, kinds FROM record WHERE sequence <= ? ORDER BY sequence DESC LIMIT 1"
+        (begin, _), (final, kinds) = (self._connection.execute(sql, (number,)).fetchone() for number in (first, last))
+        return begin, _last_record(final, kinds)
 
     def find_redaction(self, first: int, last: int) -> int | None:
         """Return the first record in a run that documents a redaction, or None."""
-        sql = "SELECT min(sequence) FROM record WHERE sequence BETWEEN ? AND ? AND kind = 'redacted'"
+        sql = "SELECT min(sequence) FROM record WHERE sequence BETWEEN ? AND ? AND kinds = 'redacted'"
         (found,) = self._connection.execute(sql, (first, last)).fetchone()
         return found
 
@@ -311,23 +332,25 @@ class LogReader:
         :param since: yield only records with a greater sequence
         :param limit: the maximum number of records; with ``newest_first`` the latest ones
         """
-        wheres, values = ["sequence > ?"], cast("list[str | int]", [since])
-        for column, wanted in (("session", session), ("call", call), ("kind", kind)):
+        wheres, values = [_FROM], cast("list[str | int]", [since + 1])
+        for column, wanted in (("session", session), ("call", call)):
             if wanted is not None:
                 wheres.append(f"{column} = ?")
                 values.append(wanted)
         # Redundant conditions, so that SQLite uses its partial indexes.
         if call:
             wheres.append("call <> ''")
-        if kind in ("session-opened", "turn-finished"):
-            wheres.append("kind IN ('session-opened', 'turn-finished')")
-        if kind == "proposed":
-            wheres.append("kind = 'proposed'")
+        if kind in _ALONE:
+            wheres.append(f"kinds = '{kind}'")
+        elif kind == "proposed":
+            wheres.append(IS_PROPOSAL)
+        elif kind is not None:
+            wheres.append(has_kind("kinds", kind))
         order = "DESC" if newest_first else "ASC"
-        values.append(-1 if limit is None else limit)
-        sql = f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(wheres)} ORDER BY sequence {order} LIMIT ?"  # noqa: S608
-        for row in self._connection.execute(sql, values):
-            yield _read_row(row)
+        rows = f"WHERE {' AND '.join(wheres)} ORDER BY sequence {order}"
+        found = self._read(rows, values, newest_first=newest_first)
+        chosen = (record for record in found if record.sequence > since and kind in (None, record.kind))
+        yield from islice(chosen, limit)
 
     def calls(
         self, *, session: str | None = None, call: str | None = None, since: int = 0, limit: int = 1000
@@ -369,11 +392,11 @@ class LogReader:
         return list(found.values())
 
     def _records_about(self, session_id: str, kind: Literal["session-opened", "turn-finished"]) -> list[LoggedRecord]:
-        sql = (
-            f"SELECT {_COLUMNS} FROM record WHERE session = ? AND kind = ? "  # noqa: S608
-            "AND kind IN ('session-opened', 'turn-finished') ORDER BY sequence"  # the condition of its index
+        where = (
+            "WHERE session = ? AND kinds = ? "
+            "AND kinds IN ('session-opened', 'turn-finished') ORDER BY sequence"  # the condition of its index
         )
-        return [_read_row(row) for row in self._connection.execute(sql, (session_id, kind))]
+        return list(self._read(where, (session_id, kind)))
 
     def _is_awaiting_approval(self, row: LoggedCallSummary) -> bool:
         """Return whether the approval request of a call still exists.
@@ -403,33 +426,33 @@ class LogReader:
 
         :param until_ns: skip later records
         """
+        wanted = text.encode()
         sql = (
-            "SELECT o.sequence, o.at_ns, o.kind, o.session, o.call, o.seal, o.body FROM record AS p "
+            "SELECT o.sequence, o.at_ns, o.kinds, o.session, o.call, o.seal, o.body FROM record AS p "  # noqa: S608
             "JOIN record AS o ON o.call = p.call AND o.call <> '' "
-            "WHERE p.session = ? AND p.kind = 'proposed' AND o.kind = 'committed' AND o.at_ns <= ? AND instr(o.body, ?) > 0 "
-            "ORDER BY o.sequence DESC"
+            "WHERE p.session = ? AND substr(p.kinds, 1, 8) = 'proposed' "
+            f"AND {has_kind('o.kinds', 'committed')} AND o.at_ns <= ? AND instr(o.body, ?) > 0 ORDER BY o.sequence DESC"
         )
-        for row in self._connection.execute(sql, (session_id, until_ns, text.encode())):
-            yield _read_row(row)
+        for row in self._connection.execute(sql, (session_id, until_ns, wanted)):
+            for record in _read_entry(row):
+                if record.kind == "committed" and wanted in encode_any_json(record.body):
+                    yield record
 
     def find_proposal(self, call_id: str) -> LoggedRecord | None:
         """Return the first ``proposed`` record of a call, or None."""
-        return self._read_one(
-            "WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,)
-        )
+        where = f"WHERE call = ? AND call <> '' AND {IS_PROPOSAL} ORDER BY sequence LIMIT 1"
+        return next(self._read(where, (call_id,)), None)
 
     def generations(self, *, before: int, limit: int) -> Iterator[Mapping[str, Any]]:
         """Yield the recorded generations of the registry before a record, the latest first."""
-        sql = f"SELECT {_COLUMNS} FROM record WHERE kind = 'generation' AND sequence < ? ORDER BY sequence DESC LIMIT ?"  # noqa: S608
-        for row in self._connection.execute(sql, (before, limit)):
-            if (body := _read_row(row).body) is not None:
-                yield body
+        where = "WHERE kinds = 'generation' AND sequence < ? ORDER BY sequence DESC LIMIT ?"
+        for record in self._read(where, (before, limit)):
+            if record.body is not None:
+                yield record.body
 
     def list_nested_call_ids(self, call_id: str) -> list[str]:
         """Return the ids of the calls that a call's tool made, in order."""
-        sql = (
-            "SELECT call FROM record WHERE call > ? AND call < ? AND call <> '' AND kind = 'proposed' ORDER BY sequence"
-        )
+        sql = f"SELECT call FROM record WHERE call > ? AND call < ? AND call <> '' AND {IS_PROPOSAL} ORDER BY sequence"  # noqa: S608
         return [str(row[0]) for row in self._connection.execute(sql, (f"{call_id}.", f"{call_id}/"))]
 
     def describe_session(self, session_id: str) -> dict[str, Any]:
@@ -441,38 +464,63 @@ class LogReader:
 
     def find_last_turn(self, session: str) -> int:
         """Return the highest turn number of a session's calls (``session/turn.index``); 0 if it has none."""
-        sql = "SELECT max(CAST(substr(call, ?) AS INTEGER)) FROM record WHERE session = ? AND kind = 'proposed'"
+        sql = f"SELECT max(CAST(substr(call, ?) AS INTEGER)) FROM record WHERE session = ? AND {IS_PROPOSAL}"  # noqa: S608
         (turn,) = self._connection.execute(sql, (len(session) + 2, session)).fetchone()
         return turn or 0
 
     def list_unfinished_intents(self) -> list[LoggedRecord]:
         """Return the ``intended`` record of every call that has started and not ended."""
-        sql = (
-            f"SELECT {_COLUMNS} FROM record AS i WHERE sequence > ? AND kind = 'intended' AND call <> '' "  # noqa: S608
+        later = " OR ".join(has_kind("o.kinds", kind) for kind in ("intended", *_ENDS))
+        where = (
+            f"AS i WHERE {_FROM} AND {has_kind('kinds', 'intended')} AND call <> '' "  # noqa: S608
             "AND NOT EXISTS (SELECT 1 FROM record AS o WHERE o.call = i.call AND o.call <> '' "
-            "AND o.sequence > i.sequence AND o.kind IN ('intended', 'committed', 'rejected', 'interrupted')) "
-            "ORDER BY sequence"
+            f"AND o.sequence > i.sequence AND ({later})) ORDER BY sequence"
         )
-        found = [_read_row(row) for row in self._connection.execute(sql, (self.read_mark("settled"),))]
-        return [entry if entry.tool else _with_tool(entry, self.find_proposal(entry.call_id)) for entry in found]
+        found: dict[str, LoggedRecord] = {}
+        for record in self._read(where, (self.read_mark("settled") + 1,)):
+            if record.kind == "intended":
+                found[record.call_id] = record
+            elif record.kind in _ENDS:
+                found.pop(record.call_id, None)
+        return [one if one.tool else _with_tool(one, self.find_proposal(one.call_id)) for one in found.values()]
 
-    def _read_one(self, where: str, values: tuple[str | int, ...]) -> LoggedRecord | None:
-        row = self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", values).fetchone()  # noqa: S608
-        return None if row is None else _read_row(row)
+    def _read(self, where: str, values: Sequence[str | int], *, newest_first: bool = False) -> Iterator[LoggedRecord]:
+        """Yield all records of the entries that ``where`` selects."""
+        for row in self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", values):  # noqa: S608
+            records = _read_entry(row)
+            yield from reversed(records) if newest_first else records
 
 
-def _read_row(row: tuple[Any, ...]) -> LoggedRecord:
-    sequence, at_ns, kind, session, call, seal, encoded = row
-    body: Mapping[str, Any] | None = None
+def has_kind(column: str, kind: str) -> str:
+    """Return the condition on the entries that contain a record of a kind."""
+    return f"instr(' ' || {column} || ' ', ' {kind} ') > 0"
+
+
+def _last_record(sequence: int, kinds: object) -> int:
+    """Return the sequence of the last record in an entry."""
+    return sequence + count_records(str(kinds)) - 1
+
+
+def _read_entry(row: tuple[Any, ...]) -> list[LoggedRecord]:
+    sequence, at_ns, joined, session, call, seal, encoded = row
+    kinds = str(joined).split(" ")
+    bodies: Sequence[Mapping[str, Any] | None] = [None] * len(kinds)
     if isinstance(encoded, bytes):
         try:
             decoded: Any = decode_any_json(encoded[SALT_BYTES:])
         except (ValueError, RecursionError):
-            decoded = {"$damaged": len(encoded)}
-        body = cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {"value": decoded}
-    shown = (extract_hash(seal) or b"").hex()
+            decoded = None
+        listed = cast("list[Any]", decoded) if isinstance(decoded, list) else []
+        if len(listed) == len(kinds):
+            bodies = [cast("dict[str, Any]", one) if isinstance(one, dict) else {"value": one} for one in listed]
+        else:
+            bodies = [{"$damaged": len(encoded)}] * len(kinds)
     time = at_ns if isinstance(at_ns, int) and 0 <= at_ns < _MAX_TIME_NS else 0
-    return LoggedRecord(sequence, time, str(kind), str(session), str(call), shown, body)
+    digests = [""] * (len(kinds) - 1) + [(extract_hash(seal) or b"").hex()]
+    return [
+        LoggedRecord(sequence + place, time, kind, str(session), str(call), digest, body)
+        for place, (kind, digest, body) in enumerate(zip(kinds, digests, bodies, strict=True))
+    ]
 
 
 def _with_tool(entry: LoggedRecord, proposal: LoggedRecord | None) -> LoggedRecord:
@@ -537,8 +585,8 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> LoggedCallSummar
 
 def _read_permission(body: Mapping[str, Any], answered_by: str | None) -> CallPermission:
     by = _text(body.get("by")) or "rules"
-    told = {name: _text(body.get(name)) for name in ("rule", "scope", "source", "choice", "approval", "reason")}
-    return CallPermission(by, **told, answered_by=answered_by if by == "person" else None)
+    fields = {name: _text(body.get(name)) for name in ("rule", "scope", "source", "choice", "approval", "reason")}
+    return CallPermission(by, **fields, answered_by=answered_by if by == "person" else None)
 
 
 def _read_opener(entry: LoggedRecord) -> SessionOpener:

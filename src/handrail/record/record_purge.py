@@ -13,10 +13,10 @@ import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from handrail.contract.struct import Struct
 from handrail.record.commit_log import CommitLog
 from handrail.record.hash_chain import SALT_BYTES
 from handrail.record.log_reader import LogReader
@@ -40,8 +40,7 @@ _OTHER_TABLES = ("record", "meta", "session")
 SqlCondition = tuple[str, list[str | int]]
 
 
-@dataclass(frozen=True, slots=True)
-class OrphanedFiles:
+class OrphanedFiles(Struct, frozen=True):
     """Files and folders that nothing refers to, with their total size in bytes."""
 
     files: tuple[Path, ...]
@@ -187,14 +186,15 @@ _MAX_BATCH_BYTES = 64 * 1024 * 1024
 """The limit of one transaction, which must fit into the write-ahead log: users also purge when the disk is full."""
 
 _BODY_SQL = f"CAST(substr(body, {SALT_BYTES + 1}) AS TEXT)"
+_COUNT_SQL = "(length(kinds) - length(replace(kinds, ' ', '')) + 1)"
+"""The number of records in an entry."""
 _NEWEST_WHOLE_SQL = (
-    "SELECT max(sequence) FROM record WHERE kind = 'generation' AND at_ns < ? "  # noqa: S608
-    f"AND CASE WHEN json_valid({_BODY_SQL}) THEN json_extract({_BODY_SQL}, '$.after') IS NULL END"
+    "SELECT max(sequence) FROM record WHERE kinds = 'generation' AND at_ns < ? "  # noqa: S608
+    f"AND CASE WHEN json_valid({_BODY_SQL}) THEN json_extract({_BODY_SQL}, '$[0].after') IS NULL END"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PurgeSelection:
+class PurgeSelection(Struct, frozen=True):
     """The records to purge: those before a time (wall clock, nanoseconds), those of a session, or both."""
 
     before_ns: int | None = None
@@ -212,7 +212,7 @@ class PurgeSelection:
     @property
     def sql_condition(self) -> tuple[str, list[str | int]]:
         """The SQL condition on a record, with its values."""
-        wheres, values = ["body IS NOT NULL", f"kind NOT IN {_PERMANENT_KINDS}"], list[str | int]()
+        wheres, values = ["body IS NOT NULL", f"kinds NOT IN {_PERMANENT_KINDS}"], list[str | int]()
         if self.session_id is not None:
             wheres.append("session = ?")
             values.append(self.session_id)
@@ -220,13 +220,12 @@ class PurgeSelection:
             wheres.append("at_ns < ?")
             values.append(self.before_ns)
             # Later calls may refer to the newest complete generation, and to the later records that only list changes to it.
-            wheres.append(f"(kind <> 'generation' OR sequence < ifnull(({_NEWEST_WHOLE_SQL}), 0))")
+            wheres.append(f"(kinds <> 'generation' OR sequence < ifnull(({_NEWEST_WHOLE_SQL}), 0))")
             values.append(self.before_ns)
         return " AND ".join(wheres), values
 
 
-@dataclass(frozen=True, slots=True)
-class PurgePlan:
+class PurgePlan(Struct, frozen=True):
     """The data that a purge would remove.
 
     :param records: the number of bodies, ``bytes`` in total
@@ -252,8 +251,7 @@ class PurgePlan:
         return not (self.records or self.sessions or self.orphans.paths or self.kept_changes or self.facts)
 
 
-@dataclass(frozen=True, slots=True)
-class PurgeResult:
+class PurgeResult(Struct, frozen=True):
     """The result of a purge: the removed data, and the problems."""
 
     records: int
@@ -272,7 +270,7 @@ def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelecti
     connection = reader.connection
     where, values = selection.sql_condition
     records, size, calls, oldest, newest = connection.execute(
-        "SELECT count(*), total(length(body)), count(DISTINCT nullif(call, '')), min(at_ns), max(at_ns) "  # noqa: S608
+        f"SELECT total({_COUNT_SQL}), total(length(body)), count(DISTINCT nullif(call, '')), min(at_ns), max(at_ns) "  # noqa: S608
         f"FROM record WHERE {where}",
         values,
     ).fetchone()
@@ -292,7 +290,7 @@ def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelecti
             )
         except KnowledgeUnavailable:
             facts = 0
-    return PurgePlan(records, int(size), calls, oldest, newest, sessions, left_over, changes, facts)
+    return PurgePlan(int(records), int(size), calls, oldest, newest, sessions, left_over, changes, facts)
 
 
 async def purge_records(
@@ -356,9 +354,10 @@ def _batches(connection: sqlite3.Connection, selection: PurgeSelection) -> Itera
     where, values = selection.sql_condition
     batch: list[int] = []
     size = 0
-    rows = connection.execute(f"SELECT sequence, length(body) FROM record WHERE {where} ORDER BY sequence", values)  # noqa: S608
-    for sequence, length in rows:
-        batch.append(sequence)
+    sql = f"SELECT sequence, {_COUNT_SQL}, length(body) FROM record WHERE {where} ORDER BY sequence"  # noqa: S608
+    rows = connection.execute(sql, values)
+    for sequence, count, length in rows:
+        batch += range(sequence, sequence + count)
         size += length
         if len(batch) >= _MAX_BATCH_RECORDS or size >= _MAX_BATCH_BYTES:
             yield batch

@@ -22,12 +22,13 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from handrail.contract.errors import StartError, UsageError
+from handrail.contract.struct import Struct
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.database.journal import LogHeadFile
@@ -60,8 +61,7 @@ def _show_nothing(_what: str, _done: int, _total: int) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class BackupDescription:
+class BackupDescription(Struct, frozen=True):
     """What a backup contains.
 
     :param schema: the version of the database's tables
@@ -151,7 +151,7 @@ def read_backup(folder: Path) -> BackupDescription:
                 f"The backup {folder} has format {data['format']!r:.20}, but this version of Handrail reads format {FORMAT}. "
                 f"Use Handrail {str(data.get('handrail'))[:20]} or later."
             )
-        found = BackupDescription(**{name: data[name] for name in BackupDescription.__slots__})
+        found = BackupDescription(**{name: data[name] for name in BackupDescription.__struct_fields__})
         numbers = (found.schema, found.created_ns, found.records, found.files, found.bytes)
         texts: tuple[object, ...] = (
             found.engine,
@@ -285,7 +285,7 @@ def _copy_facts(folders: StateFolders, target: Path) -> int:
     """Write the facts of a workspace's sessions, and return the size of the file."""
     with closing(KnowledgeStore(folders.state)) as knowledge:
         try:
-            entries = knowledge.list_of_workspace(str(folders.workspace))
+            entries = knowledge.list_workspace_entries(str(folders.workspace))
         except KnowledgeUnavailable as error:
             raise StartError(str(error)) from None
     if not entries:
@@ -310,7 +310,7 @@ def _restore_facts(folders: StateFolders, source: Path) -> None:
     if entries:
         with closing(KnowledgeStore(folders.state)) as knowledge:
             try:
-                knowledge.add_missing(entries)
+                knowledge.add_missing_entries(entries)
             except KnowledgeUnavailable as error:
                 raise StartError(f"The workspace was restored without its stored facts. {error}") from None
 

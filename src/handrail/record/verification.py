@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from handrail.contract.errors import StartError
+from handrail.contract.struct import Struct
 from handrail.record.hash_chain import SALT_BYTES, ChainVerifier
 from handrail.record.log_reader import LogReader
 from handrail.store.json_fallback_encoding import decode_any_json
 
 
-@dataclass(frozen=True, slots=True)
-class LogVerification:
+class LogVerification(Struct, frozen=True):
     """The result of a verification.
 
     :param ok: whether the log is intact
@@ -87,19 +87,19 @@ def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
         return LogVerification(False, walk.sequence, walk.head.hex(), redacted, lost, sequence, problem)
 
     rows = connection.execute(
-        "SELECT sequence, at_ns, kind, session, call, seal, body FROM record NOT INDEXED ORDER BY sequence"
+        "SELECT sequence, at_ns, kinds, session, call, seal, body FROM record NOT INDEXED ORDER BY sequence"
     )
     try:
         for row in rows:
-            if fault := walk.check_record(row):
+            if fault := walk.check_entry(row):
                 return bad(fault.sequence, str(fault))
-            sequence, kind, body = row[0], row[2], row[6]
+            sequence, kinds, body = row[0], row[2], row[6]
             if body is None:
-                redacted += 1
-                _extend_runs(bodiless, sequence)
-            elif kind == "redacted":
+                redacted += walk.sequence - sequence + 1
+                _extend_runs(bodiless, sequence, walk.sequence)
+            elif kinds == "redacted":
                 recorded += _read_redacted_runs(body)
-            elif kind == "records-dropped":
+            elif kinds == "records-dropped":
                 lost += _read_count(body)
             found_head = found_head or walk.head.hex() == head
     except sqlite3.DatabaseError as error:
@@ -128,12 +128,12 @@ def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
     return LogVerification(True, walk.sequence, walk.head.hex(), redacted, lost)
 
 
-def _extend_runs(runs: list[tuple[int, int]], sequence: int) -> None:
-    """Add a number to the last run, or start a new run."""
-    if runs and runs[-1][1] == sequence - 1:
-        runs[-1] = (runs[-1][0], sequence)
+def _extend_runs(runs: list[tuple[int, int]], first: int, last: int) -> None:
+    """Add the numbers from ``first`` to ``last`` to the last run, or start a new run."""
+    if runs and runs[-1][1] == first - 1:
+        runs[-1] = (runs[-1][0], last)
     else:
-        runs.append((sequence, sequence))
+        runs.append((first, last))
 
 
 def _read_redacted_runs(body: object) -> list[tuple[int, int]]:
@@ -173,4 +173,5 @@ def _read_field(body: object, name: str) -> object:
         decoded: Any = decode_any_json(body[SALT_BYTES:]) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", decoded).get(name) if isinstance(decoded, dict) else None
+    fields: object = cast("list[Any]", decoded)[0] if isinstance(decoded, list) and decoded else None
+    return cast("dict[str, Any]", fields).get(name) if isinstance(fields, dict) else None

@@ -11,7 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from handrail.contract.agent_manifest import (
     AgentManifest,
     CheckedAgentManifest,
     check_agent,
-    fault_in_agent_id,
+    find_agent_id_fault,
     parse_agent,
     tool_pattern_matches,
 )
@@ -29,6 +29,7 @@ from handrail.contract.errors import Diagnostic, LoadError, UsageError
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
+from handrail.contract.struct import Struct
 from handrail.contract.text.glob_patterns import has_wildcard
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_name
@@ -93,7 +94,7 @@ def _check_given_agent(table: object) -> CheckedAgentManifest:
             f"Invalid agent: {table!r:.80}. It contains a value that is not JSON: {error}. {expected}"
         ) from None
     name = data.get("id")
-    if not isinstance(name, str) or fault_in_agent_id(name) is not None:
+    if not isinstance(name, str) or find_agent_id_fault(name) is not None:
         raise UsageError(f"Invalid `id` of an agent: {name!r:.80}. Expected letters, digits, '_' and '-'. {expected}")
     return check_agent(data, f"agent {name!r} of open_kernel", name)
 
@@ -123,8 +124,8 @@ def find_agent(
 
     :raises UsageError: if no such agent exists, with the ids of all agents
     """
-    if (problem := fault_in_agent_id(agent)) is not None:
-        raise UsageError(f"Invalid agent id: {problem}.")
+    if (problem := find_agent_id_fault(agent)) is not None:
+        raise UsageError(f"Invalid agent id: {problem}. `handrail agents` lists the agents.")
     agents = find_agents(config, workspaces, given)
     if agent not in agents:
         close = nearest_names(agent, agents, 1)
@@ -278,16 +279,14 @@ _BUNDLED_NAMES = ("handrail.toml", "tools", "agents", "skills")
 """The entries of a configuration folder that Handrail reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class SealedFile:
+class SealedFile(Struct, frozen=True):
     """A file of a bundle: the SHA-256 of its content, in hexadecimal, and whether it is executable."""
 
     sha256: str
     executable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BundleSource:
+class BundleSource(Struct, frozen=True):
     """A source without tools that checks the seal of a configuration folder before any other source loads."""
 
     folder: Path

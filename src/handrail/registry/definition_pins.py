@@ -20,6 +20,8 @@ from typing import Any, Protocol, cast
 import orjson
 
 from handrail.contract.schema.foreign_schemas import sort_unordered_lists
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.spec import MODEL_TEXT_FIELDS, ToolSpec
 from handrail.store import operator_decisions as stored
 
@@ -79,13 +81,13 @@ class ThirdPartyDefinition:
         found = [*split_lines_for_review(self.description), "", *_schema_lines(parts["parameters"])]
         for name in sorted(self.other_fields):
             value = parts[name]
-            told = split_lines_for_review(value) if isinstance(value, str) else _schema_lines(value)
-            found += ["", f"{name}:", *(f"  {line}" if line else "" for line in told)]
+            value_lines = split_lines_for_review(value) if isinstance(value, str) else _schema_lines(value)
+            found += ["", f"{name}:", *(f"  {line}" if line else "" for line in value_lines)]
         return found
 
 
-def _further(said: Callable[[str], Any]) -> dict[str, Any]:
-    return {name: value for name in MODEL_TEXT_FIELDS if (value := said(name))}
+def _further(read_value: Callable[[str], Any]) -> dict[str, Any]:
+    return {name: value for name in MODEL_TEXT_FIELDS if (value := read_value(name))}
 
 
 def split_lines_for_review(text: str) -> list[str]:
@@ -100,7 +102,7 @@ def split_lines_for_review(text: str) -> list[str]:
     return [line if _is_visible(line) else _format_visible_json(line) for line in lines]
 
 
-_INSTRUCTION = re.compile(
+_INSTRUCTION = compile_on_first_use(
     r"\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:previous|prior|above|other|all|any|instruction|rule)"
     r"|\b(?:you must|you should|always|never|do not|don't|important|mandatory|before (?:using|calling)|first (?:call|send|read|run)|send|upload)\b"
     r"|\b(?:system prompt|secrets?|passwords?|credentials?|keys|api key|private key|\.env|id_rsa|ssh)\b"
@@ -236,8 +238,7 @@ _MAX_COMPARED = 2_000
 """The most lines of two definitions together that get a minimal diff."""
 
 
-@dataclass(frozen=True, slots=True)
-class DefinitionReview:
+class DefinitionReview(Struct, frozen=True):
     """A tool of a third-party source that requires a review by the user.
 
     :param current: the definition that the source lists now

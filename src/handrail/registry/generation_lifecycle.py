@@ -75,7 +75,7 @@ class GenerationLifecycle:
         self._older.add(older)
         weakref.finalize(older, self._schedule_unused_tool_close).atexit = False
         self.current = generation
-        return generation.diff_from(older)
+        return generation.make_diff_from(older)
 
     async def aclose(self) -> None:
         """End every tool.

@@ -7,13 +7,14 @@ folder with the same id.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handrail.contract.errors import Diagnostic, LoadError, ToolError
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.decorator import is_generator_tool
 from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, apply_settings, settings_line
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
@@ -21,7 +22,7 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import (
     FRONTEND_IDS,
     LOCKED_IDS,
-    fault_in_id,
+    find_id_fault,
     is_session_internal,
     nearest_names,
     wire_name,
@@ -178,8 +179,7 @@ def _unset_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
 _LOCKED = frozenset(LOCKED_IDS)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadConditions:
+class LoadConditions(Struct, frozen=True):
     """The conditions, in addition to its own declaration, that decide whether a tool is available.
 
     :param tier: the confinement that this machine can enforce; a tool that needs more is unavailable
@@ -196,8 +196,7 @@ class LoadConditions:
         return tuple(layer for layer in self.settings if tool_id in layer.tools) if self.settings else ()
 
 
-@dataclass(slots=True)
-class LoadCache:
+class LoadCache(Struct):
     """The result of the last load of an agent's sources, so that the next load checks only new tools.
 
     :ivar found: each source with its result, in order
@@ -515,7 +514,7 @@ class _GenerationBuilder:
     def find_alias_faults(self, aliases: Mapping[str, str]) -> list[Diagnostic]:
         found: list[Diagnostic] = []
         for alias, tool_id in aliases.items():
-            if problem := fault_in_id(alias):
+            if problem := find_id_fault(alias):
                 found.append(Diagnostic("aliases", alias, problem))
             elif alias in LOCKED_IDS or alias in self.rows or alias in self.ids_by_wire or alias in self.shipped:
                 found.append(Diagnostic("aliases", alias, "is already the name of a tool; choose another alias"))

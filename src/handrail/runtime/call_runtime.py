@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.contract.protected.path_protection import VCS_CONFIG
 from handrail.contract.sandbox_protocol import CallConfinement, ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
@@ -42,6 +43,7 @@ from handrail.contract.services.tool_runtime import (
     UserService,
 )
 from handrail.contract.session_protocols import SessionValueStore
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.contract.tool.spec import ToolSession, ToolSpec
 from handrail.runtime.files.joint_changes import ChangeJournal
@@ -62,8 +64,7 @@ NO_USER_ATTACHED = "question is unavailable: no user is attached to this session
 """The fixed text of ``question`` in a headless session."""
 
 
-@dataclass(slots=True)
-class SessionSharedServices:
+class SessionSharedServices(Struct):
     """The values and services that all calls of one session share."""
 
     session_id: str
@@ -73,6 +74,8 @@ class SessionSharedServices:
     roots: SessionRoots
     sandbox: Sandbox
     values: SessionValueStore
+    prepare_folders: Callable[[], None] | None = None
+    """Creates the session's own folders; None once they exist. Most sessions run no program and need none."""
     approval_handler: ApprovalHandler | None = None
     client: ClientHandler | None = None
     """The client of the session, if it can answer requests."""
@@ -103,9 +106,17 @@ class SessionSharedServices:
     """Keeps what the calls change in the workspace; None if nothing is kept."""
     change_journal: ChangeJournal | None = None
     """The journal of changes of several files; None if files are changed one at a time only."""
+    route: NetworkRoute = DIRECT_ROUTE
+    """The way to hosts, for tools and for the programs of a call."""
 
     def build_profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> SandboxProfile:
-        """Return the sandbox profile of this session, with its scratch folder as HOME."""
+        """Return the sandbox profile of this session, with its scratch folder as HOME.
+
+        :raises ToolError: ``unavailable`` if the session's folders cannot be created
+        """
+        if self.prepare_folders is not None:
+            self.prepare_folders()
+            self.prepare_folders = None
         return SandboxProfile(
             workspace=self.workdir,
             scratch=self.scratch,
@@ -116,6 +127,7 @@ class SessionSharedServices:
             hidden=self.hidden,
             denials=None if self.denials is None else self.denials(),
             quarantine=self.quarantine,
+            route=self.route,
         )
 
 
@@ -348,7 +360,9 @@ class CallRuntime:
             writable = self._spec.side_effect != "read" and not self.read_only
             self._shell = SandboxedShell(
                 environment.sandbox,
-                self._add_network_to_profile(self._narrow(environment.build_profile(workspace_writable=writable))),
+                self._add_network_to_profile(
+                    self._narrow_to_confinement(environment.build_profile(workspace_writable=writable))
+                ),
                 self.capabilities,
                 environment.roots,
                 self._services.build_access_check(),
@@ -364,7 +378,10 @@ class CallRuntime:
             from handrail.runtime.http_service import CheckedNet  # HTTP and TLS are for the tools that fetch
 
             self._net = CheckedNet(
-                self.capabilities, self._services.build_access_check(), self._services.record_attempt
+                self.capabilities,
+                self._services.build_access_check(),
+                self._services.record_attempt,
+                route=self._environment.route,
             )
         return self._net
 
@@ -390,7 +407,7 @@ class CallRuntime:
             self._services.build_access_check(),
         )
 
-    def _narrow(self, profile: SandboxProfile) -> SandboxProfile:
+    def _narrow_to_confinement(self, profile: SandboxProfile) -> SandboxProfile:
         """Return ``profile`` as the confinement of the call narrows it."""
         if self.confinement is None:
             return profile
@@ -470,7 +487,7 @@ class CallRuntime:
         """
         profile = self._environment.build_profile(workspace_writable=self._spec.side_effect != "read")
         if (self._spec.secrets or self._spec.config) and not self.read_only:
-            profile = replace(profile, secrets=self._environment.secrets.secrets_for_tool(self._spec))
+            profile = replace(profile, secrets=self._environment.secrets.list_secrets_for_tool(self._spec))
         return self._add_network_to_profile(profile)
 
     @property
@@ -618,8 +635,7 @@ class CallRuntime:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class CallToolState:
+class CallToolState(Struct, frozen=True):
     """A state service: the values of one tool in one session."""
 
     environment: SessionSharedServices
@@ -632,8 +648,7 @@ class CallToolState:
         await self.environment.values.put(self.environment.session_id, self.tool_id, key, value)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionUserService:
+class SessionUserService(Struct, frozen=True):
     """A service that asks the user questions."""
 
     environment: SessionSharedServices

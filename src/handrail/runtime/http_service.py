@@ -14,17 +14,18 @@ import ssl
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from urllib.parse import quote, urljoin
 
 import h11
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, UsageError, quote_excerpt
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute, make_proxy_credentials
 from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.services.tool_runtime import HttpResponse
 from handrail.contract.text.host_names import ParsedUrl, bracket_host, parse_url
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck, HostResolver
+from handrail.sandbox.network.trusted_authorities import load_trusted_authorities
 
 # One HTTP exchange over a checked connection: strict in sending, bounded in reading and decoding.
 
@@ -248,8 +249,12 @@ class CheckedNet:
         *,
         resolver: HostResolver | None = None,
         trust: ssl.SSLContext | None = None,
+        route: NetworkRoute = DIRECT_ROUTE,
     ) -> None:
-        self._egress = EgressCheck(capabilities, lambda host, port: may("net.fetch", f"{host}:{port}"), resolver)
+        self._egress = EgressCheck(
+            capabilities, lambda host, port: may("net.fetch", f"{host}:{port}"), resolver, route=route
+        )
+        self._route = route
         self._on_attempt = on_attempt
         self._trust = trust
 
@@ -294,12 +299,13 @@ class CheckedNet:
     ) -> HttpResponse:
         passed: list[str] = []
         while True:
-            reader, writer = await self._open_connection(method, address)
+            reader, writer, proxy = await self._open_connection(method, address)
             try:
                 exchange = HttpExchange(reader, writer)
-                answer = await exchange.send_request(
-                    method, address.target, _build_head(address, method, fields, body), body
-                )
+                head = _build_head(address, method, fields, body)
+                if credentials := make_proxy_credentials(proxy):
+                    head.append(("proxy-authorization", credentials))
+                answer = await exchange.send_request(method, str(address) if proxy else address.target, head, body)
                 items = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
                 following = (
                     _build_redirected_request(method, address, fields, body, answer.status_code, items)
@@ -329,30 +335,40 @@ class CheckedNet:
 
     async def _open_connection(
         self, method: str, address: ParsedUrl
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
         """Open a connection to a checked address; with https, verify the host's certificate.
 
+        :return: the connection, and the proxy to which it leads if the request is a plain one for a proxy
         :raises ToolError: ``denied`` if the host is not allowed, ``backend`` if it cannot be reached
         """
         host = address.host
         attempt = ConnectionAttempt(bracket_host(host.name), host.port or 0, method)
         try:
-            way = await self._egress.authorize_and_resolve_host(host)
+            way = await self._egress.authorize_and_resolve_host(host, address.scheme)
         except ToolError as error:
             self._report_attempt(replace(attempt, refusal_reason=error.text))
             raise
         self._report_attempt(attempt)
-        connection = await self._egress.connect_to_checked_address(way)
+        plain = address.scheme == "http"
         try:
-            if address.scheme == "http":
-                return await asyncio.open_connection(sock=connection)
-            context = self._trust or await asyncio.to_thread(_system_trust)
-            return await asyncio.open_connection(sock=connection, ssl=context, server_hostname=address.host.name)
+            trust = load_trusted_authorities if self._trust is None and not plain else None
+            context = await asyncio.to_thread(trust, self._route.ca_file) if trust is not None else self._trust
+        except UsageError as error:
+            raise ToolError(str(error), kind="backend") from None
+        if way.proxy and plain:
+            connection = await self._egress.connect_to_proxy(way)
+        else:
+            connection = await self._egress.connect_to_checked_address(way)
+        try:
+            if plain:
+                return *await asyncio.open_connection(sock=connection), way.proxy
+            streams = await asyncio.open_connection(sock=connection, ssl=context, server_hostname=address.host.name)
+            return *streams, ""
         except ssl.SSLCertVerificationError as error:
             connection.close()
             text = (
                 f"The certificate of {address.host} could not be verified: {error.verify_message}. Check the host "
-                "name, or ask the user."
+                "name, or ask the user. If the network has its own authority, the user can set `ca_file` under [network]."
             )
             raise ToolError(text, kind="backend") from None
         except (ssl.SSLError, OSError) as error:
@@ -366,11 +382,6 @@ class CheckedNet:
     def _report_attempt(self, attempt: ConnectionAttempt) -> None:
         if self._on_attempt is not None:
             self._on_attempt(attempt)
-
-
-@lru_cache(maxsize=1)
-def _system_trust() -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 def _check_request(
@@ -411,7 +422,7 @@ def _build_head(address: ParsedUrl, method: str, fields: HeaderFields, body: byt
     return head
 
 
-def _becomes_get(status: int, method: str) -> bool:
+def _changes_to_get(status: int, method: str) -> bool:
     return (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST")
 
 
@@ -428,13 +439,13 @@ def _build_redirected_request(
     try:
         following = parse_url(urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED)))
     except ValueError as error:
-        if body and not _becomes_get(status, method):
+        if body and not _changes_to_get(status, method):
             return None  # the first server has the body, so its answer counts
         raise ToolError(
             f"{address.host} redirects to {quote_excerpt(location, 200)}, which cannot be followed: {error}",
             kind="denied",
         ) from None
-    if _becomes_get(status, method):
+    if _changes_to_get(status, method):
         method, body = "GET", b""
         fields = [field for field in fields if field[0] not in _BODY_FIELDS]
     if (following.scheme, following.host) != (address.scheme, address.host):

@@ -10,14 +10,17 @@ import ast
 import math
 import os
 import re
+import sys
 import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from handrail.contract.services.file_services import OutlineEntry
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 MAX_TEXT_BYTES = 256 * 1024
 """The bytes of a file that are indexed."""
@@ -29,11 +32,30 @@ _SETTLED_NS = 100_000_000
 """A file that changed so recently may change again with the same times, so it is read again."""
 _MAX_QUERY_TERMS = 48
 _MAX_OUTLINE = 60
-_TERM = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+|\d{2,}")
+_TERM = compile_on_first_use(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+|\d{2,}")
+_NAME = compile_on_first_use(r"[A-Za-z]\w*(?:-\w+)*")
+_TEST_AFFIX = compile_on_first_use(
+    r"^(?:tests?[_-](?=.)|Tests?(?=[A-Z]))|(?:[._-](?:tests?|spec)|(?<=[a-z])(?:Tests?|Spec))$"
+)
+_FOLDER_NAMES = frozenset(("__init__", "__main__", "index", "main", "mod"))
+"""The names of files that have the subject of their folder."""
 _COUNT_BITS = 12
 _MAX_COUNT = (1 << _COUNT_BITS) - 1
-_PATH_WEIGHT, _SYMBOL_WEIGHT, _DOCUMENTATION_WEIGHT = 16, 3, 2
-_K1, _B = 2.0, 0.6
+_TEXT_WEIGHT, _SYMBOL_WEIGHT, _DOCUMENTATION_WEIGHT = 2, 4, 3
+"""The counts that a word has in the text, in a definition in addition, and in the documentation in addition."""
+_PATH_WEIGHT, _FILE_NAME_WEIGHT = 8, 6
+_K1, _B, _RARITY = 4.0, 0.8, 0.8
+_SUBJECT_WEIGHT = 1.5
+"""The weight of a word in the first line of a query. Further lines weigh 1."""
+_NAME_WEIGHT, _NAME_K1 = 1.5, 1.2
+_NEIGHBOUR_SOURCES = 40
+"""The best files whose neighbours gain."""
+_NEIGHBOUR_SHARE, _PAIR_SHARE = 0.4, 0.2
+_MOST_IN_PAIR = 4
+_LONGEST_NAME, _SHORTEST_MENTION = 80, 5
+_MOST_SAME_NAMES = 3
+_MOST_MENTIONING = 0.1
+"""The part of the files above which a name mentioned in them says nothing."""
 _STOP_WORDS = frozenset(
     [
         "a",
@@ -139,13 +161,29 @@ class IndexedFileState(NamedTuple):
 
 
 class _IndexedText:
-    __slots__ = ("length", "lines", "number", "state")
+    """A file in the index.
 
-    def __init__(self, number: int, state: IndexedFileState, lines: int | None, length: int) -> None:
+    :param subject: the key of the file's name without the signs of a test
+    :param mentioned: the keys of the compound names in the text
+    """
+
+    __slots__ = ("length", "lines", "mentioned", "number", "state", "subject")
+
+    def __init__(
+        self,
+        number: int,
+        state: IndexedFileState,
+        lines: int | None,
+        length: int,
+        subject: str,
+        mentioned: tuple[str, ...],
+    ) -> None:
         self.number = number
         self.state = state
         self.lines = lines
         self.length = length
+        self.subject = subject
+        self.mentioned = mentioned
 
 
 class RepositoryIndex:
@@ -155,8 +193,10 @@ class RepositoryIndex:
         self._lock = threading.Lock()
         self._documents: dict[str, _IndexedText] = {}
         self._lengths = array("L")
-        """The length of each document in weighted words, by number; 0 for a document that is replaced."""
+        """The length of each text in weighted words, by number; 0 for a document that is replaced."""
         self._postings: dict[str, array[int]] = {}
+        """The documents of each word in texts, and of each compound name under its key."""
+        self._path_postings: dict[str, array[int]] = {}
         self._size = 0
         self._stems: dict[str, str] = {}
 
@@ -186,32 +226,105 @@ class RepositoryIndex:
     def rank(self, files: Sequence[str], query: str, limit: int) -> list[tuple[str, float]]:
         """Return the absolute paths of the files that match best, with their scores, the best first.
 
+        A file also gains from good files that mention it, that it mentions, or that test it.
+
         :param files: the absolute paths to choose from
         """
         with self._lock:
-            numbers = {found.number: one for one in files if (found := self._documents.get(one)) is not None}
-            if not numbers:
+            documents = {found.number: (one, found) for one in files if (found := self._documents.get(one)) is not None}
+            if not documents:
                 return []
-            count = len(numbers)
-            average = sum(self._lengths[number] for number in numbers) / count or 1.0
-            wanted = Counter(self._terms_of(query, without_stop_words=True))
-            by_weight = sorted(
-                ((self._inverse_frequency(term, count), term, times) for term, times in wanted.items()), reverse=True
+            scores = self._score_words(documents, query)
+            self._score_compound_names(scores, documents, query)
+            self._add_neighbours(scores, documents)
+            best = sorted(scores.items(), key=lambda item: (-item[1], documents[item[0]][0]))[:limit]
+            return [(documents[number][0], score) for number, score in best]
+
+    def _score_words(self, documents: Mapping[int, tuple[str, _IndexedText]], query: str) -> dict[int, float]:
+        """Return the scores of the documents by the words of a query in their texts and paths (BM25F)."""
+        count = len(documents)
+        average = sum(found.length for _, found in documents.values()) / count or 1.0
+        subject, _, rest = query.strip().partition("\n")
+        wanted: dict[str, float] = {}
+        for text, weight in ((subject, _SUBJECT_WEIGHT), (rest, 1.0)):
+            for term, times in Counter(self._terms_of(text, without_stop_words=True)).items():
+                wanted[term] = wanted.get(term, 0.0) + weight * (1 + math.log(times))
+        by_weight = sorted(
+            ((weight * self._inverse_frequency(term, count) ** _RARITY, term) for term, weight in wanted.items()),
+            reverse=True,
+        )
+        scores: dict[int, float] = {}
+        for weight, term in by_weight[:_MAX_QUERY_TERMS]:
+            frequencies: dict[int, float] = {}
+            for packed in self._postings.get(term, ()):
+                number = packed >> _COUNT_BITS
+                if number in documents:
+                    norm = _TEXT_WEIGHT * (1 - _B + _B * self._lengths[number] / average)
+                    frequencies[number] = (packed & _MAX_COUNT) / norm
+            for packed in self._path_postings.get(term, ()):
+                number = packed >> _COUNT_BITS
+                if number in documents:
+                    frequencies[number] = frequencies.get(number, 0.0) + (packed & _MAX_COUNT)
+            for number, frequency in frequencies.items():
+                scores[number] = scores.get(number, 0.0) + weight * frequency * (_K1 + 1) / (frequency + _K1)
+        return scores
+
+    def _score_compound_names(
+        self, scores: dict[int, float], documents: Mapping[int, tuple[str, _IndexedText]], query: str
+    ) -> None:
+        """Add to the scores what the compound names in a query are worth, such as ``parse_line``."""
+        for key in dict.fromkeys(_list_name_keys(query)):
+            weight = _NAME_WEIGHT * self._inverse_frequency(key, len(documents))
+            for packed in self._postings.get(key, ()):
+                number, times = packed >> _COUNT_BITS, packed & _MAX_COUNT
+                if number in documents:
+                    gain = weight * times * (_NAME_K1 + 1) / (times + _NAME_K1)
+                    scores[number] = scores.get(number, 0.0) + gain
+
+    def _add_neighbours(self, scores: dict[int, float], documents: Mapping[int, tuple[str, _IndexedText]]) -> None:
+        """Add to each score a share of the best score of a file that mentions it, that it mentions, or that tests it."""
+        named: dict[str, list[int]] = {}
+        for number, (_, found) in documents.items():
+            named.setdefault(found.subject, []).append(number)
+        most_mentioning = max(2.0, _MOST_MENTIONING * len(documents))
+        gains: dict[int, float] = {}
+        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:_NEIGHBOUR_SOURCES]
+        for number, score in best:
+            _, found = documents[number]
+            if len(named[found.subject]) <= _MOST_SAME_NAMES:
+                _raise_gains(gains, self._list_mentioning(found.subject, documents), number, score)
+            distinctive = (
+                same
+                for key in found.mentioned
+                if (same := named.get(key)) is not None
+                and len(same) <= _MOST_SAME_NAMES
+                and len(self._postings[key]) <= most_mentioning
             )
-            scores: dict[int, float] = {}
-            for weight, term, times in by_weight[:_MAX_QUERY_TERMS]:
-                factor = weight * (1 + math.log(times))
-                for packed in self._postings.get(term, ()):
-                    number = packed >> _COUNT_BITS
-                    if number in numbers:
-                        frequency = packed & _MAX_COUNT
-                        norm = _K1 * (1 - _B + _B * self._lengths[number] / average)
-                        scores[number] = scores.get(number, 0.0) + factor * frequency * (_K1 + 1) / (frequency + norm)
-            best = sorted(scores.items(), key=lambda item: (-item[1], numbers[item[0]]))[:limit]
-            return [(numbers[number], score) for number, score in best]
+            _raise_gains(gains, list(chain.from_iterable(distinctive)), number, score)
+        for number, gain in gains.items():
+            scores[number] = scores.get(number, 0.0) + _NEIGHBOUR_SHARE * gain
+        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:_NEIGHBOUR_SOURCES]
+        for number, score in reversed(best):
+            pair = named[documents[number][1].subject]
+            if len(pair) <= _MOST_IN_PAIR:
+                top = max(scores.get(other, 0.0) for other in pair)
+                for other in pair:
+                    if scores.get(other, 0.0) < score == top:
+                        scores[other] = scores.get(other, 0.0) + _PAIR_SHARE * score
+
+    def _list_mentioning(self, subject: str, documents: Mapping[int, tuple[str, _IndexedText]]) -> list[int]:
+        """Return the documents whose texts mention the name of a file, if they are few."""
+        key = subject
+        if len(subject) < _SHORTEST_MENTION:
+            return []
+        if key not in self._postings and len(terms := list(self._terms_of(subject))) == 1:
+            key = terms[0]
+        found = [packed >> _COUNT_BITS for packed in self._postings.get(key, ())]
+        found = [number for number in found if number in documents]
+        return found if len(found) <= max(2.0, _MOST_MENTIONING * len(documents)) else []
 
     def _inverse_frequency(self, term: str, count: int) -> float:
-        found = min(len(self._postings.get(term, ())), count)
+        found = min(max(len(self._postings.get(term, ())), len(self._path_postings.get(term, ()))), count)
         return math.log(1 + (count - found + 0.5) / (found + 0.5)) if found else 0.0
 
     def _replace(self, absolute: str, relative: str, state: IndexedFileState, content: bytes | None) -> None:
@@ -219,25 +332,38 @@ class RepositoryIndex:
         if (old := self._documents.get(absolute)) is not None:
             self._lengths[old.number] = 0
         text = None if content is None else decode_text(content)
+        path_counts = Counter(dict.fromkeys(self._terms_of(relative), _PATH_WEIGHT))
+        subject = _find_subject(relative)
+        for term in set(self._terms_of(subject)):
+            path_counts[term] += _FILE_NAME_WEIGHT
         counts: Counter[str] = Counter()
-        for term in self._terms_of(relative):
-            counts[term] += _PATH_WEIGHT
+        names: Counter[str] = Counter(_list_name_keys(relative))
+        length = 0
         if text is not None:
             for term in self._terms_of(text):
-                counts[term] += 1
+                counts[term] += _TEXT_WEIGHT
+                length += 1
             for term in self._terms_of("\n".join(entry.text for entry in _match_definitions(relative, text))):
                 counts[term] += _SYMBOL_WEIGHT
             for term in self._terms_of(_find_documentation(text)):
                 counts[term] += _DOCUMENTATION_WEIGHT
+            names.update(_list_name_keys(text))
         if time.time_ns() - state.changed_ns < _SETTLED_NS:
             state = state._replace(changed_ns=-1)
         number = len(self._lengths)
-        self._lengths.append(max(1, sum(counts.values())))
+        self._lengths.append(max(1, length))
         lines = None if text is None else text.count("\n") + (not text.endswith("\n") and text != "")
-        self._documents[absolute] = _IndexedText(number, state, lines, self._lengths[number])
-        for term, times in counts.items():
-            self._postings.setdefault(term, array("Q")).append(number << _COUNT_BITS | min(times, _MAX_COUNT))
-        self._size += len(counts)
+        self._documents[absolute] = _IndexedText(
+            number, state, lines, self._lengths[number], sys.intern(_name_key(subject)), tuple(map(sys.intern, names))
+        )
+        for postings, found in (
+            (self._postings, counts),
+            (self._postings, names),
+            (self._path_postings, path_counts),
+        ):
+            for term, times in found.items():
+                postings.setdefault(term, array("Q")).append(number << _COUNT_BITS | min(times, _MAX_COUNT))
+        self._size += len(counts) + 2 * len(names) + len(path_counts)
 
     def _compact(self) -> None:
         """Remove the documents that were replaced, if they are many."""
@@ -250,21 +376,22 @@ class RepositoryIndex:
             moved[document.number] = len(lengths)
             lengths.append(self._lengths[document.number])
             document.number = moved[document.number]
-        self._size = 0
-        for term, packed in list(self._postings.items()):
-            kept = array(
-                "Q",
-                (
-                    moved[one >> _COUNT_BITS] << _COUNT_BITS | one & _MAX_COUNT
-                    for one in packed
-                    if one >> _COUNT_BITS in moved
-                ),
-            )
-            if kept:
-                self._postings[term] = kept
-            else:
-                del self._postings[term]
-            self._size += len(kept)
+        self._size = sum(len(document.mentioned) for document in self._documents.values())
+        for postings in (self._postings, self._path_postings):
+            for term, packed in list(postings.items()):
+                kept = array(
+                    "Q",
+                    (
+                        moved[one >> _COUNT_BITS] << _COUNT_BITS | one & _MAX_COUNT
+                        for one in packed
+                        if one >> _COUNT_BITS in moved
+                    ),
+                )
+                if kept:
+                    postings[term] = kept
+                else:
+                    del postings[term]
+                self._size += len(kept)
         self._lengths = lengths
 
     def _terms_of(self, text: str, *, without_stop_words: bool = False) -> Iterable[str]:
@@ -277,6 +404,35 @@ class RepositoryIndex:
                 stem = stems[word] = _stem(word.lower())
             if len(stem) > 1 and not (without_stop_words and word.lower() in _STOP_WORDS):
                 yield stem
+
+
+def _raise_gains(gains: dict[int, float], neighbours: Sequence[int], source: int, score: float) -> None:
+    """Raise the gain of each neighbour to its part of the score. Many neighbours gain less each."""
+    part = score / math.sqrt(max(1, len(neighbours)))
+    for number in neighbours:
+        if number != source and gains.get(number, 0.0) < part:
+            gains[number] = part
+
+
+def _find_subject(relative: str) -> str:
+    """Return the name of a file without its ending and the signs of a test; of a package's main file, its folder's name."""
+    folder, _, name = relative.rpartition("/")
+    stem = _TEST_AFFIX.sub("", name.rpartition(".")[0] or name).lstrip(".").partition(".")[0]
+    return folder.rpartition("/")[2] if stem in _FOLDER_NAMES and folder else stem or name
+
+
+def _name_key(name: str) -> str:
+    """Return the key of a name, which is the same in each style of writing it."""
+    return "=" + name.replace("_", "").replace("-", "").lower()
+
+
+def _list_name_keys(text: str) -> Iterator[str]:
+    """Yield the key of each name of several words in a text, such as ``parse_line``, ``parseLine`` and ``parse-line``."""
+    for found in _NAME.findall(text):
+        name = found.rstrip("_-")
+        has_one_word = name.islower() or name.isupper() or name.istitle()
+        if len(name) <= _LONGEST_NAME and ("_" in name or "-" in name or not has_one_word):
+            yield _name_key(name)
 
 
 def _stem(word: str) -> str:
@@ -373,7 +529,7 @@ def _outline_of_python(body: Sequence[ast.stmt], prefix: str) -> Iterable[Outlin
             yield OutlineEntry(node.lineno, f"{prefix}{node.name}({', '.join(arguments)})"[:120])
 
 
-_COMMENT = re.compile(
+_COMMENT = compile_on_first_use(
     r'\A(?:#![^\n]*\n)?\s*(?:[rRuU]?"""(.*?)"""|\'\'\'(.*?)\'\'\'|/\*(.*?)\*/|((?:(?:#|//|--|;)[^\n]*\n)+))', re.DOTALL
 )
 

@@ -16,7 +16,9 @@ from typing import Literal, NamedTuple
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.struct import Struct
 from handrail.contract.text.glob_patterns import WILDCARDS, compile_path_glob
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.text.text_encodings import (
     MARKED_ENCODINGS,
@@ -66,17 +68,17 @@ _BINARY_NOTE_TAIL = (
     rb": (?:WARNING: stopped searching binary file after match|binary file matches)"
     rb' \(found "\\0" byte around offset [0-9]+\)\n'
 )
-_CUT_NOTE = re.compile(rb" \[\.\.\. (?:omitted end of long line|[0-9]+ more match(?:es)?)\]\Z")
+_CUT_NOTE = compile_on_first_use(rb" \[\.\.\. (?:omitted end of long line|[0-9]+ more match(?:es)?)\]\Z")
 _MOST_DIGITS = 18
 _LABELS = {"CP949": "windows-949"}
 """Ripgrep's names of encodings, where they differ."""
-_BINARY_NOTE = re.compile(rb"(.*?)" + _BINARY_NOTE_TAIL, re.DOTALL)
-_END_OF_NOTE = re.compile(_BINARY_NOTE_TAIL)
-_PATTERN_ERROR = re.compile(r"regex|size limit|literal|pattern|UTF-8")
+_BINARY_NOTE = compile_on_first_use(rb"(.*?)" + _BINARY_NOTE_TAIL, re.DOTALL)
+_END_OF_NOTE = compile_on_first_use(_BINARY_NOTE_TAIL)
+_PATTERN_ERROR = compile_on_first_use(r"regex|size limit|literal|pattern|UTF-8")
 _MOST_REASON = 300
 _EXCERPT = 30
 """The characters of a pattern that a message shows on each side of a fault."""
-_PLAIN_NAME = re.compile(r"[\w.*?+@, =~-]+\Z")
+_PLAIN_NAME = compile_on_first_use(r"[\w.*?+@, =~-]+\Z")
 
 
 def find_ripgrep(workspace: str, *, confined: bool) -> str:
@@ -112,8 +114,7 @@ def _find_bundled() -> Iterator[str]:
         yield from (os.path.normpath(str(file.locate())) for file in found if file.name == _PROGRAM_NAME)
 
 
-@dataclass(frozen=True, slots=True)
-class SearchPathFilter:
+class SearchPathFilter(Struct, frozen=True):
     """A filter for the paths below a folder.
 
     ripgrep's ``--glob`` overrides ignore files, so it is not used: a *type* narrows the search by the last part of the
@@ -334,7 +335,7 @@ def choose_encoding(arguments: Sequence[str], encoding: TextEncoding, targets: S
 
 def is_searchable(encoding: TextEncoding) -> bool:
     """Return whether ripgrep knows an encoding."""
-    return not encoding.codec.startswith("utf-32")
+    return encoding.codec not in {"utf-32-le", "utf-32-be", "cp850", "cp852"}
 
 
 class RipgrepMatch(NamedTuple):
@@ -436,13 +437,13 @@ def ripgrep_exit_error(exit_code: int, output: bytes) -> ToolError | None:
 
 def _describe_pattern_error(text: str) -> str:
     """Return what is wrong with a pattern and where, from ripgrep's message, which repeats all of a long pattern."""
-    said = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
+    message = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
         0
     ]  # it suggests options that callers cannot set
-    reason = said.rpartition("\nerror: ")[2].strip()
-    if reason == said.strip():
+    reason = message.rpartition("\nerror: ")[2].strip()
+    if reason == message.strip():
         return reason if len(reason) <= _MOST_REASON else "it is too long or too complex"
-    lines = said.splitlines()
+    lines = message.splitlines()
     for line, marks in pairwise(lines):
         at = marks.find("^")
         if at >= 0 and not marks.strip(" ^"):

@@ -30,6 +30,7 @@ from handrail.contract.services.file_services import (
     SearchOmission,
     SurveyedFile,
 )
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.origins.listed_paths import folds_names
 from handrail.runtime.files import secure_open
@@ -540,8 +541,7 @@ class RipgrepSearch:
         return shows
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _SearchTarget:
+class _SearchTarget(Struct, frozen=True):
     """The target of a search: a folder, and the one file in it if a file was named.
 
     :param is_named: whether the call names the folder, so that it is searched even if it is ignored

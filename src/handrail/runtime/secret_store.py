@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from handrail.contract.errors import ToolError
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.operator_tool_settings import settings_line
 from handrail.contract.tool.spec import ToolSpec
 
-SECRET_NAME = re.compile(r"[\w./:-]+")
+SECRET_NAME = compile_on_first_use(r"[\w./:-]+")
 """The pattern of a secret's name. A name is not confidential."""
 _NO_VALUES: Mapping[str, str] = MappingProxyType({})
 _NO_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType({})
@@ -80,7 +80,7 @@ class SecretStore:
         """Return the known secrets among ``names``."""
         return {name: self._values[name] for name in names if name in self._values}
 
-    def secrets_for_tool(self, spec: ToolSpec) -> dict[str, str]:
+    def list_secrets_for_tool(self, spec: ToolSpec) -> dict[str, str]:
         """Return the secrets that a tool declares, by name, and its secret settings, by key."""
         found = {name: self._values[name] for name in spec.secrets if name in self._values}
         own = self._settings.get(spec.id, _NO_VALUES)
@@ -149,7 +149,7 @@ class DeclaredSecrets:
                 f"Tool `{tool}` needs a secret that is not available: {why}. Ask the user to set it.",
                 kind="unavailable",
             )
-        return store.secrets_for_tool(self._spec)[name]
+        return store.list_secrets_for_tool(self._spec)[name]
 
 
 # Variables of the operator's environment that the operator passes to programs.

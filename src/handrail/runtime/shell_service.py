@@ -11,7 +11,6 @@ import dataclasses
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +27,8 @@ from handrail.contract.sandbox_protocol import (
     TerminalSize,
 )
 from handrail.contract.services.job_and_tool_services import KEYS, TypedInputResult
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.origins.program_lookup import ProgramRefused, find_enclosing_folder, find_program
@@ -48,7 +49,7 @@ TAIL_BYTES = 512 * 1024
 _MOST_ATTEMPTS = 20
 _SH = ("/bin/sh", "-c")
 _REDIRECTING = frozenset("<>")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIXED_VARIABLES = frozenset(("PATH", "HOME", "TMPDIR", "SHELL", "IFS", "ENV", "NODE_USE_ENV_PROXY"))
 _FIXED_PREFIXES = ("LD_", "BASH", "HANDRAIL", "DYLD_")
 
@@ -72,7 +73,7 @@ class SandboxedShell:
     ) -> None:
         self._sandbox = sandbox
         self._profile = profile
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         self._roots = roots
         self._may = may
         self._as_argv = as_argv
@@ -107,11 +108,15 @@ class SandboxedShell:
             try:
                 code = await process.wait()
             except ProtectedPathViolation as veto:
-                said = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
-                raise ToolError(veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": said}) from None
+                output_text = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
+                raise ToolError(
+                    veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": output_text}
+                ) from None
             except ToolError as error:
-                said = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
-                raise ToolError(error.text, kind=error.kind, data={"output": said} if said else None) from None
+                output_text = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
+                raise ToolError(
+                    error.text, kind=error.kind, data={"output": output_text} if output_text else None
+                ) from None
         except asyncio.CancelledError:
             await end_process(process)
             if on_output is not None and isinstance(process, GuardedProcess) and process.violation is not None:
@@ -121,11 +126,13 @@ class SandboxedShell:
             if watch is not None:
                 watch.stop()
             await end_process(process)
-        said = errors or capture.read_tail() or output
-        bound = None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, said)
+        output_text = errors or capture.read_tail() or output
+        bound = (
+            None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, output_text)
+        )
         limit = bound.text if bound else None
         shown = command if isinstance(command, str) else " ".join(command)
-        notes = explain_refusals(process, ProgramEnd(shown, code, said, self._capabilities, attempts))
+        notes = explain_refusals(process, ProgramEnd(shown, code, output_text, self.capabilities, attempts))
         if watch is not None and watch.ended_editor:
             notes = (
                 f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so it was ended. Use edit "
@@ -166,9 +173,9 @@ class SandboxedShell:
             argv, given = self._resolve_trusted_program(argv, given)
         profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
         if attempts is not None and profile.on_attempt is not None:
-            profile = dataclasses.replace(profile, on_attempt=_also_keep(attempts, profile.on_attempt))
+            profile = dataclasses.replace(profile, on_attempt=_combine_with_recorder(attempts, profile.on_attempt))
         program = ProgramSpec(argv, merge_stderr=not apart, terminal=terminal)
-        return await self._sandbox.start(self._capabilities, profile, program)
+        return await self._sandbox.start(self.capabilities, profile, program)
 
     async def list_hidden_paths(self, paths: Sequence[str]) -> Sequence[str]:
         if len(paths) > _FEW_PATHS:
@@ -185,8 +192,8 @@ class SandboxedShell:
         return found
 
     def _build_argv(self, command: str | Sequence[str]) -> Sequence[str]:
-        if not self._capabilities.may_allow_any_target("shell.run"):
-            layer = self._capabilities.find_refusing_layer("shell.run", ("",))
+        if not self.capabilities.may_allow_any_target("shell.run"):
+            layer = self.capabilities.find_refusing_layer("shell.run", ("",))
             owner = layer.owner if layer else "nothing"
             raise ToolError(
                 f"Running programs is not allowed in this call (limited by {owner}). Use another tool, or ask the "
@@ -203,7 +210,7 @@ class SandboxedShell:
         argv = tuple(command)
         if not argv or not argv[0]:
             raise ToolError("The argv list is empty. Pass a program and its arguments.", kind="invalid_input")
-        if self._capabilities.find_refusing_layer("shell.run", argv) is not None:
+        if self.capabilities.find_refusing_layer("shell.run", argv) is not None:
             raise ToolError(
                 f"`{escape_terminal_controls(argv[0])}` with these arguments is not allowed in this call. Use another tool, or ask "
                 "the user.",
@@ -306,7 +313,7 @@ class _OutputCapture:
 _WAITS_FOR_TERMINAL = b"Input is not from a terminal"
 """The line that vi prints before it waits forever. Other editors, pagers and prompts end by themselves without a terminal."""
 _EDITOR_WAIT_S = 3.0
-_EDITORS = re.compile(r"(?:r|n|g)?vi(?:m|ew|mdiff)?(?:\.[a-z0-9]+)?|ex")
+_EDITORS = compile_on_first_use(r"(?:r|n|g)?vi(?:m|ew|mdiff)?(?:\.[a-z0-9]+)?|ex")
 
 
 class _EditorWatch:
@@ -355,7 +362,7 @@ def _read_program_name(pid: int) -> str:
         return ""
 
 
-def _also_keep(
+def _combine_with_recorder(
     attempts: list[ConnectionAttempt], report: Callable[[ConnectionAttempt], None]
 ) -> Callable[[ConnectionAttempt], None]:
     def reported(attempt: ConnectionAttempt) -> None:
@@ -425,6 +432,8 @@ _HANG_UP_S = 0.5
 _READ = 1 << 16
 _BURST, _PAUSE_S = 256 * 1024, 0.05
 """After this many bytes, a program with much output is paused, so that other tasks get a turn."""
+_TAIL_BYTES = 8 * 1024
+"""How much of the end of a terminal's output is kept to explain how its program ended."""
 _DELIVERY_S = 0.1
 """How long the system may take to pass on typed text."""
 _COMMANDS_WITHOUT_INPUT = frozenset(
@@ -456,11 +465,12 @@ _EDIT_KEYS = frozenset(
 """Keys that change the line of a shell and run nothing."""
 
 
-@dataclass(eq=False, slots=True)
-class OpenTerminal:
+class OpenTerminal(Struct, eq=False):
     """A terminal whose program has not ended.
 
     :param command: the command that it was started with
+    :param attempts: gets the hosts that its programs want to reach, each once
+    :ivar tail: the end of its output
     :ivar line_open: whether the input line contains text that was not entered
     :ivar quoting: whether the next key is inserted literally
     :ivar may_take_input: whether a line was typed that may have started a program that reads the next input
@@ -469,10 +479,26 @@ class OpenTerminal:
     id: str
     command: str
     process: TerminalProcess
+    capabilities: CapabilitySet
+    attempts: list[ConnectionAttempt]
+    tail: bytes = b""
     line_open: bool = False
     quoting: bool = False
     may_take_input: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def keep_tail(self, piece: bytes) -> None:
+        """Add output to the end that is kept."""
+        self.tail = (self.tail + piece)[-_TAIL_BYTES:]
+
+    def explain_failures(self, output: bytes, exit_code: int = 1) -> tuple[str, ...]:
+        """Return notes on failures in ``output``. An open terminal has no exit code, so its output alone counts.
+
+        Each host that was refused is named once.
+        """
+        attempts, self.attempts[:] = tuple(self.attempts), ()
+        end = ProgramEnd(self.command, exit_code, output, self.capabilities, attempts)
+        return explain_refusals(self.process, end)
 
     @property
     def is_input_uncertain(self) -> bool:
@@ -485,7 +511,7 @@ class OpenTerminal:
             self.may_take_input = may_read_typed_input(text) or (self.may_take_input and self.is_input_uncertain)
             self.line_open = self.quoting or not text.endswith("\n")
             self.quoting = False
-        if keys_run_unseen_line(text, keys, self.line_open):
+        if do_keys_run_unseen_line(text, keys, self.line_open):
             self.may_take_input = True
         for key in keys:
             self.line_open = self.quoting or (self.line_open if key in _KEEP_LINE_KEYS else key not in _SUBMIT_KEYS)
@@ -555,9 +581,10 @@ class CallTerminals:
                 kind="limit",
             )
         shared.starting.add(terminal_id)
+        shell, attempts = self._shell(), list[ConnectionAttempt]()
         try:
-            started = await self._shell().start_authorized_program(
-                command, cwd=cwd, terminal=TerminalSize(columns, rows)
+            started = await shell.start_authorized_program(
+                command, cwd=cwd, terminal=TerminalSize(columns, rows), attempts=attempts
             )
         except BaseException:
             shared.non_shells.discard(terminal_id)
@@ -566,7 +593,8 @@ class CallTerminals:
             shared.starting.discard(terminal_id)
             shared.count_change_and_wake()
         process = cast("TerminalProcess", started)
-        terminal = shared.open[terminal_id] = OpenTerminal(terminal_id, command, process)
+        terminal = OpenTerminal(terminal_id, command, process, shell.capabilities, attempts)
+        shared.open[terminal_id] = terminal
         terminal.may_take_input = any(sign in command for sign in ";&|\n$`(<")
         await self.track_read_position(terminal_id, 0)
         shared.count_change_and_wake()
@@ -584,11 +612,13 @@ class CallTerminals:
             await asyncio.wait({reading})
             if rest := process.read_rest(_BURST):
                 self._output(rest)
+                terminal.keep_tail(rest)
             del shared.open[terminal_id]
             shared.non_shells.discard(terminal_id)
             shared.count_change_and_wake()
             await end_process(process)
-        return CompletedProcess(code, b"", signal=-code if code < 0 else None)
+        notes = terminal.explain_failures(terminal.tail, code)
+        return CompletedProcess(code, b"", signal=-code if code < 0 else None, notes=notes)
 
     async def _wait_until_ended(self, terminal: OpenTerminal) -> int:
         try:
@@ -601,6 +631,7 @@ class CallTerminals:
         passed = 0
         while piece := await terminal.process.read(_READ):
             self._output(piece)
+            terminal.keep_tail(piece)
             self._shared.count_change_and_wake()
             passed += len(piece)
             if passed >= _BURST:
@@ -647,12 +678,14 @@ class CallTerminals:
             )
         if terminal.id in self._shared.non_shells:
             return
-        hidden = keys_run_unseen_line(text, keys, terminal.line_open)
+        hidden = do_keys_run_unseen_line(text, keys, terminal.line_open)
         if not text and not hidden:
             return
         # The rules were evaluated for this text on an empty line, or on an open one. The line must still be in that
         # state.
-        refusal = self._may("shell.run", shell_text_for_rules(text, open_line=terminal.is_input_uncertain or hidden))
+        refusal = self._may(
+            "shell.run", get_shell_text_for_rules(text, open_line=terminal.is_input_uncertain or hidden)
+        )
         if refusal is not None:
             raise ToolError(
                 "Nothing was typed: the input line of the terminal changed after this call was checked. Look "
@@ -679,6 +712,12 @@ class CallTerminals:
         except TimeoutError:
             return False
         return True
+
+    async def explain_failures(self, terminal_id: str, text: str) -> Sequence[str]:
+        terminal = self._shared.find(terminal_id)
+        if terminal is None:
+            return ()
+        return await asyncio.to_thread(terminal.explain_failures, text.encode("utf-8", "replace"))
 
     async def track_read_position(self, terminal_id: str, cursor: int | None = None) -> int:
         known = self._shared.read_up_to
@@ -713,7 +752,7 @@ def may_read_typed_input(text: str) -> bool:
     return any(sign in text for sign in "$`(<") or any(c and c[0] not in _COMMANDS_WITHOUT_INPUT for c in commands)
 
 
-def keys_run_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> bool:
+def do_keys_run_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> bool:
     """Return whether ``keys`` run a line in a shell that was typed by keys, so its text is unknown here."""
     if text:
         line_open = not text.endswith("\n")
@@ -732,7 +771,7 @@ def keys_run_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> boo
     return False
 
 
-def shell_text_for_rules(text: str, *, open_line: bool) -> str:
+def get_shell_text_for_rules(text: str, *, open_line: bool) -> str:
     """Return a shell text in the form in which the rules are evaluated.
 
     Text that continues an open line is not a command by itself. It gets a prefix that no rule can allow.

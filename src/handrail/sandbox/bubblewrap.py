@@ -9,12 +9,12 @@ import os
 import socket
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, SandboxProfile, SandboxTier
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import list_open_workspaces
 from handrail.sandbox.filters import landlock, memory_monitor
@@ -62,8 +62,7 @@ _FIXED_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkPlace:
+class SessionNetworkMembership(Struct, frozen=True):
     """The place of one sandbox in the network of its session.
 
     :param port: for its proxy; None without hosts
@@ -111,7 +110,9 @@ class BubblewrapSandbox:
         held = terminal.SandboxTerminal(process)
         return held.wrap_process(await self.begin_program(process, plan, capabilities, profile, place))
 
-    async def find_network(self, capabilities: CapabilitySet, profile: SandboxProfile) -> NetworkPlace | None:
+    async def find_network(
+        self, capabilities: CapabilitySet, profile: SandboxProfile
+    ) -> SessionNetworkMembership | None:
         """Return the place of a sandbox in the network of its session; None if it has its own.
 
         It has its own also if programs of the session occupy the ports for its proxy.
@@ -122,9 +123,9 @@ class BubblewrapSandbox:
         if network is None or network.is_closed:
             return None
         if not sandbox_network.needs_proxy(capabilities, profile):
-            return NetworkPlace(network, None)
+            return SessionNetworkMembership(network, None)
         try:
-            return NetworkPlace(network, await network.take_port())
+            return SessionNetworkMembership(network, await network.take_port())
         except ToolError:
             return None
 
@@ -138,14 +139,14 @@ class BubblewrapSandbox:
         plan: LaunchPlan,
         capabilities: CapabilitySet,
         profile: SandboxProfile,
-        ahead: sandbox_network.EarlyProxyListener | NetworkPlace | None = None,
+        ahead: sandbox_network.EarlyProxyListener | SessionNetworkMembership | None = None,
     ) -> Process:
         """Let the program of a waiting sandbox begin, behind a proxy if the call has hosts.
 
         :param ahead: the socket for that proxy, if it is already being made, or the place in the session's network
         :raises ToolError: ``backend`` if the network cannot be set up; the sandbox is ended then
         """
-        port = ahead.port if isinstance(ahead, NetworkPlace) else None
+        port = ahead.port if isinstance(ahead, SessionNetworkMembership) else None
         call = plan.call if port is None else plan.with_proxy_port(port.number).call
 
         def begin() -> None:
@@ -153,7 +154,7 @@ class BubblewrapSandbox:
 
         begun: Process = process
         if sandbox_network.needs_proxy(capabilities, profile):
-            source = port if isinstance(ahead, NetworkPlace) else ahead
+            source = port if isinstance(ahead, SessionNetworkMembership) else ahead
             begun = await sandbox_network.begin_program_with_proxy(process, begin, capabilities, profile, source)
             if port is not None:
                 port.proxy = begun.proxy
@@ -181,7 +182,7 @@ class BubblewrapSandbox:
         self,
         plan: LaunchPlan,
         descriptors: Mapping[int, int] | None = None,
-        place: NetworkPlace | None = None,
+        place: SessionNetworkMembership | None = None,
     ) -> SandboxedProcess:
         """Start the sandbox of a plan; its program waits until it is told to begin.
 
@@ -190,7 +191,9 @@ class BubblewrapSandbox:
         with self._prepare_launch(plan, descriptors, place) as launch:
             return launch.make_process(start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn))
 
-    async def start_waiting_in_thread(self, plan: LaunchPlan, place: NetworkPlace | None) -> SandboxedProcess:
+    async def start_waiting_in_thread(
+        self, plan: LaunchPlan, place: SessionNetworkMembership | None
+    ) -> SandboxedProcess:
         """Start the same as :meth:`start_waiting` does, while the event loop continues."""
         with self._prepare_launch(plan, None, place) as launch:
             submitted = submit_start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn)
@@ -209,7 +212,7 @@ class BubblewrapSandbox:
 
     @contextlib.contextmanager
     def _prepare_launch(
-        self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: NetworkPlace | None
+        self, plan: LaunchPlan, descriptors: Mapping[int, int] | None, place: SessionNetworkMembership | None
     ) -> Generator[_PreparedLaunch]:
         """Open all that bubblewrap gets for a plan, and close afterwards what is not for the process.
 
@@ -388,8 +391,7 @@ def _open_program_streams(plan: LaunchPlan, ours: dict[str, int], theirs: dict[i
         ours["stderr"], theirs[2] = os.pipe()
 
 
-@dataclass(slots=True)
-class _PreparedLaunch:
+class _PreparedLaunch(Struct):
     """One start of bubblewrap: what :meth:`spawn` needs in any thread, and what the process gets.
 
     :param descriptors: number in the child to descriptor here

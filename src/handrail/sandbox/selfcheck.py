@@ -18,12 +18,13 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 
 # One check of a sandbox provider, and the fixture that it runs in.
@@ -35,8 +36,7 @@ class CheckNotTried(Exception):
     """An error for a check that cannot run here, with the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckProgramResult:
+class CheckProgramResult(Struct, frozen=True):
     """The result of a program in the sandbox: exit code and output."""
 
     code: int
@@ -51,8 +51,7 @@ class CheckProgramResult:
         return f"exit code {self.code}{': ' if words[-1] else ''}{words[-1][:120]}"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckFixture:
+class CheckFixture(Struct, frozen=True):
     """The fixture of one check: its folders, and targets outside the sandbox.
 
     :param secret: the content of ``outside / "secret"`` and of the variable :data:`_VARIABLE` of this process
@@ -124,8 +123,7 @@ class CheckFixture:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxCheck:
+class SandboxCheck(Struct, frozen=True):
     """One property that a sandbox must have.
 
     :param run: returns None if the sandbox has it, else what was reached
@@ -153,8 +151,7 @@ _NOBODY = 65_534
 _AT_ONCE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOutcome:
+class CheckOutcome(Struct, frozen=True):
     """The result of one check.
 
     :param state: ``held``; ``open`` if something was reached that should not be; ``not tried`` if this machine lacks

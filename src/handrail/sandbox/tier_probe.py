@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -30,6 +29,7 @@ from handrail.contract.sandbox_protocol import (
     SandboxProfile,
     SandboxTier,
 )
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import landlock, seccomp
@@ -184,8 +184,7 @@ def _read_setting(path: Path) -> int | None:
         return None
 
 
-@dataclass(slots=True)
-class _ObservedConfinement:
+class _ObservedConfinement(Struct):
     """A program's view of its confinement: namespaces, and lines of /proc by their first word."""
 
     spaces: dict[str, str] = field(default_factory=dict[str, str])

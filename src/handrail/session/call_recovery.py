@@ -16,7 +16,7 @@ from handrail.arbiter.subagent_delegation import add_sessions_to_cut_error
 from handrail.contract.approval_requests import Approval, StoredProjectRule
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.contract.services.subagent_services import SubagentSessions
+from handrail.contract.services.subagent_services import SubagentSessionRelations
 from handrail.contract.tool_generation import Generation
 from handrail.policy.rule_suggestions import PROJECT_SOURCE, REJECTION_SOURCE
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
@@ -54,7 +54,7 @@ async def read_answer_from_log(
     generation: Generation,
     session_id: str,
     call_id: str,
-    tree: SubagentSessions | None = None,
+    tree: SubagentSessionRelations | None = None,
 ) -> CallAnswer:
     """Return the answer to an earlier call from the log. Nothing runs again.
 

@@ -30,7 +30,7 @@ from handrail.registry.sources.tool_folder_source import find_permission_problem
 _MAX_UP = 32
 
 
-def iterate_repository_folders_up(workspace: Path) -> Iterator[Path]:
+def iterate_parent_repository_folders(workspace: Path) -> Iterator[Path]:
     """Yield the workspace and the folders above it, up to the top of its repository.
 
     Stops at a folder that other users may write, because its files are not the user's.
@@ -83,7 +83,7 @@ def read_parent_instructions(
     :param redact: removes secrets from a text
     """
     found: list[ParentInstructionFile] = []
-    for folder in reversed(list(iterate_repository_folders_up(workspace))[1:]):
+    for folder in reversed(list(iterate_parent_repository_folders(workspace))[1:]):
         for path in (folder / name for name in MANIFEST_KEYS):
             with suppress(OSError):
                 if not permitted(str(path)):

@@ -8,7 +8,6 @@ import os
 import secrets as randomness
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from handrail.contract.services.subagent_services import (
     drop_delegating_tools,
 )
 from handrail.contract.session_protocols import CallProposal, ChildSession, ClientInfo, Session, StopReason, Turn
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation
@@ -44,7 +44,7 @@ from handrail.contract.undo_reports import UndoReport
 from handrail.policy.call_authorizer import restrict_provider_offer
 from handrail.policy.rules.rule_sets import SET_SOURCE, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, parse_mode, parse_optional_mode, parse_rule
-from handrail.policy.rules.validation import check_rule, specs_of
+from handrail.policy.rules.validation import check_rule, get_specs
 from handrail.record.commit_log import Record
 from handrail.session.call_recovery import EarlierCallResolver
 from handrail.session.instruction_files import make_read_check, read_parent_instructions
@@ -71,7 +71,7 @@ def check_rules_match(rules: Iterable[Rule], tools: Generation) -> None:
 
     :raises ValueError: if a rule can match no call
     """
-    known, specs = {*tools.entries, *tools.other_tool_ids}, specs_of(tools.entries)
+    known, specs = {*tools.entries, *tools.other_tool_ids}, get_specs(tools.entries)
     for rule in rules:
         if rule.source.startswith(SET_SOURCE):
             continue
@@ -489,8 +489,8 @@ class LocalSession:
         permitted = make_read_check(reader.spec, self._lane.rules)
         found = await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text)
         if found:
-            told = redactor.redact_record_body({"files": [one.to_record() for one in found]})
-            log.record_soon([Record("instructions-read", self.id, "", told)])
+            redacted = redactor.redact_record_body({"files": [one.to_record() for one in found]})
+            log.record_soon([Record("instructions-read", self.id, "", redacted)])
         return [(os.path.relpath(one.path, workdir), one.text) for one in found if one.text is not None]
 
     def set_subagent_runner(self, delegates: SubagentRunner | None) -> None:
@@ -612,8 +612,7 @@ async def _run_to_end(ending: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-@dataclass(slots=True)
-class _KeyLock:
+class _KeyLock(Struct):
     """A lock that lets the calls with one idempotency key run one by one."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -629,8 +628,7 @@ SubagentOpener = Callable[["LocalSession", Call, SubagentTask], Awaitable[ChildS
 """Opens the session of a sub-agent."""
 
 
-@dataclass(eq=False, slots=True)
-class ParentRef:
+class ParentRef(Struct, eq=False):
     """The parent session, call and delegation that created a sub-agent's session.
 
     :ivar parent: replaced if the parent is suspended and opened again
@@ -653,8 +651,7 @@ class ParentRef:
         return self.call.belongs_to_job or (above is not None and above.is_for_background_job)
 
 
-@dataclass(slots=True)
-class SessionTreeNode:
+class SessionTreeNode(Struct):
     """A session's place in the tree of sub-agents: its parent and its children.
 
     :param manifest: the manifest of its agent
@@ -736,7 +733,7 @@ class SessionTreeNode:
         unders = ((child, child.tree_node.parent_ref) for child in self.children)
         return [child for child, under in unders if not (keep_jobs and under is not None and under.call.belongs_to_job)]
 
-    def adopt_children(self, session: LocalSession, before: LocalSession) -> None:
+    def move_child_sessions(self, session: LocalSession, before: LocalSession) -> None:
         """Move the child sessions of ``before``, which was suspended, to ``session``, which replaces it.
 
         The sub-agents then follow the rules of ``session``, and use its editor and its approval handler.
@@ -747,14 +744,14 @@ class SessionTreeNode:
                 child.tree_node.parent_ref.parent = session
             child.tree_node.add_to_parent(child)
         session.lane.set_rules(session.lane.rules)
-        self._pass_editor_down()
+        self._pass_editor_to_children()
         before.tree_node.resumed.set()
 
-    def _pass_editor_down(self) -> None:
+    def _pass_editor_to_children(self) -> None:
         for child in self.children:
             if child.tree_node.parent_ref is not None:
                 child.lane.environment.client = parent_editor(child.tree_node.parent_ref)
-            child.tree_node._pass_editor_down()
+            child.tree_node._pass_editor_to_children()
 
     def add_to_parent(self, session: LocalSession) -> None:
         """Add ``session``, which is open now, to its parent's children."""

@@ -21,6 +21,7 @@ from handrail.contract.rule_forms import RuleLike, RuleWithExamples, normalise_r
 from handrail.contract.services.client_services import ClientHandler
 from handrail.contract.services.tool_runtime import UserContext, UserQuestion
 from handrail.contract.session_protocols import ClientInfo
+from handrail.contract.struct import Struct
 from handrail.contract.tool.operator_tool_settings import ToolConfig, ToolSettings
 from handrail.contract.tool.requires import CapabilityLayer
 from handrail.contract.tool.resource_provider import ResourceProvider
@@ -170,8 +171,8 @@ class AgentGenerations:
             authority.replace_layer(layer)
         if self.is_on_record:
             self._publish(self._chronicle.record_body(generation, difference))
-        for told in tuple(self.watchers):
-            told(generation)
+        for watcher in tuple(self.watchers):
+            watcher(generation)
         return difference
 
 
@@ -239,8 +240,8 @@ class AgentContext:
         self._notify_watchers(self.generation)
 
     def _notify_watchers(self, generation: Generation) -> None:
-        for told in tuple(self.watchers):
-            told(generation)
+        for watcher in tuple(self.watchers):
+            watcher(generation)
 
     async def aclose(self) -> None:
         """Release the generations. No sessions may be opened with the context afterwards."""
@@ -281,7 +282,7 @@ def find_host_limiting_parent(parent_ref: ParentRef) -> str | None:
     return parent_ref.parent.lane.named_hosts_of if hosts is None or "*" in hosts else parent.id
 
 
-def describe_asking_subagent(agent: str, parent_ref: ParentRef) -> str:
+def describe_requesting_subagent(agent: str, parent_ref: ParentRef) -> str:
     """Describe the sub-agent that asks, for the user of the session at the top."""
     is_top = parent_ref.parent.tree_node.parent_ref is None
     of = f"session {parent_ref.parent.id}" if is_top else parent_ref.parent.lane.origin
@@ -293,8 +294,7 @@ def describe_asking_subagent(agent: str, parent_ref: ParentRef) -> str:
     return f"sub-agent {agent}{about} of {of}"
 
 
-@dataclass(frozen=True, slots=True)
-class _RootApprovalHandler:
+class _RootApprovalHandler(Struct, frozen=True):
     """An approval handler of a sub-agent that asks the user of the session at the top of the tree.
 
     The sub-agent's calls are not suspended, because they could not be resumed. A call in the background waits while the
@@ -386,8 +386,7 @@ def cut_client_info(info: ClientInfo) -> dict[str, str]:
     return {key: value for key, value in given.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOpening:
+class SessionOpening(Struct, frozen=True):
     """The parameters of one session that is about to be opened.
 
     :param context_of: returns the context of another agent, with the registrations of the process that opens it
@@ -421,10 +420,10 @@ class SessionOpening:
         if self.parent_ref is None:
             info = self.options.get("client_info")
             return row if info is None else replace(row, details={"client": cut_client_info(info)})
-        told = self.parent_ref.delegation
-        details: dict[str, Any] = {"description": told.description} if told.description else {}
-        if told.metadata is not None:
-            details["metadata"] = dict(told.metadata)
+        delegation = self.parent_ref.delegation
+        details: dict[str, Any] = {"description": delegation.description} if delegation.description else {}
+        if delegation.metadata is not None:
+            details["metadata"] = dict(delegation.metadata)
         return replace(
             row, details=details, parent_session=self.parent_ref.parent.id, parent_call=self.parent_ref.call.id
         )

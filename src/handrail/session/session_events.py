@@ -142,6 +142,6 @@ class ChangeNotifier:
         self._pending |= what
 
     def _emit(self) -> None:
-        told, self._pending = self._pending, None
-        if told is not None and self._lane.closed_reason is None:
-            emit_event_without_call(self._lane, "list-changed", told)
+        pending_events, self._pending = self._pending, None
+        if pending_events is not None and self._lane.closed_reason is None:
+            emit_event_without_call(self._lane, "list-changed", pending_events)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -15,11 +14,13 @@ from typing import cast
 from handrail.contract.errors import ToolError
 from handrail.contract.services.history_and_skill_services import SkillInfo, SkillInstructions, SkillLayer
 from handrail.contract.session_protocols import SessionValueStore
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.text.text_encodings import read_settings_text
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.registry.sources.tool_folder_source import find_permission_problem
-from handrail.session.instruction_files import iterate_repository_folders_up
+from handrail.session.instruction_files import iterate_parent_repository_folders
 
 # ``SKILL.md`` files: the folders that are searched, and the content that is read.
 #
@@ -34,14 +35,13 @@ MAX_SKILLS = 200
 MAX_DESCRIPTION = 1_024
 MAX_FILES = 50
 _IN_WORKSPACE = ((".agents", "skills"), (".claude", "skills"))
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z")
-_KEY = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(?:[ \t]+(.*)|)\Z")
+_NAME = compile_on_first_use(r"[a-z0-9][a-z0-9-]{0,63}\Z")
+_KEY = compile_on_first_use(r"([A-Za-z][A-Za-z0-9_-]*):(?:[ \t]+(.*)|)\Z")
 _KNOWN_FIELDS = ("name", "description", "license", "version", "metadata", "compatibility", "author")
 _GRANTING_FIELDS = ("allowed-tools", "allowed_tools", "tools", "permissions", "hooks", "model")
 
 
-@dataclass(frozen=True, slots=True)
-class SkillFolder:
+class SkillFolder(Struct, frozen=True):
     """A folder of skills.
 
     :param base: canonical; the folders below it are opened one by one
@@ -56,8 +56,7 @@ class SkillFolder:
         return self.base.joinpath(*self.subfolders)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundSkill:
+class FoundSkill(Struct, frozen=True):
     """A skill with its folder and the hash of its file."""
 
     skill: SkillInfo
@@ -74,7 +73,7 @@ def skill_folders(workspace: Path, config: Path) -> list[SkillFolder]:
     """
     found = [
         SkillFolder("workspace", folder, below)
-        for folder in iterate_repository_folders_up(workspace)
+        for folder in iterate_parent_repository_folders(workspace)
         for below in _IN_WORKSPACE
     ]
     return [*found, SkillFolder("user", config, ("skills",)), SkillFolder("shipped", SHIPPED)]

@@ -6,10 +6,9 @@ import asyncio
 import base64
 import binascii
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from handrail.arbiter.call_state import Lane
@@ -17,6 +16,8 @@ from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
 from handrail.contract.permission_modes import Mode
 from handrail.contract.services.history_and_skill_services import HistoryEntry
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.commit_log import CommitLog, Record
@@ -29,7 +30,9 @@ from handrail.store.workspace_store import WorkspaceStore
 
 # Output of a provider's own tool, as it is stored: its JSON, and the files that it carries as base64.
 
-_DATA_URL = re.compile(r"data:([A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100})(?:;[^,;]{0,100})*;base64,")
+_DATA_URL = compile_on_first_use(
+    r"data:([A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100})(?:;[^,;]{0,100})*;base64,"
+)
 _MAX_DEPTH = 64
 StoredFile = tuple[bytes, str]
 """The content of a file, and its media type."""
@@ -157,8 +160,7 @@ MAX_TOPIC = 500
 """The longest topic, in characters. The record of each call contains it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStore:
+class SessionStore(Struct, frozen=True):
     """The stored sessions of one workspace, in the process that holds it.
 
     :param redactor: removes registered secrets from everything that is stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import ToolError
@@ -15,16 +15,17 @@ from handrail.contract.services.history_and_skill_services import (
     TranscriptPassage,
     TranscriptSearchResult,
 )
+from handrail.contract.struct import Struct
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log_reader import LoggedRecord, LogReader, ModelUsage
 from handrail.session.memory.meaning_comparer import MeaningComparer
 from handrail.session.memory.transcript_index import (
     PassageFilter,
     TranscriptIndex,
-    as_objects,
     cut_excerpt,
     is_hidden_from_model,
     list_calling_call_ids,
+    to_object_list,
 )
 from handrail.session.memory.write_checks import RecalledTexts
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
@@ -154,8 +155,8 @@ def _find_third_party_origin(reader: LogReader, session_id: str, ref: str) -> st
             given = metadata.get("untrusted_source")
             source = given if isinstance(given, str) else source
     for message in search_session_messages(reader.connection, session_id, ref):
-        known = known or any(one.get("artifact") == ref for one in as_objects(message.get("pictures")))
-        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in as_objects(message.get("parts"))):
+        known = known or any(one.get("artifact") == ref for one in to_object_list(message.get("pictures")))
+        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in to_object_list(message.get("parts"))):
             known, source = True, source or _PROVIDER_TOOL_SOURCE
     if not known:
         if hidden:
@@ -197,8 +198,7 @@ _MAX_TASK = 200
 _RESUMABLE = "WHERE closed_ns IS NULL AND parent_session IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSessionFacts:
+class StoredSessionFacts(Struct, frozen=True):
     """The stored state of a session. Times are wall-clock nanoseconds.
 
     :param used_ns: when it was last opened or suspended, or got a message
@@ -297,7 +297,9 @@ class SessionReader:
             used_ns=row.used_ns,
             closed_ns=row.closed_ns,
             messages=self._count("SELECT count(*) FROM message WHERE session = ?", row.id),
-            calls=self._count("SELECT count(*) FROM record WHERE session = ? AND kind = 'proposed'", row.id),
+            calls=self._count(
+                "SELECT count(*) FROM record WHERE session = ? AND substr(kinds, 1, 8) = 'proposed'", row.id
+            ),
             awaiting_approval=tuple(approval.id for approval in asked if approval.state == "pending"),
             decided=tuple(approval.id for approval in asked if approval.state in ("approved", "rejected")),
             parent_session=row.parent_session,

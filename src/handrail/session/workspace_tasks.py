@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import ToolError
 from handrail.contract.json_codec import MalformedData, reader_of
 from handrail.contract.services.task_services import TaskPage, TaskStatus, WorkspaceTask
+from handrail.contract.struct import Struct
 from handrail.store.database.sqlite_connection import damaged_row_error
 from handrail.store.tables.task_table import TaskTable
 
@@ -21,8 +22,7 @@ _ENDED: frozenset[TaskStatus] = frozenset({"completed", "cancelled"})
 _COMPUTED = ("open_blockers", "blocks", "is_foreign")
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredTask:
+class _StoredTask(Struct, frozen=True):
     """A task, and whether more than one session wrote it."""
 
     task: WorkspaceTask

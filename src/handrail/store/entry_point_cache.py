@@ -7,17 +7,20 @@ any other part of opening a kernel. Names, times and sizes show whether the resu
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.machinery import PathFinder
 
+from handrail.contract.struct import Struct, field
 from handrail.origins.import_guard import is_entry_point_inside
 from handrail.origins.program_lookup import list_open_workspaces
 
+_OWN_GROUP = re.compile(rb"^\s*\[+handrail\.", re.MULTILINE)
 
-@dataclass(frozen=True, slots=True)
-class _EntryPointCache:
+
+class _EntryPointCache(Struct, frozen=True):
     seen: tuple[object, ...]
     select: Callable[..., metadata.EntryPoints]
     groups: dict[str, metadata.EntryPoints] = field(default_factory=dict[str, metadata.EntryPoints])
@@ -27,12 +30,16 @@ _last: _EntryPointCache | None = None
 
 
 def list_entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points of a group, without those of packages in an open workspace."""
+    """Return the entry points of a group, without those of packages in an open workspace.
+
+    :param group: begins with ``handrail.``
+    """
     global _last
     seen = _package_stamps()
     looked = _last
     if looked is None or looked.seen != seen:
-        _last = looked = _EntryPointCache(seen, metadata.entry_points().select)
+        found = metadata.entry_points() if _may_have_entry_points() else metadata.EntryPoints()
+        _last = looked = _EntryPointCache(seen, found.select)
     if group not in looked.groups:
         looked.groups[group] = looked.select(group=group)
     folders = list_open_workspaces()
@@ -52,6 +59,34 @@ def _package_stamps() -> tuple[object, ...]:
         lists = ((entry.name, _list_stamp(f"{entry.path}/entry_points.txt")) for entry in packages)
         found.append((os.path.abspath(place), *lists))  # noqa: PTH100 - does not resolve links
     return tuple(found)
+
+
+def _may_have_entry_points() -> bool:
+    """Return whether a package may have entry points for Handrail.
+
+    Most environments have none. Then one look at each list replaces the standard library's search, which also reads the
+    description of each package.
+    """
+    if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
+        return True
+    for place in sys.path:
+        try:
+            with os.scandir(place or ".") as entries:
+                packages = [entry.path for entry in entries if entry.name.lower().endswith((".dist-info", ".egg-info"))]
+        except NotADirectoryError:
+            return True  # an archive
+        except OSError:
+            continue
+        for package in packages:
+            try:
+                with open(f"{package}/entry_points.txt", "rb") as file:  # noqa: PTH123 - as many as there are packages
+                    if _OWN_GROUP.search(file.read()) is not None:
+                        return True
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError:
+                return True
+    return False
 
 
 def _list_stamp(path: str) -> tuple[int, int, int] | None:

@@ -20,7 +20,10 @@ import math
 from collections.abc import Mapping, Set
 from typing import Any, cast
 
+import msgspec
 import orjson
+
+from handrail.contract.struct import Struct
 
 MAX_DEPTH = 200
 MAX_BYTES = 16 * 1024 * 1024
@@ -94,6 +97,8 @@ def _substitute(value: object) -> object:
         }
     if isinstance(value, Set):
         return list(cast("Set[object]", value))
+    if isinstance(value, Struct):
+        return msgspec.structs.asdict(value)
     return {"$object": type(value).__name__, "text": _show_value(value)}
 
 

@@ -18,21 +18,24 @@ import contextlib
 import errno
 import json
 import os
-import re
 import sqlite3
 import stat
 import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Literal, cast
 
+from msgspec.structs import replace
+
 from handrail.contract.errors import StartError
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.store.database.journal import orphan_current_journals
 from handrail.store.database.sqlite_connection import (
     is_database_locked,
@@ -54,7 +57,7 @@ from handrail.store.state_folders import StateFolders, unwritable_state_error
 STALE_NS = 2_000_000_000
 """A holder without a renewal for this long may be replaced."""
 
-_NAME = re.compile(r"holder-([0-9]{1,19})")
+_NAME = compile_on_first_use(r"holder-([0-9]{1,19})")
 _BEAT = struct.Struct("<QQQ")
 """The token, the time in nanoseconds, and both combined as a check."""
 _NOTE_AT = 64
@@ -64,8 +67,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if sys.platform != "win32"
 HolderState = Literal["alive", "paused", "hung"]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseHolder:
+class LeaseHolder(Struct, frozen=True):
     """The holder of a workspace's lease, as its file describes it. A field is None if the file does not say.
 
     :param since_ns: wall-clock time of the acquisition

@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import secrets
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.errors import StartError, UsageError
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.store.state_folders import StateFolders, unwritable_state_error
 
 
@@ -135,13 +135,12 @@ def _pins_path(state: Path, source: str) -> Path:
 # record counts as absent: then nothing is trusted.
 
 FILE_NAME = "trust.json"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_KEY = re.compile(r"[0-9a-f]{24}")
+_SHA256 = compile_on_first_use(r"[0-9a-f]{64}")
+_KEY = compile_on_first_use(r"[0-9a-f]{24}")
 _MAX_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceTrust:
+class WorkspaceTrust(Struct, frozen=True):
     """A user's decision to trust a workspace's configuration.
 
     :param workspace: the real path of the workspace

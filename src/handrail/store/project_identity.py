@@ -13,11 +13,12 @@ import json
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from handrail.contract.errors import UsageError
+from handrail.contract.struct import Struct
 from handrail.store.operator_decisions import read_private_file, write_private_file
 from handrail.store.state_folders import StateFolders, workspace_key
 
@@ -29,8 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD, _BORN, _BORN_AT, _STATX_BYTES, _NO_FOLLOW = -100, 0x800, 80, 256, 0x100
 
 
-@dataclass(frozen=True, slots=True)
-class FolderIdentity:
+class FolderIdentity(Struct, frozen=True):
     """What tells one folder from any other.
 
     :param birth_ns: when it was made, in nanoseconds; None if the file system does not record it
@@ -49,8 +49,7 @@ class FolderIdentity:
         return self.birth_ns is other.birth_ns and self.device == other.device
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectRecord:
+class ProjectRecord(Struct, frozen=True):
     """What the state of a workspace knows about its folder.
 
     :param workspace: the path of the folder when it was recorded
@@ -117,7 +116,7 @@ def adopt_folder(folders: StateFolders) -> None:
     _write(folders, ProjectRecord(str(folders.workspace), identity, () if record is None else record.shared))
 
 
-def share_answers(folders: StateFolders, other: Path, *, shares: bool) -> None:
+def set_answer_sharing(folders: StateFolders, other: Path, *, shares: bool) -> None:
     """Let the standing answers of another workspace hold here too, or no longer.
 
     :param other: the real path of the other workspace

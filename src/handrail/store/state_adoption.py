@@ -12,10 +12,10 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import UsageError
+from handrail.contract.struct import Struct
 from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable
 from handrail.store.operator_decisions import write_private_file
 from handrail.store.project_identity import adopt_folder, identify_folder, read_project
@@ -25,8 +25,7 @@ from handrail.store.state_inventory import MEMORY, USER_DATA, StateInventoryEntr
 _KEY_BYTES = 12
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptableState:
+class AdoptableState(Struct, frozen=True):
     """Stored state that a workspace may adopt.
 
     :param is_recognised: whether the workspace certainly is the folder of that state

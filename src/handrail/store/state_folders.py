@@ -22,15 +22,15 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handrail.contract.errors import StartError, ToolError, UsageError
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.origins.listed_paths import spell_as_listed
 
@@ -274,15 +274,14 @@ def _identity(path: str) -> InodeIdentity | None:
 
 
 STATE_VARIABLE = "HANDRAIL_STATE"
-_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_SESSION_ID = compile_on_first_use(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PARTS = ("ws", "output", "scratch", "user-data", "memory", "search", "sources", "mcp", "heads", "moved")
-_KEY = re.compile(rb"[0-9a-f]{24}")
+_KEY = compile_on_first_use(rb"[0-9a-f]{24}")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: free of collisions, and short enough for a socket path (108 bytes) below it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateFolders:
+class StateFolders(Struct, frozen=True):
     """The state folders of one workspace. All paths are absolute and canonical.
 
     :param workspace: the real path of the workspace
@@ -363,6 +362,14 @@ class StateFolders:
         """The folder with the output folders of this workspace's sessions."""
         return self.state / "output" / self.key
 
+    def locate_session_output(self, session_id: str) -> Path:
+        """Return the session's output folder, which need not exist; see :meth:`prepare_session_output`."""
+        return self._locate_session_folder("output", session_id)
+
+    def locate_session_scratch(self, session_id: str) -> Path:
+        """Return the session's scratch folder, which need not exist; see :meth:`prepare_session_scratch`."""
+        return self._locate_session_folder("scratch", session_id)
+
     def prepare_session_output(self, session_id: str) -> Path:
         """Return the session's output folder, created as private on first use.
 
@@ -410,9 +417,12 @@ class StateFolders:
         for part in ("output", "scratch"):
             remove_tree(self.state / part / self.key / session_id)
 
-    def _prepare_session_folder(self, part: str, session_id: str) -> Path:
+    def _locate_session_folder(self, part: str, session_id: str) -> Path:
         check_session_id(session_id)
-        folder = self.state / part / self.key / session_id
+        return self.state / part / self.key / session_id
+
+    def _prepare_session_folder(self, part: str, session_id: str) -> Path:
+        folder = self._locate_session_folder(part, session_id)
         _prepare_private(self.state / part)
         _prepare_private(folder.parent)
         # Root gives a scratch folder to the user that programs run as; only root can reach it through its parents.

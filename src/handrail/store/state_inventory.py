@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from handrail.contract.errors import StartError
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.store.lease import find_lease_holder
 from handrail.store.state_folders import StateFolders, find_state_key, remove_tree
 
-_KEY = re.compile(r"[0-9a-f]{24}")
+_KEY = compile_on_first_use(r"[0-9a-f]{24}")
 _REMOVED = ".removed-"
 _PARTS = ("ws", "output", "scratch")
 USER_DATA = "user-data"
@@ -29,8 +30,7 @@ MEMORY = "memory"
 _MAX_NAME = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class StateInventoryEntry:
+class StateInventoryEntry(Struct, frozen=True):
     """The stored state of one workspace, or the data that tools keep for the user.
 
     :param key: the key of the workspace, ``USER_DATA`` or ``MEMORY``

@@ -14,10 +14,10 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from handrail.contract.struct import Struct
 from handrail.store.state_folders import remove_tree
 
 PathKind = Literal["absent", "file", "link", "folder", "other"]
@@ -78,7 +78,7 @@ class PathState(NamedTuple):
 ABSENT = PathState("absent")
 
 
-class KeptFile(NamedTuple):
+class StoredFileState(NamedTuple):
     """A file as it was when its content was kept.
 
     :param mode: the whole mode, with the type of the file
@@ -95,8 +95,7 @@ class KeptFile(NamedTuple):
     settled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PathChange:
+class PathChange(Struct, frozen=True):
     """The change of one path.
 
     :param is_shared: whether another call that ran at the same time may have made it
@@ -108,8 +107,7 @@ class PathChange:
     is_shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UndoableOperation:
+class UndoableOperation(Struct, frozen=True):
     """The changes of one program run, of one write of a file tool, or of an undo.
 
     :param name: the id of the call, or of the undo
@@ -315,16 +313,16 @@ class UndoStore:
 
     # ── the known state of the workspace ─────────────────────────────────────────────────────────
 
-    def load_known(self) -> dict[str, dict[str, KeptFile]]:
+    def load_known(self) -> dict[str, dict[str, StoredFileState]]:
         """Return the files whose content is known, by folder and name."""
-        found: dict[str, dict[str, KeptFile]] = {}
+        found: dict[str, dict[str, StoredFileState]] = {}
         with self._reading() as connection:
             for folder, name, *values, settled in connection.execute("SELECT * FROM known"):
-                kept = KeptFile._make((*values, bool(settled)))
+                kept = StoredFileState._make((*values, bool(settled)))
                 found.setdefault(os.fsdecode(folder), {})[os.fsdecode(name)] = kept
         return found
 
-    def save_known(self, changed: Mapping[tuple[str, str], KeptFile | None]) -> None:
+    def save_known(self, changed: Mapping[tuple[str, str], StoredFileState | None]) -> None:
         """Store the known files that changed; None for one that is gone. Call it within a transaction."""
         connection = self.connect()
         rows = [(os.fsencode(at), os.fsencode(name), *kept) for (at, name), kept in changed.items() if kept is not None]

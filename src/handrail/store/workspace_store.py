@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from handrail.contract.struct import Struct
 from handrail.store.database.sqlite_connection import record_engine
 from handrail.store.database.workspace_database import WorkspaceDatabase
 from handrail.store.lease import WorkspaceLease
@@ -20,8 +20,7 @@ from handrail.store.tables.session_tables import ReadFileHashes, SessionRules, S
 from handrail.store.tables.task_table import TaskTable
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceStore:
+class WorkspaceStore(Struct, frozen=True):
     """The durable state of a workspace, held by this process."""
 
     folders: StateFolders

@@ -36,6 +36,7 @@ class ForgeServer(abc.ABC):
     :param token: the only valid one
     :param repository: owner and name
     :param branches: by name, the commits of each; a pull request needs a commit that its base lacks
+    :param forks: by owner and name, the branches of each fork of the repository
     :param replies: prepared answers, which are sent first, one for each request
     :ivar requests: what it has received
     :ivar pulls: its pull requests
@@ -45,6 +46,7 @@ class ForgeServer(abc.ABC):
     repository: str = "ann/project"
     default_branch: str = "main"
     branches: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"main": ("a",), "topic": ("a", "b")})
+    forks: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict[str, Mapping[str, Sequence[str]]])
     replies: list[ForgeReply] = field(default_factory=list[ForgeReply])
     requests: list[ForgeRequest] = field(default_factory=list[ForgeRequest])
     pulls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -104,12 +106,14 @@ class ForgeServer(abc.ABC):
     def _answer(self, request: ForgeRequest) -> ForgeReply:
         if request.headers.get("authorization") != f"{self._scheme} {self.token}":
             return ForgeReply(401, {"message": self._refusal})
+        for name, branches in {self.repository: self.branches, **self.forks}.items():
+            top = f"{self._prefix}/repos/{name}"
+            if request.path == top and request.method == "GET":
+                return ForgeReply(200, {"full_name": name, "default_branch": self.default_branch})
+            if request.path.startswith(f"{top}/branches/") and request.method == "GET":
+                branch = request.path.removeprefix(f"{top}/branches/")
+                return ForgeReply(200, {"name": branch}) if branch in branches else self._missing()
         top = f"{self._prefix}/repos/{self.repository}"
-        if request.path == top and request.method == "GET":
-            return ForgeReply(200, {"full_name": self.repository, "default_branch": self.default_branch})
-        if request.path.startswith(f"{top}/branches/") and request.method == "GET":
-            name = request.path.removeprefix(f"{top}/branches/")
-            return ForgeReply(200, {"name": name}) if name in self.branches else self._missing()
         if request.path == f"{top}/pulls" and request.method == "GET":
             return ForgeReply(200, self._list(request.query))
         if request.path == f"{top}/pulls" and request.method == "POST":
@@ -127,20 +131,32 @@ class ForgeServer(abc.ABC):
     @abc.abstractmethod
     def _open(self, content: Any) -> ForgeReply: ...
 
+    def _locate_head(self, head: str) -> tuple[str, str, Sequence[str] | None]:
+        """Return the repository, the name and the commits of a head such as ``topic`` or ``owner:topic``."""
+        owner, _, branch = head.rpartition(":")
+        for name, branches in {self.repository: self.branches, **self.forks}.items():
+            if owner in ("", name.partition("/")[0]):
+                return name, branch, branches.get(branch)
+        return "", branch, None
+
     def _is_open(self, base: str, head: str) -> bool:
-        return any(one["base"]["ref"] == base and one["head"]["ref"] == head for one in self.pulls)
+        name, branch, _ = self._locate_head(head)
+        return any(
+            (one["base"]["ref"], one["head"]["ref"], one["head"]["repo"]["full_name"]) == (base, branch, name)
+            for one in self.pulls
+        )
 
     def _add(self, content: Mapping[str, Any], **further: Any) -> dict[str, Any]:
         number = len(self.pulls) + 1
-        repository = {"full_name": self.repository}
+        name, branch, _ = self._locate_head(content["head"])
         pull = {
             "number": number,
             "html_url": f"http://{self.authority}/{self.repository}/pull/{number}",
             "state": "open",
             "title": content["title"],
             "body": content.get("body") or "",
-            "base": {"ref": content["base"], "repo": repository},
-            "head": {"ref": content["head"], "repo": repository},
+            "base": {"ref": content["base"], "repo": {"full_name": self.repository}},
+            "head": {"ref": branch, "repo": {"full_name": name}},
             **further,
         }
         self.pulls.append(pull)
@@ -157,10 +173,10 @@ class GitHubServer(ForgeServer):
     supports_drafts: bool = True
 
     def _list(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        owner = self.repository.partition("/")[0]
         found = self.pulls
         if "head" in query:
-            found = [one for one in found if f"{owner}:{one['head']['ref']}" == query["head"]]
+            name, branch, _ = self._locate_head(query["head"])
+            found = [one for one in found if (one["head"]["repo"]["full_name"], one["head"]["ref"]) == (name, branch)]
         if "base" in query:
             found = [one for one in found if one["base"]["ref"] == query["base"]]
         size, page = int(query.get("per_page", "30")), int(query.get("page", "1"))
@@ -168,20 +184,23 @@ class GitHubServer(ForgeServer):
 
     def _open(self, content: Any) -> ForgeReply:
         missing = [name for name in ("title", "head", "base") if not content.get(name)]
-        invalid = missing or [name for name in ("head", "base") if content[name] not in self.branches]
+        commits = None if missing else self._locate_head(content["head"])[2]
+        unknown = [] if commits is not None else ["head"]
+        unknown += [] if content.get("base") in self.branches else ["base"]
+        invalid = missing or unknown
         if invalid:
             errors = [{"resource": "PullRequest", "field": name, "code": "invalid"} for name in invalid]
             return ForgeReply(422, {"message": "Validation Failed", "errors": errors})
         base, head = content["base"], content["head"]
-        said = ""
+        message = ""
         if self._is_open(base, head):
-            said = f"A pull request already exists for {self.repository.partition('/')[0]}:{head}."
-        elif not {*self.branches[head]} - {*self.branches[base]}:
-            said = f"No commits between {base} and {head}"
+            message = f"A pull request already exists for {self.repository.partition('/')[0]}:{head}."
+        elif not {*(commits or ())} - {*self.branches[base]}:
+            message = f"No commits between {base} and {head}"
         elif content.get("draft") and not self.supports_drafts:
-            said = "Draft pull requests are not supported in this repository."
-        if said:
-            return ForgeReply(422, {"message": "Validation Failed", "errors": [{"code": "custom", "message": said}]})
+            message = "Draft pull requests are not supported in this repository."
+        if message:
+            return ForgeReply(422, {"message": "Validation Failed", "errors": [{"code": "custom", "message": message}]})
         return ForgeReply(201, self._add(content, draft=bool(content.get("draft"))))
 
 
@@ -201,12 +220,13 @@ class GiteaServer(ForgeServer):
         return self.pulls[(page - 1) * size : page * size]
 
     def _open(self, content: Any) -> ForgeReply:
-        if not content.get("title") or any(content.get(name) not in self.branches for name in ("head", "base")):
+        commits = self._locate_head(content.get("head") or "")[2]
+        if not content.get("title") or commits is None or content.get("base") not in self.branches:
             return self._missing()
         base, head = content["base"], content["head"]
         if self._is_open(base, head):
-            said = f"pull request already exists for these targets [id: 1, head_branch: {head}, base_branch: {base}]"
-            return ForgeReply(409, {"message": said})
-        if not {*self.branches[head]} - {*self.branches[base]}:
+            message = f"pull request already exists for these targets [id: 1, head_branch: {head}, base_branch: {base}]"
+            return ForgeReply(409, {"message": message})
+        if not {*commits} - {*self.branches[base]}:
             return ForgeReply(422, {"message": f"No commits between {base} and {head}"})
         return ForgeReply(201, self._add(content))

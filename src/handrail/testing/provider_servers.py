@@ -248,11 +248,11 @@ class ProviderServer(abc.ABC):
             await self._stream(writer, reply, str(body.get("model", "")))
 
     async def _refuse(self, writer: asyncio.StreamWriter, refusal: ErrorReply) -> None:
-        told = self._error(refusal.code, refusal.message)
+        error_body = self._error(refusal.code, refusal.message)
         if refusal.details:
-            told["error"]["details"] = list(refusal.details)
+            error_body["error"]["details"] = list(refusal.details)
         await self._send_raw(
-            writer, RawReply(json.dumps(told).encode(), "application/json", refusal.status, refusal.headers)
+            writer, RawReply(json.dumps(error_body).encode(), "application/json", refusal.status, refusal.headers)
         )
 
     async def _send_raw(self, writer: asyncio.StreamWriter, reply: RawReply) -> None:
@@ -339,7 +339,7 @@ class OpenAIServer(ProviderServer):
         for part in reply.parts:
             match part:
                 case str():
-                    yield from (chunk({"content": piece}) for piece in split_in_two(part))
+                    yield from (chunk({"content": piece}) for piece in split_into_two_pieces(part))
                 case ReplyCall():
                     yield from self._call_steps(part, number, chunk)
                     number += 1
@@ -405,14 +405,14 @@ class AnthropicServer(ProviderServer):
         for part in reply.parts:
             match part:
                 case str():
-                    deltas = [{"type": "text_delta", "text": piece} for piece in split_in_two(part)]
+                    deltas = [{"type": "text_delta", "text": piece} for piece in split_into_two_pieces(part)]
                     yield from _whole_block(number, {"type": "text", "text": ""}, deltas)
                     number += 1
                 case ReplyCall():
                     yield from self._call_steps(part, number)
                     number += 1
                 case ThinkingBlock(text, signature):
-                    deltas = [{"type": "thinking_delta", "thinking": piece} for piece in split_in_two(text)]
+                    deltas = [{"type": "thinking_delta", "thinking": piece} for piece in split_into_two_pieces(text)]
                     deltas.append({"type": "signature_delta", "signature": signature})
                     yield from _whole_block(number, {"type": "thinking", "thinking": "", "signature": ""}, deltas)
                     number += 1
@@ -466,11 +466,11 @@ def _whole_block(
 
 
 def _deltas_of(arguments: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for piece in split_in_two(json.dumps(arguments)):
+    for piece in split_into_two_pieces(json.dumps(arguments)):
         yield {"type": "input_json_delta", "partial_json": piece}
 
 
-def split_in_two(text: str) -> list[str]:
+def split_into_two_pieces(text: str) -> list[str]:
     """Return a text in two pieces, without empty ones."""
     middle = len(text) // 2
     return [piece for piece in (text[:middle], text[middle:]) if piece]
@@ -521,7 +521,7 @@ class ResponsesServer(ProviderServer):
                 case str():
                     item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": []}
                     yield event("response.output_item.added", output_index=number, item=item)
-                    for piece in split_in_two(part):
+                    for piece in split_into_two_pieces(part):
                         yield event("response.output_text.delta", output_index=number, item_id=item["id"], delta=piece)
                     yield event("response.output_item.done", output_index=number, item=item)
                 case ReplyCall():
@@ -681,7 +681,7 @@ class GeminiServer(ProviderServer):
         for number, part in enumerate(reply.parts):
             match part:
                 case str():
-                    for piece in split_in_two(part):
+                    for piece in split_into_two_pieces(part):
                         yield chunk({"text": piece, **signed})
                         signed = {}
                 case ReplyCall():

@@ -187,25 +187,25 @@ def _list_document_symbols(uri: str) -> list[dict[str, Any]]:
 
 def _try_actions(plan: dict[str, Any]) -> list[str]:
     """Try what a server must not be able to do, and return what happened."""
-    said: list[str] = []
+    messages: list[str] = []
     for path in plan.get("writes", ()):
         try:
             Path(path).write_text("written by a server")
-            said.append(f"wrote {path}")
+            messages.append(f"wrote {path}")
         except OSError as error:
-            said.append(f"cannot write: {error.strerror}")
+            messages.append(f"cannot write: {error.strerror}")
     for path in plan.get("reads", ()):
         try:
-            said.append(f"read {Path(path).read_text()}")
+            messages.append(f"read {Path(path).read_text()}")
         except OSError as error:
-            said.append(f"cannot read: {error.strerror}")
+            messages.append(f"cannot read: {error.strerror}")
     for port in plan.get("connects", ()):
         try:
             socket.create_connection(("127.0.0.1", port), timeout=2).close()
-            said.append("connected")
+            messages.append("connected")
         except OSError:
-            said.append("cannot connect")
-    return said
+            messages.append("cannot connect")
+    return messages
 
 
 def _answer(plan: dict[str, Any], method: str, params: dict[str, Any]) -> Any:

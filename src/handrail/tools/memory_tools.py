@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -10,12 +9,13 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.contract.services.memory_service import MemoryQuery, MemoryWrite, RecalledMemory
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import LockSpec, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.tool_declarations import make_closed_object_schema
 
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_DAY = compile_on_first_use(r"\d{4}-\d{2}-\d{2}")
 _UNCONFIRMED = "unconfirmed facts from memory"
 
 
@@ -185,7 +185,7 @@ class MemoryCompactTool(Tool):
                 fields |= compacted.data
         if store != "working":
             folded = await runtime.memory.fold_facts()
-            fields["folded_facts"] = len(folded.ids)
+            fields["replaced_facts"] = len(folded.ids)
             if folded.ids:
                 fields["compaction"] = folded.number
         return fields

@@ -293,6 +293,8 @@ class TerminalStartTool(Tool):
         answer: dict[str, object] = {"exit_code": done.exit_code}
         if done.signal is not None:
             answer["signal"] = done.signal
+        if done.notes:
+            answer["notes"] = list(done.notes)
         return answer
 
 
@@ -405,6 +407,8 @@ class TerminalReadTool(Tool):
         answer: dict[str, object] = {"id": job.id, "text": found.text, "cursor": found.cursor}
         if found.skipped_bytes:
             answer["dropped_bytes"] = found.skipped_bytes
+        if notes := await runtime.terminals.explain_failures(job.id, found.text):
+            answer["notes"] = list(notes)
         job = await runtime.jobs.get(job.id)
         answer["state"] = job.state
         answer["has_more"] = found.cursor < job.output_bytes

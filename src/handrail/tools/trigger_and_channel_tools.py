@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.channels_and_triggers import CHANNEL_CAPACITY, check_channel_name
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
@@ -119,7 +119,7 @@ CHANNEL_TOOLS = (SendMessageTool(), WaitChannelTool())
 
 _TRIGGERS = Requires(capabilities=("triggers",))
 _SCHEDULE_FORMS = ("every_minutes", "hourly_at", "daily_at", "cron")
-_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
+_TIME = compile_on_first_use(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
 
 
 def _spec(id: str, description: str, properties: dict[str, Any], *required: str, reads: bool = False) -> ToolSpec:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlencode
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.services.tool_runtime import HttpResponse, Runtime
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import ConfigKey, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
@@ -29,7 +29,7 @@ _MAX_SNIPPET = 500
 _MAX_TITLE = 300
 _DEFAULT_RESULTS = 10
 _CALLS = "calls"
-_TAG = re.compile(r"<[^<>]{0,1000}>")
+_TAG = compile_on_first_use(r"<[^<>]{0,1000}>")
 
 _Found = tuple[object, object, object]
 """Title, URL and snippet of one result, as the provider sent them."""
@@ -42,8 +42,7 @@ class _SearchRequest(NamedTuple):
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class _SearchProvider:
+class _SearchProvider(Struct, frozen=True):
     """A search service.
 
     :param url: its address; empty if the operator must set it

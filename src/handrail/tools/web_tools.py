@@ -12,11 +12,12 @@ from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.services.tool_runtime import ExtractedPage, HttpResponse, Runtime
 from handrail.contract.text.host_names import parse_host, parse_url
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import ConfigKey, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.document_text import PDF_START, make_pdf_answer
-from handrail.tools.files.reading_and_search import detect_image_type, get_max_answer_bytes
+from handrail.tools.files.document_text import PDF_START, detect_image_type, make_pdf_answer
+from handrail.tools.files.reading_and_search import get_max_answer_bytes
 from handrail.tools.tool_declarations import MAX_OUTPUT, make_closed_object_schema
 
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
@@ -31,12 +32,16 @@ _ACCEPT = (
 )
 _FEW_CHARACTERS, _MUCH_HTML = 600, 20_000
 """A page of scripts: less text than this from more HTML than this."""
-_BLOCK_PAGE = re.compile(
+_BLOCK_PAGE = compile_on_first_use(
     r"just a moment|attention required|access denied|are you (?:a )?(?:human|robot)|verify (?:that )?you are (?:a )?human|"
     r"checking your browser|enable javascript and cookies|captcha|unusual traffic|request blocked|pardon our interruption",
     re.IGNORECASE,
 )
-_TEXT_TYPES = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|x-yaml|toml|javascript|x-sh|sql|graphql)")
+_TEXT_TYPES = compile_on_first_use(
+    r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|x-yaml|toml|javascript|x-sh|sql|graphql)"
+)
+_CREDENTIALS = ("credential", *(f"credential_{number}" for number in range(2, 9)))
+"""The settings of credentials, each with the host that gets it."""
 _CREDENTIAL_FIELDS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"))
 
 
@@ -223,6 +228,46 @@ def _is_utf8(body: bytes) -> bool:
     return True
 
 
+def _make_credential_keys() -> dict[str, ConfigKey]:
+    keys: dict[str, ConfigKey] = {}
+    for name in _CREDENTIALS:
+        keys[f"{name}_host"] = ConfigKey(description=f"Host that gets {name}, such as api.example.org", required=False)
+        keys[f"{name}_header"] = ConfigKey(
+            description=f"Header field of {name}", required=False, default="authorization"
+        )
+        keys[name] = ConfigKey(
+            description="Value of that header field, such as Bearer TOKEN", secret=True, required=False
+        )
+    return keys
+
+
+def _find_credentials(url: str, runtime: Runtime) -> dict[str, str]:
+    """Return the header fields with the operator's credentials for the host of a URL.
+
+    :raises ToolError: ``denied`` if the URL does not use https; ``unavailable`` if two credentials have the same field
+    """
+    found: dict[str, str] = {}
+    try:
+        asked = parse_url(url).host.name
+    except ValueError:  # the request itself says what is wrong with it
+        return found
+    for name in _CREDENTIALS:
+        host = runtime.config.get(f"{name}_host")
+        if not host or parse_host(host).name != asked:
+            continue
+        if not url.lower().startswith("https://"):
+            raise ToolError(f"The credential for {host} is sent with https only. Use an https:// URL.", kind="denied")
+        header = runtime.config.get(f"{name}_header", "authorization").lower()
+        if header in found:
+            text = (
+                f"Two credentials for {host} have the header field {header!r}. Ask the user to correct {name}_host or "
+                f'{name}_header under [tools."http.post".config] of handrail.toml.'
+            )
+            raise ToolError(text, kind="unavailable")
+        found[header] = runtime.secrets.get(name)
+    return found
+
+
 class HttpPostTool(Tool):
     spec = ToolSpec(
         id="http.post",
@@ -269,17 +314,7 @@ class HttpPostTool(Tool):
         timeout_ms=_TIMEOUT_MS,
         category="system",
         kind="other",
-        config={
-            "credential_host": ConfigKey(
-                description="Host that gets the credential, such as api.example.org", required=False
-            ),
-            "credential_header": ConfigKey(
-                description="Header field of the credential", required=False, default="authorization"
-            ),
-            "credential": ConfigKey(
-                description="Value of that header field, such as Bearer TOKEN", secret=True, required=False
-            ),
-        },
+        config=_make_credential_keys(),
         documentation=(
             "Returns `url`, `status`, `content_type`, and the answer as `json` or `text`, whatever the status is.\n\n"
             "- A redirect that would send the data to another host is not followed: the answer has its `location`.\n"
@@ -294,13 +329,7 @@ class HttpPostTool(Tool):
         headers = _check_headers(args.get("headers", {}))
         headers.setdefault("content-type", content_type)
         headers.setdefault("idempotency-key", runtime.call_id)
-        host = runtime.config.get("credential_host")
-        if host and parse_host(host).name == parse_url(url).host.name:
-            if not url.lower().startswith("https://"):
-                raise ToolError(
-                    f"The credential for {host} is sent with https only. Use an https:// URL.", kind="denied"
-                )
-            headers[runtime.config.get("credential_header", "authorization")] = runtime.secrets.get("credential")
+        headers |= _find_credentials(url, runtime)
         response = await runtime.net.request(
             "POST",
             url,

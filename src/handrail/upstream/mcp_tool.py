@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import re
 import unicodedata
@@ -179,9 +180,9 @@ def _to_ordered(item: JsonItem) -> dict[str, Any]:
 
 
 def _description(item: JsonItem, name: str, definition: ServerDefinition) -> str:
-    said, title = item.get("description"), item.get("title")
-    if isinstance(said, str) and said.strip():
-        return said
+    description, title = item.get("description"), item.get("title")
+    if isinstance(description, str) and description.strip():
+        return description
     known_as = title if isinstance(title, str) and title.strip() else name
     return f"{known_as}. The MCP server {definition.name} provides no description."
 
@@ -262,10 +263,10 @@ class McpTool(Tool):
         fields: dict[str, Any] = {"name": self.name, "arguments": args}
         if asked := select_client_metadata(runtime.client_meta):
             fields["_meta"] = asked
-        before: dict[str, tuple[int, int]] = {}
         if self.definition.transport == "stdio":
             await upstream.ensure_connected()
-            before = await asyncio.to_thread(_list_scratch_files, upstream.scratch_folder)
+            if upstream.scratch_files is None:
+                upstream.scratch_files = await _look_at_scratch_files(upstream.scratch_folder)
         try:
             as_task = can_be_called_only_as_task(self.item)
             answer = await upstream.call(
@@ -278,20 +279,21 @@ class McpTool(Tool):
         if meta and len(encode_message(meta)) <= MAX_META_BYTES:
             result = result.with_metadata(server_meta=meta)
         if folder := upstream.scratch_folder:
-            after = await asyncio.to_thread(_list_scratch_files, folder)
-            note = _describe_new_files(self.definition.name, folder, before, after)
+            after = await _look_at_scratch_files(folder)
+            before, upstream.scratch_files = upstream.scratch_files, after
+            note = _describe_new_files(self.definition.name, folder, before or {}, after)
             result = result.with_metadata(scratch_note=note) if note else result
         return result
 
 
 def to_tool_error(server: str, error: RpcError) -> ToolError:
     """Return the error of a call for an error that a server sent."""
-    said = error.message[:2000] or "it failed without a message"
+    error_text = error.message[:2000] or "it failed without a message"
     if error.code == _MISSING_CAPABILITY and (lacking := _find_missing_request(error.data)):
-        return UnsupportedClientRequest(lacking, before=f"MCP server {server} failed: {said}. ")
+        return UnsupportedClientRequest(lacking, before=f"MCP server {server} failed: {error_text}. ")
     kind = "invalid_input" if error.code == -32602 else "failed"
     return ToolError(
-        f"MCP server {server} returned an error: {said} (error {error.code}). Correct the arguments, or continue without this tool.",
+        f"MCP server {server} returned an error: {error_text} (error {error.code}). Correct the arguments, or continue without this tool.",
         kind=kind,
     )
 
@@ -361,15 +363,30 @@ def _headers_of(places: Mapping[tuple[str, ...], str], args: Mapping[str, Any]) 
 
 # The files that a server's program leaves in its own folder, which neither the user nor another tool sees.
 
+_MAX_LOOKS = 100
+"""The number of files and folders that are looked at without a thread."""
 _MAX_FILES = 2_000
 _MAX_NAMED = 10
 _CACHE_FOLDERS = frozenset({"node_modules", "__pycache__", "site-packages", "Library", "AppData", "logs", "tmp"})
 
 
-def _list_scratch_files(folder: str) -> dict[str, tuple[int, int]]:
-    """Return the size and the time of each file that is not hidden and not in a cache, by its path in ``folder``."""
+async def _look_at_scratch_files(folder: str) -> dict[str, tuple[int, int]]:
+    """Return what :func:`_list_scratch_files` does. A small folder needs no thread, which would take longer."""
+    found = _list_scratch_files(folder, _MAX_LOOKS)
+    if found is None:
+        found = await asyncio.to_thread(_list_scratch_files, folder, math.inf)
+    return found or {}
+
+
+def _list_scratch_files(folder: str, most: float) -> dict[str, tuple[int, int]] | None:
+    """Return the size and the time of each file that is not hidden and not in a cache, by its path in ``folder``.
+
+    :param most: the number of files and folders to look at; None is returned if there are more
+    """
     found: dict[str, tuple[int, int]] = {}
     for at, inner, files in os.walk(folder):
+        if (most := most - len(inner) - len(files)) < 0:
+            return None
         inner[:] = sorted(name for name in inner if not name.startswith(".") and name not in _CACHE_FOLDERS)
         for name in sorted(files):
             if name.startswith(".") or name.endswith((".log", ".lock", ".tmp", ".pid")):

@@ -147,10 +147,10 @@ class OauthTokenStore:
         return None if found is None else OAuthToken.model_validate(found)
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        said = tokens.model_dump(mode="json", exclude_none=True)
-        self._register_secrets(said)
+        token_fields = tokens.model_dump(mode="json", exclude_none=True)
+        self._register_secrets(token_fields)
         self.reload()
-        self._held = {key: value for key, value in self._all().items() if key != "giver"} | {"tokens": said}
+        self._held = {key: value for key, value in self._all().items() if key != "giver"} | {"tokens": token_fields}
         self._store()
 
     @property
@@ -176,13 +176,13 @@ class OauthTokenStore:
         return None if found is None else OAuthClientInformationFull.model_validate(found)
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        said = client_info.model_dump(mode="json", exclude_none=True)
-        self._register_secrets(said)
-        self._write("client", said)
+        client_fields = client_info.model_dump(mode="json", exclude_none=True)
+        self._register_secrets(client_fields)
+        self._write("client", client_fields)
 
-    def _register_secrets(self, said: object) -> None:
+    def _register_secrets(self, fields: object) -> None:
         """Register the secret values in a message, so that they are redacted."""
-        members = cast("dict[str, object]", said) if isinstance(said, dict) else {}
+        members = cast("dict[str, object]", fields) if isinstance(fields, dict) else {}
         for key in _SECRET:
             if isinstance(value := members.get(key), str) and len(value) >= _LEAST_SECRET:
                 self._learn(value)
@@ -244,17 +244,17 @@ class UpstreamSignIn(httpx2.Auth):
                     is_refresh = tried == 1 and response.status_code == 401
                     flow = self._run_sdk_flow_after_401(request, response, refreshing=is_refresh)
                     try:
-                        to_send, told = await anext(flow), False
-                        while to_send is not request or not (told or self._tokens.has_token_other_than(sent)):
+                        to_send, is_answered = await anext(flow), False
+                        while to_send is not request or not (is_answered or self._tokens.has_token_other_than(sent)):
                             if to_send is request:
-                                answer, told = response, True  # the present response answers it
+                                answer, is_answered = response, True  # the present response answers it
                             else:
                                 answer = yield to_send
                                 await answer.aread()
                             to_send = await flow.asend(answer)
                             await refreshing.aclose()  # a refresh is the first step; no other process waits for a user
                             self._tokens.reload()
-                            if not told and self._tokens.has_token_other_than(sent):
+                            if not is_answered and self._tokens.has_token_other_than(sent):
                                 break  # the refresh was refused, and another process has a newer token
                     except StopAsyncIteration:
                         return
@@ -326,29 +326,29 @@ class UpstreamSignIn(httpx2.Auth):
 
     def _make_provider(self) -> OAuthClientProvider:
         """Return the SDK's provider for the configured grant. Loads the SDK, so call it in a thread."""
-        said = self._definition.oauth
-        if said.grant == "identity_assertion":
-            return self._make_identity_provider(said)
-        if said.private_key or said.grant == "client_credentials":
-            return self._make_credentials_provider(said)
-        return self._make_browser_provider(said)
+        options = self._definition.oauth
+        if options.grant == "identity_assertion":
+            return self._make_identity_provider(options)
+        if options.private_key or options.grant == "client_credentials":
+            return self._make_credentials_provider(options)
+        return self._make_browser_provider(options)
 
-    def _make_identity_provider(self, said: OauthSignInOptions) -> OAuthClientProvider:
+    def _make_identity_provider(self, options: OauthSignInOptions) -> OAuthClientProvider:
         """Return a provider that uses the assertion of an identity provider that both sides trust."""
 
         return IdentityAssertionSignIn(
             self._definition.url,
             self._tokens,
-            client_id=said.client_id,
-            client_secret=said.client_secret,
-            id_token=said.identity_token,
-            identity_client_id=said.identity_client_id,
-            exchange=said.identity_exchange,
-            issuer=said.issuer,
-            scopes=said.scopes,
+            client_id=options.client_id,
+            client_secret=options.client_secret,
+            id_token=options.identity_token,
+            identity_client_id=options.identity_client_id,
+            exchange=options.identity_exchange,
+            issuer=options.issuer,
+            scopes=options.scopes,
         )
 
-    def _make_credentials_provider(self, said: OauthSignInOptions) -> OAuthClientProvider:
+    def _make_credentials_provider(self, options: OauthSignInOptions) -> OAuthClientProvider:
         """Return a provider that uses the client's own credentials: a signing key or a shared secret."""
         from mcp.client.auth.extensions.client_credentials import (
             ClientCredentialsOAuthProvider,
@@ -356,21 +356,21 @@ class UpstreamSignIn(httpx2.Auth):
             SignedJWTParameters,
         )
 
-        url, scope, issuer = self._definition.url, " ".join(said.scopes) or None, said.issuer or None
-        if not said.private_key:
+        url, scope, issuer = self._definition.url, " ".join(options.scopes) or None, options.issuer or None
+        if not options.private_key:
             return ClientCredentialsOAuthProvider(
-                url, self._tokens, said.client_id, said.client_secret, scope=scope, issuer=issuer
+                url, self._tokens, options.client_id, options.client_secret, scope=scope, issuer=issuer
             )
         signed = SignedJWTParameters(
-            issuer=said.client_id,
-            subject=said.client_id,
-            signing_algorithm=said.signing_algorithm,
-            signing_key=said.private_key,
+            issuer=options.client_id,
+            subject=options.client_id,
+            signing_algorithm=options.signing_algorithm,
+            signing_key=options.private_key,
         )
         prove = signed.create_assertion_provider()
-        return PrivateKeyJWTOAuthProvider(url, self._tokens, said.client_id, prove, scope=scope, issuer=issuer)
+        return PrivateKeyJWTOAuthProvider(url, self._tokens, options.client_id, prove, scope=scope, issuer=issuer)
 
-    def _make_browser_provider(self, said: OauthSignInOptions) -> OAuthClientProvider:
+    def _make_browser_provider(self, options: OauthSignInOptions) -> OAuthClientProvider:
         """Return a provider that lets the user sign in with a browser."""
         from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 
@@ -381,7 +381,7 @@ class UpstreamSignIn(httpx2.Auth):
                 "redirect_uris": [redirect],
                 "grant_types": ["authorization_code", "refresh_token"],
                 "response_types": ["code"],
-                "scope": " ".join(said.scopes) or None,
+                "scope": " ".join(options.scopes) or None,
             }
         )
         back: list[AuthorizationCodeResult] = []
@@ -395,18 +395,18 @@ class UpstreamSignIn(httpx2.Auth):
             return back[0]
 
         known: OAuthClientInformationFull | None = None
-        if said.client_id:
+        if options.client_id:
             known = OAuthClientInformationFull.model_validate(
                 {
                     **metadata.model_dump(mode="json", exclude_none=True),
-                    "client_id": said.client_id,
-                    "client_secret": said.client_secret or None,
-                    "token_endpoint_auth_method": "client_secret_basic" if said.client_secret else "none",
+                    "client_id": options.client_id,
+                    "client_secret": options.client_secret or None,
+                    "token_endpoint_auth_method": "client_secret_basic" if options.client_secret else "none",
                 }
             )
-        at = said.client_metadata_url or None
+        at = options.client_metadata_url or None
         provider = BrowserSignIn(self._definition.url, metadata, self._tokens, visit, returned, client_metadata_url=at)
-        provider.known_client, provider.trusted_issuer = known, said.issuer
+        provider.known_client, provider.trusted_issuer = known, options.issuer
         provider.forget_client = self._tokens.forget_client
         provider.absence = "" if self._prompt is not None else _explain_absent_user(self._definition.name)
         return provider
@@ -587,8 +587,8 @@ class BrowserSignIn(OAuthClientProvider):
         origin = _origin(self.context.server_url)
         if not isinstance(issuer, str) or _origin(issuer) != origin:
             return response
-        said = orjson.dumps({**metadata, "issuer": origin})
-        return httpx2.Response(200, headers={"content-type": "application/json"}, content=said, request=asked)
+        metadata_text = orjson.dumps({**metadata, "issuer": origin})
+        return httpx2.Response(200, headers={"content-type": "application/json"}, content=metadata_text, request=asked)
 
 
 class IdentityAssertionSignIn(OAuthClientProvider):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,8 @@ from handrail.config.secret_detection import (
     is_secret_value,
 )
 from handrail.contract.errors import Diagnostic
-from handrail.contract.text.host_names import fault_in_host_pattern, parse_url
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.host_names import find_host_pattern_fault, parse_url
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ NamedServers = dict[str, tuple[UpstreamServerSettings, str]]
 """Servers by name, each with its place in the configuration."""
 
 
-@dataclass(slots=True)
-class _ReadServers:
+class _ReadServers(Struct):
     """The servers of a configuration while they are read.
 
     A fault costs its server and nothing else, so that no command stops for it.
@@ -307,33 +306,33 @@ def _build_oauth(
     """
     from handrail.upstream.server_definition import OauthSignInOptions
 
-    said = server.oauth
-    if said is None:
+    options = server.oauth
+    if options is None:
         return OauthSignInOptions()
 
     def secret(given: str | PrefixedSecretReference | None) -> str:
         return "" if given is None else value("secret", given)
 
     return OauthSignInOptions(
-        said.grant,
-        said.client_id,
-        secret(said.client_secret),
-        said.scopes,
-        secret(said.private_key),
-        said.signing_algorithm,
-        said.client_metadata_url,
-        said.issuer,
-        said.identity_exchange,
-        said.identity_client_id,
-        secret(said.identity_token),
-        said.callback_host,
-        said.callback_port,
+        options.grant,
+        options.client_id,
+        secret(options.client_secret),
+        options.scopes,
+        secret(options.private_key),
+        options.signing_algorithm,
+        options.client_metadata_url,
+        options.issuer,
+        options.identity_exchange,
+        options.identity_client_id,
+        secret(options.identity_token),
+        options.callback_host,
+        options.callback_port,
     )
 
 
 def _faults_in_addresses(server: UpstreamServerSettings, place: str) -> Iterator[Diagnostic]:
     for host in server.hosts:
-        if problem := fault_in_host_pattern(host):
+        if problem := find_host_pattern_fault(host):
             yield Diagnostic(place, "hosts", problem)
     if server.url is not None:
         try:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import orjson
 
 from handrail.contract.errors import StartError
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.host_names import parse_url
 from handrail.contract.text.strict_json import check_nesting_depth
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires
@@ -25,26 +27,26 @@ CAPABILITY_BY_GRANT: Mapping[str, str] = {"sampling": "sample", "elicitation": "
 """By grant of the operator, the capability that the server's tools then have, to send such requests to the client."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class OauthSignInOptions:
     """The sign-in at a server, as in ``[mcp.servers.NAME.oauth]``."""
 
     grant: Literal["authorization_code", "client_credentials", "identity_assertion"] = "authorization_code"
     client_id: str = ""
-    client_secret: str = field(default="", repr=False)
+    client_secret: str = dataclasses.field(default="", repr=False)
     scopes: tuple[str, ...] = ()
-    private_key: str = field(default="", repr=False)
+    private_key: str = dataclasses.field(default="", repr=False)
     signing_algorithm: str = "ES256"
     client_metadata_url: str = ""
     issuer: str = ""
     identity_exchange: str = ""
     identity_client_id: str = ""
-    identity_token: str = field(default="", repr=False)
+    identity_token: str = dataclasses.field(default="", repr=False)
     callback_host: str = "127.0.0.1"
     callback_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ServerDefinition:
     """The configuration of one upstream server, with the values of its secrets.
 
@@ -60,9 +62,9 @@ class ServerDefinition:
     transport: TransportKind
     command: str = ""
     args: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
     url: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
     oauth: OauthSignInOptions = OauthSignInOptions()
     prefix: str | None = None
     about: str = ""
@@ -72,7 +74,7 @@ class ServerDefinition:
     write: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     grants: frozenset[str] = frozenset()
-    side_effects: Mapping[str, SideEffect] = field(default_factory=dict[str, SideEffect])
+    side_effects: Mapping[str, SideEffect] = dataclasses.field(default_factory=dict[str, SideEffect])
     trust_hints: bool = False
     url_arguments: Literal["data", "hosts"] = "data"
     cwd: str = ""
@@ -144,8 +146,7 @@ MAX_LIST_BYTES = 12 * 1024 * 1024
 JsonItem = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerListing:
+class ServerListing(Struct, frozen=True):
     """A server's listing as received; each item is a JSON object.
 
     :param protocol: the protocol version of the connection

@@ -15,11 +15,11 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import UsageError
+from handrail.contract.struct import Struct
 from handrail.origins.program_lookup import (
     ProgramRefused,
     build_program_environment,
@@ -53,8 +53,7 @@ class CommandRefused(Exception):
     """A server's command cannot be started; the text has the reason and the next step."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedServerProgram:
+class ResolvedServerProgram(Struct, frozen=True):
     """The program of a server, ready to start.
 
     :param argv: an absolute program and its arguments
@@ -183,8 +182,7 @@ _MANAGER_PREFIXES = ("PIP_", "npm_config_", "NPM_CONFIG_", "NPM_TOKEN")
 PackageKind = Literal["npm", "pypi"]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerPackage:
+class ServerPackage(Struct, frozen=True):
     """The package that a command would fetch.
 
     :param spec: the package and version, in the form of the package manager
@@ -205,8 +203,7 @@ class ServerPackage:
         return f"{self.spec} from {'npm' if self.kind == 'npm' else 'PyPI'}{beside}"
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledServer:
+class InstalledServer(Struct, frozen=True):
     """The result of an installation.
 
     :param versions: the versions of all installed packages, by name
@@ -415,10 +412,10 @@ def _install_with_pip(
     _run_package_manager(
         [str(python), "-I", "-m", "pip", "install", *quiet, package.spec, *package.extra_packages], folder, None
     )
-    said = _run_package_manager(
+    output_text = _run_package_manager(
         [str(python), "-I", "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"], folder, None
     )
-    versions = {_normalize_name(str(one["name"])): str(one["version"]) for one in json.loads(said)}
+    versions = {_normalize_name(str(one["name"])): str(one["version"]) for one in json.loads(output_text)}
     program = folder / "bin" / (package.program or package.name)
     if not program.is_file():
         raise UsageError(
@@ -458,10 +455,12 @@ def _run_package_manager(command: Sequence[str], folder: Path, first: Path | Non
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{Path(command[0]).name} could not run: {error}. Nothing was installed.") from None
+        raise UsageError(
+            f"{Path(command[0]).name} could not run: {error}. Nothing was installed. Check that it works in your terminal, then try again."
+        ) from None
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip())[-800:]
-        raise UsageError(f"{Path(command[0]).name} could not install the package: {said}")
+        output_text = (done.stderr.strip() or done.stdout.strip())[-800:]
+        raise UsageError(f"{Path(command[0]).name} could not install the package: {output_text}")
     return done.stdout
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from handrail.contract.errors import ToolError
 from handrail.upstream import server_definition as listings
 from handrail.upstream.client.resource_subscriptions import ServerResourceSubscriptions
+from handrail.upstream.client.stdio_transport import StdioTransport
 from handrail.upstream.client.task_calls import call_tool_to_end, request_answering_input
 from handrail.upstream.client.upstream_session import (
     METHOD_NOT_FOUND,
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 # The listing of a server, page by page, within limits.
 
+_SILENCE = (
+    ", and wrote nothing to its stdout. A server exchanges one JSON message a line. One that waits for Content-Length headers, "
+    "as a language server does, cannot be used"
+)
 MAX_PAGES = 1_000
 LIST_TIMEOUT_S = 5.0
 """The timeout in seconds of each list other than the announced tools."""
@@ -182,6 +187,8 @@ class UpstreamServerConnection:
         self._attempt: asyncio.Future[None] | None = None
         self._next_at = 0.0
         self.scratch_folder = ""
+        self.scratch_files: dict[str, tuple[int, int]] | None = None
+        """The files in its own folder after the last call; None if its program has had no call yet."""
         """The folder of its program's own files; empty before its start."""
         self._retry_now = asyncio.Event()
         self._credentials = 0
@@ -363,6 +370,8 @@ class UpstreamServerConnection:
                 continue
             except Exception as error:  # any error leads to a later attempt and affects no other server
                 self.reason = _describe_failure(error, self.definition.connect_timeout_ms)
+                if isinstance(error, TimeoutError) and conversation is not None and _is_silent(conversation.transport):
+                    self.reason += _SILENCE
             finally:
                 if conversation is not None:
                     if conversation.end_reason is not None and self.state == "connected":
@@ -463,6 +472,10 @@ class UpstreamServerConnection:
             owner.cancel()
             await asyncio.gather(owner, return_exceptions=True)
         self._end_attempt()
+
+
+def _is_silent(transport: McpTransport) -> bool:
+    return isinstance(transport, StdioTransport) and not transport.has_output
 
 
 def _describe_failure(error: Exception, timeout_ms: int) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from handrail.config import MergedConfiguration
 from handrail.contract.errors import UsageError
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.text.host_names import bracket_host, parse_url
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables, expand_requires
@@ -27,7 +28,6 @@ from handrail.policy.rules.matchers import RuleRanking
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook
 from handrail.runtime.secret_store import SecretStore
 from handrail.store.state_folders import StateFolders
-from handrail.upstream.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.upstream.server_config_loader import is_path_inside, load_enabled_servers
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class UpstreamRegistry:
             raise UpstreamConnectionLost(fault, unsent=True)
         layer = expand_requires(definition.requires, dependencies.variables, f"mcp server {definition.name}")
         home = dependencies.folders.prepare_tool_home(f"mcp-{definition.name}")
-        self[definition.name].scratch_folder = home
+        self[definition.name].scratch_folder, self[definition.name].scratch_files = home, None
         profile = SandboxProfile(
             workspace,
             home,
@@ -284,6 +284,7 @@ class UpstreamRegistry:
             check_host=self._make_host_check(definition),
             on_attempt=self._requested_hosts(definition.name).record_attempt,
             denials=hides(dependencies.rules, workspace),
+            route=dependencies.route,
             serves=True,
             tcp=definition.tcp,
         )

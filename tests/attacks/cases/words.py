@@ -125,6 +125,8 @@ async def _show_history(home: Home, mode: str, rules: tuple[str, ...], blob: str
             "git diff-tree -p HEAD", "git fast-export --all", "git annotate secrets/a.txt", "git commit --dry-run -v", "git reflog -p",
             "git range-diff 'HEAD^^..HEAD^' 'HEAD^..HEAD'", "git whatchanged -p", f"echo {blob} | git cat-file --batch", "eval 'git log -p --all'",
             "x=log; git $x -p --all", "GIT_PAGER=cat git log -p --all", "(cd secrets; git log -p --all)", "git log -p --all | cat",
+            "g\\it log -p --all", "$'\\x67it' log -p --all", "x=g; y=it; $x$y log -p --all", "g{i,}t log -p --all",
+            f"git update-index --add --cacheinfo 100644,{blob},open.txt && git checkout-index open.txt && cat open.txt",
         ):  # fmt: skip
             if SECRET in said_by(await session.call("bash", {"command": text})):
                 said.append(f"{mode} {' '.join(rules)}: {text!r}")

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from handrail.agent.model_protocol import Model
 from handrail.agent.text_tool_calls import TextForm
 from handrail.contract.errors import HandrailError, StartError, UsageError
+from handrail.contract.struct import Struct
 
 SERVICES: Mapping[str, tuple[str, str]] = {
     "openai": ("OPENAI_API_KEY", "openai"),
@@ -53,8 +54,7 @@ class _ProviderRoute:
     api_key: str | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _ModelOrigin:
+class _ModelOrigin(Struct, frozen=True):
     """How a model was opened, for the models of its sub-agents.
 
     :param routes: the routes by provider: its own, and those of the models that it was opened for
@@ -192,10 +192,10 @@ def _open_with_provider(
     except HandrailError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        said = said if api_key is None else said.replace(api_key, "***")
+        error_text = f"{type(error).__name__}: {error}"
+        error_text = error_text if api_key is None else error_text.replace(api_key, "***")
         raise StartError(
-            f"The provider {kind!r} from {where} cannot open {name!r}: {said[:300]}. "
+            f"The provider {kind!r} from {where} cannot open {name!r}: {error_text[:300]}. "
             "Upgrade its package, or use another model."
         ) from (error if api_key is None else None)
     if not isinstance(getattr(model, "name", None), str) or not callable(getattr(model, "stream", None)):

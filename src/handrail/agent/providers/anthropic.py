@@ -319,11 +319,11 @@ class _EventReader:
         """
         if usage is None:
             return
-        told = sum(
+        input_tokens = sum(
             get_positive_count(usage, field)
             for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         )
-        self._input = max(self._input, told)
+        self._input = max(self._input, input_tokens)
         self._cache_read = max(self._cache_read, get_positive_count(usage, "cache_read_input_tokens"))
         self._cache_write = max(self._cache_write, get_positive_count(usage, "cache_creation_input_tokens"))
         yield TokenUsage(self._input, get_positive_count(usage, "output_tokens"), self._cache_read, self._cache_write)
@@ -365,13 +365,13 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
                             yield dict(block)
         case CallResultsMessage(results):
             for result in results:
-                told: Any = result.text
+                content: Any = result.text
                 if result.pictures and not result.is_error:
-                    told = [{"type": "text", "text": result.text}, *map(_image, result.pictures)]
+                    content = [{"type": "text", "text": result.text}, *map(_image, result.pictures)]
                 yield {
                     "type": "tool_result",
                     "tool_use_id": result.wire_id,
-                    "content": told,
+                    "content": content,
                     "is_error": result.is_error,
                 }
             for result in results:

@@ -57,7 +57,7 @@ class EventStreamClient(httpx2.AsyncClient):
                     break
                 start += piece
             if start.removeprefix(_BOM).lstrip()[:1] in (b"{", b"[", b"<", b""):
-                return self._make_stream(response, await self._read_whole(response, start, pieces))
+                return self._make_stream(response, await self._read_whole_body(response, start, pieces))
         return httpx2.Response(
             200,
             headers=_without_lengths(response),
@@ -66,7 +66,7 @@ class EventStreamClient(httpx2.AsyncClient):
             extensions=response.extensions,
         )
 
-    async def _read_whole(self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes]) -> bytes:
+    async def _read_whole_body(self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes]) -> bytes:
         pieces = [start]
         size = len(start)
         try:
@@ -86,9 +86,9 @@ class EventStreamClient(httpx2.AsyncClient):
         except (ValueError, RecursionError):
             if text.lstrip()[:1] in ("{", "[", ""):
                 raise ReplyStreamCut(f"{self._name}: The answer is incomplete ({len(body):,} bytes).") from None
-            said = " ".join(describe_page(text).split())[:300]
+            page_text = " ".join(describe_page(text).split())[:300]
             raise RequestRejected(
-                f"{self._name}: {response.request.url} returned a page instead of a reply ({said}). Check the base URL.",
+                f"{self._name}: {response.request.url} returned a page instead of a reply ({page_text}). Check the base URL.",
                 about="nothing",
             ) from None
         items = cast("list[Any]", given) if isinstance(given, list) else [given]

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import openai
@@ -54,6 +53,7 @@ from handrail.agent.providers.provider_errors import (
 )
 from handrail.catalog.provider_dialects import OPENAI_CHAT, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
+from handrail.contract.struct import Struct, field
 
 if TYPE_CHECKING:
     from openai.types.chat import (
@@ -304,8 +304,7 @@ def _added_fields(value: object, own: Collection[str]) -> dict[str, Any]:
     return to_plain_json({key: value for key, value in given.items() if key not in own and value is not None}) or {}
 
 
-@dataclass(slots=True, eq=False)
-class _StreamedCall:
+class _StreamedCall(Struct, eq=False):
     """A call of a reply while it is streamed."""
 
     number: int
@@ -424,8 +423,8 @@ class _ChunkReader:
             elif text := get_nonempty_text(part, "text"):
                 yield text
         for name in ("content", "refusal"):
-            if said := get_nonempty_text(message, name):
-                yield said
+            if piece := get_nonempty_text(message, name):
+                yield piece
 
     def _find_fragments(self, message: object) -> Iterator[object]:
         fragments = get_sdk_field(message, "tool_calls")

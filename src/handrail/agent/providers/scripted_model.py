@@ -310,8 +310,8 @@ class ScriptedModel:
     def _events(self, turn: ScriptedTurn, number: int, text: str, calls: Sequence[str]) -> list[BlockEvent]:
         events: list[BlockEvent] = []
         if turn.usage is not None:
-            told = turn.usage
-            events.append(TokenUsage(told.input, told.output, told.cache_read, told.cache_write, told.cost))
+            usage = turn.usage
+            events.append(TokenUsage(usage.input, usage.output, usage.cache_read, usage.cache_write, usage.cost))
         events += [TextDelta(piece) for piece in re.findall(r"\S+\s*|\s+", text)]
         for index, (call, arguments) in enumerate(zip(turn.calls, calls, strict=True)):
             half = len(arguments) // 2

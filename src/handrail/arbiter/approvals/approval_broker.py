@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handrail.arbiter.approvals.run_file_binding import RunFileFinder
@@ -33,6 +33,7 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.services.file_services import PathResolver
 from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.policy import rule_suggestions
@@ -72,8 +73,7 @@ _STORED: dict[ApprovalChoice, tuple[str, Scope]] = {
 _FOR_A_SESSION: frozenset[ApprovalChoice] = frozenset({"session", "session-wider"})
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalLifetimes:
+class ApprovalLifetimes(Struct, frozen=True):
     """How long a request can be answered, and how long an unused approval stays valid."""
 
     request_ns: int = 7 * 24 * HOUR_NS
@@ -129,8 +129,8 @@ def explain_closed_request(row: Approval, lifetimes: ApprovalLifetimes) -> str:
         )
     if row.state == "withdrawn":
         return f"Request {row.id} was withdrawn: its call was stopped or refused, or its session was closed."
-    said = row.choice or row.state
-    return f"Request {row.id} was already answered with `{said}` ({row.decided_by}). The first answer is final."
+    answer = row.choice or row.state
+    return f"Request {row.id} was already answered with `{answer}` ({row.decided_by}). The first answer is final."
 
 
 def explain_unusable(approval_id: str, row: Approval | None, lifetimes: ApprovalLifetimes) -> str:
@@ -147,16 +147,16 @@ def _describe_lifetime(lifetime_ns: int) -> str:
     return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} hours"
 
 
-def rule_stored_by_answer(row: Approval) -> Rule | None:
+def make_rule_of_answer(row: Approval) -> Rule | None:
     """Return the rule that an answer stores; None if it stores none."""
-    text = None if row.choice is None else rule_offered_for_choice(row.request, row.choice)
+    text = None if row.choice is None else make_rule_for_choice(row.request, row.choice)
     if text is None or row.choice is None:
         return None
     source, scope = _STORED[row.choice]
     return parse_rule(text, scope=scope, source=source)
 
 
-def rule_offered_for_choice(request: ApprovalRequest, choice: ApprovalChoice) -> str | None:
+def make_rule_for_choice(request: ApprovalRequest, choice: ApprovalChoice) -> str | None:
     """Return the rule that this choice would store, as the request shows it."""
     if choice in _FOR_A_SESSION and request.is_shared:
         return None
@@ -600,7 +600,7 @@ class ApprovalBroker:
         return None if self._sessions is None else self._sessions.find_lane(row.request.session_id)
 
     def _rule_works(self, decided: Approval, now: int) -> list[TableWork]:
-        rule = rule_stored_by_answer(decided)
+        rule = make_rule_of_answer(decided)
         if rule is None:
             return []
         text = rule.text
@@ -638,7 +638,7 @@ class ApprovalBroker:
     def _apply_rule_and_stop(self, row: Approval) -> None:
         """Apply the effects of an answer beyond its call: stored rules and a stopped session."""
         lane = self._find_lane_of_request(row)
-        if (rule := rule_stored_by_answer(row)) is not None:
+        if (rule := make_rule_of_answer(row)) is not None:
             further = [one for one in self._list_lanes() if one is not lane] if rule.scope == "project" else []
             for concerned in further if lane is None else (lane, *further):
                 if rule not in concerned.rules.rules:
@@ -684,8 +684,7 @@ class ApprovalBroker:
         self._set_timer()
 
 
-@dataclass(slots=True)
-class _WaitingCall:
+class _WaitingCall(Struct):
     answered: asyncio.Future[Approval]
     check: EvaluateChanged | None
     call: Call | None

@@ -16,7 +16,7 @@ from handrail.arbiter.approvals.approval_broker import (
     CHOICE_WITHOUT_RULE,
     ApprovalBroker,
     evaluate_changed_arguments,
-    rule_offered_for_choice,
+    make_rule_for_choice,
 )
 from handrail.arbiter.approvals.run_file_binding import RunFileFinder, explain_changes
 from handrail.arbiter.call_locks import choose_locks
@@ -38,7 +38,12 @@ from handrail.policy.shell.parser import ShellScript, parse_script
 from handrail.policy.shell.risky_options import SHELLS
 from handrail.policy.shell.simple_commands import ShellCommand
 from handrail.record.commit_log import Record
-from handrail.runtime.shell_service import ENTER_KEYS, keys_run_unseen_line, may_read_typed_input, shell_text_for_rules
+from handrail.runtime.shell_service import (
+    ENTER_KEYS,
+    do_keys_run_unseen_line,
+    get_shell_text_for_rules,
+    may_read_typed_input,
+)
 
 # Terminal input, as rules evaluate it: as shell text if a shell reads it. If the reader is unknown, a user must approve.
 
@@ -120,7 +125,7 @@ def find_typed_command(call: Call) -> CallTarget | None:
         shared.non_shells.add(terminal_id)
         return None
     open_line = terminal is not None and terminal.line_open
-    hidden = keys_run_unseen_line(text, keys, open_line)
+    hidden = do_keys_run_unseen_line(text, keys, open_line)
     if not text and not hidden:
         return None
     whole = text.endswith("\n") or (bool(keys) and keys[0] in ENTER_KEYS)
@@ -131,7 +136,7 @@ def find_typed_command(call: Call) -> CallTarget | None:
         else ShellScript((), _KEYS, is_plain=False)
     )
     shown = format_command(text or " ".join(keys))
-    value = shell_text_for_rules(text, open_line=taken or hidden)
+    value = get_shell_text_for_rules(text, open_line=taken or hidden)
     return CallTarget("shell.run", value, shown, script, is_folding=is_folding)
 
 
@@ -456,12 +461,12 @@ class ApprovalFlow:
             raise
         except Exception as error:
             text = self._shaper.redact_to_json(str(error))[:300]  # redacted first: part of a secret would not be found
-            said = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {text}"
+            error_text = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {text}"
             why = row.request.reason or f"`{call.tool_id}` asks a question."
             raise CallRefusal(
                 "authorise",
                 "denied",
-                f"{why} The user could not be asked ({said}), so the call is denied. Continue without it.",
+                f"{why} The user could not be asked ({error_text}), so the call is denied. Continue without it.",
             ) from None
         if decided is None:
             raise CallSuspended(row.id)
@@ -476,7 +481,7 @@ class ApprovalFlow:
                 raise TypeError(f"The approval handler returned a {type(answer).__name__}. Expected an ApprovalAnswer.")
             if answer.choice == "defer":
                 return None
-            if (narrowed := CHOICE_WITHOUT_RULE.get(answer.choice)) is not None and rule_offered_for_choice(
+            if (narrowed := CHOICE_WITHOUT_RULE.get(answer.choice)) is not None and make_rule_for_choice(
                 request, answer.choice
             ) is None:
                 answer = replace(answer, choice=narrowed)

@@ -29,7 +29,7 @@ DEFERRED_S = 20.0
 """How long it waits for an answer from elsewhere if the frontend of the session cannot ask."""
 
 
-def name_host(host: str) -> str:
+def normalise_host_name(host: str) -> str:
     """Return the pattern of the rule that opens ``host:port``: without the port for a port of the web."""
     parsed = parse_host(host)
     return bracket_host(parsed.name) if parsed.port in WEB_PORTS.values() else host
@@ -55,7 +55,7 @@ class HostRequests:
         decision = self._decide(call, host)
         if decision.action == "allow":
             return None
-        lane, name = call.lane, name_host(host)
+        lane, name = call.lane, normalise_host_name(host)
         if decision.action == "ask" and (refused := lane.refused_hosts.get(name)) is not None:
             return refused
         if decision.action == "deny" or lane.approval_handler is None or call.parent is not None:
@@ -85,7 +85,7 @@ class HostRequests:
         if call.redactor.active and call.redactor.redact_text(host) is not host:
             return HostDecision("deny", "The host contains a registered secret. Remove the secret from its name.")
         decision = lane.authority.decide_host(call.verdict, call.entry.spec, host, rules=lane.rules)
-        if decision.action == "ask" and name_host(host) in call.allowed_hosts:
+        if decision.action == "ask" and normalise_host_name(host) in call.allowed_hosts:
             return HostDecision("allow")
         return decision
 
@@ -161,8 +161,13 @@ class HostRequests:
             targets=(f"net.fetch {name}",),
         )
         row = self._broker.create_request(request, kind="host")
-        told = {"approval_id": row.id, "kind": row.kind, "reason": reason, "suggested_rule": request.suggested_rule}
-        record = Record("approval-requested", call.lane.session_id, call.id, told)
+        event_data = {
+            "approval_id": row.id,
+            "kind": row.kind,
+            "reason": reason,
+            "suggested_rule": request.suggested_rule,
+        }
+        record = Record("approval-requested", call.lane.session_id, call.id, event_data)
         await self._broker.store_request_with_records(row, [record], whole=False)
         call.lane.host_requests[name] = row.id
         call.emit(
@@ -205,5 +210,5 @@ def _refuse_changes(row: Approval, _changed: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _describe_rejection(row: Approval, name: str) -> str:
-    said = f": {row.message.rstrip('.')}" if row.message else ""
-    return f"The user rejected the host {name}{said}. Do not try to reach it another way in this session."
+    reason = f": {row.message.rstrip('.')}" if row.message else ""
+    return f"The user rejected the host {name}{reason}. Do not try to reach it another way in this session."

@@ -13,7 +13,7 @@ import contextlib
 import secrets as randomness
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,8 +38,9 @@ from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
 from handrail.contract.services.channels_and_triggers import Notification
 from handrail.contract.services.job_and_tool_services import Job, JobState
-from handrail.contract.services.subagent_services import SubagentSessions
+from handrail.contract.services.subagent_services import SubagentSessionRelations
 from handrail.contract.session_protocols import StopReason
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import JOB_IDS, TERMINAL_IDS, wire_name
@@ -83,7 +84,7 @@ def interrupted_result(row: JobRow, *, begun: bool) -> Result:
     return Result.error("interrupted", text, job_id=row.id)
 
 
-def job_state_of(result: Result) -> JobState:
+def get_job_state(result: Result) -> JobState:
     """Return the end state of a job with this result."""
     if result.ok:
         return "done"
@@ -147,8 +148,7 @@ def arguments_in_one_line(shown: object, spec: ToolSpec) -> str:
 _RETIRED_EVERY = 32
 
 
-@dataclass(frozen=True, slots=True)
-class JobLimits:
+class JobLimits(Struct, frozen=True):
     """Limits of the jobs of one workspace.
 
     :param max_unfinished: unfinished jobs of one session
@@ -192,7 +192,7 @@ class BackgroundJobs:
         self.limits = limits or JobLimits()
         self.outputs = JobOutputQuota(self.limits.output_bytes)
         self.clock = clock
-        self.tree: SubagentSessions | None = None
+        self.tree: SubagentSessionRelations | None = None
         """Tells which sessions belong to sub-agents; None if there are none."""
         self._notices = NotificationTable(log.database)
         self._ended = 0
@@ -206,7 +206,7 @@ class BackgroundJobs:
         :raises Refusal: ``limit`` if its session has too many jobs
         :raises LogUnavailable: if the job cannot be made durable; then nothing has changed
         """
-        self._check_room(call.session_id)
+        self._check_job_limit(call.session_id)
         call.copy_arguments()
         await call.wait_until_proposal_durable()
         live = self._new(call, "pending")
@@ -236,7 +236,7 @@ class BackgroundJobs:
             text = f"Call `{call_id}` cannot move to the background: tool `{call.tool_id}` is not promotable."
             raise ToolError(text, kind="invalid_input")
         try:
-            self._check_room(lane.session_id)
+            self._check_job_limit(lane.session_id)
         except CallRefusal as refusal:
             raise ToolError(refusal.text, kind=refusal.kind) from None
         try:
@@ -265,7 +265,7 @@ class BackgroundJobs:
         assert call.job is not None
         return self._start_and_answer(call.job, ())
 
-    def _check_room(self, session_id: str) -> None:
+    def _check_job_limit(self, session_id: str) -> None:
         """Check the limit of unfinished jobs.
 
         :raises Refusal: ``limit``
@@ -411,7 +411,7 @@ class BackgroundJobs:
             return False
         if live.call.output_stream is None or not live.call.output_stream.truncated:
             live.output.append_piece(format_result_for_output(answer.model))
-        live.row = row.with_state(job_state_of(result), self.clock())
+        live.row = row.with_state(get_job_state(result), self.clock())
         live.output.mark_output_complete()
         return True
 
@@ -614,7 +614,7 @@ class JobRecovery:
         result = None if outcome is None or not ended else read_recorded_result(outcome)
         below = self._jobs.tree is not None and self._jobs.tree.is_subagent(row.job.session_id)
         if result is not None and (below or not self._jobs.may_run_again(row, result)):
-            return row.with_state(job_state_of(result), self._jobs.clock())
+            return row.with_state(get_job_state(result), self._jobs.clock())
         oldest = self._jobs.clock() - self._jobs.limits.retention.age_ns
         again = (
             not below and row.arguments is not None and row.job.attempt < MAX_ATTEMPTS and row.job.created_ns > oldest

@@ -77,7 +77,7 @@ class JobOutputFile:
             if self._room is not None:
                 self._room.free(len(data))
         if self._ring and self.size - self._hole >= MIN_RETAINED_BYTES + PUNCH_INTERVAL_BYTES:
-            self._punch_hole((self.size - MIN_RETAINED_BYTES) // _BLOCK * _BLOCK)
+            self._free_disk_space_before((self.size - MIN_RETAINED_BYTES) // _BLOCK * _BLOCK)
 
     def _open(self) -> bool:
         if self._descriptor < 0:
@@ -97,7 +97,7 @@ class JobOutputFile:
             return f"it is not stored: {self._room.quota_used_up_text}"
         return None
 
-    def _punch_hole(self, end: int) -> None:
+    def _free_disk_space_before(self, end: int) -> None:
         """Free the disk space before ``end`` by punching a hole in the file."""
         if _load_fallocate()(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end):
             self._ring = False  # the file system has no holes

@@ -23,6 +23,7 @@ import orjson
 from pydantic import BaseModel
 
 from handrail.contract.calls_and_results import Blob, Result
+from handrail.contract.struct import Struct
 
 # JSON of large outputs, encoded in steps that each hold the interpreter for a few milliseconds.
 #
@@ -172,8 +173,7 @@ class ValueTooLarge(Exception):
     """The value has more parts than allowed; the conversion has no result."""
 
 
-@dataclasses.dataclass(slots=True)
-class BinaryPart:
+class BinaryPart(Struct):
     """One binary part. ``place`` is the object that replaces it in the data, with ``artifact`` still None."""
 
     placeholder: dict[str, Any]

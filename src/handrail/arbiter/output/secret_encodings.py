@@ -133,7 +133,7 @@ class HtmlDecodedText:
     @cached_property
     def _piece_end_positions(self) -> tuple[list[int], list[int]]:
         """Return where each piece ends, in the text and in its decoded form."""
-        return _piece_ends(self._pieces), _piece_ends(self._read)
+        return _list_piece_ends(self._pieces), _list_piece_ends(self._read)
 
     def source_start(self, index: int) -> int:
         """Return where the character at ``index`` of the decoded text starts in the original."""
@@ -169,7 +169,7 @@ def _split_between_references(text: str) -> Iterator[str]:
         begin = end
 
 
-def _piece_ends(pieces: Sequence[str]) -> list[int]:
+def _list_piece_ends(pieces: Sequence[str]) -> list[int]:
     ends = [0]
     for begin in range(0, len(pieces), _SLICE):
         ends += accumulate(map(len, pieces[begin : begin + _SLICE]), initial=ends.pop())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -17,6 +16,7 @@ import orjson
 from handrail.arbiter.output.secret_encodings import SecretEncodings
 from handrail.contract.errors import UsageError
 from handrail.contract.session_protocols import SessionValueStore
+from handrail.contract.struct import Struct
 from handrail.runtime.secret_store import explain_invalid_secret_name
 
 MIN_SECRET_CHARACTERS = 4
@@ -215,8 +215,7 @@ def _make_label(name: str) -> str:
     return f"[secret:{name}]"
 
 
-@dataclass(frozen=True, slots=True)
-class RedactedSessionValues:
+class RedactedSessionValues(Struct, frozen=True):
     """The values that tools keep in a session, redacted when they are stored (:class:`~handrail.contract.session_protocols.SessionValueStore`)."""
 
     values: SessionValueStore
@@ -301,8 +300,8 @@ class _RedactionFilter(logging.Filter):
             if (shown := self._redactor.redact_text(traced)) is not traced:
                 record.exc_text = shown
                 # For handlers that use the exception: one of the same name, with its redacted text and no frames.
-                told = type(type(error).__name__, (Exception,), {})(self._redactor.redact_text(str(error)))
-                record.exc_info = (type(told), told, None)
+                redacted_error = type(type(error).__name__, (Exception,), {})(self._redactor.redact_text(str(error)))
+                record.exc_info = (type(redacted_error), redacted_error, None)
         if record.stack_info:
             record.stack_info = self._redactor.redact_text(record.stack_info)
         return True

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast, overload
@@ -40,6 +39,7 @@ from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.calls_and_results import LONGEST_SECRET_BYTES, LargeText, Result
 from handrail.contract.errors import ERROR_KINDS, HandrailError
 from handrail.contract.result_conversions import list_artifact_refs
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import may_need_escaping
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.artifacts import ArtifactStore
@@ -245,8 +245,7 @@ A tool can write any text that looks like a reference, but not this key.
 """
 
 
-@dataclass(slots=True)
-class AudienceOutputs:
+class AudienceOutputs(Struct):
     """One output in three forms. ``logged`` is the body of the log record and never changes."""
 
     result: Result

@@ -18,7 +18,7 @@ class EmbedderError(Exception):
     """The embedder does not work now. The text says why and what to do. A search then uses words only."""
 
 
-class TextsRefused(EmbedderError):
+class EmbeddingTextsRefused(EmbedderError):
     """The embedder refuses these texts, because one is too long or there are too many. Otherwise it works."""
 
 
@@ -42,7 +42,7 @@ class Embedder(Protocol):
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one row of length 1 for each text, in order.
 
-        :raises TextsRefused: if it refuses these texts
+        :raises EmbeddingTextsRefused: if it refuses these texts
         :raises EmbedderError: if it does not work now
         """
         ...
@@ -63,7 +63,7 @@ def normalize_rows(rows: Vectors, texts: int) -> Vectors:
     An invalid row would spoil every comparison.
 
     :param texts: the expected number of rows
-    :raises TextsRefused: for a row with a value that is not a finite number
+    :raises EmbeddingTextsRefused: for a row with a value that is not a finite number
     :raises EmbedderError: for any other number of rows
     """
     import numpy
@@ -74,7 +74,7 @@ def normalize_rows(rows: Vectors, texts: int) -> Vectors:
         raise EmbedderError(f"the embedder returned {shape} numbers for {texts} texts; expected one row for each text")
     largest = abs(given).max(axis=1, keepdims=True)
     if not numpy.isfinite(largest).all():
-        raise TextsRefused("the embedder returned a value that is not a number")
+        raise EmbeddingTextsRefused("the embedder returned a value that is not a number")
     largest[largest == 0.0] = 1.0
     given /= largest  # so that no square overflows
     lengths = numpy.linalg.norm(given, axis=1, keepdims=True)
@@ -99,7 +99,7 @@ class AdaptiveEmbedder(Protocol):
         """Return directions of tools, each moved a little towards requests for similar tools."""
         ...
 
-    def common_tool_vectors(self) -> Vectors:
+    def compute_common_tool_vectors(self) -> Vectors:
         """Return vectors of common tools, whether or not a catalogue has similar ones."""
         ...
 

@@ -6,12 +6,12 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from handrail.catalog.embedders.embedder_protocol import EmbedderError, TextsRefused, disable_telemetry
+from handrail.catalog.embedders.embedder_protocol import EmbedderError, EmbeddingTextsRefused, disable_telemetry
+from handrail.contract.struct import Struct
 from handrail.origins.import_guard import can_import_module
 from handrail.store.entry_point_cache import list_entry_points as of_group
 
@@ -30,8 +30,7 @@ _ENDPOINT_HANG_S = 5.0
 """The maximum wait for an answer from an endpoint at shutdown, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedderChoice:
+class EmbedderChoice(Struct, frozen=True):
     """The operator's choice of an embedder.
 
     :param name: one of :data:`SHIPPED_EMBEDDERS`, or an entry point of :data:`ENTRY_POINT_GROUP`
@@ -214,7 +213,7 @@ class EndpointEmbedder:
         try:
             with self._client.stream("POST", f"{self._url}/embeddings", json=body) as response:
                 if response.status_code != 200:
-                    kind = TextsRefused if response.status_code in _REFUSALS else EmbedderError
+                    kind = EmbeddingTextsRefused if response.status_code in _REFUSALS else EmbedderError
                     raise kind(f"{self._url} answered with status {response.status_code}")
                 for piece in response.iter_bytes():
                     content += piece

@@ -74,11 +74,11 @@ def split_basic_words(text: str) -> list[str]:
         spaced = "".join(f" {c} " if any(low <= ord(c) <= high for low, high in _CJK) else c for c in cleaned)
         bare = (c for c in unicodedata.normalize("NFD", spaced) if unicodedata.category(c) != "Mn")
         text = "".join(bare)
-    return "".join(map(_spaced, text.lower())).split()
+    return "".join(map(_add_spaces, text.lower())).split()
 
 
 @lru_cache(maxsize=65_536)
-def _spaced(char: str) -> str:
+def _add_spaces(char: str) -> str:
     kind = _classify_character(char)
     return char if kind == _KEPT else f" {char} " if kind == _APART else " " if kind == _BLANK else ""
 
@@ -197,7 +197,7 @@ class MiniLMEmbedder:
         """Return ``tools`` adapted in the same way."""
         return self._load_adapter().adapt_tool_vectors(tools)
 
-    def common_tool_vectors(self) -> Vectors:
+    def compute_common_tool_vectors(self) -> Vectors:
         """Return this model's vectors of the tools of ``bench/finding/elsewhere.txt`` and similar ones."""
         if self._elsewhere is None:
             from handrail.catalog.search.vector_index import load_common_tool_vectors

@@ -3,7 +3,7 @@
 A search waits for the vectors of its request for a bounded time. It does not wait at all while an earlier call blocks the
 embedder, and then searches by words. So a model that is still loading, or an endpoint that hangs, delays no search.
 
-If an embedder refuses texts (:class:`~handrail.catalog.embedders.embedder_protocol.TextsRefused`), it gets them one by one and
+If an embedder refuses texts (:class:`~handrail.catalog.embedders.embedder_protocol.EmbeddingTextsRefused`), it gets them one by one and
 shortened. Texts that it still refuses are excluded, and found by words. Only a complete failure turns semantic search off.
 """
 
@@ -14,20 +14,20 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.catalog.embedders.embedder_protocol import (
     AdaptiveEmbedder,
     Embedder,
     EmbedderError,
+    EmbeddingTextsRefused,
     MonolingualEmbedder,
-    TextsRefused,
     normalize_rows,
 )
 from handrail.catalog.search.cache import SearchCache, hash_text
 from handrail.catalog.search.vector_index import BACKGROUND_REQUESTS, BACKGROUND_TOOLS
 from handrail.catalog.search.word_analysis import remove_filler
+from handrail.contract.struct import Struct, field
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder_protocol import Vectors
@@ -63,8 +63,7 @@ ProgressCallback = Callable[[int, int], None]
 """A callback with the number of encoded texts and of all texts."""
 
 
-@dataclass
-class _QueryTexts:
+class _QueryTexts(Struct):
     texts: tuple[str, ...]
     answered: threading.Event = field(default_factory=threading.Event)
     vectors: dict[str, Any] | None = None
@@ -191,13 +190,13 @@ class EncoderThread:
         """Return the vectors of typical texts of tools; only for use on its thread."""
         return self._usual["tools"]
 
-    def common_tool_vectors(self) -> Vectors:
+    def compute_common_tool_vectors(self) -> Vectors:
         """Return the vectors of common tools; only for use on its thread.
 
         There are many for the local model. For others, they are the vectors of :meth:`background_tools`.
         """
         return (
-            self._embedder.common_tool_vectors()
+            self._embedder.compute_common_tool_vectors()
             if isinstance(self._embedder, AdaptiveEmbedder)
             else self._usual["tools"]
         )
@@ -243,7 +242,7 @@ class EncoderThread:
                 asked, wishes = None, ()  # do not keep the texts of finished work alive while idle
                 with self._change:
                     self._requests = [pending for pending in self._requests if pending.request is not None]
-                    while not (self._closed or self._queries or self._due()):
+                    while not (self._closed or self._queries or self._has_due_work()):
                         rest = self._rest_until - time.monotonic()
                         self._change.wait(rest if self._requests and rest > 0 else None)
                     if self._closed:
@@ -259,7 +258,7 @@ class EncoderThread:
                     asked.answered.set()
                 self._change.notify_all()
 
-    def _due(self) -> bool:
+    def _has_due_work(self) -> bool:
         return bool(self._requests) and time.monotonic() >= self._rest_until
 
     def _fail(self, why: str, asked: _QueryTexts | None) -> None:
@@ -301,7 +300,7 @@ class EncoderThread:
         missing = self._find_missing(texts)
         try:
             self._learn(missing, [texts[key] for key in missing])
-        except TextsRefused:  # too many at once. Each is short, so an embedder that refuses one is useless
+        except EmbeddingTextsRefused:  # too many at once. Each is short, so an embedder that refuses one is useless
             for key in missing:
                 self._learn([key], [texts[key]])
         self._usual = {
@@ -314,7 +313,7 @@ class EncoderThread:
             return
         try:
             seen = self._query_directions(asked.texts)
-        except TextsRefused:  # only this request falls back to words
+        except EmbeddingTextsRefused:  # only this request falls back to words
             asked.answered.set()
             return
         with self._change:
@@ -335,9 +334,11 @@ class EncoderThread:
         if not isinstance(self._embedder, AdaptiveEmbedder):
             return center_and_normalize(self._encode_each(texts), usual)
         rows = self._encode_each([*texts, *map(remove_filler, texts)])
-        said: Any = center_and_normalize(rows[: len(texts)], usual)
-        told: Any = center_and_normalize(rows[len(texts) :], self._usual["told"].mean(axis=0))
-        return self._embedder.adapt_request_vectors((1 - _TELLING_WEIGHT) * said + _TELLING_WEIGHT * told)
+        directions: Any = center_and_normalize(rows[: len(texts)], usual)
+        full_text_directions: Any = center_and_normalize(rows[len(texts) :], self._usual["told"].mean(axis=0))
+        return self._embedder.adapt_request_vectors(
+            (1 - _TELLING_WEIGHT) * directions + _TELLING_WEIGHT * full_text_directions
+        )
 
     def _do_one_step(self, asked: _QueryTexts | None, wishes: Sequence[_PendingRequest]) -> None:
         """Do one step: a request, or else one batch of background work."""
@@ -376,7 +377,7 @@ class EncoderThread:
         self.state = f"{len(texts) - len(pending.missing)} of {len(texts)} tools are encoded"
         try:
             self._learn(some, [texts[key] for key in some])
-        except TextsRefused:
+        except EmbeddingTextsRefused:
             self._check_embedder_works()
             if len(some) > 1:
                 self._alone = len(left)
@@ -432,17 +433,17 @@ class EncoderThread:
         """Encode as much of a refused text as the embedder accepts. If it accepts nothing, exclude the text."""
         try:
             self._keep((key,), self._encode_beginning(_first_half_of_text(text)))
-        except TextsRefused:
+        except EmbeddingTextsRefused:
             self._excluded.add(key)
 
     def _encode_each(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of a request's texts, shortened where the embedder refuses them.
 
-        :raises TextsRefused: if it accepts nothing of one of them
+        :raises EmbeddingTextsRefused: if it accepts nothing of one of them
         """
         try:
             return self._encode(texts)
-        except TextsRefused:
+        except EmbeddingTextsRefused:
             self._check_embedder_works()
         import numpy
 
@@ -451,12 +452,12 @@ class EncoderThread:
     def _encode_beginning(self, text: str) -> Vectors:
         """Return the vector of a text, or of as much of its beginning as the embedder accepts.
 
-        :raises TextsRefused: if it accepts nothing
+        :raises EmbeddingTextsRefused: if it accepts nothing
         """
         while True:
             try:
                 return self._encode([text])
-            except TextsRefused:
+            except EmbeddingTextsRefused:
                 if len(text) <= _SHORTEST:
                     raise
                 text = _first_half_of_text(text)
@@ -468,7 +469,7 @@ class EncoderThread:
         """
         try:
             self._encode(BACKGROUND_TOOLS[:1])
-        except TextsRefused as error:
+        except EmbeddingTextsRefused as error:
             raise EmbedderError(f"{error}, for every text") from None
 
     def _save(self) -> bool:

@@ -14,7 +14,6 @@ import math
 import re
 import sys
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -29,6 +28,7 @@ from handrail.catalog.search.word_analysis import (
     split_words,
     stem_unless_filler,
 )
+from handrail.contract.struct import Struct
 
 # The searched fields of a tool, each cut to a length that no honest tool needs.
 #
@@ -45,8 +45,7 @@ _DEPTH, _VALUES = 3, 12
 """The maximum levels of nested parameters, and the maximum values of one enum."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchableTool:
+class SearchableTool(Struct, frozen=True):
     """A tool as the search sees it.
 
     :param parameters: its JSON schema
@@ -73,8 +72,7 @@ class SearchableTool:
         return "\0".join((self.id, self.category, *self.aliases, "", *self.keywords, "", version))
 
 
-@dataclass(frozen=True, slots=True)
-class SearchedFields:
+class SearchedFields(Struct, frozen=True):
     """The searchable texts of one tool. ``also`` has aliases and keywords."""
 
     name: str
@@ -109,27 +107,27 @@ def make_embedding_text(document: SearchableTool) -> str:
     """Return the text of a tool for a model: its name as words, its description, and its parameters' names."""
     name = " ".join(split_words(document.id[:_NAME]))
     description = _text(document.description)[:_DESCRIPTION]
-    told = f"{name}: {description}" if description else name
+    text = f"{name}: {description}" if description else name
     takes = (
         " ".join(split_words(each))
         for each, _ in islice(_parameter_names_and_texts(document.parameters, _DEPTH), _MAX_PASSAGE_PARAMETERS)
     )
     taken = ", ".join(dict.fromkeys(each for each in takes if each))
-    return join_e_mail_words(f"{told} ({taken})" if taken else told)
+    return join_e_mail_words(f"{text} ({taken})" if taken else text)
 
 
 def _parameter_names_and_texts(schema: object, depth: int) -> Iterator[tuple[str, str]]:
     """Yield name and text of each parameter, outer ones first."""
-    if not isinstance(schema, Mapping) or depth == 0:
+    if depth == 0 or not isinstance(schema, (dict, Mapping)):  # the first is quicker
         return
     held = cast(Mapping[str, object], schema)
     properties = held.get("properties")
-    if not isinstance(properties, Mapping):
+    if not isinstance(properties, (dict, Mapping)):
         yield from _parameter_names_and_texts(held.get("items"), depth - 1)
         return
     inner: list[object] = []
     for name, value in cast(Mapping[str, object], properties).items():
-        if not isinstance(value, Mapping):
+        if not isinstance(value, (dict, Mapping)):
             yield str(name)[:_NAME], ""
             continue
         about = cast(Mapping[str, object], value)
@@ -186,8 +184,7 @@ _REPEATED = 3
 """The number of repetitions of a term in one field that count for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TermVector:
+class TermVector(Struct, frozen=True):
     """The terms of one tool with their weights, and the sum of all weights as its length."""
 
     weights: Mapping[str, float]
@@ -199,15 +196,16 @@ def make_term_vector(found: SearchedFields) -> TermVector:
     weights: dict[str, float] = {}
     length = 0.0
     for name, weight in WEIGHTS.items():
-        counts = Counter(extract_stemmed_terms(getattr(found, name)))
-        length += weight * counts.total()
-        for term, count in counts.items():
-            weights[term] = weights.get(term, 0.0) + weight * min(count, _REPEATED)
+        terms = extract_stemmed_terms(getattr(found, name))
+        length += weight * len(terms)
+        different = dict.fromkeys(terms)
+        for term in different:
+            count = 1 if len(different) == len(terms) else min(terms.count(term), _REPEATED)
+            weights[term] = weights.get(term, 0.0) + weight * count
     return TermVector(weights, length)
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentScores:
+class DocumentScores(Struct, frozen=True):
     """The scores of one text against all documents.
 
     :param best: the numbers of the best documents, best first
@@ -249,13 +247,28 @@ class LexicalIndex:
         )
 
     @classmethod
-    def build_from_vectors(cls, bags: Sequence[TermVector]) -> LexicalIndex:
-        """Return the index of ``bags``, in their order."""
-        postings: dict[str, list[tuple[int, float]]] = {}
+    def build_from_vectors(cls, bags: Iterable[TermVector]) -> LexicalIndex:
+        """Return the index of ``bags``, in their order. It reads them one by one and keeps none."""
+        places: dict[str, int] = {}
+        documents_of: list[array[int]] = []
+        weights_of: list[array[float]] = []
+        lengths = array("f")
         for number, each in enumerate(bags):
+            lengths.append(each.length)
             for term, weight in each.weights.items():
-                postings.setdefault(term, []).append((number, weight))
-        return cls._from_postings(postings, array("f", (each.length for each in bags)))
+                place = places.setdefault(term, len(documents_of))
+                if place == len(documents_of):
+                    documents_of.append(array("i", (number,)))
+                    weights_of.append(array("f", (weight,)))
+                else:
+                    documents_of[place].append(number)
+                    weights_of[place].append(weight)
+        starts, documents, weights = array("i", [0]), array("i"), array("f")
+        for held, weighed in zip(documents_of, weights_of, strict=True):
+            documents += held
+            weights += weighed
+            starts.append(len(documents))
+        return cls(places, starts, documents, weights, lengths)
 
     def updated_copy(self, kept: Mapping[int, int], added: Mapping[int, TermVector]) -> LexicalIndex:
         """Return the index after a change.
@@ -296,15 +309,6 @@ class LexicalIndex:
             places[term] = len(places)
             starts.append(len(documents))
         return LexicalIndex(places, starts, documents, weights, lengths)
-
-    @classmethod
-    def _from_postings(cls, postings: Mapping[str, Sequence[tuple[int, float]]], lengths: array[float]) -> LexicalIndex:
-        starts, documents, weights = array("i", [0]), array("i"), array("f")
-        for held in postings.values():
-            documents.extend([number for number, _ in held])
-            weights.extend([weight for _, weight in held])
-            starts.append(len(documents))
-        return cls({term: place for place, term in enumerate(postings)}, starts, documents, weights, lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -427,7 +431,7 @@ def _extend(documents: array[int], weights: array[float], held: Sequence[tuple[i
     weights.extend([weight for _, weight in held])
 
 
-def contains_whole_tool_name(said: Collection[str], name: str, category: str = "") -> bool:
+def contains_whole_tool_name(request_words: Collection[str], name: str, category: str = "") -> bool:
     """Return whether a request contains every word of a tool's name, at least two different ones.
 
     The part before the last separator of the name (a server, a namespace) may be missing. So may the category at its beginning,
@@ -437,27 +441,29 @@ def contains_whole_tool_name(said: Collection[str], name: str, category: str = "
     """
     if len(name) > _LONGEST_NAME:
         return False
-    if _says_all(said, split_words(name)):
+    if _contains_all_words(request_words, split_words(name)):
         return True
     last, of = split_words(_BEFORE_LAST.sub("", name)), split_words(category[:_LONGEST_NAME])
-    return _says_all(said, last) or (bool(of) and last[: len(of)] == of and _says_all(said, last[len(of) :]))
+    return _contains_all_words(request_words, last) or (
+        bool(of) and last[: len(of)] == of and _contains_all_words(request_words, last[len(of) :])
+    )
 
 
-def _says_all(said: Collection[str], found: Sequence[str]) -> bool:
+def _contains_all_words(request_words: Collection[str], found: Sequence[str]) -> bool:
     """Return whether a request contains all words. Two words that the request joins count as one."""
-    told: set[str] = set()
+    matched_words: set[str] = set()
     at = 0
     while at < len(found):
         term, both = stem_unless_filler(found[at]), found[at : at + 2]
         at += 1
-        if term in said:
-            told.add(term)
-        elif len(both) > 1 and (joined := stem_unless_filler("".join(both))) in said:
-            told.add(joined)
+        if term in request_words:
+            matched_words.add(term)
+        elif len(both) > 1 and (joined := stem_unless_filler("".join(both))) in request_words:
+            matched_words.add(joined)
             at += 1
         elif term:
             return False
-    return len(told) >= _MIN_NAME_WORDS
+    return len(matched_words) >= _MIN_NAME_WORDS
 
 
 def _loaded_numpy() -> Any:

@@ -134,9 +134,9 @@ class GenerationSearchIndexes:
         """
         if self._ahead is None and self._ahead_s is not None:
             known = weakref.ref(generation)
-            self._ahead = asyncio.get_running_loop().call_later(self._ahead_s, self._begin_ahead, known)
+            self._ahead = asyncio.get_running_loop().call_later(self._ahead_s, self._begin_encoding, known)
 
-    def _begin_ahead(self, known: weakref.ref[Generation]) -> None:
+    def _begin_encoding(self, known: weakref.ref[Generation]) -> None:
         generation = known()
         if generation is not None and self._latest is None and not self._indexes:
             self._task(generation).add_done_callback(_ignore_task_failure)

@@ -11,7 +11,6 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +37,7 @@ from handrail.catalog.search.word_analysis import (
     split_words,
     stem_unless_filler,
 )
+from handrail.contract.struct import Struct
 
 if TYPE_CHECKING:
     from handrail.catalog.search.vector_index import VectorIndex
@@ -69,8 +69,7 @@ POOL = 40
 """The number of best documents by words, and by meaning, to consider for each text."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTextScores:
+class RequestTextScores(Struct, frozen=True):
     """The scores of one text: the request, or a part of it.
 
     :param meaning: None if only words are available
@@ -98,8 +97,7 @@ class RequestTextScores:
         return max(0.0, self.meaning.score(self.meaning.best[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class RankedDocument:
+class RankedDocument(Struct, frozen=True):
     """A document in the order of hits. ``row`` is the text that it serves best."""
 
     number: int
@@ -128,9 +126,7 @@ def rank_documents(
     out: list[RankedDocument] = []
     left = {number: stands[number] + _OWN * own[number] for number in candidates}
     while left and len(out) < limit:
-        worth = {
-            number: stood + _gain_of_one_more_hit(serves[number], covered, heavy) for number, stood in left.items()
-        }
+        worth = {number: stood + _compute_gain_of_hit(serves[number], covered, heavy) for number, stood in left.items()}
         best_number = max(sorted(worth), key=worth.__getitem__)
         del left[best_number]
         held = serves[best_number]
@@ -168,7 +164,7 @@ def _first(best: Sequence[int], permitted: Callable[[int], bool] | None) -> list
     return list(islice((number for number in best if permitted is None or permitted(number)), POOL))
 
 
-def _gain_of_one_more_hit(serves: Sequence[float], covered: Sequence[float], heavy: Sequence[float]) -> float:
+def _compute_gain_of_hit(serves: Sequence[float], covered: Sequence[float], heavy: Sequence[float]) -> float:
     """Return how much better the parts are served with one more hit."""
     return sum(w * max(0.0, s - _COVERED * c) for s, c, w in zip(serves, covered, heavy, strict=True))
 
@@ -212,8 +208,7 @@ It leaves one or two of five hits, and loses 2 % of the found tools.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class HitEvidence:
+class HitEvidence(Struct, frozen=True):
     """The evidence for one hit, each value for the part of the request that it serves best.
 
     :param similarity: similarity of meaning, -1 to 1, or None if only words were searched
@@ -245,12 +240,17 @@ def compute_confidences(hits: Sequence[HitEvidence], tools: int) -> list[float]:
         ahead = each.relevance - (sum(others) / len(others) if others else 0.0)
         words = math.sqrt(max(0.0, each.word_share))
         if each.similarity is None:
-            told = -2.99 + 9.55 * words + 0.24 * ahead - 0.56 * _extent(tools) + 2.55 * each.named
+            log_odds = -2.99 + 9.55 * words + 0.24 * ahead - 0.56 * _compute_extent(tools) + 2.55 * each.named
         else:
-            told = (
-                -4.67 + 9.45 * each.similarity + 2.66 * words + 0.79 * ahead - 0.44 * _extent(tools) + 1.23 * each.named
+            log_odds = (
+                -4.67
+                + 9.45 * each.similarity
+                + 2.66 * words
+                + 0.79 * ahead
+                - 0.44 * _compute_extent(tools)
+                + 1.23 * each.named
             )
-        out.append(_logistic(told))
+        out.append(_logistic(log_odds))
     return out
 
 
@@ -289,7 +289,7 @@ def estimate_any_tool_serves(hits: Sequence[HitEvidence], tools: int) -> float:
     best = hits[:_CONSIDERED]
     if not best:
         return 0.0
-    stands, extent = best[0].relevance, _extent(tools)
+    stands, extent = best[0].relevance, _compute_extent(tools)
     nears = [each.similarity for each in best if each.similarity is not None]
     named = any(each.named for each in best)
     if not nears:  # the lead of the best hit tells nothing more, because several may do the same
@@ -300,7 +300,7 @@ def estimate_any_tool_serves(hits: Sequence[HitEvidence], tools: int) -> float:
     return _logistic(-2.76 + 11.75 * max(nears) + 0.53 * stands - 12.55 * elsewhere - 0.70 * extent + 1.10 * named)
 
 
-def _extent(tools: int) -> float:
+def _compute_extent(tools: int) -> float:
     return math.log(min(max(tools, FEWEST), MOST))
 
 
@@ -327,11 +327,13 @@ def explain_unreadable_request(request: str, reads: str, known: Callable[[str], 
     """
     if not reads:
         return ""
-    if _mostly_foreign(request):
+    if _is_mostly_other_language(request):
         return f"most of the request is not in Latin letters, but this search reads {reads}; search again in {reads}"
     empty = find_hollow_terms(request)
-    said = {stem_unless_filler(word) for word in split_words(request) if not is_filler(word) and word not in empty}
-    if said and sum(map(known, said)) <= _HARDLY * len(said):
+    known_words = {
+        stem_unless_filler(word) for word in split_words(request) if not is_filler(word) and word not in empty
+    }
+    if known_words and sum(map(known, known_words)) <= _HARDLY * len(known_words):
         return (
             f"hardly a word of the request is known, and this search reads {reads}. If it is in another language, search "
             f"again in {reads}"
@@ -339,7 +341,7 @@ def explain_unreadable_request(request: str, reads: str, known: Callable[[str], 
     return ""
 
 
-def _mostly_foreign(text: str) -> bool:
+def _is_mostly_other_language(text: str) -> bool:
     letters = [char for char in unicodedata.normalize("NFKD", text) if char.isalpha()]
     return 2 * sum(char > _LAST_LATIN for char in letters) > len(letters)
 
@@ -362,8 +364,7 @@ _WEAK = 0.5
 """The confidence below which a hit is weak."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexHit:
+class IndexHit(Struct, frozen=True):
     """One tool in a search result.
 
     :param score: how far it stands out among all tools, with the weights of :mod:`~handrail.catalog.search.tool_search_index`
@@ -381,8 +382,7 @@ class IndexHit:
     tail: bool
 
 
-@dataclass(frozen=True, slots=True)
-class IndexResult:
+class IndexResult(Struct, frozen=True):
     """The result of a search.
 
     :param hits: best first; with ``nothing_fits`` they are the nearest ones
@@ -503,7 +503,7 @@ class ToolIndex:
         vicinity, vectors, note = self._vectors(texts, patience_s)
         pool = POOL if among is None else max(POOL, len(self._documents))
         rows = self._score_texts(texts, wanted, vicinity, vectors, pool)
-        order = rank_documents(rows, max(limit, _JUDGED), self._permitted(among))
+        order = rank_documents(rows, max(limit, _JUDGED), self._make_filter(among))
         evidence, alike = self._collect_evidence(order, rows, wanted, vicinity, vectors)
         fit = estimate_any_tool_serves(evidence, len(self._documents))
         sure = self._compute_confidences(evidence, alike)
@@ -557,7 +557,7 @@ class ToolIndex:
         if vicinity is not None and order:
             compared = vicinity.compare_to_requests([each.number for each in order], vectors)
             near, alike = compared[0].tolist(), compared[1].tolist()
-            elsewhere = vicinity.common_tool_similarity(vectors).tolist()
+            elsewhere = vicinity.compute_common_tool_similarity(vectors).tolist()
         attainable = [self._lexical.max_score(each) for each in wanted]
         evidence = [
             self._evidence(each, rows, wanted[each.row], attainable, near and near[at], elsewhere)
@@ -577,7 +577,7 @@ class ToolIndex:
         reads = STEMS if vicinity is None or self._encoder is None else self._encoder.language
         return explain_unreadable_request(text, reads, self._lexical.terms.__contains__)
 
-    def _permitted(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
+    def _make_filter(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
         if among is None:
             return None
 
@@ -682,14 +682,17 @@ class ToolIndex:
 
     def _load_lexical(self) -> LexicalIndex:
         if self._cache is None:
-            return LexicalIndex.build_from_vectors([make_term_vector(extract_fields(each)) for each in self._documents])
+            return self._build_lexical()
         keys = [each.content_key for each in self._documents]
         held = self._cache.load_word_index(keys)
         if held is not None and len(held) == len(self._documents):
             return held
-        made = LexicalIndex.build_from_vectors([make_term_vector(extract_fields(each)) for each in self._documents])
+        made = self._build_lexical()
         self._cache.store_word_index(keys, made)
         return made
+
+    def _build_lexical(self) -> LexicalIndex:
+        return LexicalIndex.build_from_vectors(make_term_vector(extract_fields(each)) for each in self._documents)
 
     def _request_vectors(self) -> None:
         """Request vectors for the documents. The encoder's thread reads the documents."""
@@ -724,7 +727,10 @@ class ToolIndex:
                 rows[number] = row
         self._unknown = unknown
         self._vicinity = VectorIndex(
-            rows, usual, out_of_domain=self._encoder.common_tool_vectors(), adapt_tools=self._encoder.adapt_tool_vectors
+            rows,
+            usual,
+            out_of_domain=self._encoder.compute_common_tool_vectors(),
+            adapt_tools=self._encoder.adapt_tool_vectors,
         )
         if all(self._encoder.is_excluded(self._keys[number]) for number in unknown):
             self._ready.set()

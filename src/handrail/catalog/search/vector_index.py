@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from handrail.catalog.search.lexical_index import DocumentScores, top_numbers
+from handrail.contract.struct import Struct
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder_protocol import Vectors
@@ -105,12 +106,12 @@ class VectorIndex:
         """
         several = list(numbers)
         rows: Any = (
-            self._held.directions_of(several) if self._plain is None else self._plain[several].astype(numpy.float32)
+            self._held.get_directions(several) if self._plain is None else self._plain[several].astype(numpy.float32)
         )
         rows /= numpy.maximum(numpy.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
         return numpy.einsum("ij,kj->ik", rows, requests), numpy.einsum("ij,kj->ik", rows, rows)
 
-    def common_tool_similarity(self, requests: Vectors) -> Vectors:
+    def compute_common_tool_similarity(self, requests: Vectors) -> Vectors:
         """Return the similarity of each request to the nearest common tools.
 
         It is a soft maximum that does not depend on their number.
@@ -134,7 +135,7 @@ class _ExactVectors:
             self._rows[begin : begin + len(rows)] = rows
             begin += len(rows)
 
-    def directions_of(self, numbers: Any) -> Any:
+    def get_directions(self, numbers: Any) -> Any:
         """Return the directions of some documents."""
         return self._rows[numbers]
 
@@ -168,12 +169,12 @@ class _SignedVectors:
             total += rows.sum(axis=0, dtype=numpy.float64)
             begin = end
         self._mean: Any = (total / count).astype(numpy.float32)
-        sample = self.directions_of(numpy.arange(0, count, max(1, count // _SAMPLE)))
+        sample = self.get_directions(numpy.arange(0, count, max(1, count // _SAMPLE)))
         about: Any = (sample - sample.mean(axis=0)) / math.sqrt(len(sample))
         self._spread: Any = numpy.linalg.qr(about, mode="r")
         """A triangular matrix. The length of its product with a request's direction is the deviation of the similarities."""
 
-    def directions_of(self, numbers: Any) -> Any:
+    def get_directions(self, numbers: Any) -> Any:
         """Return the directions of some documents."""
         whole = self._halves.take(numbers, axis=0).astype(numpy.uint32)
         whole <<= 16
@@ -187,7 +188,7 @@ class _SignedVectors:
             chunks = [self._near(numpy.arange(at, min(at + _CHUNK, count)), request) for at in range(0, count, _CHUNK)]
             total = numpy.concatenate(chunks)
             return DocumentScores(top_numbers(numpy, total, pool), mean, deviation, lambda number: float(total[number]))
-        numbers = numpy.concatenate((self._likely(request), numpy.array(asked, numpy.intp)))
+        numbers = numpy.concatenate((self._find_candidates_for(request), numpy.array(asked, numpy.intp)))
         near = self._near(numbers, request)
         order = numpy.lexsort((numbers, -near))[: pool + len(asked)]  # an asked document may also be a likely one
         known: dict[int, float] = dict(zip(numbers[order].tolist(), near[order].tolist(), strict=True))
@@ -201,9 +202,9 @@ class _SignedVectors:
         return DocumentScores(best, mean, deviation, score)
 
     def _near(self, numbers: Any, request: Vectors) -> Any:
-        return numpy.einsum("ij,j->i", self.directions_of(numbers), request)
+        return numpy.einsum("ij,j->i", self.get_directions(numbers), request)
 
-    def _likely(self, request: Vectors) -> Any:
+    def _find_candidates_for(self, request: Vectors) -> Any:
         apart = numpy.zeros(self._codes.shape[1], numpy.int16)
         for held, word in zip(self._codes, self._pack_signs(request[None])[0], strict=True):
             apart += numpy.bitwise_count(held ^ word)
@@ -353,13 +354,13 @@ class RequestsWithKnownTools:
     tools: Vectors
     whose: Any
 
-    def tool_direction_for(self, requests: Vectors) -> Vectors:
+    def compute_tool_direction(self, requests: Vectors) -> Vectors:
         """Return the direction of the tools of the most similar known requests, for each of ``requests``."""
         near: Any = numpy.einsum("ij,kj->ik", requests, self.requests)
         best, counts = _find_nearest(near, MAX_ALIKE_REQUESTS)
         return numpy.einsum("ik,ikj->ij", counts, self.tools[self.whose[best]])
 
-    def request_direction_for(self, tools: Vectors) -> Vectors:
+    def compute_request_direction(self, tools: Vectors) -> Vectors:
         """Return the direction of the requests for the most similar known tools, for each of ``tools``."""
         best, counts = _find_nearest(tools @ self.tools.T, _KNOWN)
         return numpy.einsum("ik,ikj->ij", counts, self._request_directions[best])
@@ -372,8 +373,7 @@ class RequestsWithKnownTools:
         return _unit(out)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestVectorAdapter:
+class RequestVectorAdapter(Struct, frozen=True):
     """The learned adapter of requests.
 
     :param rows: a row that begins with the scale, then both sides of each direction
@@ -422,7 +422,7 @@ class RequestVectorAdapter:
         adapted = self.adapt_linearly(requests)
         out = adapted
         for group in self.served:
-            out = out + _PART * group.tool_direction_for(adapted)
+            out = out + _PART * group.compute_tool_direction(adapted)
         return _unit(out)
 
     def adapt_tool_vectors(self, tools: Vectors) -> Vectors:
@@ -433,7 +433,7 @@ class RequestVectorAdapter:
         for begin in range(0, len(tools), _TURNED_CHUNK):
             some = tools[begin : begin + _TURNED_CHUNK]
             out[begin : begin + _TURNED_CHUNK] = _unit(
-                some + _DRAWN * sum(group.request_direction_for(some) for group in self.served)
+                some + _DRAWN * sum(group.compute_request_direction(some) for group in self.served)
             )
         return out
 

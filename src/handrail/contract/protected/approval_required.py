@@ -42,7 +42,7 @@ APPROVAL_REQUIRED: tuple[ProtectedNames, ...] = (
     ProtectedNames("instructions", "Zed", ".rules", "https://zed.dev/docs/ai/rules"),
     ProtectedNames("instructions", "Augment", ".augment-guidelines augment.md", "https://docs.augmentcode.com/setup-augment/guidelines"),
     ProtectedNames("instructions", "Factory and Warp", "droid.md warp.md .warprules", "https://docs.warp.dev/knowledge-and-collaboration/rules"),
-    ProtectedNames("instructions", "OpenHands, Devin and SWE-agent", ".openhands_instructions openhands.md devin.md sweep.yaml swe-agent.yaml",
+    ProtectedNames("instructions", "OpenHands, Devin and SWE-agent", ".openhands_instructions openhands.md devin.md sweep.yaml .sweep.yaml swe-agent.yaml",
         "https://docs.openhands.dev/openhands/usage/prompting/repository"),
     ProtectedNames("instructions", "Tabnine, Cody, Void and Bolt", ".tabninerules .codyrules .voidrules .boltrules .v0rules .lovablerules cody.md",
         "https://docs.tabnine.com/main/getting-started/tabnine-agent/guidelines"),

@@ -79,7 +79,7 @@ NEVER_WRITTEN: tuple[ProtectedNames, ...] = (
     ProtectedNames("start-up", "direnv", ".envrc .envrc.* .direnv .direnvrc .config/direnv", "https://direnv.net/man/direnv.1.html"),
     ProtectedNames("start-up", "mise and rtx", "mise.toml mise.local.toml mise.*.toml .mise.toml .mise.local.toml .mise.*.toml .mise "
         "mise/config.toml mise/config.*.toml mise/conf.d mise/tasks .config/mise .config/mise.toml .config/mise.*.toml "
-        ".mise-tasks .rtx.toml .rtx.*.toml .rtx .config/rtx .miserc.toml", "https://mise.jdx.dev/configuration.html"),
+        ".mise-tasks mise-tasks fnox.toml fnox.*.toml .config/fnox .rtx.toml .rtx.*.toml .rtx .config/rtx .miserc.toml", "https://mise.jdx.dev/configuration.html"),
     ProtectedNames("start-up", "autoenv and zsh-autoenv", ".autoenv .autoenv.* .autoenv_* .env.leave .envrc.leave",
         "https://github.com/hyperupcall/autoenv, https://github.com/Tarrasch/zsh-autoenv"),
     ProtectedNames("start-up", "smartcd, ondir, desk and dirrc", ".cdenv.sh .cdenv .lazyenv .envset .quickenv .cdrc.sh .smartcd .smartcd_config .ondirrc .desk deskfile .dirrc .localrc "
@@ -174,10 +174,10 @@ NEVER_WRITTEN: tuple[ProtectedNames, ...] = (
         "grumphp.yml.dist grumphp.yaml", "https://captainhook.info/configure.html, https://github.com/phpro/grumphp"),
     ProtectedNames("hook", "cargo-husky and rusty-hook", ".cargo-husky .rusty-hook.toml rusty-hook.toml",
         "https://github.com/rhysd/cargo-husky, https://github.com/swellaby/rusty-hook"),
-    ProtectedNames("hook", "hk", "hk.pkl hk.local.pkl hk.toml hk.yaml hk.json .hk .hkrc.pkl .config/hk.pkl", "https://hk.jdx.dev/configuration.html"),
+    ProtectedNames("hook", "hk", "hk.pkl .hk.pkl hk.local.pkl .hk.local.pkl hk.toml hk.yaml hk.json .hk .hkrc.pkl .config/hk.pkl", "https://hk.jdx.dev/configuration.html"),
     ProtectedNames("hook", "other managers of hooks", ".conform.yaml .conform.yml .commit-check.yml commit-check.toml .php-git-hooks php-git-hooks.yml .vcs-hooks .git-hooks-config .gitlint .trunk .ghooks .ghooksrc .yorkie .pre-git .precommit .precommitrc "
         ".git-hooks.* git-hooks.config.* git-hooks.json .mookme .mookme.json .gookme .hooky .komondor .autohooks "
-        ".pre-commit.json .dotnet-husky .goodcop .rustyhook.toml .pre-commit.sh", "https://docs.trunk.io/cli/configuration/actions"),
+        ".vite-hooks .githook .captain .autohook .pre-commit.json .dotnet-husky .goodcop .rustyhook.toml .pre-commit.sh", "https://docs.trunk.io/cli/configuration/actions"),
     # ── editors ──────────────────────────────────────────────────────────────────────────────────
     ProtectedNames("editor", "Obsidian, Logseq, Foam and Dendron", ".obsidian logseq/custom.js logseq/config.edn .foam dendron.yml",
         "https://help.obsidian.md/plugin-security, https://docs.logseq.com/"),
@@ -190,7 +190,7 @@ NEVER_WRITTEN: tuple[ProtectedNames, ...] = (
         "https://www.gitpod.io/docs/references/gitpod-yml, https://devfile.io/docs/2.3.0/what-is-a-devfile"),
     ProtectedNames("editor", "JetBrains IDEs and Fleet", ".idea .run *.iml *.ipr *.iws .fleet .ideavimrc .space.kts *.run.xml",
         "https://www.jetbrains.com/help/idea/project-security.html"),
-    ProtectedNames("editor", "Visual Studio", "cmakesettings.json *.dotsettings *.ncrunchproject *.userprefs .monodevelop .vs *.suo *.csproj.user *.vcxproj.user *.fsproj.user *.vbproj.user .vsconfig .vsvimrc "
+    ProtectedNames("editor", "Visual Studio", "cmakesettings.json *.dotsettings *.dotsettings.user *.ncrunchproject *.userprefs .monodevelop .vs *.suo *.csproj.user *.vcxproj.user *.fsproj.user *.vbproj.user .vsconfig .vsvimrc "
         "tasks.vs.json launch.vs.json cppproperties.json",
         "https://learn.microsoft.com/visualstudio/ide/customize-build-and-debug-tasks-in-visual-studio"),
     ProtectedNames("editor", "Vim and Neovim", "init.vim .vimlocal .vim-project .vim.* .neovim .vimrc .vimrc.* .vimrc_* _vimrc .gvimrc _gvimrc .exrc _exrc .nexrc .exrc.lua .nvimrc "
@@ -276,7 +276,7 @@ NEVER_WRITTEN: tuple[ProtectedNames, ...] = (
         ".codegpt .tongyi .potpie .devika .codeflow .groq .costrict .neovate .deepagents .commandcode .mux .adal .dexto "
         ".claude-server-commander .mastracode .ona-agents .bob .cortex .codemaker .stakpak .vtcode vtcode.toml",
         "https://agentskills.io/home"),
-    ProtectedNames("editor", "what sets agents up", ".emdash.json .conductor.json .forge.yaml .serena .ruler .rulesync rulesync.jsonc rulesync.json .hooks.json .swarm "
+    ProtectedNames("editor", "what sets agents up", ".emdash.json .conductor.json .forge.yaml .container-use .xcodebuildmcp .vibekit .serena .ruler .rulesync rulesync.jsonc rulesync.json .hooks.json .swarm "
         ".hive-mind .skillshare .openskills .apm apm.yml .conductor conductor.json .superset",
         "https://github.com/intellectronica/ruler, https://docs.conductor.build/core/scripts"),
 )  # fmt: skip

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Literal
 
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
 from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_WRITTEN, ProtectedNames, ProtectionKind
+from handrail.contract.struct import Struct
 
 WORKSPACE_FILE = "handrail.toml"
 """A file in the root of the workspace with decisions of the user, which no call may change."""
@@ -33,8 +33,7 @@ INSTALLED_PACKAGES = frozenset(("node_modules", "site-packages", "dist-packages"
 _ASKED: frozenset[ProtectionKind] = frozenset(("instructions", "settings", "code"))
 
 
-@dataclass(frozen=True, slots=True)
-class PathProtection:
+class PathProtection(Struct, frozen=True):
     """Why a path is protected.
 
     :param kind: ``vcs`` is what a program with the capability ``vcs.config`` may change, by keys
@@ -185,7 +184,7 @@ def find_protection(relative: str) -> PathProtection | None:
     parts = relative.split("/")
     if not any(map(_may_be_protected_name, parts)):
         return None
-    return _find_by_parts([fold_name(part) for part in parts if part not in ("", ".")])
+    return _find_by_parts([normalise_file_name(part) for part in parts if part not in ("", ".")])
 
 
 @lru_cache(maxsize=256)
@@ -195,7 +194,7 @@ def git_folder_prefix(root: str) -> str:
     A path relative to such a root is protected like the same path of a repository in the workspace.
     """
     names = root.rstrip("/").split("/")
-    start = next((index for index, name in enumerate(names) if fold_name(name) == GIT), len(names))
+    start = next((index for index, name in enumerate(names) if normalise_file_name(name) == GIT), len(names))
     return "".join(f"{name}/" for name in names[start:])
 
 
@@ -204,7 +203,7 @@ def find_tool_protection(relative: str) -> PathProtection | None:
     parts = relative.split("/")
     if not any(map(_may_be_protected_name, parts)):
         return None
-    names = [fold_name(part) for part in parts if part not in ("", ".")]
+    names = [normalise_file_name(part) for part in parts if part not in ("", ".")]
     found = _find_by_parts(names)
     if (found is None or found.requires_approval) and not _STATES.isdisjoint(names):
         return _STATE
@@ -222,7 +221,7 @@ def is_private_key(relative: str) -> bool:
     parts = relative.split("/")
     if not any(map(_may_be_protected_name, parts)):
         return False
-    parts = [fold_name(part) for part in parts if part not in ("", ".")]
+    parts = [normalise_file_name(part) for part in parts if part not in ("", ".")]
     if not any(_NEVER.exact.get(part) is _KEY for part in parts):
         return False
     if ".ssh" in parts:
@@ -253,7 +252,7 @@ def private_key_refusal_text(shown: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def fold_name(name: str) -> str:
+def normalise_file_name(name: str) -> str:
     """Return a name in the form of the least exact file system."""
     if not name.isascii():
         name = unicodedata.normalize("NFKC", name)
@@ -275,14 +274,14 @@ def needs_full_path_check(name: str) -> bool:
 
 def has_path_dependent_entries(name: str) -> bool:
     """Return whether the protection in a folder of this name depends on the path of each entry."""
-    name = fold_name(name)
+    name = normalise_file_name(name)
     return name == GIT or name in _BELOW
 
 
 @lru_cache(maxsize=16_384)
 def _may_be_protected_name(name: str) -> bool:
     """Return whether a path with this name in it can be protected."""
-    name = fold_name(name)
+    name = normalise_file_name(name)
     return (
         name in _BY_PATH
         or name in _STATES

@@ -13,7 +13,6 @@ is rejected when it is loaded. A check beyond the budget does not run here; it g
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -38,8 +37,9 @@ from handrail.contract.schema.schema_check_cost import (
     estimate_pattern_states,
     list_possible_patterns,
 )
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.strict_json import MAX_ARGUMENT_DEPTH, json_type_name
-from handrail.contract.tool.spec import members_or_nothing, object_properties_of, schema_branches_of
+from handrail.contract.tool.spec import get_object_properties, iterate_schema_branches, members_or_nothing
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 # Integers: the places where a schema asks for them, and a conversion of whole numbers. JSON Schema counts ``1.0`` as an
@@ -49,18 +49,18 @@ _EXACT = 2.0**53
 """Below it a float is exactly the whole number that was written."""
 
 
-def find_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+def find_possible_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Return the arguments that may be integers, and those that may contain some; None: any may."""
     if not _mentions_type(parameters, b'"integer"'):
         return (), ()
     integers: list[str] = []
     within: list[str] = []
-    for name, told in object_properties_of(parameters).items():
-        refers = _mentions_type(told, b'ef":')  # $ref, $dynamicRef: to what is looked up nowhere here
-        kinds = _types_allowed_by(told)
+    for name, property_schema in get_object_properties(parameters).items():
+        refers = _mentions_type(property_schema, b'ef":')  # $ref, $dynamicRef: to what is looked up nowhere here
+        kinds = _types_allowed_by(property_schema)
         if refers or ("integer" in kinds and "number" not in kinds):
             integers.append(name)
-        if refers or any(_mentions_type(one, b'"integer"') for one in _inner_schemas(told)):
+        if refers or any(_mentions_type(one, b'"integer"') for one in _inner_schemas(property_schema)):
             within.append(name)
     beside = {key: value for key, value in parameters.items() if key not in ("properties", "$defs", "definitions")}
     anywhere = _mentions_type(beside, b'"integer"') or _mentions_type(beside, b'ef":')
@@ -71,7 +71,7 @@ def _types_allowed_by(schema: Mapping[str, Any]) -> set[str]:
     """Return the types that a schema or one of its alternatives allows."""
     return {
         kind
-        for one in (schema, *schema_branches_of(schema))
+        for one in (schema, *iterate_schema_branches(schema))
         for kind in (one.get("type"), *members_or_nothing(one.get("type")))
         if isinstance(kind, str)
     }
@@ -83,7 +83,7 @@ def _mentions_type(schema: object, what: bytes) -> bool:
 
 def _inner_schemas(fields: Mapping[str, Any]) -> Iterator[object]:
     """Yield the parts of a schema about the inside of a value, not about the value itself."""
-    for one in (fields, *schema_branches_of(fields)):
+    for one in (fields, *iterate_schema_branches(fields)):
         yield {key: value for key, value in one.items() if key not in ("type", "anyOf", "oneOf", "allOf")}
 
 
@@ -120,7 +120,7 @@ _MAX_DEPTH_LISTED = 24
 _HARMLESS: frozenset[object] = frozenset({int, bool, type(None)})
 _LINEAR = rs.RegexOptions(size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
 _BOUNDED = rs.FancyRegexOptions(backtrack_limit=BACKTRACKS, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
-_BACK_REFERENCE = re.compile(r"(?:[^\\]|^)(?:\\\\)*\\(?:[1-9]|k[<{'])")
+_BACK_REFERENCE = compile_on_first_use(r"(?:[^\\]|^)(?:\\\\)*\\(?:[1-9]|k[<{'])")
 _OF_SEVERAL = frozenset(
     (
         *("required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
@@ -192,7 +192,7 @@ class ParametersSchema:
         self._accepts = validator.is_valid
         self._effort = effort
         self._of_each = of_each
-        self._integers, self._within = find_integer_arguments(parameters)
+        self._integers, self._within = find_possible_integer_arguments(parameters)
 
     def list_problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
         """Return everything wrong with ``arguments``; empty if they match.
@@ -251,7 +251,7 @@ class ParametersSchema:
 
     def _problems_by_argument(self, arguments: dict[str, Any]) -> list[str]:
         """Return texts about missing and wrong arguments, with details where they cost little."""
-        properties = object_properties_of(self.parameters)
+        properties = get_object_properties(self.parameters)
         texts = [
             f"`{format_json_path([name])}` is missing (expected {_expected_of(properties.get(name, {}))})"
             for name in members_or_nothing(self.parameters.get("required"))
@@ -595,7 +595,7 @@ def _find_mutually_exclusive_keys(unwanted: object, given: object) -> list[str]:
     if not isinstance(unwanted, Mapping) or not isinstance(given, Mapping):
         return []
     fields = cast("Mapping[str, Any]", unwanted)
-    for one in (fields, *schema_branches_of(fields)):
+    for one in (fields, *iterate_schema_branches(fields)):
         names = [str(name) for name in members_or_nothing(one.get("required"))]
         if len(names) > 1 and all(name in given for name in names):
             return names
@@ -625,7 +625,7 @@ def _sibling_properties(schema: Mapping[str, Any], schema_path: Path) -> dict[st
             node = node[part]
         except (KeyError, IndexError, TypeError):
             return {}
-    return object_properties_of(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
+    return get_object_properties(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
 
 
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from handrail.contract.schema.argument_validation import ParametersSchema
-from handrail.contract.tool.spec import TargetTemplates, ToolKind, ToolSpec, object_properties_of
+from handrail.contract.struct import Struct
+from handrail.contract.tool.spec import TargetTemplates, ToolKind, ToolSpec, get_object_properties
 
 _LONGEST = 4_000
 
 
-@dataclass(frozen=True, slots=True)
-class LockedToolShape:
+class LockedToolShape(Struct, frozen=True):
     """The declaration of a locked id that a model sees, for any tool that answers.
 
     :param examples: arguments in that shape; a tool that answers must accept all of them
@@ -72,7 +72,7 @@ class LockedToolShape:
         if answering.mode != "direct":
             yield f"its mode is {answering.mode!r}; {tool_id} requires the mode 'direct'"
         names = list(self.parameters["properties"])
-        if missing := [name for name in names if name not in object_properties_of(answering.parameters)]:
+        if missing := [name for name in names if name not in get_object_properties(answering.parameters)]:
             yield f"the parameter {' and '.join(missing)} is missing; {tool_id} requires {', '.join(names)}"
             return
         for example in self.examples:

@@ -11,14 +11,14 @@ value fits. While it collects errors, only the number of branches bounds the wor
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, cast
 from urllib.parse import unquote, urldefrag, urljoin
 
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.strict_json import MAX_ARGUMENT_DEPTH
 
 MAX_VALUES = 8_000
@@ -82,8 +82,7 @@ class SchemaTooCostly(ValueError):
     """A schema that exceeds the limits of a check. ``str()`` says which limit."""
 
 
-@dataclass(eq=False, slots=True)
-class _SchemaRules:
+class _SchemaRules(Struct, eq=False):
     """The rules of one schema within the whole, with the schemas that it leads to.
 
     :param beside: schemas that apply to the same value, and ``alternatives`` those whose errors are kept as a tree
@@ -120,7 +119,7 @@ class _SchemaRules:
         size, text, looking = (own[n] + self.again * sum(part[n] for part in parts) for n in range(3))
         return (min(size, _UNBOUNDED), min(text, _UNBOUNDED), min(looking, _UNBOUNDED))
 
-    def bounds_at_level(
+    def compute_bounds_at_level(
         self, level: int, rows: Mapping[_SchemaRules, _Row], above: Mapping[_SchemaRules, _Row]
     ) -> _Row:
         """Return the bounds at ``level`` of a value that these rules check.
@@ -156,8 +155,7 @@ ValueMeasure = Sequence[tuple[int, int, int]]
 texts and keys, and the length of the longest text or key."""
 
 
-@dataclass(frozen=True, slots=True)
-class CostEstimate:
+class CostEstimate(Struct, frozen=True):
     """Upper bounds, in units of about 10 ns.
 
     :param check: to know whether arguments match
@@ -175,8 +173,7 @@ _NOTHING = CostEstimate(0.0, 0.0)
 _TOO_MANY_VALUES = CostEstimate(_UNBOUNDED, _UNBOUNDED)
 
 
-@dataclass(frozen=True, slots=True)
-class LevelCostBounds:
+class LevelCostBounds(Struct, frozen=True):
     """Upper bounds for each level of a value, outermost first. Nothing is checked below the last level.
 
     :param rules: rules for each value
@@ -267,7 +264,7 @@ class SchemaCheckCost:
 
     @cached_property
     def _whole(self) -> LevelCostBounds:
-        return self._graph.bounds_by_level(self._graph.root)
+        return self._graph.compute_bounds_by_level(self._graph.root)
 
     @cached_property
     def _is_cheap_for_short_values(self) -> bool:
@@ -302,7 +299,7 @@ class SchemaCheckCost:
             name = ""
         found = self._by_name[name]
         if found is None:
-            found = self._by_name[name] = self._graph.bounds_by_level(
+            found = self._by_name[name] = self._graph.compute_bounds_by_level(
                 self._graph.property_rules(self._parameters, name)
             )
         return found
@@ -611,7 +608,7 @@ class _SchemaGraph:
         counted = [done[self.root], *(done[one] for one in recursive if one is not self.root)]
         return sum(one[0] for one in counted), sum(one[1] for one in counted), sum(one[2] for one in counted)
 
-    def bounds_by_level(self, root: _SchemaRules) -> LevelCostBounds:
+    def compute_bounds_by_level(self, root: _SchemaRules) -> LevelCostBounds:
         """Return the bounds of ``root`` for each level of a value."""
         order = self._order if root is self.root else [*self._order, root]
         most_rules, most_text, most_looking = self._level_maxima
@@ -624,7 +621,7 @@ class _SchemaGraph:
                 break
             rows: dict[_SchemaRules, _Row] = {}
             for one in order:
-                rows[one] = one.bounds_at_level(len(found), rows, above)
+                rows[one] = one.compute_bounds_at_level(len(found), rows, above)
             if found and not any(map(any, rows.values())):
                 break
             rules, text, looking, errors, branches = rows[root]
@@ -700,7 +697,7 @@ _ASSERTING = frozenset(
 # The size of the automaton of a regular expression, estimated in one pass over its text.
 
 MOST = 1e15
-_COUNTED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_COUNTED = compile_on_first_use(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _CLASS_OF_UNICODE, _NEGATED_CLASS, _ANY, _BEYOND_ASCII = 400.0, 12.0, 10.0, 4.0
 
 

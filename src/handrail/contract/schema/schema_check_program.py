@@ -1,41 +1,24 @@
-"""A program that checks arguments by a schema in a process with its own limits.
+"""The check of arguments by a schema, as a process with limits makes it: see :mod:`handrail.origins.bounded_program`.
 
-The kernel starts this with ``python -c`` if a check exceeds the budget of the event loop. The process reads one JSON
-object from its input: ``parameters`` and ``arguments``. It prints whether the arguments fit, and the problems on a second
-line. The system ends the process at a limit, so a line may be missing.
+The kernel starts the process if a check exceeds the budget of the event loop.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from handrail.contract.schema.argument_validation import compile_schema
 
-CPU_SECONDS = 2
-"""Processor time of the process, start-up (0.2 s) included."""
-MEMORY_MIB = 512
-"""Address space of the process."""
 
+def compute_values(question: Mapping[str, Any], data: bytes) -> Iterator[object]:
+    """Yield whether the arguments match the schema, and then, if they do not, the problems.
 
-def main() -> None:
-    """Check the arguments on the standard input and print the answer."""
-    import resource  # the kernel imports this module also on systems without it
-
-    limits = {
-        resource.RLIMIT_CPU: CPU_SECONDS,
-        resource.RLIMIT_AS: MEMORY_MIB * 1024 * 1024,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-    }
-    for kind, most in limits.items():
-        _, hard = resource.getrlimit(kind)
-        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (value, value))
-    question = json.load(sys.stdin)
+    :param question: ``parameters``, the schema, and ``arguments``
+    :param data: not used
+    """
     schema, arguments = compile_schema(question["parameters"]), question["arguments"]
     fits = schema.fits_at_any_cost(arguments)
-    sys.stdout.write(f"{json.dumps(fits)}\n")
-    sys.stdout.flush()
+    yield fits
     if not fits:
-        sys.stdout.write(f"{json.dumps(schema.list_problems_at_any_cost(arguments))}\n")
+        yield schema.list_problems_at_any_cost(arguments)

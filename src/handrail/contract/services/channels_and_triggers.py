@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.spec import ToolSpec
 
-_NAME = re.compile(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_NAME = compile_on_first_use(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 SHARED_PREFIX = "shared/"
 """The prefix of a channel that the whole workspace shares. Any other channel belongs to one session and its
 sub-agents."""
@@ -31,8 +31,7 @@ def check_channel_name(name: str) -> None:
         raise ToolError(text, kind="invalid_input")
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelMessage:
+class ChannelMessage(Struct, frozen=True):
     """A message on a channel, with the agent that sent it. ``at_ns`` is wall-clock time."""
 
     channel: str
@@ -42,8 +41,7 @@ class ChannelMessage:
     data: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelWaitResult:
+class ChannelWaitResult(Struct, frozen=True):
     """The result of a wait for a message.
 
     :param missed: how many messages of a broadcast were dropped before the session could read them
@@ -89,8 +87,7 @@ class SessionChannelService(ChannelService, Protocol):
 TriggerKind = Literal["timer", "schedule", "channel", "class"]
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
+class Trigger(Struct, frozen=True):
     """A trigger that notifies a session at a time, or when a message arrives. Times are wall-clock nanoseconds.
 
     :param name: unique in the session
@@ -200,8 +197,7 @@ MAX_PENDING = 10_000
 """Notifications that may be pending in one session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(Struct, frozen=True):
     """One notification.
 
     :param id: of the delivery, unique in the workspace: the same id is delivered once only

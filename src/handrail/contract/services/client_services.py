@@ -9,10 +9,10 @@ Source: https://modelcontextprotocol.io/specification/2025-11-25/client
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct
 
 ClientMethod = Literal["elicitation/create", "sampling/createMessage", "roots/list"]
 
@@ -69,8 +69,7 @@ def client_request_kind(method: ClientMethod, params: Mapping[str, Any]) -> Clie
     return "roots"
 
 
-@dataclass(frozen=True, slots=True)
-class ClientRequest:
+class ClientRequest(Struct, frozen=True):
     """One request to the client.
 
     :param params: in MCP's form

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
+
+from handrail.contract.struct import Struct, field
 
 FileKind = Literal["file", "directory", "symlink", "other"]
 SearchOmission = Literal["hidden", "ignored", "binary", "case"]
 """Why a search left a file out. ``case``: its name is in another letter case."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileStat:
+class FileStat(Struct, frozen=True):
     """One entry of a file system. Sizes are bytes, times are wall-clock nanoseconds."""
 
     path: str
@@ -21,8 +21,7 @@ class FileStat:
     mtime_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class FileByteRange:
+class FileByteRange(Struct, frozen=True):
     """A range of a file: ``data`` is ``[start, start + len(data))`` of ``size`` bytes."""
 
     path: str
@@ -36,8 +35,7 @@ class FileByteRange:
         return self.start + len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class FileLineRange:
+class FileLineRange(Struct, frozen=True):
     """Whole lines ``first … last`` of a file, 1-based and without line ends.
 
     :param next: the line to continue at, or None at the end
@@ -61,8 +59,7 @@ class FileLineRange:
         return self.first + len(self.lines) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(Struct, frozen=True):
     """The result of :meth:`FileService.write`."""
 
     path: str
@@ -73,8 +70,7 @@ class WriteResult:
     """The replaced content, for a diff; None if the file is new."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryChange:
+class EntryChange(Struct, frozen=True):
     """The result of moving or deleting a file or folder.
 
     :param path: the path that it has now, or had before it was deleted
@@ -88,9 +84,8 @@ class EntryChange:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
-    """The change of one file in :meth:`FileService.change_together`.
+class FileChange(Struct, frozen=True):
+    """The change of one file in :meth:`FileService.change_atomically`.
 
     :param before: what must be there now; None if nothing
     :param after: the new content; None deletes the file
@@ -156,7 +151,7 @@ class FileService(Protocol):
         """
         ...
 
-    async def change_together(self, changes: Sequence[FileChange]) -> Sequence[str]:
+    async def change_atomically(self, changes: Sequence[FileChange]) -> Sequence[str]:
         """Create, replace and delete several files, all or none, and return their paths as shown.
 
         A process that is killed meanwhile leaves a journal, from which the next one finishes or reverts the changes.
@@ -187,8 +182,7 @@ class FileService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LineMatch:
+class LineMatch(Struct, frozen=True):
     """A line that a search found. ``line`` counts from 1.
 
     :param encoding: that of the file, if it is not UTF-8
@@ -200,8 +194,7 @@ class LineMatch:
     encoding: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FileSearchResult:
+class FileSearchResult(Struct, frozen=True):
     """The results of a search, at most as many as requested. ``is_truncated`` is true if the search stopped there."""
 
     matches: tuple[LineMatch, ...] = ()
@@ -244,8 +237,7 @@ class RankedFile(NamedTuple):
     outline: tuple[OutlineEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FileSurvey:
+class FileSurvey(Struct, frozen=True):
     """The files below a folder.
 
     :param path: of the folder

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+from handrail.contract.struct import Struct
 
 HistoryEntry = tuple[int, Mapping[str, Any]]
 """The position of a message in its session, and the message as JSON-able data in the format of
@@ -82,8 +83,7 @@ PassageKind = Literal["user", "assistant", "notice", "call"]
 """A message of the user, a message of the model, a notification to the agent, or a call with its result."""
 
 
-@dataclass(frozen=True, slots=True)
-class TranscriptPassage:
+class TranscriptPassage(Struct, frozen=True):
     """One message or call of a session. ``at_ns`` is wall-clock time.
 
     :param id: ``message/<position>`` in the conversation, or a call's id
@@ -102,8 +102,7 @@ class TranscriptPassage:
     next: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TranscriptSearchResult:
+class TranscriptSearchResult(Struct, frozen=True):
     """The result of a search in the transcript.
 
     :param passages: the best ones first
@@ -118,8 +117,7 @@ class TranscriptSearchResult:
     is_partial: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SessionArtifact:
+class SessionArtifact(Struct, frozen=True):
     """A stored output of a call of the session, or an image that a user showed in it.
 
     :param media_type: as its producer stated it
@@ -177,8 +175,7 @@ SkillLayer = Literal["workspace", "user", "shipped"]
 """The author of a skill: whoever writes in the workspace (not trusted), the operator, or Handrail."""
 
 
-@dataclass(frozen=True, slots=True)
-class SkillInfo:
+class SkillInfo(Struct, frozen=True):
     """One skill that was found.
 
     :param path: the path of its ``SKILL.md``
@@ -201,8 +198,7 @@ class SkillInfo:
         return not self.problem and not self.shadowed_by
 
 
-@dataclass(frozen=True, slots=True)
-class SkillInstructions:
+class SkillInstructions(Struct, frozen=True):
     """The instructions of a skill.
 
     :param files: the other files in its folder that the session's tools can read, by the paths that they use

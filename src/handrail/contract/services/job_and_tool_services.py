@@ -6,15 +6,15 @@ has such a service if its kernel was built with an implementation. Otherwise no 
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ JobState = Literal["pending", "running", "done", "failed", "cancelled", "interru
 FINAL_JOB_STATES = frozenset[JobState]({"done", "failed", "cancelled", "interrupted"})
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """A background job: a call that outlives its turn. Times are wall-clock nanoseconds.
 
     :param summary: the arguments as one short line for people
@@ -55,8 +54,7 @@ class Job:
         return self.state in FINAL_JOB_STATES
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutput:
+class JobOutput(Struct, frozen=True):
     """A piece of a job's output.
 
     :param cursor: the position in bytes at which to continue reading
@@ -110,8 +108,7 @@ class JobService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundableCall:
+class BackgroundableCall(Struct, frozen=True):
     """A running call that could move to the background.
 
     :param summary: the arguments as one short line for people
@@ -143,8 +140,7 @@ UNLISTED_PREFIX = "mcp:"
 """A prefix that no category's name has."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCategory:
+class ToolCategory(Struct, frozen=True):
     """A group of tools under one name.
 
     A name that begins with :data:`UNLISTED_PREFIX` is a source that has not listed its tools yet.
@@ -157,8 +153,7 @@ class ToolCategory:
     tool_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLoadResult:
+class ToolLoadResult(Struct, frozen=True):
     """The result of loading a category or a tool.
 
     :param name: the category's name, or the tool's id
@@ -176,8 +171,7 @@ class ToolLoadResult:
     unloaded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolMatch:
+class ToolMatch(Struct, frozen=True):
     """A tool that matches a query.
 
     :param relevance: the match in comparison with the other hits, from 0 to 1
@@ -198,8 +192,7 @@ class ToolMatch:
     is_below_threshold: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSearchResult:
+class ToolSearchResult(Struct, frozen=True):
     """The result of a tool search.
 
     :param matches: the best first
@@ -216,8 +209,7 @@ class ToolSearchResult:
     unloaded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolDocumentation:
+class ToolDocumentation(Struct, frozen=True):
     """The documentation of one tool: everything that a model may read about it before a call.
 
     Of the tool's runtime view it has only the category, documentation and guidance.
@@ -333,7 +325,7 @@ _KEY_ALIASES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names of tmux and of other tools, in lower case, with ours."""
-_CTRL = re.compile(r"(?:c-|\^|ctrl\+|control[-+])(?=.)")
+_CTRL = compile_on_first_use(r"(?:c-|\^|ctrl\+|control[-+])(?=.)")
 
 
 def parse_keys(text: str) -> tuple[str, ...]:
@@ -369,8 +361,7 @@ DEFAULT_COMMAND = "bash --noprofile --norc"
 """The command of a terminal if none is given."""
 
 
-@dataclass(frozen=True, slots=True)
-class TypedInputResult:
+class TypedInputResult(Struct, frozen=True):
     """The result of typing into a terminal.
 
     :param sent_bytes: bytes that the terminal has accepted
@@ -423,6 +414,10 @@ class TerminalService(Protocol):
 
     async def wait_for_change(self, since: int, timeout_s: float) -> bool:
         """Wait until the counter of :meth:`change_count` is above ``since``; return False if the time expires first."""
+        ...
+
+    async def explain_failures(self, terminal_id: str, text: str) -> Sequence[str]:
+        """Return notes on failures in ``text``, the output of an open terminal, that its sandbox can have caused."""
         ...
 
     async def track_read_position(self, terminal_id: str, cursor: int | None = None) -> int:

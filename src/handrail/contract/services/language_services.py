@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from handrail.contract.struct import Struct
 
 DiagnosticSeverity = Literal["error", "warning", "information", "hint"]
 
 
-@dataclass(frozen=True, slots=True)
-class SymbolQuery:
+class SymbolQuery(Struct, frozen=True):
     """A symbol that a question is about: by its position, by its name, or both.
 
     :param path: the file that has the symbol; None to search all files of the workspace
@@ -23,8 +23,7 @@ class SymbolQuery:
     symbol: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CodeLocation:
+class CodeLocation(Struct, frozen=True):
     """A place in a file, with its line.
 
     :param line: from 1
@@ -38,8 +37,7 @@ class CodeLocation:
     text: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CodeSymbol:
+class CodeSymbol(Struct, frozen=True):
     """A symbol that a file defines.
 
     :param kind: such as ``function`` or ``class``
@@ -52,8 +50,7 @@ class CodeSymbol:
     container: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CodeDiagnostic:
+class CodeDiagnostic(Struct, frozen=True):
     """A problem that a language server found.
 
     :param code: of the rule; empty if there is none
@@ -65,8 +62,7 @@ class CodeDiagnostic:
     code: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RenameEdit:
+class RenameEdit(Struct, frozen=True):
     """A line that a renaming would change.
 
     :param location: of the first change in the line, with the line as it is
@@ -77,8 +73,7 @@ class RenameEdit:
     new_text: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerQuality:
+class AnswerQuality(Struct, frozen=True):
     """The limits of an answer.
 
     :param servers: the programs that answered, such as ``ty``
@@ -93,24 +88,21 @@ class AnswerQuality:
     stale_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LocationAnswer:
+class LocationAnswer(Struct, frozen=True):
     """Places, sorted by path and line."""
 
     locations: tuple[CodeLocation, ...]
     quality: AnswerQuality
 
 
-@dataclass(frozen=True, slots=True)
-class SymbolAnswer:
+class SymbolAnswer(Struct, frozen=True):
     """Symbols, in the order of a file or of a search."""
 
     symbols: tuple[CodeSymbol, ...]
     quality: AnswerQuality
 
 
-@dataclass(frozen=True, slots=True)
-class HoverAnswer:
+class HoverAnswer(Struct, frozen=True):
     """The type and the documentation of a symbol; empty if there is none."""
 
     text: str
@@ -118,16 +110,14 @@ class HoverAnswer:
     quality: AnswerQuality
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosticAnswer:
+class DiagnosticAnswer(Struct, frozen=True):
     """The problems of one file, for its present content."""
 
     diagnostics: tuple[CodeDiagnostic, ...]
     quality: AnswerQuality
 
 
-@dataclass(frozen=True, slots=True)
-class RenameAnswer:
+class RenameAnswer(Struct, frozen=True):
     """What a renaming would change. Nothing is changed.
 
     :param other_changes: changes of whole files, such as a new name of a file

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from handrail.contract.struct import Struct
 
 MemoryStoreName = Literal["working", "session", "knowledge"]
 """The notes of the session, its conversation and calls, or the user's facts in all workspaces."""
@@ -11,8 +12,7 @@ MemoryMode = Literal["semantic", "hash", "range"]
 """By words and meaning; by exact id, key or text; or by time."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryQuery:
+class MemoryQuery(Struct, frozen=True):
     """A query. Times are wall-clock nanoseconds.
 
     :param from_ns: only entries from this time on
@@ -27,8 +27,7 @@ class MemoryQuery:
     limit: int = 10
 
 
-@dataclass(frozen=True, slots=True)
-class RecalledMemory:
+class RecalledMemory(Struct, frozen=True):
     """One entry that a query found.
 
     :param at_ns: when it was stored; None for a note
@@ -45,16 +44,14 @@ class RecalledMemory:
     untrusted: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecalledMemories:
+class RecalledMemories(Struct, frozen=True):
     """The entries that a query found, the best first, and how many match."""
 
     memories: tuple[RecalledMemory, ...]
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryWrite:
+class MemoryWrite(Struct, frozen=True):
     """A fact to store.
 
     :param key: its subject. The latest fact with a key counts
@@ -67,8 +64,7 @@ class MemoryWrite:
     replaces: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMemory:
+class StoredMemory(Struct, frozen=True):
     """A stored fact.
 
     :param is_merged: whether a stored fact that says the same was kept instead
@@ -81,8 +77,7 @@ class StoredMemory:
     untrusted: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedMemories:
+class CompactedFacts(Struct, frozen=True):
     """The result of a compaction of the facts.
 
     :param number: the number by which a person can undo it
@@ -111,7 +106,7 @@ class MemoryService(Protocol):
         """
         ...
 
-    async def fold_facts(self) -> FoldedMemories:
+    async def fold_facts(self) -> CompactedFacts:
         """Fold facts with the same key into the latest one.
 
         :raises ToolError: ``unavailable`` if the store cannot be used

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from handrail.contract.struct import Struct
+
 if TYPE_CHECKING:
     pass
 
@@ -47,8 +49,7 @@ class ResourceTemplate:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptArgument:
+class PromptArgument(Struct, frozen=True):
     """An argument of a prompt."""
 
     name: str
@@ -104,8 +105,7 @@ class ResourceListing(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRequest:
+class SourceRequest(Struct, frozen=True):
     """The request that a call of a built-in tool sends to a source.
 
     :param method: MCP's method, by which rules may name it: ``mcp:SERVER:resources/read``
@@ -120,8 +120,7 @@ SOURCE_PREFIX = "mcp+"
 """The prefix of a source's name and a colon before a URI or name. It selects a source if two have the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceResponse:
+class SourceResponse(Struct, frozen=True):
     """The response of a source, in MCP's form.
 
     :param source: the name of a third-party source; ``""`` for the operator's own

@@ -7,10 +7,10 @@ the host's ceiling, its parent and its own manifest all allow.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from handrail.contract.calls_and_results import Result
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import ToolSpec
 
 if TYPE_CHECKING:
@@ -21,16 +21,14 @@ MAX_DEPTH = 5
 NO_MODEL = "This session has no model for sub-agents. Do the work yourself with your own tools."
 
 
-@dataclass(frozen=True, slots=True)
-class SubagentType:
+class SubagentType(Struct, frozen=True):
     """An agent that accepts delegated tasks, as shown to the models of other agents."""
 
     id: str
     description: str
 
 
-@dataclass(frozen=True, slots=True)
-class SubagentTask:
+class SubagentTask(Struct, frozen=True):
     """A task for a sub-agent.
 
     :param agent: the id of the agent
@@ -102,7 +100,7 @@ class DelegatedSession(NamedTuple):
     session_id: str
 
 
-class SubagentSessions(Protocol):
+class SubagentSessionRelations(Protocol):
     """The stored relations between sessions and the sessions of their sub-agents.
 
     :raises LogUnavailable: by each method, if the database cannot be read

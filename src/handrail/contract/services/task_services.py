@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
+
+from handrail.contract.struct import Struct
 
 TaskStatus = Literal["pending", "in_progress", "completed", "cancelled"]
 TASK_STATUSES: tuple[TaskStatus, ...] = get_args(TaskStatus)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceTask:
+class WorkspaceTask(Struct, frozen=True):
     """One task.
 
     :param owner: who works on it; empty if no one does
@@ -38,8 +38,7 @@ class WorkspaceTask:
     is_foreign: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPage:
+class TaskPage(Struct, frozen=True):
     """Some of the tasks that match.
 
     :param total: how many match

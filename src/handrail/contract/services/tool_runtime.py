@@ -8,11 +8,12 @@ show, relative inside the workspace.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.contract.calls_and_results import Result
+from handrail.contract.errors import ToolError
 from handrail.contract.permission_modes import Mode
 from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
@@ -25,6 +26,8 @@ from handrail.contract.services.memory_service import MemoryService
 from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.task_services import TaskService
+from handrail.contract.struct import Struct
+from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSession
 
@@ -69,8 +72,7 @@ class ShellService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(Struct, frozen=True):
     """The response of a server, with any status.
 
     :param url: of the last hop, in canonical form
@@ -126,8 +128,7 @@ class NetworkService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractedPage:
+class ExtractedPage(Struct, frozen=True):
     """The text of a web page.
 
     :param part: ``main`` for the main content, ``whole`` for all of the page
@@ -148,8 +149,7 @@ class ExtractedPage:
     is_simplified: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PdfPages:
+class PdfPages(Struct, frozen=True):
     """The text of pages of a PDF, from page ``first`` on, counted from 1.
 
     :param pages: fewer than the rest of the document if they reach a limit; empty if ``first`` is beyond its end
@@ -210,16 +210,14 @@ class SecretService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionOption:
+class QuestionOption(Struct, frozen=True):
     """A choice of a question."""
 
     label: str
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UserQuestion:
+class UserQuestion(Struct, frozen=True):
     """A question to the user."""
 
     question: str
@@ -252,8 +250,7 @@ class ModeService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class UserContext:
+class UserContext(Struct, frozen=True):
     """What the frontend knows about the user's surroundings. Every field may be unknown."""
 
     time: str | None = None
@@ -504,3 +501,32 @@ class Runtime(Protocol):
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         """Call another tool through the arbiter, under the locks that this call holds."""
         ...
+
+
+async def find_meant_path(runtime: Runtime, path: str) -> str:
+    """Return the path of a tool's argument as it is spelled on the disk, or as git knows it if it was deleted."""
+    if path.isascii() and not {" ", "\\"} & set(path):
+        return path
+    restored = restore_path(path)
+    try:
+        there = resolve_tool_path(runtime, restore_path((await runtime.files.stat(path)).path))
+    except ToolError:
+        return restored
+    spellings = {fold_spelling(resolve_tool_path(runtime, one)) for one in (path, restored)}
+    # Through a link, another path leads there, and git has the link.
+    return there if "\\" in path or fold_spelling(there) in spellings else restored
+
+
+async def find_meant_paths(runtime: Runtime, paths: Sequence[str]) -> list[str]:
+    """Return the result of :func:`find_meant_path` for each path."""
+    return [await find_meant_path(runtime, path) for path in paths]
+
+
+def resolve_tool_path(runtime: Runtime, path: str) -> str:
+    """Return the absolute path of a tool's path argument.
+
+    :raises ToolError: ``invalid_input`` if the path is invalid
+    """
+    if "\0" in path:
+        raise ToolError(f"The path is invalid: {path!r} contains a NUL character. Remove it.", kind="invalid_input")
+    return posixpath.normpath(posixpath.join(runtime.workdir, path))

@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, AnyStr, cast
+
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 WILDCARDS = frozenset("*?[")
 
 _STAR, _ACROSS, _FOLDERS = "[^/]*?", ".*?", "(?:[^/]*/)*?"
 _SPANS = frozenset((_STAR, _ACROSS, _FOLDERS))
-_ESCAPED = re.compile(r"\[([*?[{])\]")
+_ESCAPED = compile_on_first_use(r"\[([*?[{])\]")
 
 
 def escape_as_pattern(literal: str) -> str:
@@ -55,7 +56,7 @@ def pattern_length(pattern: str) -> int:
     return len(_ESCAPED.sub("x", pattern))
 
 
-def fault_in_pattern(pattern: str) -> str | None:
+def find_pattern_fault(pattern: str) -> str | None:
     """Return why ``pattern`` is invalid, or None."""
     if "[" not in pattern:
         return None  # only a set of characters can be wrong
@@ -75,7 +76,7 @@ def compile_path_glob(pattern: str, *, subtree: bool = True, any_case: bool = Fa
     :raises ValueError: for an impossible set of characters (``[z-a]``)
     """
     flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
-    return re.compile(path_glob_source(pattern, subtree=subtree) + r"\Z", flags)
+    return re.compile(build_path_glob_expression(pattern, subtree=subtree) + r"\Z", flags)
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +89,7 @@ def compile_text_glob(pattern: str) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=4096)
-def path_glob_source(pattern: str, *, subtree: bool = True) -> str:
+def build_path_glob_expression(pattern: str, *, subtree: bool = True) -> str:
     """Return the regular expression of a path glob without its end anchor, for use in a larger one.
 
     It has no capturing groups. Something that only the end of the path can match must follow it.
@@ -99,11 +100,11 @@ def path_glob_source(pattern: str, *, subtree: bool = True) -> str:
     return whole
 
 
-def any_path_glob_source(patterns: Iterable[str]) -> str:
+def build_any_path_glob_expression(patterns: Iterable[str]) -> str:
     """Return one expression for "any of these path globs".
 
     It is fast if many begin alike (``**/*.pem``, ``**/.env``). It has no groups and needs an end that only the path's
-    end can match, like :func:`path_glob_source`.
+    end can match, like :func:`build_path_glob_expression`.
     """
     deep_stars: list[str] = []
     deep: list[str] = []
@@ -111,11 +112,11 @@ def any_path_glob_source(patterns: Iterable[str]) -> str:
     for pattern in patterns:
         tail = pattern.removeprefix("**/")
         if tail == pattern or tail in ("", "*") or tail.startswith("**"):
-            rest.append(path_glob_source(pattern))
+            rest.append(build_path_glob_expression(pattern))
         elif tail.startswith("*"):
-            deep_stars.append(path_glob_source(tail[1:]))
+            deep_stars.append(build_path_glob_expression(tail[1:]))
         else:
-            deep.append(path_glob_source(tail))
+            deep.append(build_path_glob_expression(tail))
     if deep_stars:
         deep.append(f"{_STAR}(?:{'|'.join(deep_stars)})")
     if deep:
@@ -211,23 +212,3 @@ def _translate_character_set(body: str, pattern: str) -> str:
             out.append(re.escape(first))
             i += 1
     return f"[{'^' if negated else ''}{''.join(out)}]"
-
-
-class _UncompiledPattern:
-    """A regular expression before its first use. Afterwards it has the methods of the compiled one."""
-
-    def __init__(self, source: str | bytes, flags: int) -> None:
-        self._source = source
-        self._flags = flags
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        found = re.compile(self._source, self._flags)
-        self.__dict__.update({one: getattr(found, one) for one in dir(found) if not one.startswith("__")})
-        return getattr(found, name)
-
-
-def compile_on_first_use(source: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """Return a regular expression that is compiled when it is first used, for a module that most processes only load."""
-    return cast("re.Pattern[AnyStr]", _UncompiledPattern(source, flags))

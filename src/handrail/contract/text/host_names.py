@@ -11,23 +11,23 @@ port opens the ports of the web. Only a grant that is itself an address opens an
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Literal, NamedTuple, cast
 
 from handrail.contract.errors import quote_excerpt
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 Address = IPv4Address | IPv6Address
 
 WEB_PORTS = {"http": 80, "https": 443}
 """The supported schemes, each with its port."""
 
-_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
-_NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
-_PLAIN = re.compile(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
+_LABEL = compile_on_first_use(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = compile_on_first_use(r"(?:[0-9]+|0x[0-9a-f]*)")
+_PORT = compile_on_first_use(r"[1-9][0-9]{0,4}")
+_URL = compile_on_first_use(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
+_PLAIN = compile_on_first_use(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
 """The form of nearly every host: a lower-case name whose last label is not a number, with an optional port."""
 _MAX_NAME = 253
 _LAST_PORT = 65_535
@@ -87,7 +87,7 @@ class HostPattern(NamedTuple):
         """Return whether it matches as a rule's pattern; see :func:`rule_matches_host`."""
         return self.port in (None, "any", host.port) and self._names(host)
 
-    def covers_as_grant(self, host: HostAddress) -> bool:
+    def matches_as_grant(self, host: HostAddress) -> bool:
         """Return whether it matches as a declared pattern; see :func:`grant_covers_host`."""
         if self.port is None:
             opened = self.kind == "every" or host.port in _WEB_OR_ANY
@@ -166,7 +166,7 @@ def grant_covers_host(pattern: str, host: str) -> bool:
     opens no private address.
     """
     try:
-        return parse_host_pattern(pattern).covers_as_grant(parse_host(host))
+        return parse_host_pattern(pattern).matches_as_grant(parse_host(host))
     except ValueError:
         return False
 
@@ -180,7 +180,7 @@ def grant_names_address(pattern: str, address: Address, port: int) -> bool:
     return want.kind == "exact" and grant_covers_host(pattern, f"{bracket_host(str(address))}:{port}")
 
 
-def fault_in_host_pattern(pattern: str) -> str | None:
+def find_host_pattern_fault(pattern: str) -> str | None:
     """Return why ``pattern`` can cover no host, or None."""
     try:
         parse_host_pattern(pattern)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 SectionKind = Literal["add", "update", "delete"]
 LineSign = Literal[" ", "-", "+"]
@@ -25,23 +27,23 @@ MAX_HUNKS = 5_000
 MAX_LINES = 50_000
 """The most lines of one patch, which is parsed on the event loop."""
 _MAX_PATH = 4096
-_HUNK_HEAD = re.compile(r"@@+ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@+ ?(.*)")
-_LOOSE_HEAD = re.compile(r"@@+(?:$|[ \t])")
-_MARKER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(.*)")
+_HUNK_HEAD = compile_on_first_use(r"@@+ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@+ ?(.*)")
+_LOOSE_HEAD = compile_on_first_use(r"@@+(?:$|[ \t])")
+_MARKER = compile_on_first_use(r"\*\*\* (Add|Update|Delete) File: *(.*)")
 _GIT_HEAD = "diff --git "
 _BEGIN, _END, _END_OF_FILE, _MOVE = "*** Begin Patch", "*** End Patch", "*** End of File", "*** Move to:"
 _NO_LINE_END = "\\ "
-_FENCE = re.compile(r"```+[\w-]*\s*")
-_HERE_DOCUMENT = re.compile(r"(?:apply_patch )?<<-?\s*(['\"]?)(\w+)\1\s*")
-_SIGNATURE = re.compile(r"--\s*")
+_FENCE = compile_on_first_use(r"```+[\w-]*\s*")
+_HERE_DOCUMENT = compile_on_first_use(r"(?:apply_patch )?<<-?\s*(['\"]?)(\w+)\1\s*")
+_SIGNATURE = compile_on_first_use(r"--\s*")
 _PREFIXES = (("a", "b"), ("b", "a"), ("i", "w"), ("w", "i"), ("c", "i"), ("i", "c"), ("c", "w"), ("w", "c"), ("o", "w"))
 """The prefixes that git writes before the old and the new path (diff.mnemonicPrefix), also reversed."""
-_TIME = re.compile(r"(?<!\s)\s+\d{4}-\d\d-\d\d \d\d:\d\d.*")  # a run of blanks is read once
-_BACKUP = re.compile(r"(.+?)(?:\.orig|\.old|\.bak|~)")
-_NO_ANCHOR = re.compile(r"[-+\d,.…@\s]*")
+_TIME = compile_on_first_use(r"(?<!\s)\s+\d{4}-\d\d-\d\d \d\d:\d\d.*")  # a run of blanks is read once
+_BACKUP = compile_on_first_use(r"(.+?)(?:\.orig|\.old|\.bak|~)")
+_NO_ANCHOR = compile_on_first_use(r"[-+\d,.…@\s]*")
 _MODES = {"100644": False, "100755": True}
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
-_QUOTED = re.compile(rb"\\([abtnvfr\"\\]|[0-7]{1,3})")
+_QUOTED = compile_on_first_use(rb"\\([abtnvfr\"\\]|[0-7]{1,3})")
 
 
 class HunkLine(NamedTuple):
@@ -51,8 +53,7 @@ class HunkLine(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class PatchHunk:
+class PatchHunk(Struct, frozen=True):
     """One place that a patch changes.
 
     :param number: its number in its file, from 1
@@ -91,8 +92,7 @@ class PatchHunk:
         return self.old != self.new or self.lacks_end[0] != self.lacks_end[1]
 
 
-@dataclass(frozen=True, slots=True)
-class PatchSection:
+class PatchSection(Struct, frozen=True):
     """What a patch does with one file.
 
     :param path: the present path of the file, or that of a new one
@@ -343,8 +343,7 @@ class _HunkBuilder:
         )
 
 
-@dataclass(slots=True)
-class _PatchReader:
+class _PatchReader(Struct):
     """A position in the lines of a patch.
 
     :param returns: the indexes of the lines that had a carriage return at the end
@@ -390,8 +389,6 @@ class _PatchReader:
 
 class _MarkedReader(_PatchReader):
     """A reader of the format with ``*** Begin Patch``."""
-
-    __slots__ = ()
 
     def read_sections(self) -> list[PatchSection]:
         found: list[PatchSection] = []
@@ -486,8 +483,7 @@ def _read_anchor(line: str) -> list[str]:
     return [] if _HUNK_HEAD.match(line) or _NO_ANCHOR.fullmatch(anchor) else [anchor]
 
 
-@dataclass(slots=True)
-class _GitHead:
+class _GitHead(Struct):
     """The header lines of one file in a git diff."""
 
     paths: tuple[str, str] | None = None
@@ -500,8 +496,6 @@ class _GitHead:
 
 class _UnifiedReader(_PatchReader):
     """A reader of unified diffs."""
-
-    __slots__ = ()
 
     def read_sections(self) -> list[PatchSection]:
         found: list[PatchSection] = []

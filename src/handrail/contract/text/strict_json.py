@@ -14,15 +14,16 @@ from typing import Any, cast
 import orjson
 
 from handrail.contract.errors import quote_excerpt
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import read_settings_text
 
 MAX_ARGUMENT_BYTES = 512 * 1024
 MAX_ARGUMENT_VALUES = 20_000
 """JSON values in the arguments of a call, keys not counted. Each step of a call visits all of them."""
 MAX_ARGUMENT_DEPTH = 64
-_STRING = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+_STRING = compile_on_first_use(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
 """Possessive, and a string may end with the text: so every position is read once, for any text."""
-_STRING_OR_NEXT = re.compile(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
+_STRING_OR_NEXT = compile_on_first_use(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -187,7 +188,7 @@ def value_count_upper_bound(text: str, enough: int) -> int:
     return count
 
 
-def fault_in_arguments_size(arguments: Mapping[str, Any]) -> str | None:
+def find_arguments_size_fault(arguments: Mapping[str, Any]) -> str | None:
     """Return why a program's arguments exceed the limits of a call, or None.
 
     The check does not write them as JSON.
@@ -275,7 +276,7 @@ def parse_model_json_fast(text: str | bytes) -> tuple[dict[str, Any], bytes] | N
         return None
     if type(value) is not dict:
         return None
-    if len(compact) > 2 * MAX_ARGUMENT_VALUES and fault_in_arguments_size(cast("dict[str, Any]", value)):
+    if len(compact) > 2 * MAX_ARGUMENT_VALUES and find_arguments_size_fault(cast("dict[str, Any]", value)):
         return None
     if len(compact) > MAX_ARGUMENT_DEPTH and compact.count(b"[") + compact.count(b"{") > MAX_ARGUMENT_DEPTH:
         return None
@@ -289,3 +290,15 @@ def parse_arguments_fast(text: str | bytes) -> dict[str, Any]:
     """
     quick = parse_model_json_fast(text)
     return parse_arguments(text) if quick is None else quick[0]
+
+
+_encode_slowly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+"""Made once: ``json.dumps`` makes an encoder for every text."""
+
+
+def encode_canonical_json(value: object) -> bytes:
+    """Return the JSON of a value with sorted keys and no spaces, which is the same for equal values."""
+    try:
+        return orjson.dumps(value, None, orjson.OPT_SORT_KEYS)
+    except TypeError:  # half a surrogate pair, or a very large integer
+        return _encode_slowly(value).encode("utf-8", "surrogatepass")

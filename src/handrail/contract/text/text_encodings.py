@@ -12,10 +12,10 @@ import codecs
 import re
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError, decode_text
-from handrail.contract.text.glob_patterns import compile_on_first_use
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 UTF_8_MARK = b"\xef\xbb\xbf"
 _SAMPLE_BYTES = 4 * 1024
@@ -25,8 +25,7 @@ _PIECE = 256 * 1024
 """The bytes or characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextEncoding:
+class TextEncoding(Struct, frozen=True):
     """An encoding of a file, with its byte order mark if the file has one.
 
     :param name: as the program ``iconv`` knows it
@@ -84,11 +83,10 @@ _LATIN_1 = TextEncoding("ISO-8859-1", "latin-1")
 _WINDOWS_1252 = TextEncoding("WINDOWS-1252", "cp1252")
 
 
-@dataclass(frozen=True, slots=True)
-class _LegacyEncoding:
+class _LegacyEncoding(Struct, frozen=True):
     """An encoding from before Unicode, with the characters that texts in it consist of.
 
-    :param common: the most common characters beyond ASCII, of an alphabet by their frequency
+    :param common: the most common characters beyond ASCII, of an alphabet by their frequency; empty for the Latin alphabet
     :param letters: the range of further plausible characters, as a regular expression
     :param case: whether the script has upper and lower case, and its words have no other letters
     """
@@ -103,8 +101,30 @@ def _legacy(name: str, codec: str, common: str, letters: str, *, case: bool = Fa
     return _LegacyEncoding(TextEncoding(name, codec), common, compile_on_first_use(f"[{letters}]"), case)
 
 
-_WESTERN = "äöüßéèêëàâáãåçñíìîïóòôõøúùûæœÄÖÜÉÈÀÂÁÅÇÑÓÔØÚÆŒ¿¡«»°§©®·²€„“”‘’–—…•™£\xa0"
-_CENTRAL = "ąćęłńóśźżĄĆĘŁŃŚŹŻáčďéěíňřšťúůýžČŘŠŽÁÉÍÚőűŐŰăâîșțşţäöüßđ„“”‘’–—…€°§\xa0"
+_LATIN_LETTERS = (
+    "éàèêçâôîû ùïëœüæ",  # French
+    "äöüß é",  # German
+    "áéíóúñ¿¡ ü",  # Spanish
+    "ãáçéíóâêú õàôü",  # Portuguese, in which õ is rare
+    "àèéìòù î",  # Italian
+    "åäö é",  # Swedish, Finnish
+    "æøå éö",  # Danish, Norwegian
+    "ëïéö áóèü",  # Dutch
+    "àçéèíïòóúü ·",  # Catalan
+    "áéíóúæö ðýþ",  # Icelandic
+    "ąćęłńóśźż ",  # Polish
+    "áčéěířšůýž ďňóťú",  # Czech
+    "áčéíšťúýžľ äďĺňóôŕ",  # Slovak
+    "áéíóöőúüű ",  # Hungarian
+    "čćđšž ",  # Croatian, Slovenian
+    "ăâîșțşţ ",  # Romanian
+    "çğıöşüİ âî",  # Turkish
+)
+"""The letters of languages in the Latin alphabet: the frequent ones, and after a blank the rare ones."""
+_FREQUENT_LETTERS = tuple(frozenset(letters.partition(" ")[0]) for letters in _LATIN_LETTERS)
+_RARE_LETTERS = tuple(frozenset(letters.partition(" ")[2]) for letters in _LATIN_LETTERS)
+_SIGNS = frozenset("«»„“”‘’–—…€°§•™£²\xa0")
+"""Signs that texts in all these languages have."""
 _KANA = (
     "".join(map(chr, range(0x3041, 0x3094))) + "".join(map(chr, range(0x30A1, 0x30F7))) + "、。「」・ー（）『』！？："
 )
@@ -142,8 +162,8 @@ _HANGUL = (
 _CYRILLIC = "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъё"
 
 _LEGACY = (
-    _legacy("ISO-8859-1", "latin-1", _WESTERN, "À-ÖØ-öø-þ"),
-    _legacy("WINDOWS-1252", "cp1252", _WESTERN, "À-ÖØ-öø-þŠšŽž"),
+    _legacy("ISO-8859-1", "latin-1", "", "À-ÖØ-öø-þ"),
+    _legacy("WINDOWS-1252", "cp1252", "", "À-ÖØ-öø-þŠšŽž"),
     _legacy("SHIFT_JIS", "cp932", _KANA + _KANJI, "\u2460-\u2473\u4e00-\u9fff\u3000-\u303f\uff00-\uff9f"),
     _legacy("EUC-JP", "euc_jp", _KANA + _KANJI, "\u4e00-\u9fff\u3000-\u303f\uff00-\uff5e"),
     _legacy("GB18030", "gb18030", _HANS, "\u4e00-\u9fff\u3000-\u303f\uff00-\uff5e"),
@@ -152,10 +172,13 @@ _LEGACY = (
     _legacy("WINDOWS-1251", "cp1251", _CYRILLIC, "А-яЁёІіЇїЄє«»–—№“”„…", case=True),
     _legacy("KOI8-R", "koi8-r", _CYRILLIC, "А-яЁё", case=True),
     _legacy("CP866", "cp866", _CYRILLIC, "А-яЁё№", case=True),
-    _legacy("WINDOWS-1250", "cp1250", _CENTRAL, "À-ž"),
-    _legacy("ISO-8859-2", "iso8859-2", _CENTRAL, "À-ž"),
+    _legacy("WINDOWS-1250", "cp1250", "", "À-ž"),
+    _legacy("ISO-8859-2", "iso8859-2", "", "À-ž"),
     _legacy("ISO-8859-5", "iso8859-5", _CYRILLIC, "А-яЁё№", case=True),
-    _legacy("WINDOWS-1254", "cp1254", "çğıöşüÇĞİÖŞÜâîû“”‘’–—…€", "À-ž"),
+    _legacy("WINDOWS-1254", "cp1254", "", "À-ž"),
+    _legacy("MACINTOSH", "mac_roman", "", "À-ž"),
+    _legacy("CP850", "cp850", "", "À-ž"),
+    _legacy("CP852", "cp852", "", "À-ž"),
     _legacy("WINDOWS-1253", "cp1253", "αεηιονστάέίόκλμπρςυχύώήωγδθβφ", "Ά-ώ«»–—“”", case=True),
     _legacy("WINDOWS-1255", "cp1255", "יוהלאמרתבשנדעםחפקטגזצןסכךף", "\u05b0-\u05ea"),
     _legacy("WINDOWS-1256", "cp1256", "اليمنوهرتبعدسفةقكحجشأصطخ،ضىزثئذءغ", "\u0621-\u0652\u06a9-\u06cc؛؟"),
@@ -182,7 +205,10 @@ _JAPANESE_ESCAPE = compile_on_first_use(rb"\x1b\$[@B]")
 _HIGH = compile_on_first_use(rb"[\x80-\xff]")
 _C1_BYTES = compile_on_first_use(rb"[\x80-\x9f]")
 _CONTROL = compile_on_first_use(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-_ODD = compile_on_first_use("[a-zß-öø-ÿ][À-ÖØ-Þ]|\\w[¡-©«-±´¶-¹»-¿×÷]\\w|[À-ÖØ-öø-þ]{3}")
+_ODD = compile_on_first_use(
+    "[a-zß-öø-ÿ][À-ÖØ-ÞĂĄĆČĎĐĘĚĞİŁŃŇŐŒŘŚŞŠŤŮŰŸŹŻŽ]|\\w[¡-©«-±´¶-¹»-¿×÷‚„†‡ˆ‰‹›“”˜˘˙¨˝¸ˇ]\\w|(?:\\A|\\s)[©µ±]\\w"
+    "|[a-zà-ž][²³][a-zà-ž]|[ß-öø-ÿ][A-Z]|[─-▟][A-Za-zß-ž]|[À-ÖØ-öø-þ]{3}"
+)
 """Sequences that Western and Central European words do not have."""
 _ODD_CASE = compile_on_first_use("[а-яёα-ώ][А-ЯЁΑ-Ω]|[A-Za-z][а-яёА-ЯЁΑ-Ωα-ώ]|[а-яёА-ЯЁΑ-Ωα-ώ][A-Za-z]")
 _PLAUSIBLE = 0.55
@@ -192,8 +218,7 @@ _ALPHABET, _FREQUENT, _FEW_LETTERS = 45, 14, 3
 """The most letters of a script with one byte each, the number of its frequent ones, and how many letters tell nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileText:
+class FileText(Struct, frozen=True):
     """The text of a file, with its encoding.
 
     :param data: the bytes, with the mark
@@ -257,7 +282,7 @@ def detect_text_encoding(data: bytes, *, is_whole: bool = True) -> TextEncoding 
 
     :param is_whole: whether ``data`` is the whole file, else its beginning
     """
-    if data.isascii() and b"\0" not in data and b"\x1b$" not in data:
+    if data.isascii() and b"\0" not in data and (b"\x1b" not in data or b"\x1b$" not in data):
         return UTF_8
     for encoding in MARKED_ENCODINGS:
         if data.startswith(encoding.mark):
@@ -303,6 +328,8 @@ def _score(sample: bytes, legacy: _LegacyEncoding) -> float:
         return 0.0
     counts = Counter(character for character in text if character > "\x7f")
     total = counts.total()
+    if not legacy.common and total:
+        return (_count_latin_letters(counts, legacy) - sum(1 for _ in _ODD.finditer(text))) / total
     is_alphabet = len(legacy.common) <= _ALPHABET
     if not total or (is_alphabet and total < _FEW_LETTERS):
         return 0.0
@@ -318,6 +345,27 @@ def _score(sample: bytes, legacy: _LegacyEncoding) -> float:
         good *= 1.06
     odd = sum(1 for _ in (_ODD_CASE if legacy.case else _ODD).finditer(text))
     return (good - odd) / total
+
+
+def _count_latin_letters(counts: Counter[str], legacy: _LegacyEncoding) -> float:
+    """Return how many characters fit one language in the Latin alphabet. Letters of another language count less.
+
+    Signs without a letter are evidence for a Western encoding only. In others a stray byte is a sign too: 0xFF is a
+    no-break space of CP850.
+    """
+    folded = Counter[str]()
+    for character, count in counts.items():
+        folded[character if character == "İ" else character.lower()] += count
+    signs = sum(count for character, count in counts.items() if character in _SIGNS)
+    letters = sum(count for character, count in counts.items() if legacy.letters.match(character))
+    if not letters and legacy.encoding not in {_LATIN_1, _WINDOWS_1252}:
+        return 0.0
+    best = max(
+        sum(count * (1 if one in frequent else 0.6 if one in rare else 0) for one, count in folded.items())
+        - 0.4 * sum(count for one, count in folded.items() if one in frequent or one in rare)
+        for frequent, rare in zip(_FREQUENT_LETTERS, _RARE_LETTERS, strict=True)
+    )
+    return signs + best + 0.4 * letters
 
 
 def _cut_sample(data: bytes) -> bytes:
@@ -378,14 +426,14 @@ def _is_wide_text(data: bytes, encoding: TextEncoding, is_whole: bool) -> bool:
         return False
     if not sample or not all(map(_is_text_character, set(sample))):
         return False
-    return _looks_like_one_writing(sample) and _decodes(data, encoding, is_whole)
+    return _looks_like_one_script(sample) and _decodes(data, encoding, is_whole)
 
 
 def _is_text_character(character: str) -> bool:
     return character in "\t\n\v\f\r\x1a\x1b\x85" or unicodedata.category(character) not in ("Cc", "Cn", "Co", "Cs")
 
 
-def _looks_like_one_writing(sample: str) -> bool:
+def _looks_like_one_script(sample: str) -> bool:
     """Return whether most characters come from one block of 256 characters and the large scripts, and some from ASCII."""
     blocks = Counter(ord(character) >> 8 for character in sample)
     if blocks[0] < max(1, sum(not ord(character) & 0xFF for character in sample)):

@@ -17,7 +17,6 @@ import re
 import types
 import typing
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Union, Unpack, cast, overload
 
 import pydantic
@@ -29,6 +28,8 @@ from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.manifest import find_model_faults
 from handrail.contract.tool.requires import NO_REQUIREMENTS, Requires
 from handrail.contract.tool.spec import (
@@ -53,8 +54,7 @@ _PLACES_OF_MANY = ("properties", "$defs", "patternProperties")
 _PLACES_OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionParameters:
+class FunctionParameters(Struct, frozen=True):
     """The parameters of a function, as ``@tool`` uses them.
 
     :param adapters: the arguments that are not plain JSON in Python, each with the adapter that builds it
@@ -316,16 +316,15 @@ def _needs_no_conversion(annotation: Any) -> bool:
 
 # Docstrings: the description of a function and of its parameters, in Google or reST form.
 
-_SECTION = re.compile(
+_SECTION = compile_on_first_use(
     r"(Args|Arguments|Parameters|Params|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Warnings?):\s*\Z"
 )
 _ARGUMENT_SECTIONS = frozenset({"Args", "Arguments", "Parameters", "Params"})
-_GOOGLE = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)\Z")
-_REST = re.compile(r":(\w+)\b([^:]*):\s*(.*)\Z")
+_GOOGLE = compile_on_first_use(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)\Z")
+_REST = compile_on_first_use(r":(\w+)\b([^:]*):\s*(.*)\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedDocstring:
+class ParsedDocstring(Struct, frozen=True):
     """A parsed docstring: the first paragraph in one line, the prose after it, and texts by parameter."""
 
     summary: str

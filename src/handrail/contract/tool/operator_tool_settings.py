@@ -13,7 +13,7 @@ from handrail.contract.errors import Diagnostic
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.tool.manifest import describe_unknown_key
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, fault_in_id
+from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, find_id_fault
 
 SHORTEST_TIMEOUT_MS, LONGEST_TIMEOUT_MS = 100, 7 * 24 * 3_600_000
 LEAST_OUTPUT, MOST_OUTPUT = 1_024, 16 * 1024 * 1024
@@ -80,7 +80,7 @@ class ToolSettings(_ToolSettingsTable):
     def _check_answering_id(cls, tool: str | None) -> str | None:
         if tool in LOCKED_IDS:
             raise ValueError("is a locked id itself; expected the id of another tool")
-        if tool is not None and (problem := fault_in_id(tool)) is not None:
+        if tool is not None and (problem := find_id_fault(tool)) is not None:
             raise ValueError(problem)
         return tool
 

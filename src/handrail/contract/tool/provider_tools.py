@@ -10,11 +10,11 @@ https://platform.openai.com/docs/guides/tools, https://platform.openai.com/docs/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handrail.contract.schema.argument_validation import compile_schema
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
@@ -29,8 +29,7 @@ _PLACE = {
 _DETAIL = {"enum": ["low", "medium", "high"]}
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderToolSupport:
+class ProviderToolSupport(Struct, frozen=True):
     """The form of a provider tool at one provider.
 
     :param type: its name in the list of tools
@@ -52,8 +51,7 @@ class ProviderToolSupport:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderToolInfo:
+class ProviderToolInfo(Struct, frozen=True):
     """One provider tool.
 
     :param support: by the name of a provider's API (:data:`handrail.catalog.provider_dialects.DIALECTS`)
@@ -128,12 +126,12 @@ ProviderToolOptions = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """``[native]`` of an agent's manifest: name, then provider, then options."""
 
 
-def provider_tool_id(name: str) -> str:
+def make_provider_tool_id(name: str) -> str:
     """Return the tool id of a provider tool."""
     return f"native.{name}"
 
 
-def providers_offered_tool(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def list_providers_offered_tool(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the providers that are offered the tool, each with its options.
 
     If no provider is named, all that have the tool are offered it.
@@ -141,7 +139,7 @@ def providers_offered_tool(name: str, chosen: Mapping[str, Mapping[str, Any]]) -
     return {provider: dict(chosen.get(provider, {})) for provider in chosen or PROVIDER_TOOLS[name].support}
 
 
-def faults_in_provider_tools(chosen: ProviderToolOptions) -> Iterator[tuple[tuple[str, ...], str]]:
+def find_provider_tool_faults(chosen: ProviderToolOptions) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield ``(place, problem)`` for unknown tools and providers, and for invalid options."""
     for name, providers in chosen.items():
         known = PROVIDER_TOOLS.get(name)
@@ -166,15 +164,15 @@ def faults_in_provider_tools(chosen: ProviderToolOptions) -> Iterator[tuple[tupl
 def make_provider_tool_spec(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> ToolSpec:
     """Return the tool for the registry. It has no parameters: its provider defines their form."""
     return ToolSpec(
-        id=provider_tool_id(name),
+        id=make_provider_tool_id(name),
         description=PROVIDER_TOOLS[name].description,
         side_effect="external",
         locks=(),
         category="native",
-        provider_support=providers_offered_tool(name, chosen),
+        provider_support=list_providers_offered_tool(name, chosen),
     )
 
 
-def provider_tool_name(spec: ToolSpec) -> str:
+def get_provider_tool_name(spec: ToolSpec) -> str:
     """Return the name of the tool in :data:`PROVIDER_TOOLS`."""
     return spec.id.removeprefix("native.")

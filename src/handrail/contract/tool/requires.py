@@ -10,27 +10,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.glob_patterns import (
-    any_path_glob_source,
+    build_any_path_glob_expression,
     compile_path_glob,
     escape_as_pattern,
-    fault_in_pattern,
+    find_pattern_fault,
     has_wildcard,
     literal_prefix,
 )
 from handrail.contract.text.host_names import (
     HostPattern,
-    fault_in_host_pattern,
+    find_host_pattern_fault,
     grant_covers_host,
     parse_host,
     parse_host_pattern,
 )
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
 """The permissions of a rule besides tools: the four things that a call can touch outside the kernel."""
@@ -61,7 +63,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""
 
 VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
-_VARIABLE = re.compile(r"\{([^{}]*)\}")
+_VARIABLE = compile_on_first_use(r"\{([^{}]*)\}")
 
 AccessCheck = Callable[[Capability, str | Sequence[str]], str | None]
 """A function that evaluates one access: a canonical absolute path, a host, a shell text, or an argv as a sequence.
@@ -150,7 +152,7 @@ class Requires(_FrozenModel):
             for index, pattern in enumerate(patterns):
                 found += [(f"requires.{name}[{index}]", problem) for problem in _faults_in_path(pattern)]
         for index, host in enumerate(self.net.hosts):
-            if problem := fault_in_host_pattern(host):
+            if problem := find_host_pattern_fault(host):
                 found.append((f"requires.net.hosts[{index}]", problem))
         for index, name in enumerate(self.capabilities):
             if name not in NAMED_CAPABILITIES:
@@ -173,8 +175,7 @@ NO_REQUIREMENTS = Requires()
 """The requirements of most tools."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathVariables:
+class PathVariables(Struct, frozen=True):
     """The values of ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}``.
 
     They are absolute, canonical folders. An empty value closes the scope.
@@ -192,15 +193,14 @@ class PathVariables:
     output: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
 
-    def folders_of_variable(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
+    def list_folders_of_variable(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
         """Return the folders of a variable."""
         workspace = (*self.workspace, *self.readable) if reading else self.workspace
         every = {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data, "output": self.output}
         return every[name]
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilityLayer:
+class CapabilityLayer(Struct, frozen=True):
     """One expanded requirement set: absolute path patterns, hosts, programs, named capabilities."""
 
     owner: str
@@ -211,8 +211,7 @@ class CapabilityLayer:
     capabilities: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilitySet:
+class CapabilitySet(Struct, frozen=True):
     """What a call may touch at most: every layer must allow it. No layers allow nothing."""
 
     layers: tuple[CapabilityLayer, ...] = field(default=())
@@ -257,8 +256,10 @@ class CapabilitySet:
         try:
             if capability == "net.fetch":
                 hosts = [[parse_host_pattern(pattern) for pattern in some] for some in least]
-                return lambda host: _every_covers(hosts, host)
-            tests = [re.compile(any_path_glob_source(sorted(some)) + r"\Z", re.DOTALL).match for some in least]
+                return lambda host: _do_all_cover(hosts, host)
+            tests = [
+                re.compile(build_any_path_glob_expression(sorted(some)) + r"\Z", re.DOTALL).match for some in least
+            ]
         except ValueError:
             return _allow_nothing  # a fault in a pattern shows where each is asked by itself
         return tests[0] if len(tests) == 1 else lambda path: all(test(path) is not None for test in tests)
@@ -330,7 +331,7 @@ def _faults_in_path(pattern: str) -> list[str]:
         found.append(f"{pattern!r} contains '..'; name the folder itself")
     if "\0" in pattern:
         found.append(f"{pattern!r} contains a NUL character; remove it")
-    if problem := fault_in_pattern(pattern):
+    if problem := find_pattern_fault(pattern):
         found.append(problem)
     return found
 
@@ -343,7 +344,7 @@ def _expand_patterns(patterns: Iterable[str], variables: PathVariables, *, readi
             continue
         match = _VARIABLE.match(pattern)
         name = match.group(1) if match else "workspace"
-        roots = ("/",) if pattern.startswith("/") else variables.folders_of_variable(name, reading=reading)
+        roots = ("/",) if pattern.startswith("/") else variables.list_folders_of_variable(name, reading=reading)
         tail = [part for part in pattern[match.end() if match else 0 :].split("/") if part not in ("", ".")]
         found += ["/".join((escape_as_pattern(root.rstrip("/")), *tail)) or "/" for root in roots]
     return tuple(dict.fromkeys(found))
@@ -386,14 +387,14 @@ def _allow_nothing(_target: str) -> bool:
     return False
 
 
-def _every_covers(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
+def _do_all_cover(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
     try:
         host = parse_host(text)
     except ValueError:
         return False
     for patterns in layers:
         for pattern in patterns:
-            if pattern.covers_as_grant(host):
+            if pattern.matches_as_grant(host):
                 break
         else:
             return False

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, get_origin, get_type_hints
 
 from pydantic_core import to_json
 
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.strict_json import encode_canonical_json
 from handrail.contract.tool.requires import CAPABILITIES, NO_REQUIREMENTS, Requires
-from handrail.contract.tool.tool_ids_and_wire_names import fault_in_id, wire_name
+from handrail.contract.tool.tool_ids_and_wire_names import find_id_fault, wire_name
 
 # Stateful tools: one call opens a state, later calls take steps of it, and one closes it.
 #
@@ -32,8 +33,7 @@ StateEnd = Literal["done", "closed", "expired", "failed", "timeout", "cancelled"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSessionArguments:
+class ToolSessionArguments(Struct, frozen=True):
     """The arguments of a built-in tool that continues the tool session of another call.
 
     :param argument: the argument with the id of the tool session
@@ -44,8 +44,7 @@ class ToolSessionArguments:
     input: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobArgument:
+class JobArgument(Struct, frozen=True):
     """The argument of a built-in tool that names a job of the session.
 
     :param argument: the argument with the id of the job
@@ -105,13 +104,12 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
 """Capabilities with which a tool waits for work that may itself wait for locks."""
-_CONTROL_IN_JSON = re.compile(rb"\\[ubf]")
+_CONTROL_IN_JSON = compile_on_first_use(rb"\\[ubf]")
 """All control characters in JSON text except DEL, which is not escaped."""
-_PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
+_PLACEHOLDER = compile_on_first_use(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
-@dataclass(frozen=True, slots=True)
-class LockSpec:
+class LockSpec(Struct, frozen=True):
     """A lock that a call holds while it runs, shared or exclusive. The resource is a template of arguments."""
 
     resource: str
@@ -143,8 +141,7 @@ class LockSpec:
         return f"{self.resource}:{self.mode}"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigKey:
+class ConfigKey(Struct, frozen=True):
     """A setting that an operator gives a tool."""
 
     description: str
@@ -153,8 +150,7 @@ class ConfigKey:
     default: str | None = None
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class ToolSpec:
+class ToolSpec(Struct, frozen=True, weakref=True):
     """The declaration of one tool. Immutable: a change is another spec with another hash.
 
     The first three fields are the *LLM view*; of the others a model reads :data:`MODEL_TEXT_FIELDS`. ``parameters`` is a
@@ -246,7 +242,7 @@ class ToolSpec:
         """The declared targets, or those inferred from the parameters, as all templates of each capability."""
         if not self.targets:
             return infer_targets(self.parameters, self.side_effect)
-        return {capability: as_templates(templates) for capability, templates in self.targets.items()}
+        return {capability: to_template_tuple(templates) for capability, templates in self.targets.items()}
 
     def llm_view(self) -> dict[str, Any]:
         """Return everything that goes into a model's tools parameter, built from a closed list."""
@@ -278,18 +274,16 @@ class ToolSpec:
     def definition_hash(self) -> str:
         """The SHA-256 of the canonical JSON of both views. An approval is bound to it."""
         whole = {"id": self.id, "llm": self.llm_view(), "runtime": self.runtime_view()}
-        return hashlib.sha256(_canonical(whole).encode("utf-8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(encode_canonical_json(whole)).hexdigest()
 
 
 MAX_DESCRIPTION = 50_000
 MAX_DOCUMENTATION = 500_000
 """Characters. These texts are searched, compared and shown to people and models."""
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
-"""Made once: ``json.dumps`` makes an encoder for every text."""
-_RUNTIME_VIEW = tuple(f.name for f in fields(ToolSpec) if f.name not in _LLM_VIEW)
+_RUNTIME_VIEW = tuple(name for name in ToolSpec.__struct_fields__ if name not in _LLM_VIEW)
 
 
-def as_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
+def to_template_tuple(templates: str | Sequence[str]) -> tuple[str, ...]:
     """Return the templates of one capability in ``targets``, which may be a single text."""
     return (templates,) if isinstance(templates, str) else tuple(templates)
 
@@ -297,7 +291,7 @@ def as_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
 def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, tuple[str, ...]]:
     """Infer targets from ``format: path | host | command`` of all top-level parameters, also within lists."""
     found: dict[str, tuple[str, ...]] = {}
-    for name, schema in object_properties_of(parameters).items():
+    for name, schema in get_object_properties(parameters).items():
         for declared in _formats_of(schema):
             capability = (
                 ("fs.read" if side_effect == "read" else "fs.write")
@@ -309,24 +303,30 @@ def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dic
     return found
 
 
+def find_path_arguments(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parameters with ``format: path``, or with a list of such texts."""
+    properties = get_object_properties(parameters)
+    return tuple(name for name, schema in properties.items() if "path" in _formats_of(schema))
+
+
 def find_patch_arguments(parameters: Mapping[str, Any]) -> frozenset[str]:
     """Return the parameters with ``format: patch``: texts that name their files themselves.
 
     A template of one of them in ``targets`` or ``locks`` stands for the paths of the patch. For ``fs.read`` these are the files
     whose content decides about the change.
     """
-    properties = object_properties_of(parameters)
+    properties = get_object_properties(parameters)
     return frozenset(name for name, schema in properties.items() if schema.get("format") == "patch")
 
 
 def _formats_of(schema: Mapping[str, Any]) -> Iterable[str]:
     """Return the formats of a text parameter, of its alternatives, and of the items of a list."""
-    alternatives = [schema, *schema_branches_of(schema)]
+    alternatives = [schema, *iterate_schema_branches(schema)]
     items = [cast("Mapping[str, Any]", one["items"]) for one in alternatives if isinstance(one.get("items"), Mapping)]
     return dict.fromkeys(str(one["format"]) for one in (*alternatives, *items) if "format" in one)
 
 
-def object_properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def get_object_properties(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the top-level properties that are objects."""
     properties: Any = parameters.get("properties")
     if not isinstance(properties, Mapping):
@@ -338,7 +338,7 @@ def object_properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str
     }
 
 
-def schema_branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def iterate_schema_branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alternatives and parts of a schema that are written in it."""
     found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in members_or_nothing(schema.get(keyword))]
     return [cast("Mapping[str, Any]", one) for one in found if isinstance(one, Mapping)]
@@ -367,7 +367,7 @@ def fill_template(template: str, arguments: Mapping[str, Any]) -> str:
 def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     """Return ``(place, problem)`` for every fault of ``spec`` that needs no compiled schema."""
     found: list[tuple[str, str]] = []
-    if problem := fault_in_id(spec.id):
+    if problem := find_id_fault(spec.id):
         found.append(("llm.name", problem))
     if not spec.description.strip():
         found.append(("llm.description", "is empty; write a sentence on when to use the tool"))
@@ -380,14 +380,15 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
             return [*found, (place, f"has {len(text):,} characters; the maximum is {most:,}. Shorten it")]
     values = {"llm.description": spec.description, "llm.parameters": spec.parameters}
     values |= {f"runtime.{name}": getattr(spec, name) for name in MODEL_TEXT_FIELDS}
-    for place, value in values.items():
-        if value and (problem := find_invisible_character(value)):
-            found.append((place, problem))
+    if not _is_plain_ascii(values):
+        for place, value in values.items():
+            if value and (problem := find_invisible_character(value)):
+                found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.find_faults()]
     for place, choices in _CHOICES.items():  # Python does not enforce a Literal
         if (chosen := getattr(spec, place)) not in choices:
             found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
-    known = object_properties_of(spec.parameters)
+    known = get_object_properties(spec.parameters)
     for field_name in ("locks", "locks_background"):
         declared: Sequence[LockSpec] = getattr(spec, field_name) or ()
         for index, lock in enumerate(declared):
@@ -415,7 +416,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
             found.append((place, f"is not a capability; available: {', '.join(CAPABILITIES)}"))
         if not templates and templates != ():
             found.append((place, "is empty; name the arguments, as in '{path}', or remove the capability"))
-        for template in as_templates(templates):
+        for template in to_template_tuple(templates):
             found += [
                 (place, f"{template!r} names the unknown parameter {name!r}")
                 for name in template_argument_names(template)
@@ -598,6 +599,8 @@ EXPECTED_TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     if get_origin(one.type) is not Literal
 }
 """By field: the test of a value, and the text of what was expected. Fields with fixed words are left out."""
+_NO_DEFAULT = object()
+_DEFAULTS = dict(zip(reversed(ToolSpec.__struct_fields__), reversed(ToolSpec.__struct_defaults__), strict=False))
 _OF_A_MODEL = {"id": "llm.name", "description": "llm.description", "parameters": "llm.parameters"}
 
 
@@ -608,6 +611,8 @@ def find_type_faults(spec: ToolSpec) -> Iterator[tuple[str, str]]:
     """
     for name, (fits, expected) in EXPECTED_TYPES.items():
         value: object = getattr(spec, name)
+        if value is _DEFAULTS.get(name, _NO_DEFAULT):
+            continue
         if not (FIELDS[name].is_optional if value is None else fits(value)):
             place = _OF_A_MODEL.get(name) or f"runtime.{name}"
             yield place, f"is {_shown(value)}; expected {expected}"

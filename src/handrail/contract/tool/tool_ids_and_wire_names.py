@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from itertools import pairwise
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+
 MAX_WIRE_NAME = 64
-ID_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
+ID_PATTERN = compile_on_first_use(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
 LOCKED_IDS = (
     "read",
     "write",
@@ -65,7 +66,7 @@ RESOURCE_IDS = (
 require approval."""
 _INTERNAL = frozenset(SESSION_INTERNAL)
 _INTERNAL_FAMILIES = tuple(one[:-1] for one in SESSION_INTERNAL if one.endswith("*"))
-_NOT_ON_THE_WIRE = re.compile(r"[^A-Za-z0-9_-]")
+_NOT_ON_THE_WIRE = compile_on_first_use(r"[^A-Za-z0-9_-]")
 
 
 def is_session_internal(tool_id: str) -> bool:
@@ -73,7 +74,7 @@ def is_session_internal(tool_id: str) -> bool:
     return tool_id in _INTERNAL or tool_id.startswith(_INTERNAL_FAMILIES)
 
 
-def fault_in_id(tool_id: str) -> str | None:
+def find_id_fault(tool_id: str) -> str | None:
     """Return why ``tool_id`` is not a valid id of a tool, or None if it is."""
     if len(tool_id) > 128:
         return f"the id has {len(tool_id)} characters; the maximum is 128"

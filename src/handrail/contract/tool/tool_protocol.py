@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from handrail.contract.permission_modes import Mode
@@ -17,6 +16,7 @@ from handrail.contract.schema.argument_validation import (
 )
 from handrail.contract.services.resource_services import SourceRequest
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import JobArgument, ToolSessionArguments, ToolSpec, find_spec_faults, find_type_faults
 
 
@@ -115,8 +115,7 @@ class Tool(abc.ABC):
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedSpec:
+class CheckedSpec(Struct, frozen=True):
     """The results of the checks of a spec.
 
     :param problems: ``(place, problem)``, all of them; if there are any, there is no usable schema
@@ -129,7 +128,7 @@ class CheckedSpec:
     """The schema of a step's input, as the argument ``input``; None if the spec does not declare it."""
 
 
-class SpecCache(Generic[T]):
+class SpecValueCache(Generic[T]):
     """A cache of values computed from specs, as long as the specs live. Safe in any thread.
 
     :param make: computes the value, once for each spec; a spec is known by its identity, because equal specs are rare
@@ -176,5 +175,5 @@ def _check(spec: ToolSpec) -> CheckedSpec:
     return CheckedSpec(tuple(problems), schema, "" if problems else spec.definition_hash, step)
 
 
-check_spec = SpecCache(_check, keeps=lambda made: not made.problems)
+check_spec = SpecValueCache(_check, keeps=lambda made: not made.problems)
 """The checks of a spec, which no other tool and no machine changes."""

@@ -14,13 +14,13 @@ It is the operator's own code in the kernel's process, so the policy does not ch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.channels_and_triggers import Trigger
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
@@ -40,8 +40,7 @@ TRIGGER_NAME = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerEvent:
+class TriggerEvent(Struct, frozen=True):
     """One firing of a trigger.
 
     :param text: what happened, for the model; if empty, the model gets only the prompt. It is data, labelled as
@@ -55,8 +54,7 @@ class TriggerEvent:
     is_last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerContext:
+class TriggerContext(Struct, frozen=True):
     """The context of one wait.
 
     :param arguments: of the tool call, without prompt and name

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from acp import schema
@@ -42,6 +41,7 @@ from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.permission_modes import Mode
 from handrail.contract.services.history_and_skill_services import SkillInfo
 from handrail.contract.session_protocols import Session
+from handrail.contract.struct import Struct, field
 from handrail.frontends.acp import editor_call_format
 from handrail.frontends.acp.editor_updates import UpdateSender
 from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS, MODES, parse_mode
@@ -138,8 +138,7 @@ _END = re.compile(r"<(?=\s*/\s*embedded)", re.IGNORECASE)
 """Text that a model might read as the end of an embedded document."""
 
 
-@dataclass(eq=False)
-class EditorSession:
+class EditorSession(Struct, eq=False):
     """A session that an editor has open, with its agent and its updates.
 
     :param folder: the canonical path of the workspace
@@ -298,8 +297,8 @@ class EditorSession:
         try:
             if not self._is_cancelled:  # the user may cancel before the work begins
                 self._send_startup_notes()
-                said = await make_user_message(task, pictures, self.session.history)
-                async with aclosing(self.agent.run(said)) as events:
+                user_message = await make_user_message(task, pictures, self.session.history)
+                async with aclosing(self.agent.run(user_message)) as events:
                     async for event in events:
                         match event:
                             case TextDelta(text):
@@ -402,7 +401,7 @@ class EditorSession:
         return calls
 
     def _tool_id_of(self, name: str) -> str:
-        return self.updates.tool_id_of(name)
+        return self.updates.get_tool_id(name)
 
     def _replay_open_exchange(self, exchange: UnansweredExchange) -> None:
         calls = self._replay_reply(exchange.message, exchange.call_ids)

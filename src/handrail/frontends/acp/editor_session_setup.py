@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from acp import schema
@@ -24,6 +23,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import ClientMethod, ClientRequest, UnsupportedClientRequest
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import ClientInfo, Session
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.acp import editor_call_format
 from handrail.frontends.acp.editor_session import EditorSession
@@ -299,8 +299,7 @@ McpServer = schema.HttpMcpServer | schema.SseMcpServer | schema.AcpMcpServer | s
 WorkspaceOpener = Callable[[str], "AbstractAsyncContextManager[Kernel]"]
 
 
-@dataclass(eq=False, slots=True)
-class _OpenWorkspace:
+class _OpenWorkspace(Struct, eq=False):
     """One open workspace.
 
     A separate task opens and closes its kernel, because the first caller may be cancelled.
@@ -393,8 +392,7 @@ def note_unused_servers(kernel: Kernel, servers: Sequence[McpServer]) -> list[st
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class AcpFrontendSettings:
+class AcpFrontendSettings(Struct, frozen=True):
     """How the ACP agent serves its clients.
 
     :param open_workspace: opens a workspace

@@ -138,7 +138,7 @@ class UpdateSender:
         content = schema.ImageContentBlock(type="image", data=picture.base64, mime_type=picture.media_type)
         self.queue_update(schema.UserMessageChunk(session_update="user_message_chunk", content=content))
 
-    def tool_id_of(self, name: str) -> str:
+    def get_tool_id(self, name: str) -> str:
         """Return a tool's ID by any of its names, or the name itself for an unknown tool."""
         spec = self._spec_of(name)
         return name if spec is None else spec.id
@@ -246,13 +246,13 @@ class UpdateSender:
         if answer.call_id in self._jobs and result.ok:
             self._jobs[answer.call_id] = True
             screen = self._terminals.get(answer.call_id)
-            told = (
+            update = (
                 None
                 if screen is not None and (screen.has_shown_output or screen.content)
                 else editor_call_format.make_result_content(result, "")[0]
             )
             self._update_call(
-                answer.call_id, answer.tool_id, status="in_progress", content=told, raw_output=result.to_dict()
+                answer.call_id, answer.tool_id, status="in_progress", content=update, raw_output=result.to_dict()
             )
             return
         approval_id = result.metadata.get("awaiting_approval")

@@ -18,8 +18,9 @@ def main() -> None:
         os.environ.setdefault("PYTHONIOENCODING", f"{sys.stdout.encoding if sys.stdout else 'ascii'}:backslashreplace")
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - this very program
 
-    # Loaded modules stay in memory, and repeated collections over them took an eighth of the time of a call.
-    gc.set_threshold(25_000, 10, 10)
+    # Loaded modules stay in memory, so collections at the start only cost time. An open kernel lowers the threshold.
+    gc.set_threshold(250_000, 10, 10)
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would look for them in every package
     from handrail.frontends.cli.command_group import run_command_line
 
     code = run_command_line(sys.argv[1:])

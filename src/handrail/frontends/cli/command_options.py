@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import update_wrapper
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 import click
 
 from handrail.contract.permission_modes import MODES
+from handrail.contract.struct import Struct
 from handrail.frontends.cli.shell_completion import agents, complete_files, complete_folders
 from handrail.frontends.cli.text_layout import color_setting
 from handrail.origins.import_guard import guard_imports_and_programs
@@ -28,8 +28,7 @@ P = ParamSpec("P")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-@dataclass(frozen=True, slots=True)
-class CommandOptions:
+class CommandOptions(Struct, frozen=True):
     """The common options of a command.
 
     :param state: the state folder; None for ``HANDRAIL_STATE`` or the platform's
@@ -207,8 +206,7 @@ class DurationRange(click.FloatRange):
 # The options of every command that runs a model: the model, its address, and its budget.
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
+class ModelOptions(Struct, frozen=True):
     """The options for a model; None means the agent's value.
 
     See :func:`handrail.agent.providers.open_model` for their meaning.
@@ -294,7 +292,7 @@ def model_options(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]
 
     def added(function: Callable[..., int]) -> Callable[..., int]:
         def gathered(*args: Any, **given: Any) -> int:
-            kept = ModelOptions(**{name: given.pop(name) for name in ModelOptions.__slots__})
+            kept = ModelOptions(**{name: given.pop(name) for name in ModelOptions.__struct_fields__})
             return function(*args, **given, asked=kept)
 
         wrapped: Callable[..., int] = update_wrapper(gathered, function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -106,7 +107,7 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
     from handrail.kernel.workspace_opening import open_kernel
 
     _check_rules(setting.rules)
-    offer_moved_state(setting)
+    offer_state_of_former_path(setting)
     async with open_kernel(
         setting.workspace,
         rules=setting.rules,
@@ -118,12 +119,14 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
         frontend=frontend,
         allow_home=setting.allow_home,
     ) as kernel:
+        gc.freeze()  # also forgets that a collection is due
+        gc.set_threshold(25_000, 10, 10)
         print_startup_notes(kernel.config, kernel.interrupted_calls)
         _print_project_note(setting)
         yield kernel
 
 
-def offer_moved_state(setting: CommandOptions) -> None:
+def offer_state_of_former_path(setting: CommandOptions) -> None:
     """Offer the state of the former path, if the folder of the workspace was moved and has no state yet.
 
     On a terminal, the user is asked. Otherwise a note names the command.
@@ -139,13 +142,13 @@ def offer_moved_state(setting: CommandOptions) -> None:
     except HandrailError:  # opening the workspace reports it
         return
     former = found[0].stored.workspace or "another path"
-    told = f"handrail: {folders.workspace} was at {former} before, where it has a log, sessions and stored answers."
+    question = f"handrail: {folders.workspace} was at {former} before, where it has a log, sessions and stored answers."
     if len(found) == 1 and sys.stdin.isatty() and sys.stderr.isatty():
-        print_note(told)
+        print_note(question)
         if ask_yes_or_no("Continue with them here?", err=True):
             adopt_state(folders, choose_adoptable(folders, None))
     else:
-        print_note(f"{told} To continue with them, run first: handrail state adopt")
+        print_note(f"{question} To continue with them, run first: handrail state adopt")
 
 
 def _print_project_note(setting: CommandOptions) -> None:

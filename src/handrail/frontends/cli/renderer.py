@@ -93,7 +93,7 @@ class TerminalRenderer:
                 first = False
 
     def print_block(self, text: str, *, style: str = "", mark: str = "  │ ") -> None:
-        """Write the lines of a text, each behind ``write_marker_file``. A part of a folded line has another mark."""
+        """Write the lines of a text, each after ``mark``. A part of a folded line has another mark."""
         room = max(8, self.width - count_cells(mark))
         for line in _fold_blank_lines(_lines_of(text)):
             for number, piece in enumerate(fold_text(line, room) if self._breaks_words else (line,)):
@@ -141,13 +141,13 @@ class TerminalRenderer:
         subject = "" if arguments is None else describe_arguments(arguments)
         most = 3 * self.width
         shown = to_one_line(subject if len(subject) <= most else f"{subject[:most]}… ({len(subject) - most:,} more)")
-        told = [part for note in notes for part in (("  ", ""), note)]
+        note_parts = [part for note in notes for part in (("  ", ""), note)]
         self.print_text(
             (text, style),
             " ",
             (to_one_line(tool), "bold"),
             f"  {shown}" if shown else "",
-            *told,
+            *note_parts,
             indent=indent,
             further=f"{indent}    ",
         )
@@ -259,11 +259,11 @@ def describe_arguments(arguments: Mapping[str, Any]) -> str:
     if first is None and len(rest) == 1:
         ((_, only),) = rest.items()
         return only if isinstance(only, str) else _json(only)
-    told = [] if first is None else [str(arguments[first])]
+    descriptions = [] if first is None else [str(arguments[first])]
     for name, value in rest.items():
         text = value if isinstance(value, str) else _json(value)
-        told.append(f"{name}={text if len(text) <= _MAX_ARGUMENT else f'{text[:_MAX_ARGUMENT]}…'}")
-    return "  ".join(told)
+        descriptions.append(f"{name}={text if len(text) <= _MAX_ARGUMENT else f'{text[:_MAX_ARGUMENT]}…'}")
+    return "  ".join(descriptions)
 
 
 def summarize_result(data: object) -> tuple[list[str], bool]:
@@ -301,8 +301,8 @@ def _describe_entry(entry: Any) -> str:
     if match is None or not {"text", "message"} & match.keys():
         return _json(cast("object", entry))
     place = f"{match['path']}:{match.get('line')}: " if "path" in match else ""
-    said = f"{match.get('severity', 'note')}: {match['message']}" if "message" in match else str(match["text"])
-    return f"{place}{said}"
+    text = f"{match.get('severity', 'note')}: {match['message']}" if "message" in match else str(match["text"])
+    return f"{place}{text}"
 
 
 def _head_lines(lines: Sequence[str], most: int = HEAD_LINES) -> list[str]:
@@ -482,13 +482,13 @@ def format_undo_report(report: UndoReport) -> Iterator[str]:
     verb = "Would undo" if report.is_dry_run else "Undid"
     shown = ", ".join(report.calls[:3]) + (f" and {len(report.calls) - 3} more calls" if len(report.calls) > 3 else "")
     if given_back:
-        yield f"{verb} {shown}: {given_back:,} paths."
+        yield f"{verb} {shown}: {given_back:,} {'path' if given_back == 1 else 'paths'}."
     elif report.paths:
         yield (
             f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them."
         )
     else:
-        yield f"Nothing to undo: what {shown} changed is as it was before."
+        yield f"Nothing to undo: the changes of {shown} are undone already."
 
 
 def _format_undone_path(one: UndonePath, *, is_dry_run: bool) -> str:

@@ -63,15 +63,15 @@ def event_data(event: AgentEvent) -> dict[str, Any] | None:
         case kinds.CallProposed(position, call):
             return {"event": "call", "position": position, "tool": call.name, "arguments": call.arguments}
         case kinds.CallAnswered(position, call, answer):
-            told = {"position": position, "call_id": answer.call_id, "tool": answer.tool_id or call.name}
-            return {"event": "result", **told, "result": answer.result.to_dict()}
+            fields = {"position": position, "call_id": answer.call_id, "tool": answer.tool_id or call.name}
+            return {"event": "result", **fields, "result": answer.result.to_dict()}
         case kinds.RunFinished(outcome):
             return {"event": "finished", **asdict(outcome)}
         case kinds.ProviderToolUnavailable(tool_id, reason):
             return {"event": "provider-tool-unavailable", "tool": tool_id, "reason": reason}
         case kinds.NotificationsDelivered(notices):
-            told = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
-            return {"event": "notifications", "notices": told}
+            fields = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
+            return {"event": "notifications", "notices": fields}
         case (
             kinds.ProviderToolUsed()
             | kinds.ConversationCompacted()
@@ -208,8 +208,8 @@ class RunView:
     def _print_note(self, mark: str, style: str, subject: str, about: str) -> None:
         self.end_text()
         with suppress(OSError):
-            told = about.replace("\r\n", "\n")
-            self._calls.print_text((mark, style), " ", (to_one_line(subject), "bold"), f"  {told}", further="    ")
+            text = about.replace("\r\n", "\n")
+            self._calls.print_text((mark, style), " ", (to_one_line(subject), "bold"), f"  {text}", further="    ")
             sys.stderr.flush()
 
     def _print(self, text: str, *, style: str = "") -> None:

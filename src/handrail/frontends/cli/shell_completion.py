@@ -59,10 +59,10 @@ def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
             from handrail.store.json_fallback_encoding import decode_any_json
 
             newest = (
-                "SELECT body FROM record WHERE kind = 'generation' AND body IS NOT NULL ORDER BY sequence DESC LIMIT 1"
+                "SELECT body FROM record WHERE kinds = 'generation' AND body IS NOT NULL ORDER BY sequence DESC LIMIT 1"
             )
             row = connection.execute(newest).fetchone()
-            tools = decode_any_json(row[0][SALT_BYTES:])["tools"] if row is not None else {}
+            tools = decode_any_json(row[0][SALT_BYTES:])[0]["tools"] if row is not None else {}
     if tools:
         yield from sorted(tool for tool, about in tools.items() if not about.get("unavailable"))
     else:
@@ -97,7 +97,7 @@ def _calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
     with _log(ctx) as connection:
         if connection is not None:
             newest = (
-                "SELECT call FROM record WHERE kind = 'proposed' AND substr(call, 1, ?) = ? "
+                "SELECT call FROM record WHERE substr(kinds, 1, 8) = 'proposed' AND substr(call, 1, ?) = ? "
                 "AND sequence > (SELECT max(sequence) FROM record) - ? ORDER BY sequence DESC LIMIT ?"
             )
             for (call,) in connection.execute(newest, (len(incomplete), incomplete, _SEARCHED_RECORDS, _MAX_ITEMS)):

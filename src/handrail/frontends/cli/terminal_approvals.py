@@ -177,7 +177,7 @@ class TerminalApprovalHandler:
             self._waiting += 1
         if self._is_typing:
             _print_lines("", f"{to_one_line(request.tool_id)} requires approval. Press Enter to see the request.")
-        async with self._turn, self._take_place() as place:
+        async with self._turn, self._enter_request_queue() as place:
             changes = None if self._workspace is None else await preview_edit_diff(request, self._workspace)
             self._forget_input()
             with suppress(OSError):
@@ -197,7 +197,7 @@ class TerminalApprovalHandler:
                 raise
 
     @asynccontextmanager
-    async def _take_place(self) -> AsyncGenerator[str]:
+    async def _enter_request_queue(self) -> AsyncGenerator[str]:
         """Yield the place of the next request among those that wait, such as ``2 of 4``; "" for a single one."""
         self._shown += 1
         try:
@@ -321,9 +321,9 @@ def print_request(
     :param place: the place among several requests, such as ``2 of 4``
     :param asker: who asks, if it is not a sub-agent
     """
-    told = [(f"  {place}", "bold cyan")] if place else []
-    told += [(f"  {request.id}", "dim")] if request.id else []
-    view.print_text((f"{to_one_line(request.tool_id)} requires approval", "bold yellow"), *told)
+    heading = [(f"  {place}", "bold cyan")] if place else []
+    heading += [(f"  {request.id}", "dim")] if request.id else []
+    view.print_text((f"{to_one_line(request.tool_id)} requires approval", "bold yellow"), *heading)
     if who := request.origin or asker:
         view.print_text((f"asked by {to_one_line(who)}", "dim"), indent="  ", further="    ")
     concerns = request.concerns or (request.reason,)
@@ -434,8 +434,8 @@ def print_question(view: TerminalRenderer, question: UserQuestion, *, indent: st
         about = f"  {to_one_line(option.description)}" if option.description else ""
         view.print_text((str(number), "bold"), f"  {to_one_line(option.label)}", (about, "dim"), indent=f"{indent}  ")
     if question.options:
-        told = "Type numbers with commas, or text." if question.multi_select else "Type a number, or text."
-        view.print_text((told, "dim"), indent=f"{indent}  ")
+        instruction = "Type numbers with commas, or text." if question.multi_select else "Type a number, or text."
+        view.print_text((instruction, "dim"), indent=f"{indent}  ")
 
 
 def choose_options(question: UserQuestion, text: str) -> list[str] | None:

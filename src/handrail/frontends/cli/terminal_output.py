@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from unicodedata import category
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.frontends.cli.text_layout import measure_terminal, wrap_words
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ _HIDDEN = (
 )
 # Letters, marks and symbols that look empty or like a blank, although they are printable.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc\U000e0100-\U000e01ef"
-_INERT = re.compile(f"[{_HIDDEN}]")
-_LOOKS_EMPTY = re.compile(f"[{_BLANK}]")
-_JSON_ESCAPED = re.compile(f"[{_HIDDEN}{_BLANK}]")
+_INERT = compile_on_first_use(f"[{_HIDDEN}]")
+_LOOKS_EMPTY = compile_on_first_use(f"[{_BLANK}]")
+_JSON_ESCAPED = compile_on_first_use(f"[{_HIDDEN}{_BLANK}]")
 _MAX_MARKS = 8
 """Maximum number of combining marks on one letter. Hundreds would cover the lines above and below."""
-_MARK_PILE = re.compile(rf"[^\x00-\x7f\w\s]{{{_MAX_MARKS + 1},}}")
+_MARK_PILE = compile_on_first_use(rf"[^\x00-\x7f\w\s]{{{_MAX_MARKS + 1},}}")
 """Text that may be a pile of combining marks: neither letters nor blanks."""
 NAMES = {"\x1b": "\\e", "\r": "\\r", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
 MAX_NAME = 200

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 from unicodedata import category, east_asian_width
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+
 DEFAULT_WIDTH = 80
 """Columns of a terminal of unknown size, and of a pipe or a file."""
 MIN_WIDTH = 20
-_PIECE = re.compile(r"\s+|\S+")
+_PIECE = compile_on_first_use(r"\s+|\S+")
 
 StyledText = tuple[str, str]
 """A text, and its style."""

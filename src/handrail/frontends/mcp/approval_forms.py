@@ -36,7 +36,7 @@ def make_approval_form(request: ApprovalRequest, changes: str | None, version: s
     if (rule := request.suggested_rule or request.suggested_wider_rule) is not None:
         first += f"\n  rule that “Session” and “Always” store: {to_one_line(rule)}"
     further.append(f"  Other answers: handrail approve {request.id}")
-    return _form("\n".join((first, *further)), {DECISION: decision}, (DECISION,))
+    return _make_form("\n".join((first, *further)), {DECISION: decision}, (DECISION,))
 
 
 def _approval_choices(request: ApprovalRequest) -> list[tuple[ApprovalChoice, str]]:
@@ -99,7 +99,7 @@ def make_question_form(questions: Sequence[UserQuestion], version: str) -> Clien
                     "default": False,
                 }
     shown = [escape_invisible(question.question) for question in questions]
-    return _form("\n".join(shown), fields, tuple(required))
+    return _make_form("\n".join(shown), fields, tuple(required))
 
 
 def read_question_answers(
@@ -142,6 +142,6 @@ def _choice_field(title: str, description: str, options: Sequence[tuple[str, str
     return {**field, "enum": [value for value, _ in options], "enumNames": [shown for _, shown in options]}
 
 
-def _form(message: str, fields: Mapping[str, Any], required: Sequence[str]) -> ClientRequest:
+def _make_form(message: str, fields: Mapping[str, Any], required: Sequence[str]) -> ClientRequest:
     schema = {"type": "object", "properties": dict(fields), "required": list(required)}
     return ClientRequest("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})

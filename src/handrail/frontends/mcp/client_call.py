@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import mcp_types as types
@@ -24,6 +23,7 @@ from handrail.contract.calls_and_results import CallAnswer, Event
 from handrail.contract.errors import ToolError
 from handrail.contract.schema.argument_validation import InvalidSchema, compile_schema
 from handrail.contract.services.client_services import ClientMethod, ClientRequest
+from handrail.contract.struct import Struct, field
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -43,8 +43,7 @@ DETACH_EVENT = Event("log", "", "", "", 0)
 """A queued message that closes the client's stream."""
 
 
-@dataclass(slots=True)
-class OpenClientRequest:
+class OpenClientRequest(Struct):
     """A request that a client has open for a call.
 
     :param log_level: the lowest log level that is sent, as an index into :data:`LOG_LEVELS`; the length of the list sends none
@@ -97,8 +96,7 @@ def _supports_elicitation(declared: types.ElicitationCapability | None, mode: st
     return declared.form is not None or declared.url is None
 
 
-@dataclass(slots=True, eq=False)
-class _ClientRequestGroup:
+class _ClientRequestGroup(Struct, eq=False):
     """Requests to the client that were made together and wait for answers.
 
     :param asks: the unanswered requests: the client's key to the caller's key and the request
@@ -203,9 +201,9 @@ class McpClientCall:
             if request.context.close_sse_stream is not None:
                 await request.context.close_sse_stream()
         elif event.kind == "progress":
-            told = self._progress_values(event.data)
-            if told is not None:
-                await request.context.session.report_progress(*told)
+            progress = self._progress_values(event.data)
+            if progress is not None:
+                await request.context.session.report_progress(*progress)
         elif (level := event.data.get("level")) in LOG_LEVELS and LOG_LEVELS.index(level) >= request.log_level:
             params = types.LoggingMessageNotificationParams(
                 level=level, data=event.data.get("data"), logger=event.data.get("logger")
@@ -314,7 +312,7 @@ class McpClientCall:
             name: ask for group in self._groups if not group.waiting.done() for name, (_, ask) in group.asks.items()
         }
 
-    def accept_answers(self, given: Mapping[str, Any]) -> None:
+    def add_client_answers(self, given: Mapping[str, Any]) -> None:
         """Take the client's answers. A request with a missing or invalid answer stays open."""
         for group in self._groups:
             for name, (key, ask) in tuple(group.asks.items()):

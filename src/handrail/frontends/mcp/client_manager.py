@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
     from mcp.server.session import ServerSession
 
+    from handrail.frontends.mcp.client_messages import EarlyClient
     from handrail.frontends.mcp.connected_client import ConnectedMcpClient
     from handrail.kernel.kernel_interface import Kernel
 
@@ -200,6 +201,8 @@ class McpClientManager:
         self._clients: set[McpClientState] = set()
         self._clients_by_connection: dict[str, McpClientState] = {}
         """The HTTP clients of handshake versions, by connection ID."""
+        self.early_client: EarlyClient | None = None
+        """The client of stdio, if it made calls before the server was loaded."""
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._held_calls: dict[str, tuple[ConnectedMcpClient, asyncio.TimerHandle]] = {}
@@ -379,10 +382,11 @@ class McpClientManager:
         )
         connected.is_shared = shared
         attendant = connected if asks and not serving.headless else None
-        opened = self.kernel.session(
+        early = None if self.early_client is None or session_id is not None else self.early_client.hand_over(connected)
+        opened = early or await self.kernel.session(
             session_id, headless=attendant is None, approval_handler=attendant, client=connected, client_info=info
         )
-        connected.set_and_watch_session(await opened)
+        connected.set_and_watch_session(opened)
         state = McpClientState(self.kernel, self.spawn_server_task, connected)
         self._clients.add(state)
         return state
@@ -451,8 +455,10 @@ def _connection_of(context: ServerRequestContext[Any]) -> Connection:
 
 def read_client_info(context: ServerRequestContext[Any]) -> ClientInfo | None:
     """Return what the client of a request says about itself in the handshake or in the request."""
-    told = context.session.client_params
-    return None if told is None else ClientInfo(told.client_info.name, told.client_info.version)
+    client_params = context.session.client_params
+    return (
+        None if client_params is None else ClientInfo(client_params.client_info.name, client_params.client_info.version)
+    )
 
 
 def get_request_credential() -> tuple[str, str | None, str | None] | None:

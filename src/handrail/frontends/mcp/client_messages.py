@@ -12,10 +12,22 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
+
+from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct
+
+if TYPE_CHECKING:
+    from handrail.contract.approval_requests import ApprovalRequest
+    from handrail.contract.calls_and_results import CallAnswer
+    from handrail.contract.services.client_services import ClientMethod, ClientRequest
+    from handrail.contract.services.tool_runtime import UserQuestion
+    from handrail.contract.session_protocols import Session
+    from handrail.frontends.mcp.connected_client import ConnectedMcpClient
+
 
 PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
 BATCH_VERSION = "2025-03-26"
@@ -34,8 +46,7 @@ _EXPECTED = "Expected one JSON object with `jsonrpc`, `method`, and `id` if it i
 JsonObject = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ClientMessages:
+class ClientMessages(Struct, frozen=True):
     """The messages in one line or body of a client.
 
     :ivar texts: the messages to serve, each as JSON text
@@ -241,7 +252,56 @@ class BatchAnswers:
         return [] if batch.missing else batch.answers
 
 
-@dataclass(slots=True)
-class _OpenBatch:
+class _OpenBatch(Struct):
     missing: set[str | int]
     answers: list[JsonObject]
+
+
+# The calls of a client before the server is loaded.
+
+
+class EarlyClient:
+    """A client that makes calls before the server is loaded. The server adopts its session.
+
+    It is the :class:`~handrail.contract.approval_requests.ApprovalHandler` and the
+    :class:`~handrail.contract.services.client_services.ClientHandler` of the session. Until the server is loaded, it defers
+    each approval and supports no requests. Afterwards the server's own client answers.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[object, CallAnswer] = {}
+        """The answers that only the server can send, by request ID."""
+        self.session: Session | None = None
+        self._adopter: ConnectedMcpClient | None = None
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the server has adopted the session."""
+        return self._adopter is not None
+
+    def hand_over(self, client: ConnectedMcpClient) -> Session | None:
+        """Return the session for its adoption by the server's client, or None if it has none or was adopted before."""
+        if self.session is None or self._adopter is not None:
+            return None
+        self._adopter = client
+        return self.session
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        return ApprovalAnswer("defer") if self._adopter is None else await self._adopter.approve(request)
+
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
+        return None if self._adopter is None else await self._adopter.answer_questions(session_id, questions)
+
+    def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
+        return self._adopter is not None and self._adopter.supports(call_id, method, params)
+
+    async def send_requests(
+        self, call_id: str, requests: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
+        if self._adopter is None:
+            raise ToolError("The client is not ready for requests yet. Make the call again.", kind="unavailable")
+        return await self._adopter.send_requests(call_id, requests)
+
+    def detach(self, call_id: str) -> None:
+        if self._adopter is not None:
+            self._adopter.detach(call_id)

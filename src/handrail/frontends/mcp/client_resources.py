@@ -9,17 +9,16 @@ import stat
 import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
-from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS
 
 from handrail.contract.errors import HandrailError
 from handrail.contract.result_conversions import ARTIFACT_URI, artifact_uri, list_artifact_media_types
 from handrail.contract.services.resource_services import SOURCE_PREFIX
+from handrail.contract.struct import Struct
 from handrail.record.artifacts import ArtifactStore
 
 if TYPE_CHECKING:
@@ -170,8 +169,7 @@ def _read_file(path: Path) -> bytes:
 # The resources and prompts of tool sources.
 
 
-@dataclass(frozen=True, slots=True)
-class SourceListings:
+class SourceListings(Struct, frozen=True):
     """The resources, templates and prompts of all sources of one generation, in MCP's form.
 
     The operator's own come first.
@@ -311,6 +309,9 @@ class SkillPrompts:
         """
         if unknown := arguments.keys() - {_TASK}:
             text = f"Unknown argument {sorted(unknown)[0][:80]!r}. A skill prompt takes only `{_TASK}`."
+            from mcp.shared.exceptions import MCPError  # the SDK is loaded after the first answers
+            from mcp_types import INVALID_PARAMS
+
             raise MCPError(INVALID_PARAMS, text)
         return arguments.get(_TASK, "")
 

@@ -128,6 +128,10 @@ class ConnectedMcpClient:
         client_call.start(carried_out())
         return client_call
 
+    def keep_early_answer(self, tool_id: str, proposed: ProposedCall, answer: CallAnswer) -> None:
+        """Keep the answer to a call that was made before this client was known, if the call waits for approval."""
+        self._keep_if_awaiting_approval(_hash_call(tool_id, proposed), answer)
+
     def add_attended_call(self, call: str, given: Mapping[str, Any] | None = None) -> McpClientCall:
         """Add a call whose messages and requests are sent to the client from now on."""
         client_call = McpClientCall(call, given)

@@ -62,8 +62,8 @@ from handrail.frontends.mcp.token_verifiers import (
     IntrospectionTokenVerifier,
     JwtTokenVerifier,
     StaticTokenVerifier,
-    answer_uncheckable_token,
     check_secure_url,
+    make_token_check_failure_response,
     read_token_file,
 )
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
@@ -417,7 +417,7 @@ def _build_app(
         metadata = build_resource_metadata_url(own) if listening.auth_server is not None else None
         endpoint = RequireAuthMiddleware(endpoint, list(listening.scopes), metadata)
         backend = BearerAuthBackend(verifier, resource_server_url=own)
-        known = Middleware(AuthenticationMiddleware, backend=backend, on_error=answer_uncheckable_token)
+        known = Middleware(AuthenticationMiddleware, backend=backend, on_error=make_token_check_failure_response)
         middleware += [known, Middleware(AuthContextMiddleware)]
         if listening.auth_server is not None:
             routes += create_protected_resource_routes(

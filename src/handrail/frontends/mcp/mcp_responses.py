@@ -9,9 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS
-
 from handrail.catalog.view import CORE_CATEGORY, DISCOVERY_TOOLS, get_view
 from handrail.contract.calls_and_results import Result
 from handrail.contract.result_conversions import result_to_mcp_content
@@ -49,19 +46,37 @@ def _cursor_position(cursor: str) -> int:
     except (ValueError, binascii.Error, UnicodeError):
         place = 0
     if place <= 0 or place % PAGE_SIZE:
+        from mcp.shared.exceptions import MCPError  # the SDK is loaded after the first answers
+        from mcp_types import INVALID_PARAMS
+
         raise MCPError(INVALID_PARAMS, f"Invalid cursor {cursor[:50]!r}. Start again without a cursor.")
     return place
 
 
 async def to_mcp_result(kernel: Kernel, client: McpClientState, tool_id: str, result: Result) -> dict[str, Any]:
+    """Return a result in MCP's form; see :func:`to_mcp_result_with_outputs`."""
+    refs = collect_result_artifacts(result)
+    stored = await client.outputs.read_artifacts(refs) if refs else {}
+    uri = client.outputs.add_result_outputs(tool_id, result, refs) if has_stored_output(result) else None
+    return to_mcp_result_with_outputs(kernel, tool_id, result, stored, uri)
+
+
+def has_stored_output(result: Result) -> bool:
+    """Return whether a result refers to artifacts or an output file, which the client can read as resources."""
+    return bool(collect_result_artifacts(result)) or "output_path" in result.metadata
+
+
+def to_mcp_result_with_outputs(
+    kernel: Kernel, tool_id: str, result: Result, stored: Mapping[str, bytes], uri: str | None
+) -> dict[str, Any]:
     """Return a result in MCP's form.
 
     The result metadata are in ``_meta``. A truncated result also gets a note in its content, so that the model sees it.
+
+    :param stored: the content of its artifacts
+    :param uri: the resource with its output, or None
     """
     data: object = result.data
-    refs = collect_result_artifacts(result)
-    stored = await client.outputs.read_artifacts(refs) if refs else {}
-    uri = client.outputs.add_result_outputs(tool_id, result, refs) if refs or "output_path" in result.metadata else None
     shown = result
     if result.metadata.get("truncated") and isinstance(data, dict):
         cut = cast("dict[str, Any]", data)
@@ -217,5 +232,8 @@ def unwrap_tool_call(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, An
     name, inner = arguments.get("name"), arguments.get("arguments", {})
     if not isinstance(name, str) or not isinstance(inner, Mapping) or not arguments.keys() <= {"name", "arguments"}:
         wanted = json.dumps({"name": "…", "arguments": {}}, ensure_ascii=False)
+        from mcp.shared.exceptions import MCPError  # the SDK is loaded after the first answers
+        from mcp_types import INVALID_PARAMS
+
         raise MCPError(INVALID_PARAMS, f"Invalid arguments of {CALL_TOOL}. Expected {wanted}.")
     return name, cast("Mapping[str, Any]", inner)

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from handrail.contract.tool.spec import ToolSpec
     from handrail.frontends.mcp.client_manager import McpClientState
+    from handrail.frontends.mcp.client_messages import EarlyClient
     from handrail.frontends.mcp.connected_client import ConnectedMcpClient
     from handrail.frontends.mcp.mcp_stdio_server import ClientLineWriter
     from handrail.frontends.mcp.tool_listing import McpFrontendSettings
@@ -147,10 +148,10 @@ async def _notify_task_states(
     meta = {SUBSCRIPTION_ID_META_KEY: context.request_id}
     try:
         async for state in states:
-            told: Any = types.Notification[dict[str, Any], str](
+            notification: Any = types.Notification[dict[str, Any], str](
                 method=TASK_NOTIFICATION, params={**state, "_meta": meta}
             )
-            await context.session.send_notification(told, related_request_id=context.request_id)
+            await context.session.send_notification(notification, related_request_id=context.request_id)
     except Exception as error:  # usually the client has disconnected, which ends the stream itself
         logger.info("stopped the notifications of a task: %s", type(error).__name__)
 
@@ -183,13 +184,18 @@ _STATE_GRACE_S = 30.0
 
 
 async def serve_single_client(
-    kernel: Kernel, serving: McpFrontendSettings, ends: tuple[AsyncIterable[str], ClientLineWriter] | None
+    kernel: Kernel,
+    serving: McpFrontendSettings,
+    ends: tuple[AsyncIterable[str], ClientLineWriter] | None,
+    early_client: EarlyClient | None = None,
 ) -> None:
     """Serve one client until it disconnects.
 
     :param ends: the client's lines, and the writer for its answers; None for stdin and stdout of this process
+    :param early_client: what the client has called before
     """
     clients = McpClientManager(kernel, serving)
+    clients.early_client = early_client
     try:
         server = build_mcp_server(clients)
         streams = stdio_server() if ends is None else stdio_server(*cast("Any", ends))
@@ -367,14 +373,21 @@ class McpRequestHandlers:
             client_call = self._clients.resume_call(connected, params.request_state)
         else:
             entry = self._kernel.generation.resolve_tool_name(proposed.name)
-            begun = connected.start_call(entry.id if entry is not None else proposed.name, proposed, given)
+            tool_id = entry.id if entry is not None else proposed.name
+            early_client = self._clients.early_client
+            early = None if early_client is None else early_client.answers.pop(request.context.request_id, None)
+            if early is not None and "awaiting_approval" not in early.model.metadata:
+                return early
+            if early is not None:
+                connected.keep_early_answer(tool_id, proposed, early)
+            begun = connected.start_call(tool_id, proposed, given)
             if isinstance(begun, Result):
                 return CallAnswer("", proposed.name, begun, begun)
             client_call = begun
         held = False
         try:
             if params.request_state is not None:
-                client_call.accept_answers(given)
+                client_call.add_client_answers(given)
             with self._tasks.move_slow_call_to_background(request, spec, connected, client_call):
                 found = await client_call.send_events_until_answered(request)
             if isinstance(found, CallAnswer):

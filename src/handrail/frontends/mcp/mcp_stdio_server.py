@@ -13,13 +13,17 @@ import re
 import stat
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
+from handrail.catalog.view import DISCOVERY_TOOLS
+from handrail.contract.calls_and_results import ProposedCall
+from handrail.contract.errors import HandrailError
+from handrail.contract.session_protocols import ClientInfo
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_VALUES,
@@ -27,17 +31,22 @@ from handrail.contract.text.strict_json import (
     check_nesting_depth,
     value_count_upper_bound,
 )
+from handrail.contract.tool_generation import BUILT_IN, ToolEntry
 from handrail.frontends.mcp.client_messages import (
     BATCH_VERSION,
     INVALID_PARAMS,
     KEPT_END_BYTES,
+    PARSE_ERROR,
     BatchAnswers,
+    EarlyClient,
     find_message_id,
     get_asked_version,
     make_error_message,
     read_client_messages,
     to_json_line,
 )
+from handrail.frontends.mcp.client_resources import SKILL_TOOL
+from handrail.frontends.mcp.mcp_responses import has_stored_output, to_mcp_result_with_outputs
 from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL,
     CALL_TOOL_ENTRY,
@@ -59,6 +68,8 @@ MAX_MESSAGE_DEPTH = 150
 """Maximum nesting depth of a message. The SDK does not parse deeper ones, and would leave a request without an answer."""
 MAX_MESSAGE_VALUES = 2 * MAX_ARGUMENT_VALUES
 """Maximum number of JSON values in a message. The SDK processes all of them several times, and blocks the event loop."""
+_HEADER = re.compile(rb"(?i)\s*content-(?:length|type)\s*:")
+_CONTENT_LENGTH = re.compile(rb"(?i)\s*content-length\s*:\s*(\d{1,15})\s*\Z")
 
 
 @asynccontextmanager
@@ -90,7 +101,8 @@ async def open_stdio() -> AsyncGenerator[tuple[LimitedLineReader, PipeWriter] | 
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
         batches = BatchAnswers()
         output = PipeWriter(writer, batches=batches)
-        yield LimitedLineReader(reader, writer.write, output.limit_flush_time, batches), output
+        ended, framed = output.limit_flush_time, output.use_headers
+        yield LimitedLineReader(reader, output.write_line, ended, batches, framed), output
     finally:
         for transport in transports:
             transport.close()
@@ -124,11 +136,13 @@ def check_message_shape(text: str) -> None:
 class LimitedLineReader:
     """An iterator over the messages in the lines of a stream, within limits of length, depth and number of values.
 
-    A message that cannot be served is answered here, and not passed on.
+    A message that cannot be served is answered here, and not passed on. A message after a ``Content-Length`` header, as
+    language servers have it, is read too, and the answers get the same header from then on.
 
     :param reply: called with the answer to a request that is not passed on
     :param ended: called at the end of the stream
     :param batches: the batches whose answers are sent together; None if the protocol has none
+    :param framed: called when a message has a header
     """
 
     def __init__(
@@ -137,10 +151,12 @@ class LimitedLineReader:
         reply: Callable[[bytes], None],
         ended: Callable[[], None] = lambda: None,
         batches: BatchAnswers | None = None,
+        framed: Callable[[], None] = lambda: None,
     ) -> None:
         self._reader = reader
         self._reply = reply
         self._ended = ended
+        self._framed = framed
         self._batches = batches
         self._serves_batches = False
         self._skipped: _SkippedMessage | None = None
@@ -167,11 +183,33 @@ class LimitedLineReader:
             if self._skipped is not None:
                 skipped, self._skipped = self._skipped, None
                 skipped.add(line)
-                limit = f"The limit is {MAX_MESSAGE_BYTES:,}. Pass a path to a file instead."
-                self._refuse(skipped.head, skipped.tail, f"The message is {skipped.size:,} bytes long. {limit}")
+                self._refuse_long(skipped, skipped.size)
+            elif _HEADER.match(line) is not None:
+                await self._read_framed(line)
             else:
                 self._read_line(line)
         return self._read.popleft()
+
+    async def _read_framed(self, line: bytes) -> None:
+        """Read the rest of the headers and the message after them, or what there is of it."""
+        self._framed()
+        size = -1
+        try:
+            while line.strip():
+                if (length := _CONTENT_LENGTH.match(line)) is not None:
+                    size = int(length[1])
+                line = await self._reader.readline()
+            if size <= MAX_MESSAGE_BYTES:
+                return self._read_line(await self._reader.readexactly(size))
+            skipped = _SkippedMessage(await self._reader.readexactly(KEPT_END_BYTES))
+            while (left := size - KEPT_END_BYTES - skipped.size) > 0:
+                skipped.add(await self._reader.readexactly(min(left, MAX_MESSAGE_BYTES)))
+        except asyncio.IncompleteReadError as ended:
+            return self._read_line(ended.partial)
+        except ValueError:
+            text = "Invalid headers of a message. Send each message as one line of JSON without headers."
+            return self._reply(to_json_line(make_error_message(None, PARSE_ERROR, text)))
+        return self._refuse_long(skipped, size)
 
     def _read_line(self, line: bytes) -> None:
         try:
@@ -190,6 +228,10 @@ class LimitedLineReader:
                 self._serves_batches = self._batches is not None and get_asked_version(text) == BATCH_VERSION
             self._read.append(f"{text}\n")
         return None
+
+    def _refuse_long(self, skipped: _SkippedMessage, size: int) -> None:
+        limit = f"The limit is {MAX_MESSAGE_BYTES:,}. Pass a path to a file instead."
+        self._refuse(skipped.head, skipped.tail, f"The message is {size:,} bytes long. {limit}")
 
     def _refuse(self, head: bytes, tail: bytes, text: str) -> None:
         """Answer a request that was not read, if its ID can be found."""
@@ -213,7 +255,8 @@ class _SkippedMessage:
 class PipeWriter:
     """A writer of messages to a pipe, at the speed of its reader.
 
-    A client that has closed its side gets its answers, and no notifications of changed lists.
+    A client that has closed its side gets the answers that are ready, and nothing else. Some clients fail at a message
+    that they did not ask for, or that says only that they have disconnected.
 
     :param patience_s: seconds that a client which has closed its side may leave the pipe full
     :param batches: the batches whose answers are sent together
@@ -225,18 +268,27 @@ class PipeWriter:
         self._writer = writer
         self._patience_s = patience_s
         self._batches = batches or BatchAnswers()
+        self._has_headers = False
         self._bound: float | None = None
         self._flushing: set[asyncio.Timeout] = set()
 
+    def use_headers(self) -> None:
+        """Begin each message with a ``Content-Length`` header, as the client's messages do."""
+        self._has_headers = True
+
+    def write_line(self, line: bytes) -> None:
+        """Write one message, which ends with a line break."""
+        self._writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(line), line) if self._has_headers else line)
+
     async def write(self, text: str) -> None:
-        if self._bound is not None and _LIST_CHANGED.search(text) is not None:
+        if self._bound is not None and not _is_ready_answer(text):
             return
         line = text.encode(errors="backslashreplace")
         if self._batches.is_waiting and (message := _parse_message(text)) is not None:
             answers = self._batches.take(message)
             line = line if answers is None else to_json_line(answers) if answers else b""
         if line:
-            self._writer.write(line)
+            self.write_line(line)
 
     async def flush(self) -> None:
         """Wait until the reader has taken the text.
@@ -274,10 +326,13 @@ MAX_EARLY_MESSAGES = 8
 """Maximum number of messages that are answered here."""
 LOAD_DELAY_S = 0.5
 """Seconds after the handshake until the server is loaded, also if no further message comes."""
+BETWEEN_REQUESTS_S = 0.1
+"""Seconds after another answer until the server is loaded. To load it meanwhile would slow the answer to a further request."""
 _ENVELOPE = "io.modelcontextprotocol/"
 _CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
 _CHANGED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
-_LIST_CHANGED = re.compile(r'\A\{[^{}]*"method":\s*"notifications/[a-z]+/list_changed"')
+_CONNECTION_CLOSED = -32000
+"""The error code of the SDK for a request whose client has disconnected."""
 _Json = dict[str, Any]
 
 
@@ -307,15 +362,17 @@ async def serve_stdio(
             return
         lines, output = ends
         reception = StartupResponder(kernel, serving, output)
-        if await reception.answer_until_server_needed(lines):
-            server = await reception.load_server_module()
-            started()
-            try:
-                await server.serve_single_client(
-                    kernel, serving, (reception.replay_client_lines(lines), reception.make_answer_filter())
-                )
-            except* ConnectionError:
-                pass  # the client has disconnected
+        try:
+            if await reception.answer_until_server_needed(lines):
+                server = await reception.load_server_module()
+                started()
+                streams = reception.replay_client_lines(lines), reception.make_answer_filter()
+                await server.serve_single_client(kernel, serving, streams, reception.client)
+        except* ConnectionError:
+            pass  # the client has disconnected
+        finally:
+            if reception.client.session is not None and not reception.client.is_adopted:
+                await reception.client.session.close()
 
 
 class StartupResponder:
@@ -335,35 +392,51 @@ class StartupResponder:
         self._client_info: _Json | None = None
         """The client's description: the handshake, or the ``_meta`` of each stateless request."""
         self._loading: asyncio.Task[Any] | None = None
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.client = EarlyClient()
+        """The client with its session, if it makes calls before the server is loaded."""
 
     async def answer_until_server_needed(self, lines: AsyncIterator[str]) -> bool:
-        """Answer messages up to the first one that needs the server.
+        """Answer messages until the server is loaded, or up to the first message that needs it.
 
         :return: whether the client is still connected
         """
-        loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
         try:
-            async for line in lines:
+            while (line := await self._read_until_loaded(lines)) is not None:
                 self._received.append(line)
                 message = _parse_message(line)
                 if message is None or len(self._received) > MAX_EARLY_MESSAGES:
                     return True
-                answer = self._early_answer(message)
+                answer = self._early_answer(message) or await self._answer_call(message)
                 if answer is None and message.get("method") != "notifications/initialized":
                     return True
                 if answer is not None:
-                    self._answered[message["id"]] = answer
                     await self._send({"jsonrpc": "2.0", "id": message["id"], "result": answer})
-                    if "tools" in answer:
-                        return True
-                    timer = timer or loop.call_later(LOAD_DELAY_S, self._load)
-        except ConnectionError:
-            pass  # the client has disconnected
+                    delay_s = BETWEEN_REQUESTS_S if message["method"] in ("tools/list", "tools/call") else LOAD_DELAY_S
+                    if timer is not None:
+                        timer.cancel()
+                    timer = asyncio.get_running_loop().call_later(delay_s, self._load)
+        except (StopAsyncIteration, ConnectionError):
+            return False  # the client has disconnected
         finally:
             if timer is not None:
                 timer.cancel()
-        return False
+        return True
+
+    async def _read_until_loaded(self, lines: AsyncIterator[str]) -> str | None:
+        """Return the next line, or None if the server is loaded first.
+
+        :raises StopAsyncIteration: at the end of the lines
+        """
+        reading = asyncio.ensure_future(cast("Coroutine[Any, Any, str]", anext(lines)))
+        await asyncio.wait({reading, self._loaded}, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            return reading.result()
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            return await reading
+        return None
 
     async def load_server_module(self) -> Any:
         """Return the module of the server. It is loaded in a thread."""
@@ -385,6 +458,7 @@ class StartupResponder:
         if self._loading is None:
             loaded = asyncio.to_thread(import_module, "handrail.frontends.mcp.mcp_server")
             self._loading = asyncio.create_task(loaded, name="mcp server: loading")
+            self._loading.add_done_callback(lambda _: self._loaded.done() or self._loaded.set_result(None))
         return self._loading
 
     async def _send(self, message: Mapping[str, Any]) -> None:
@@ -401,14 +475,57 @@ class StartupResponder:
         given = cast("_Json", params)
         try:
             if method == "initialize":
-                return self._initialize(given)
-            if method == "server/discover":
-                return self._discover(given)
-            return self._list(given) if method == "tools/list" else None
+                answer = self._initialize(given)
+            elif method == "server/discover":
+                answer = self._discover(given)
+            else:
+                answer = self._list(given) if method == "tools/list" else None
         except (orjson.JSONEncodeError, RecursionError):
             return None
+        if answer is not None:
+            self._answered[message["id"]] = answer
+        return answer
+
+    async def _answer_call(self, message: _Json) -> _Json | None:
+        """Return the result of a call of a built-in tool that only reads, or None to leave the call to the server.
+
+        The server does not get a call that was answered here. If only the server can send the answer, it gets both.
+        """
+        params, about = message.get("params"), (self._client_info or {}).get("clientInfo")
+        if message.get("method") != "tools/call" or not isinstance(params, dict) or not isinstance(about, dict):
+            return None
+        given, request_id = cast("_Json", params), message.get("id")
+        name, arguments, meta = given.get("name"), given.get("arguments", {}), given.get("_meta", {})
+        if given.keys() - {"name", "arguments", "_meta"} or not isinstance(arguments, dict) or not _is_plain_meta(meta):
+            return None
+        if not _is_id(request_id) or request_id in self._answered or not isinstance(name, str):
+            return None
+        entry = self._kernel.generation.resolve_tool_name(name)
+        if entry is None or not _can_run_early(entry, cast("_Json", arguments)):
+            return None
+        proposed = ProposedCall(name, cast("_Json", arguments), client_meta=meta or None)
+        try:
+            if self.client.session is None:
+                info = ClientInfo(about["name"], about["version"])  # pyright: ignore[reportUnknownArgumentType]
+                asks = None if self._serving.headless else self.client
+                self.client.session = await self._kernel.session(
+                    headless=asks is None, approval_handler=asks, client=self.client, client_info=info
+                )
+            (answer,) = await self.client.session.start_turn().call_all([proposed])
+        except HandrailError:
+            return None  # the server reports it
+        result = answer.model
+        if "awaiting_approval" in result.metadata or has_stored_output(result):
+            self.client.answers[request_id] = answer
+            return None
+        self._received.pop()
+        return to_mcp_result_with_outputs(self._kernel, answer.tool_id, result, {}, None)
 
     def _initialize(self, params: _Json) -> _Json | None:
+        if self._received and all(_is_discovery(line) for line in self._received[:-1]):
+            # The answer was too late for the client, or not usable. It begins again, with a handshake.
+            del self._received[:-1]
+            self._client_info = None
         if self._client_info is not None or params.keys() != {"protocolVersion", "capabilities", "clientInfo"}:
             return None
         wanted = params["protocolVersion"]
@@ -420,10 +537,10 @@ class StartupResponder:
     def _discover(self, params: _Json) -> _Json | None:
         if params.keys() != {"_meta"} or not self._is_same_client(params["_meta"]):
             return None
-        said = make_server_info(self._kernel, self._serving.discovery)
-        capabilities = {**said["capabilities"], "extensions": EXTENSIONS}
-        about = {"capabilities": capabilities, "instructions": said["instructions"]}
-        return self._complete_result({"supportedVersions": [STATELESS_VERSION], **about}, said["serverInfo"])
+        server_info = make_server_info(self._kernel, self._serving.discovery)
+        capabilities = {**server_info["capabilities"], "extensions": EXTENSIONS}
+        about = {"capabilities": capabilities, "instructions": server_info["instructions"]}
+        return self._complete_result({"supportedVersions": [STATELESS_VERSION], **about}, server_info["serverInfo"])
 
     def _list(self, params: _Json) -> _Json | None:
         newer = self._client_info is None or "protocolVersion" not in self._client_info
@@ -448,13 +565,20 @@ class StartupResponder:
         """Return whether a stateless request comes from the known client, which the first request sets."""
         if not isinstance(envelope, dict) or (self._client_info is not None and envelope != self._client_info):
             return False
-        said = cast("_Json", envelope)
-        if said.keys() != {f"{_ENVELOPE}{key}" for key in ("protocolVersion", "clientInfo", "clientCapabilities")}:
+        envelope_fields = cast("_Json", envelope)
+        if envelope_fields.keys() != {
+            f"{_ENVELOPE}{key}" for key in ("protocolVersion", "clientInfo", "clientCapabilities")
+        }:
             return False
-        client, capabilities = said[f"{_ENVELOPE}clientInfo"], said[f"{_ENVELOPE}clientCapabilities"]
-        if said[f"{_ENVELOPE}protocolVersion"] != STATELESS_VERSION or not _is_plain_client(client, capabilities):
+        client, capabilities = (
+            envelope_fields[f"{_ENVELOPE}clientInfo"],
+            envelope_fields[f"{_ENVELOPE}clientCapabilities"],
+        )
+        if envelope_fields[f"{_ENVELOPE}protocolVersion"] != STATELESS_VERSION or not _is_plain_client(
+            client, capabilities
+        ):
             return False
-        self._client_info = said
+        self._client_info = envelope_fields
         return True
 
 
@@ -484,6 +608,20 @@ class EarlyAnswerFilter:
         await self._output.flush()
 
 
+def _is_discovery(text: str) -> bool:
+    message = _parse_message(text)
+    return message is not None and message.get("method") == "server/discover"
+
+
+def _is_ready_answer(text: str) -> bool:
+    """Return whether a message is an answer, and not the SDK's error for a request that the client has left."""
+    message = _parse_message(text)
+    if message is None or "method" in message:
+        return message is None
+    error: object = message.get("error")
+    return not (isinstance(error, dict) and cast("_Json", error).get("code") == _CONNECTION_CLOSED)
+
+
 def _parse_message(request: str) -> _Json | None:
     """Return the line as a JSON-RPC message, or None."""
     with contextlib.suppress(orjson.JSONDecodeError):
@@ -493,6 +631,13 @@ def _parse_message(request: str) -> _Json | None:
             known = found.keys() <= {"jsonrpc", "id", "method", "params", "result", "error"}
             return found if known and found.get("jsonrpc") == "2.0" else None
     return None
+
+
+def _can_run_early(entry: ToolEntry, arguments: Mapping[str, Any]) -> bool:
+    """Return whether the server would do nothing with a call but run it, and the call takes a moment."""
+    declared: Mapping[str, Any] = entry.spec.parameters.get("properties", {})
+    is_plain = entry.source == BUILT_IN and entry.is_inline and entry.id not in (*DISCOVERY_TOOLS, SKILL_TOOL)
+    return is_plain and arguments.keys() <= declared.keys()
 
 
 def _is_id(given: object) -> bool:

@@ -18,7 +18,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +31,7 @@ from pydantic import BaseModel, Field
 
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.services.client_services import METHOD_CAPABILITIES, ClientMethod
+from handrail.contract.struct import Struct, field
 from handrail.frontends.mcp.client_call import (
     TASKS_EXTENSION,
     OpenClientRequest,
@@ -82,8 +82,7 @@ class TaskUpdateParams(TaskIdParams):
     input_responses: dict[str, Any]
 
 
-@dataclass(slots=True, eq=False)
-class _VisibleTaskState:
+class _VisibleTaskState(Struct, eq=False):
     """The state of a running task that its client can see.
 
     :param shown: the progress message and the questions as last reported; ``changed_ns`` is the time of their change
@@ -178,8 +177,8 @@ class McpTaskManager:
         if job.call_id != answer.call_id:
             return None  # the call only read the state of another job
         followed = self._follow_task(job, client, call)
-        told = self._task_fields(job, await self._task_id(job_id), followed)
-        return {**told, "resultType": "task", "status": "working", "_meta": {"handrail/job": job_id}}
+        task_fields = self._task_fields(job, await self._task_id(job_id), followed)
+        return {**task_fields, "resultType": "task", "status": "working", "_meta": {"handrail/job": job_id}}
 
     def _follow_task(
         self, job: Job, client: ConnectedMcpClient, call: McpClientCall, reopened: McpClientState | None = None
@@ -232,19 +231,19 @@ class McpTaskManager:
     async def on_get(self, context: Context, params: TaskIdParams) -> dict[str, Any]:
         async with self._clients.use_client(context) as client_state:
             line, job = await self._require_task(context, params.task_id)
-            followed = await self._reach_task(job, line)
+            followed = await self._find_running_task(job, line)
             return {**await self._task_state(client_state, job, params.task_id, followed), "resultType": "complete"}
 
     async def _task_state(
         self, client: McpClientState, job: Job, task_id: str, followed: _VisibleTaskState | None
     ) -> dict[str, Any]:
-        told = self._task_fields(job, task_id, followed)
+        task_fields = self._task_fields(job, task_id, followed)
         if job.has_ended:
-            return told | await self._final_fields(client, job)
+            return task_fields | await self._final_fields(client, job)
         if followed is not None and (asks := followed.exchange.list_unanswered_requests()):
             requests = {key: _to_wire(to_sdk_request_model(ask)) for key, ask in asks.items()}
-            return {**told, "status": "input_required", "inputRequests": requests}
-        return told
+            return {**task_fields, "status": "input_required", "inputRequests": requests}
+        return task_fields
 
     async def watch_task_states(
         self, context: Context, client: McpClientState, named: object
@@ -278,7 +277,7 @@ class McpTaskManager:
         """Yield the state of a task now, and after each change, until it ends."""
         before: object = None
         while True:
-            followed = await self._reach_task(job, request)
+            followed = await self._find_running_task(job, request)
             news = followed.changed if followed is not None else None
             state = await self._task_state(client, job, task_id, followed)
             shown = (state["status"], state.get("statusMessage"), tuple(state.get("inputRequests", ())))
@@ -305,8 +304,8 @@ class McpTaskManager:
     async def on_update(self, context: Context, params: TaskUpdateParams) -> dict[str, Any]:
         async with self._clients.use_client(context):
             line, job = await self._require_task(context, params.task_id)
-            if (followed := await self._reach_task(job, line)) is not None:
-                followed.exchange.accept_answers(params.input_responses)
+            if (followed := await self._find_running_task(job, line)) is not None:
+                followed.exchange.add_client_answers(params.input_responses)
             return {"resultType": "complete"}
 
     async def on_cancel(self, context: Context, params: TaskIdParams) -> dict[str, Any]:
@@ -361,7 +360,7 @@ class McpTaskManager:
         seal = hmac.digest(self._key, whose, hashlib.sha256)[:_SEAL_BYTES]
         return f"{job_id}.{base64.urlsafe_b64encode(seal).decode()}"
 
-    async def _reach_task(self, job: Job, request: OpenClientRequest) -> _VisibleTaskState | None:
+    async def _find_running_task(self, job: Job, request: OpenClientRequest) -> _VisibleTaskState | None:
         """Return the running task of a job, and reopen its session if its process has ended.
 
         Return None if the job has ended, or if it runs in a process that cannot ask its client.

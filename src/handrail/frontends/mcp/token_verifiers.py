@@ -465,7 +465,7 @@ class IntrospectionTokenVerifier(TokenVerifier):
         )
 
 
-def answer_uncheckable_token(_connection: HTTPConnection, _error: AuthenticationError) -> Response:
+def make_token_check_failure_response(_connection: HTTPConnection, _error: AuthenticationError) -> Response:
     """Return the answer to a client whose token could not be checked. Only the operator gets the reason."""
     text = "The authorization server cannot be reached to check this token. Try again later."
     return JSONResponse(

@@ -6,7 +6,6 @@ import base64
 import re
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -19,6 +18,7 @@ from handrail.catalog.tool_prompt import format_unloaded_tool_index, sort_by_gui
 from handrail.catalog.view import CatalogOptions, get_view
 from handrail.contract.schema.argument_validation import InvalidSchema, ParametersSchema, compile_schema
 from handrail.contract.services.subagent_services import drop_delegating_tools
+from handrail.contract.struct import Struct
 from handrail.contract.tool.tool_ids_and_wire_names import FRONTEND_IDS, wire_name
 from handrail.contract.tool_generation import BUILT_IN
 
@@ -263,8 +263,7 @@ _ListingKey = tuple[Discovery, tuple[str, ...]]
 """The key of a new client's listing: the discovery setting and the core tools of the agent."""
 
 
-@dataclass(frozen=True, slots=True)
-class McpFrontendSettings:
+class McpFrontendSettings(Struct, frozen=True):
     """How the MCP server serves its clients.
 
     :param discovery: the listed tools: the core and the tools that find the others, or all

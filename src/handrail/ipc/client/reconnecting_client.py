@@ -167,8 +167,8 @@ class ReconnectingClient:
                 deadline, late = began + _SLOW_TIMEOUT_S, late + (loop.time() - asked >= greeting_s)
             except ConnectionRejected as error:
                 if error.kind != LEAVING:
-                    told = error_from_refusal(OperationRefused(error.kind, error.holder_text))
-                    raise (error if isinstance(told, OperationRefused) else told) from None
+                    refusal_error = error_from_refusal(OperationRefused(error.kind, error.holder_text))
+                    raise (error if isinstance(refusal_error, OperationRefused) else refusal_error) from None
                 problem = str(error)
             else:
                 # From here on, notifications go to this lease holder; the callbacks repeat the earlier ones.

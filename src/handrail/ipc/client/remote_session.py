@@ -141,7 +141,7 @@ class RemoteSession:
     async def _abandon_opening(self) -> None:
         """Suspend a session that may have been opened although the caller was cancelled."""
         with contextlib.suppress(HandrailError):
-            await self._leave("user")
+            await self._detach_from_holder("user")
 
     async def reopen(self, connection: IpcConnection) -> None:
         """Open the session again with the next lease holder, before any other request.
@@ -150,7 +150,7 @@ class RemoteSession:
 
         :raises ConnectionLost: if the next lease holder disconnects as well
         """
-        told = len(self._rules)
+        rule_count = len(self._rules)
         try:
             self._read_opened(await connection.request("open", self._opening_body()))
         except OperationRefused as refused:
@@ -160,7 +160,7 @@ class RemoteSession:
             return
         if self._is_headless_interaction:  # in the middle of a headless interaction
             await connection.request("begin", self._interaction_body(""))
-        if late := self._rules[told:]:
+        if late := self._rules[rule_count:]:
             connection.notify("rules", {"session": self.id, "rules": late})
             self._provider_tools = {}
         if self.delegates is not None:
@@ -344,9 +344,9 @@ class RemoteSession:
             return _same_answers(ids, Result.error("interrupted", text))
 
     async def _recover_or_repeat(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[CallAnswer]:
-        told = await self._request_recovery(ids)
-        answers = [answer for answer, _ in told]
-        again = [index for index, (_, begun) in enumerate(told) if not begun]
+        recovered = await self._request_recovery(ids)
+        answers = [answer for answer, _ in recovered]
+        again = [index for index, (_, begun) in enumerate(recovered) if not begun]
         if again:
             retry = await self.start_turn().call_all([calls[index] for index in again])
             for index, answer in zip(again, retry, strict=True):
@@ -509,7 +509,7 @@ class RemoteSession:
         """Suspend the session. Any process can open it again."""
         if not self.is_closed:
             self._end(SUSPENDED)
-            await self._leave("user")
+            await self._detach_from_holder("user")
 
     async def suspend_at_shutdown(self) -> None:
         """Suspend the session because the kernel of this process is shutting down.
@@ -524,7 +524,7 @@ class RemoteSession:
                     async with asyncio.timeout(LEAVE_TIMEOUT_S):
                         await standing.request("suspend", self._suspend_body("shutdown", ENDED))
 
-    async def _leave(self, reason: StopReason) -> None:
+    async def _detach_from_holder(self, reason: StopReason) -> None:
         try:
             await self._ipc_client.request("suspend", self._suspend_body(reason, SUSPENDED))
         except (ConnectionLost, UsageError):  # the session has ended with its lease holder

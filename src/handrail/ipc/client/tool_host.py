@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from handrail.contract.services.client_services import ClientHandler, EditorClie
 from handrail.contract.services.subagent_services import NO_MODEL, SubagentRunner
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
 from handrail.contract.session_protocols import StopReason
+from handrail.contract.struct import Struct
 from handrail.contract.tool.decorator import FunctionTool, iterate_generator_steps
 from handrail.contract.tool.resource_provider import PollableResourceProvider, ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
@@ -66,8 +66,7 @@ _MAX_SLEEP_S = 60.0
 """The maximum time until a changed clock or a suspended machine is noticed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolStepRequest:
+class ToolStepRequest(Struct, frozen=True):
     """A request for one step of a stateful tool.
 
     :param state: the number of the state
@@ -144,7 +143,7 @@ class ToolHost:
                 "offering.subscribe": self._subscribe,
                 "offering.unsubscribe": self._unsubscribe,
                 "offering.stamp": self._stamp,
-                "offering.glance": self._glance,
+                "offering.glance": self._read_quick_stamp,
             }.items()
         }
         """The requests of the lease holder. Runs start immediately, so that a later stop finds its run."""
@@ -357,7 +356,7 @@ class ToolHost:
         found = self._find_provider(offering)
         return await asyncio.to_thread(found.content_stamp, uri) if isinstance(found, PollableResourceProvider) else ""
 
-    async def _glance(self, offering: int, uri: str) -> str:
+    async def _read_quick_stamp(self, offering: int, uri: str) -> str:
         found = self._find_provider(offering)
         return await asyncio.to_thread(found.quick_stamp, uri) if isinstance(found, PollableResourceProvider) else ""
 

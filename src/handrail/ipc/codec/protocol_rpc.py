@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -36,6 +35,7 @@ from handrail.contract.services.tool_runtime import (
     ToolStateService,
     UserService,
 )
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import ToolSession
 from handrail.ipc.codec import wire_encoding
 from handrail.ipc.codec.tool_value_encoding import decode_return_value, encode_return_value
@@ -50,8 +50,7 @@ WORKSPACE_JOBS_PREFIX = "workspace-jobs."
 """The prefix of the operations of :class:`~handrail.contract.services.job_and_tool_services.WorkspaceJobService`, the jobs of all sessions."""
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerClassRef:
+class TriggerClassRef(Struct, frozen=True):
     """A reference to a trigger class: the id and the definition hash of its tool."""
 
     tool: str
@@ -73,10 +72,10 @@ def decode_written_call(value: Any) -> ProposedCall:
     return wire_encoding.read_call(given)
 
 
-def _read_given(value: Any) -> SourceResponse:
-    told = read_exact_fields(value, {"data": lambda data: data, "source": WIRE_CODEC.get_type_reader(str)})
-    data = decode_return_value(told["data"])
-    return SourceResponse(cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else {}, told["source"])
+def _read_source_response(value: Any) -> SourceResponse:
+    fields = read_exact_fields(value, {"data": lambda data: data, "source": WIRE_CODEC.get_type_reader(str)})
+    data = decode_return_value(fields["data"])
+    return SourceResponse(cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else {}, fields["source"])
 
 
 def _read_listing(value: Any) -> ResourceProviderListing:
@@ -95,7 +94,7 @@ WIRE_CODEC = Codec(
     {
         object: TypeJsonForm(decode_return_value, (object,), encode_return_value),
         SourceResponse: TypeJsonForm(
-            _read_given,
+            _read_source_response,
             (SourceResponse,),
             lambda given: {"data": encode_return_value(dict(given.data)), "source": given.source},
         ),

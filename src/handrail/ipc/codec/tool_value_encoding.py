@@ -171,8 +171,8 @@ def decode_tool_error(message: Mapping[str, Any]) -> Exception | None:
     raised = expect_list(message["raised"])
     if len(raised) != 2:
         raise MalformedData("expected an exception as class name and text")
-    name, said = _read_text(raised[0]), _read_text(raised[1])
-    return type(name if name.isidentifier() else "Exception", (_RemoteException,), {})(said)
+    name, error_text = _read_text(raised[0]), _read_text(raised[1])
+    return type(name if name.isidentifier() else "Exception", (_RemoteException,), {})(error_text)
 
 
 class _RemoteException(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal, NoReturn, cast
 
 from handrail.config.operator_settings import CatalogSettings
@@ -30,10 +30,11 @@ from handrail.contract.services.resource_services import (
     SourceRequest,
 )
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.operator_tool_settings import ToolConfig, ToolSettings
 from handrail.contract.tool.spec import ToolSessionArguments, ToolSpec
-from handrail.contract.tool.tool_protocol import SpecCache, Tool
+from handrail.contract.tool.tool_protocol import SpecValueCache, Tool
 from handrail.contract.tool.trigger_tools import TriggerTool
 from handrail.contract.tool_generation import DiscoveredTool, Generation, ThirdPartyOrigin, ToolEntry
 from handrail.ipc.wire.message_frames import Message
@@ -44,7 +45,7 @@ from handrail.registry.sources.operator_resources import parse_uri_template_shap
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore, list_secret_settings
 from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
 
-_spec_data: SpecCache[dict[str, Any]] = SpecCache(lambda spec: write(ToolSpec, spec))
+_spec_data: SpecValueCache[dict[str, Any]] = SpecValueCache(lambda spec: write(ToolSpec, spec))
 """Encoded specs, cached by spec, because most tools of a generation were in the previous one."""
 
 _tuple: Any = tuple
@@ -76,8 +77,7 @@ TriggerMode = Literal["", "wait", "time"]
 _MAX_SOURCE = 300
 
 
-@dataclass(frozen=True, slots=True)
-class ClientToolDescription:
+class ClientToolDescription(Struct, frozen=True):
     """The description of a tool that a client process registers.
 
     :param source: the place that the tool comes from, as that process names it
@@ -150,17 +150,17 @@ def describe_client_tools(tools: Sequence[object], secrets: SecretStore = NO_SEC
     return decode_any_json(encode_any_json(described, 1 << 62))  # the same values that the lease holder will receive
 
 
-def read_tool_descriptions(told: object, process: str) -> list[ClientToolDescription]:
+def read_tool_descriptions(descriptions: object, process: str) -> list[ClientToolDescription]:
     """Read the descriptions of the tools that a client process registers.
 
     :param process: the name of the process in faults
     :raises LoadError: with all faults
     """
-    if not isinstance(told, list):
-        raise LoadError([Diagnostic(process, "tools", f"Expected a list, not {type(told).__name__}.")])
+    if not isinstance(descriptions, list):
+        raise LoadError([Diagnostic(process, "tools", f"Expected a list, not {type(descriptions).__name__}.")])
     read: list[ClientToolDescription] = []
     faults: list[Diagnostic] = []
-    for index, item in enumerate(cast("list[object]", told)):
+    for index, item in enumerate(cast("list[object]", descriptions)):
         try:
             one = reader_of(ClientToolDescription)(item)
             if one.spec.definition_hash != one.definition:
@@ -175,8 +175,7 @@ def read_tool_descriptions(told: object, process: str) -> list[ClientToolDescrip
     return read
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceProviderListing:
+class ResourceProviderListing(Struct, frozen=True):
     """The listing of an :class:`~handrail.contract.tool.resource_provider.ResourceProvider`, without its content."""
 
     source: str
@@ -226,8 +225,7 @@ _Listings = tuple[ResourceProviderListing, ...]
 # ── the registrations of a client process ────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceProviderDescription:
+class ResourceProviderDescription(Struct, frozen=True):
     """The description of a client process's resources and prompts.
 
     :param is_pollable: whether changes are found by polling, because the source does not report them
@@ -237,8 +235,7 @@ class ResourceProviderDescription:
     is_pollable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClientWatchdogDescription:
+class ClientWatchdogDescription(Struct, frozen=True):
     """The description of a watchdog in a client process.
 
     :param after_failures: whether it checks only calls that have failed before
@@ -251,8 +248,7 @@ class ClientWatchdogDescription:
     has_filter: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGreeting:
+class ClientGreeting(Struct, frozen=True):
     """The greeting of a client process, without its version.
 
     :param configured_mode: the mode from its configuration files

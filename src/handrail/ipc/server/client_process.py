@@ -240,29 +240,31 @@ class ClientProcess:
         """The number of the newest generation that was dropped."""
         self._contexts: dict[str, AgentContext] = {}
         """By agent: the context of the process, and those of further agents that its sessions use."""
-        told = wire_encoding.read_client_greeting(hello)
-        self.frontend: str = told.face[:_MAX_FRONTEND_CHARS]
-        self._secrets = told.secrets
+        greeting = wire_encoding.read_client_greeting(hello)
+        self.frontend: str = greeting.face[:_MAX_FRONTEND_CHARS]
+        self._secrets = greeting.secrets
         self._cleanups: list[Callable[[], Awaitable[object]]] = []
         self._subscriptions = ResourceChangeCallbacks()
         try:
-            self._client_tools = client_tools = ClientProcessTools(connection, told.tools, told.secrets)
-            self._host.redact_secrets(told.secrets)
+            self._client_tools = client_tools = ClientProcessTools(connection, greeting.tools, greeting.secrets)
+            self._host.redact_secrets(greeting.secrets)
             self._registrations = ClientProcessRegistrations(
                 self.frontend,
                 tools=tuple(client_tools.tools),
-                rules=tuple(told.rules),
-                watchdogs=tuple(RemoteWatchdog(connection, number, one) for number, one in enumerate(told.watchdogs)),
-                offerings=self._make_providers(told.offerings),
-                mode=told.mode,
-                configured_mode=told.configured_mode,
-                tool_config=told.tool_config,
-                tool_settings=told.tool_settings,
-                catalog=told.catalog,
-                agents=check_given_agents(told.agents),
-                builtins=told.builtins,
+                rules=tuple(greeting.rules),
+                watchdogs=tuple(
+                    RemoteWatchdog(connection, number, one) for number, one in enumerate(greeting.watchdogs)
+                ),
+                offerings=self._make_providers(greeting.offerings),
+                mode=greeting.mode,
+                configured_mode=greeting.configured_mode,
+                tool_config=greeting.tool_config,
+                tool_settings=greeting.tool_settings,
+                catalog=greeting.catalog,
+                agents=check_given_agents(greeting.agents),
+                builtins=greeting.builtins,
             )
-            self.context = self._get_or_make_context(told.agent)
+            self.context = self._get_or_make_context(greeting.agent)
         except HandrailError as error:
             raise wire_encoding.refusal_from_error(error) from None
         except ValueError as error:  # a secret that cannot be redacted
@@ -399,7 +401,7 @@ class ClientProcess:
             context.use_own_generations(fresh[agent])
             context.generations.watchers.append(self._send_generation)
             self._send_generation(context.generation)
-        return self.context.generation.diff_from(before)
+        return self.context.generation.make_diff_from(before)
 
     def _keep_generation(self, generation: Generation) -> None:
         self._generations[generation.number] = generation
@@ -409,10 +411,10 @@ class ClientProcess:
 
     def _send_generation(self, generation: Generation) -> None:
         self._keep_generation(generation)
-        told = wire_encoding.write_generation(generation)
+        encoded_generation = wire_encoding.write_generation(generation)
         for agent, context in self._contexts.items():
             if context.generation is generation:
-                self._connection.notify("generation", {"agent": agent, "generation": told})
+                self._connection.notify("generation", {"agent": agent, "generation": encoded_generation})
 
     @property
     def sessions(self) -> tuple[LocalSession, ...]:

@@ -229,11 +229,11 @@ class RemoteWatchdog:
     :param told: its name, timeout and filters
     """
 
-    def __init__(self, connection: IpcConnection, number: int, told: ClientWatchdogDescription) -> None:
-        self.name = told.name
-        self.timeout_ms = told.timeout_ms
-        self.after_failures = told.after_failures
-        self._chooses = told.has_filter
+    def __init__(self, connection: IpcConnection, number: int, description: ClientWatchdogDescription) -> None:
+        self.name = description.name
+        self.timeout_ms = description.timeout_ms
+        self.after_failures = description.after_failures
+        self._chooses = description.has_filter
         self._connection = connection
         self._number = number
         self._specs: dict[str, ToolSpec] = {}

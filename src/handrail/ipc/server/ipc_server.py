@@ -62,13 +62,13 @@ class IpcServer:
         sessions = [session for client in self.clients for session in client.sessions]
         for session in sessions:
             session.stop_unstarted_calls()
-        said = asyncio.get_running_loop().call_later(DRAIN_LOG_DELAY_S, _log_running_calls, sessions)
+        log_timer = asyncio.get_running_loop().call_later(DRAIN_LOG_DELAY_S, _log_running_calls, sessions)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                     await asyncio.gather(*(session.wait_until_idle() for session in sessions))
         finally:
-            said.cancel()
+            log_timer.cancel()
 
     async def aclose(self) -> None:
         """Close all connections. The kernel must have ended their sessions."""

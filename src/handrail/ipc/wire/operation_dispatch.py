@@ -8,10 +8,10 @@ import types
 from asyncio.tasks import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsage] - documented for making tasks
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from typing import Any
 
 from handrail.contract.errors import HandrailError
+from handrail.contract.struct import Struct, field
 from handrail.ipc.wire.message_frames import Message
 
 MAX_RUNNING = 16_384
@@ -43,8 +43,7 @@ class OperationRefused(HandrailError):
         self.text = text
 
 
-@dataclass(frozen=True, slots=True)
-class OperationSpec:
+class OperationSpec(Struct, frozen=True):
     """One operation that a peer may request.
 
     Handlers with the same flags start in the order in which their requests arrive.
@@ -63,8 +62,7 @@ class OperationSpec:
     cancel_when_lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OperationTable:
+class OperationTable(Struct, frozen=True):
     """The operations that a peer may request, and the notifications that it may send.
 
     :param requests: the operations by name

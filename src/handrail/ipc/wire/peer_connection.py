@@ -21,11 +21,11 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, cast
 
 from handrail.contract.errors import HandrailError, UsageError
+from handrail.contract.struct import Struct
 from handrail.ipc.wire.message_frames import MAX_FRAME, FrameReceiveBuffer, FrameTooLong, Message, encode_frame
 from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationTable, RequestDispatcher, logger
 
@@ -38,8 +38,7 @@ BACKLOG_BYTES = 1024 * 1024
 _CLOSING_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCredentials:
+class PeerCredentials(Struct, frozen=True):
     """The process at the other end, as reported by the operating system.
 
     ``pid`` is 0 in another pid namespace.

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ from handrail.config import MergedConfiguration
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.errors import HandrailError
 from handrail.contract.sandbox_protocol import Sandbox, SandboxMechanism, SandboxTier
+from handrail.contract.struct import Struct
 from handrail.contract.tool_generation import Generation
 from handrail.runtime.files.session_roots import find_openat2_problem
 from handrail.runtime.ripgrep import find_ripgrep
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 # One line of the report, and a function that runs checks so that a failing check does not stop the others.
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorCheck:
+class DoctorCheck(Struct, frozen=True):
     """The result of one check.
 
     A ``warning`` may be intended; a ``problem`` prevents something from working.
@@ -57,8 +57,8 @@ def run_check_isolated(name: str, look: Callable[[], Iterable[DoctorCheck]]) -> 
     except HandrailError as error:
         yield DoctorCheck(name, "problem", str(error))
     except Exception as error:  # users run the doctor when much is broken already
-        said = getattr(error, "strerror", None) or error
-        yield DoctorCheck(name, "problem", f"check failed: {type(error).__name__}: {said}")
+        error_text = getattr(error, "strerror", None) or error
+        yield DoctorCheck(name, "problem", f"check failed: {type(error).__name__}: {error_text}")
 
 
 # The confinement of programs: each layer with its state, reason and remedy, and the programs without confinement.

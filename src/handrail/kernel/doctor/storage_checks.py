@@ -55,8 +55,8 @@ def check_file_names(folder: str) -> Iterator[DoctorCheck]:
     )
     if can_avoid_mounts(folder):
         about += (
-            ". A sandbox can close only one spelling there, so no program starts while rules hide a file in it from "
-            "programs, or deny programs to write one"
+            ". A program makes no new file in the folders around a file that rules hide from programs or keep, and a sandbox "
+            "closes at most 400 entries of such folders"
         )
     yield DoctorCheck("file names", "warning", about, "keep it on a file system that distinguishes letter case")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +13,7 @@ from handrail.config import MergedConfiguration
 from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import Diagnostic, LoadError, StartError, ToolError, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
+from handrail.contract.struct import Struct
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.requires import (
     AnyArgumentPattern,
@@ -323,8 +324,7 @@ def _check_tools(entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
 # An agent's capability set: the capabilities of its manifest, and those that each of its tools adds for itself.
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCapabilities:
+class ToolCapabilities(Struct, frozen=True):
     """The capabilities of one tool of an agent.
 
     :param has: the maximum capabilities of its calls
@@ -338,8 +338,7 @@ class ToolCapabilities:
     unavailable_reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilityReport:
+class CapabilityReport(Struct, frozen=True):
     """The capabilities of an agent.
 
     :param own: the requirements of its manifest, without its tools
@@ -364,7 +363,7 @@ def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders
     :raises LoadError: with all faults of its manifest and its tools
     """
     loaded = load_agent(config, agent, folders)
-    confinement = ToolConfinement(make_limited_sandbox(config), _nothing_runs, _nothing_runs)
+    confinement = ToolConfinement(make_limited_sandbox(config), _refuse_to_execute, _refuse_to_execute)
     sources = make_tool_sources(config, loaded.checked_agent, folders, confinement, make_placeholder_secrets(config))
     generation, _, faults = load_tools_and_rules(sources, 1, loaded)
     if generation is None or faults:
@@ -414,5 +413,5 @@ def _format_pattern(pattern: ArgumentPattern) -> str:
     return "*" if isinstance(pattern, AnyArgumentPattern) else f"{pattern.prefix}…"
 
 
-def _nothing_runs(_: object) -> NoReturn:
+def _refuse_to_execute(_: object) -> NoReturn:
     raise RuntimeError("the doctor must not run a tool")

@@ -11,24 +11,25 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
-from handrail.contract.protected.path_protection import find_protection, fold_name
+from handrail.contract.protected.path_protection import find_protection, normalise_file_name
 from handrail.contract.services.resource_services import SOURCE_PREFIX
+from handrail.contract.struct import Struct
 from handrail.contract.text.glob_patterns import (
     WILDCARDS,
-    any_path_glob_source,
+    build_any_path_glob_expression,
     compile_text_glob,
     escape_as_pattern,
-    fault_in_pattern,
+    find_pattern_fault,
     has_wildcard,
     literal_prefix,
     path_matches,
     pattern_length,
 )
 from handrail.contract.text.host_names import HostPattern, parse_host, parse_host_pattern, rule_matches_host
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.tool.requires import Capability
 from handrail.policy.rules.pattern_lexer import (
@@ -78,8 +79,7 @@ class PathSubject(NamedTuple):
 RuleSubject = Sequence[str] | PathSubject | str | Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RankedRule:
+class RankedRule(Struct, frozen=True):
     """A rule with its rank in the order of precedence.
 
     The rank consists of: final deny, class of permission, literal characters before the first wildcard, length, strictness.
@@ -126,7 +126,7 @@ class RuleRanking:
         if self.kind == "path" and type(subject) is PathSubject:  # nearly every call about files
             table, relative = self._inside, subject.relative
             if table is None or relative is None or subject.exact_names is not None:
-                found = self._winner_of_path(subject)
+                found = self._find_winning_path_rule(subject)
             else:
                 found = table.find_winner(relative, subject.absolute)
         else:
@@ -146,7 +146,7 @@ class RuleRanking:
 
     def _most_specific(self, subject: RuleSubject) -> RankedRule | None:
         if self.kind == "path":
-            return self._winner_of_path(cast("PathSubject", subject))
+            return self._find_winning_path_rule(cast("PathSubject", subject))
         if self._hosts is not None:
             return self._hosts.find_winner(cast("str", subject))
         candidates = self._rules_for_program(cast("Sequence[str]", subject)) if self.kind == "command" else self.ranked
@@ -155,7 +155,7 @@ class RuleRanking:
                 return candidate
         return None
 
-    def _winner_of_path(self, path: PathSubject) -> RankedRule | None:
+    def _find_winning_path_rule(self, path: PathSubject) -> RankedRule | None:
         if path.exact_names is not None:
             return next((candidate for candidate in self.ranked if candidate.matches(path)), None)
         if path.relative is None:
@@ -216,13 +216,17 @@ def rank_rules(rules: tuple[Rule, ...], kind: SubjectKind) -> RuleRanking:
     return RuleRanking(rules, kind)
 
 
-def rank_book(book: RuleBook, pick: Callable[[RuleBook], Iterable[Rule]], kind: SubjectKind) -> RuleRanking:
+def rank_rule_book(book: RuleBook, pick: Callable[[RuleBook], Iterable[Rule]], kind: SubjectKind) -> RuleRanking:
     """Return the ranking of one question's rules in a book, bounded by the books of the parent sessions.
 
     :param pick: returns the rules of a book that the question is about
     """
     own = rank_rules(tuple(pick(book)), kind)
-    return own if book.parent is None else SubagentRuleRanking(own, rank_book(book.parent.inherited_rules, pick, kind))
+    return (
+        own
+        if book.parent is None
+        else SubagentRuleRanking(own, rank_rule_book(book.parent.inherited_rules, pick, kind))
+    )
 
 
 @lru_cache(maxsize=16_384)  # checked where rules are loaded, which may be a thread, and needed again by each tool
@@ -365,7 +369,7 @@ def _required_last_name(pattern: str) -> str | None:
     return None if not name or "**" in name else name
 
 
-_WILDCARD_PARTS = re.compile(r"\[.[^\]]*\]|[*?\[]")
+_WILDCARD_PARTS = compile_on_first_use(r"\[.[^\]]*\]|[*?\[]")
 """The separators between the literal texts of a glob: a set, or a wildcard."""
 
 
@@ -428,7 +432,7 @@ def _regex_for_any_pattern(patterns: Sequence[str], *, any_case: bool) -> re.Pat
     It may match more, because each match is compared again.
     """
     flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
-    return re.compile(any_path_glob_source(patterns) + r"\Z", flags) if patterns else None
+    return re.compile(build_any_path_glob_expression(patterns) + r"\Z", flags) if patterns else None
 
 
 def _compared_path_pattern(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
@@ -439,7 +443,7 @@ def _compared_path_pattern(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
     if not rule.pattern or rule.pattern == "*":
         return "every", ""
     pattern = fold_spelling(restore_path(normalize_path_pattern(rule.pattern)))
-    if fault_in_pattern(pattern) is not None:
+    if find_pattern_fault(pattern) is not None:
         return ("every" if rule.action == "deny" else "none"), ""
     if pattern.startswith("/"):
         return "absolute", pattern
@@ -468,7 +472,7 @@ def names_protected_path(rule: Rule, path: PathSubject) -> bool:
     if rule.action != "allow" or not rule.pattern:
         return False
     pattern = normalize_path_pattern(rule.pattern)
-    if fault_in_pattern(pattern) is not None or has_wildcard(pattern):
+    if find_pattern_fault(pattern) is not None or has_wildcard(pattern):
         return False
     literal = literal_prefix(pattern)
     place = path.absolute if literal.startswith("/") or path.relative is None else path.relative
@@ -531,7 +535,7 @@ def _matches_same_letters(pattern: str, place: str, exact: int) -> bool:
     if wanted[:exact] != names[:exact] or len(wanted) <= exact:
         return False
     left = _fold_letters("/".join(wanted[exact:]))
-    return fault_in_pattern(left) is None and path_matches(left, _fold_letters("/".join(names[exact:])))
+    return find_pattern_fault(left) is None and path_matches(left, _fold_letters("/".join(names[exact:])))
 
 
 def _fold_letters(text: str) -> str:
@@ -541,9 +545,11 @@ def _fold_letters(text: str) -> str:
 def _matches_folded(pattern: str, place: str) -> bool:
     """Return whether a pattern matches a path as the least exact file system compares names."""
     folded = "/".join(
-        _fold_pattern_part(part) if has_wildcard(part) else fold_name(part) for part in pattern.split("/")
+        _fold_pattern_part(part) if has_wildcard(part) else normalise_file_name(part) for part in pattern.split("/")
     )
-    return fault_in_pattern(folded) is not None or path_matches(folded, "/".join(map(fold_name, place.split("/"))))
+    return find_pattern_fault(folded) is not None or path_matches(
+        folded, "/".join(map(normalise_file_name, place.split("/")))
+    )
 
 
 def _fold_pattern_part(part: str) -> str:

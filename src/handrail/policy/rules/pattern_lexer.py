@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterable, Sequence, Set
 
 from handrail.contract.text.glob_patterns import compile_text_glob, escape_as_pattern, has_wildcard, literal_prefix
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell.simple_commands import GLOB, has_marks, is_marked, is_open
 
-_PART = re.compile(
+_PART = compile_on_first_use(
     r"""(?P<blank>[ \t\n]+)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^\s'"\\]+)""",
     re.DOTALL,
 )
@@ -258,7 +259,7 @@ def bare_program_name(program: str) -> str:
     return name if slash and name and f"{folder}/" in STANDARD_FOLDERS else program
 
 
-_SHORT_OPTIONS = re.compile(r"-[A-Za-z0-9]{1,4}")
+_SHORT_OPTIONS = compile_on_first_use(r"-[A-Za-z0-9]{1,4}")
 """A cluster of short options; a longer word with one dash, such as ``-delete``, is one option."""
 _SAME_OPTIONS = {
     "--force": "-f",

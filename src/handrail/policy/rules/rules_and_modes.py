@@ -7,7 +7,6 @@ compared with (see :mod:`handrail.policy.rules.matchers`). A rule without a patt
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -18,8 +17,9 @@ from weakref import WeakValueDictionary
 
 from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import DEFAULT_MODE, MODES, Mode
-from handrail.contract.text.glob_patterns import WILDCARDS, compile_text_glob, escape_as_pattern, fault_in_pattern
-from handrail.contract.text.host_names import fault_in_host_pattern
+from handrail.contract.text.glob_patterns import WILDCARDS, compile_text_glob, escape_as_pattern, find_pattern_fault
+from handrail.contract.text.host_names import find_host_pattern_fault
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import CAPABILITIES, Capability
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import (
@@ -49,17 +49,17 @@ CONFINED_RULE_TEXTS = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFIN
 _COMMAND_VARIABLES = f"{READ_ONLY_VARIABLE}, for commands that provably change nothing, and {CONFINED_VARIABLE}, for calls that stay confined"
 
 WORKSPACE_VARIABLE = "{workspace}"
-_VARIABLE = re.compile(r"(?<!\[)\{([^{}/\s]*)\}")
-_COMMAND_VARIABLE = re.compile(r"\{[^{}/\s]+\}")
-_OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S*")
-_CLAUDE_RULE = re.compile(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
-_HOME_SPELLINGS = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_EXPANSION = re.compile(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
+_VARIABLE = compile_on_first_use(r"(?<!\[)\{([^{}/\s]*)\}")
+_COMMAND_VARIABLE = compile_on_first_use(r"\{[^{}/\s]+\}")
+_OPERATOR = compile_on_first_use(r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S*")
+_CLAUDE_RULE = compile_on_first_use(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
+_HOME_SPELLINGS = compile_on_first_use(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
+_URL = compile_on_first_use(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_EXPANSION = compile_on_first_use(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
 """What a shell expands in a bare word of a command."""
-_PATH_VARIABLE = re.compile(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_]\w*\}?(?=/|$)")
+_PATH_VARIABLE = compile_on_first_use(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_]\w*\}?(?=/|$)")
 """A name in a path pattern that a shell expands."""
-_ESCAPED_WILDCARD = re.compile(r"\\[*?\[{]")
+_ESCAPED_WILDCARD = compile_on_first_use(r"\\[*?\[{]")
 _KEYWORDS = frozenset(
     (
         *("!", "{", "}", "[[", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"),
@@ -68,7 +68,7 @@ _KEYWORDS = frozenset(
 )
 _EFFECTS = ("effect:read", "effect:write", "effect:external")
 _FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
-_PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!/-]+")
+_PERMISSION_CHARACTERS = compile_on_first_use(r"[A-Za-z0-9_.:*?\[\]!/-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def is_capability_glob(permission: str) -> bool:
 def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | None:
     if not _PERMISSION_CHARACTERS.fullmatch(permission):
         return f"{permission!r} is not a permission. Use a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'."
-    if problem := fault_in_pattern(permission):
+    if problem := find_pattern_fault(permission):
         return problem
     if permission.startswith("mcp:"):
         parts = permission.split(":")
@@ -225,8 +225,8 @@ def _fault_in_pattern(permission: str, pattern: str) -> str | None:
     if permission == "net.fetch":
         return explain_host_fault(pattern)
     if permission in ("bash", "shell.run"):
-        return fault_in_command_pattern(pattern)
-    return fault_in_path_pattern(pattern) if permission in _PATH_PERMISSIONS else None
+        return find_command_pattern_fault(pattern)
+    return find_path_pattern_fault(pattern) if permission in _PATH_PERMISSIONS else None
 
 
 _PATH_PERMISSIONS = frozenset({"fs.read", "fs.write", "fs.*"})
@@ -243,15 +243,15 @@ def expand_home(pattern: str) -> str:
 
 def explain_host_fault(pattern: str) -> str | None:
     """Return why a host pattern can match no host, with the host that it may mean, or None."""
-    fault = fault_in_host_pattern(pattern)
+    fault = find_host_pattern_fault(pattern)
     meant = _URL.sub("", pattern).partition("/")[0].rpartition("@")[2]
-    if fault is None or meant in ("", pattern) or fault_in_host_pattern(meant) is not None:
+    if fault is None or meant in ("", pattern) or find_host_pattern_fault(meant) is not None:
         return fault
     return f"{fault}. A rule has a host alone, without scheme and path: {meant!r}"
 
 
 @lru_cache(maxsize=4096)
-def fault_in_command_pattern(pattern: str) -> str | None:
+def find_command_pattern_fault(pattern: str) -> str | None:
     """Return why a command pattern can match no command, or None."""
     try:
         words = split_pattern(pattern)
@@ -280,10 +280,10 @@ def fault_in_command_pattern(pattern: str) -> str | None:
         return f"{ANY_ARGUMENTS!r} stands for any arguments, so it is the last word after a program, as in 'pytest {ANY_ARGUMENTS}'."
     if words[0] == "":
         return f"the pattern {pattern!r} begins with an empty word. Begin it with the name of a program."
-    return next((problem for word in words if (problem := fault_in_pattern(word))), None)
+    return next((problem for word in words if (problem := find_pattern_fault(word))), None)
 
 
-def fault_in_path_pattern(pattern: str) -> str | None:
+def find_path_pattern_fault(pattern: str) -> str | None:
     """Return why a path pattern can match no path, or None."""
     if ".." in pattern.split("/"):
         return f"the path pattern {pattern!r} contains '..', so it never matches. Write the resolved path."
@@ -305,7 +305,7 @@ def fault_in_path_pattern(pattern: str) -> str | None:
             return f"unknown variable {match.group()} in the path pattern {pattern!r}. {hint} (Write a literal brace as [{{].)"
         if match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
             return f"the variable in {pattern!r} is only part of a name. Write it first, alone or before a '/'."
-    return fault_in_pattern(pattern)
+    return find_pattern_fault(pattern)
 
 
 _FEW = 10
@@ -382,7 +382,7 @@ class RuleBook:
             found = self._prepared[key] = make()
         return cast("T", found)
 
-    def rules_about_tool(self, spec: ToolSpec, origin: str | None) -> list[Rule]:
+    def list_rules_about_tool(self, spec: ToolSpec, origin: str | None) -> list[Rule]:
         """Return the rules about calls of this tool, in the book's order; see :func:`is_about_tool`."""
         named, others = self.shared.prepare("rules by tool", self.shared._index_by_tool)
         found = [one for one in (*named.get(spec.id, ()), *others) if is_about_tool(one[1], spec, origin)]
@@ -399,7 +399,7 @@ class RuleBook:
                 others.append((place, rule))
         return named, others
 
-    def rules_about_capability(self, capability: Capability) -> tuple[Rule, ...]:
+    def list_rules_about_capability(self, capability: Capability) -> tuple[Rule, ...]:
         """Return the rules about a capability, in the book's order; see :func:`is_about_capability`."""
         key, rules = ("rules by capability", capability), self.rules
         found = self.shared.prepare(key, lambda: tuple(r for r in rules if is_about_capability(r, capability)))
@@ -413,7 +413,7 @@ class RuleBook:
         Left out are the shipped rules, which every book has, and what the mode asks about: the mode of a session below is never
         wider, and a narrower one asks less.
         """
-        kept = (rule for rule in self.rules if rule.scope not in ("default", "mode") or _is_held_below(rule))
+        kept = (rule for rule in self.rules if rule.scope not in ("default", "mode") or _applies_to_subagents(rule))
         return self.shared.prepare("inherited rules", lambda: _share_equal_book(tuple(kept), self.mode, self.parent))
 
     @property
@@ -423,7 +423,7 @@ class RuleBook:
         if self.parent is not None:
             yield from self.parent.inherited_rules.all_rules
 
-    def rules_of_scope(self, scope: Scope) -> tuple[Rule, ...]:
+    def list_rules_of_scope(self, scope: Scope) -> tuple[Rule, ...]:
         return tuple(rule for rule in self if rule.scope == scope)
 
     def __iter__(self) -> Iterator[Rule]:
@@ -448,7 +448,7 @@ def _share_equal_book(rules: tuple[Rule, ...], mode: str, parent: RuleBook | Non
     return made
 
 
-def _is_held_below(rule: Rule) -> bool:
+def _applies_to_subagents(rule: Rule) -> bool:
     return rule.scope == "mode" and rule.action != "ask"
 
 
@@ -473,27 +473,27 @@ class SecretFileNames(NamedTuple):
 
 SECRET_NAME_ROWS: tuple[SecretFileNames, ...] = (
     SecretFileNames("environment files", ".envs .env.d *.env.bak *.env.old *.env.local *.env.production env.local env.prod env.production env.staging .env* .flaskenv .dev.vars *.env", "https://12factor.net/config, https://github.com/motdotla/dotenv"),
-    SecretFileNames("private keys and certificates", "*.key.bak *.key.old *.key.orig *.key~ *.pem.bak *.pem.old *.pem.orig *.pem~ privkey privkey.der privkey.txt private.der *.pem *.key *.p12 *.pfx *.p8 *.pvk *.pkcs12 *.snk "
+    SecretFileNames("private keys and certificates", "*.key.bak *.key.old *.key.orig *.key~ *.key.enc *.pem.enc *.pkcs8 *.pk8 *.pem.bak *.pem.old *.pem.orig *.pem~ privkey privkey.der privkey.txt private.der *.pem *.key *.p12 *.pfx *.p8 *.pvk *.pkcs12 *.snk "
         "private_key* private-key* privatekey* *.jwk",
         "https://www.rfc-editor.org/rfc/rfc7468"),
-    SecretFileNames("Java", "*.jks *.keystore *.jceks *.bks *.truststore keystore.properties key.properties signing.properties", "man keytool(1)"),
+    SecretFileNames("Java", "*.jks *.keystore *.jceks *.bks *.bcfks cwallet.sso ewallet.* *.truststore keystore.properties key.properties signing.properties", "man keytool(1)"),
     SecretFileNames("OpenSSH and PuTTY", "*_id_rsa *_id_ed25519 *_id_ecdsa deploy_key deploy-key *_deploy_key *-deploy-key github_rsa gitlab_rsa bitbucket_rsa .ssh id_* ssh_host_*_key *.ppk", "man ssh(1), https://www.chiark.greenend.org.uk/~sgtatham/putty/"),
-    SecretFileNames("GnuPG and age", ".gnupg *.gpg *.pgp *.asc secring.* keys.txt *.agekey age-key* .config/sops/age", "man gpg(1), https://age-encryption.org/"),
+    SecretFileNames("GnuPG and age", ".gnupg *.gpg *.pgp *.asc secring.* keys.txt *.agekey *.age keys.age age-key* .config/sops/age", "man gpg(1), https://age-encryption.org/"),
     SecretFileNames("Kerberos", "*.keytab krb5cc_* *.ccache", "https://web.mit.edu/kerberos/krb5-latest/doc/basic/keytab_def.html"),
     SecretFileNames("password managers", ".local/share/keyrings .gnome2/keyrings .local/share/kwalletd *.kwl login.keyring *.kdbx *.kdb *.psafe3 *.agilekeychain *.opvault *.1pif *.1pux .password-store .config/op .1password .op .lastpass "
-        "*.keychain *.keychain-db login.keychain* .config/bitwarden* .config/keepassxc password.txt passwords.txt passwords.csv passwords.json "
+        "*.keychain *.keychain-db login.keychain* .config/bitwarden* .config/keepassxc .passage keepass.xml *1password*export*.csv bitwarden*export*.json lastpass*.csv *.dashlane passwd.txt mypasswords.* password.txt passwords.txt passwords.csv passwords.json "
         "passwords.y*ml password.y*ml", "https://keepass.info/help/base/repair.html, https://www.passwordstore.org/"),
     SecretFileNames("files named for it", "*-secrets.json *_secrets.json *.secrets.json secrets-*.y*ml secrets-*.json secrets.*.y*ml secrets.*.json secrets.hcl secrets.sh secrets.bash secrets.zsh secrets.fish secrets.enc secrets.zip "
         ".secrets.toml .secrets.y*ml .secrets.json .secrets.env .secret.toml .secret.y*ml .secret.json *_secret.txt *-secret.txt secret_key.json secret-key.txt *_secret_key.txt secrets.y*ml secrets.json secrets.toml secrets.ini "
         "secrets.properties secrets.xml secrets.txt secrets.env "
         "secret.y*ml secret.json secret.toml secret.txt secret.ini *.secret *.secrets *-secret.y*ml *-secrets.y*ml *_secrets.y*ml .secrets .secret "
-        "secrets.enc.* secrets.sops.* secret_token* secret_key.txt secret_key_base .secret_key", "the names say so"),
+        "secrets.enc.* secrets.sops.* secret_token* secret_key.txt secret_key_base secret_key_base.txt secret-key .secret_key secrets/*.txt secrets/*.y*ml secrets/*.json *secrets.y*ml *secrets.json *_secret.key flask_secret django_secret", "the names say so"),
     SecretFileNames("netrc", ".netrc.bak .netrc.old .netrc~ .netrc _netrc .authinfo .authinfo.gpg", "man netrc(5)"),
-    SecretFileNames("databases", ".pgpass pgpass.conf .pg_service.conf .my.cnf my.cnf .mylogin.cnf .snowsql .snowflake .databrickscfg .dbt/profiles.yml .cqlshrc "
+    SecretFileNames("databases", ".pgpass pgpass.conf .pg_service.conf .my.cnf my.cnf .mylogin.cnf pgpass connections.toml .bigqueryrc redis.acl users.acl .config/influx .cockroach-certs cqlshrc odbc.ini .snowsql .snowflake .databrickscfg .dbt/profiles.yml .cqlshrc "
         "*.dbvis .robomongo .odbc.ini .influxdbv2 .clickhouse-client/config.xml",
         "https://www.postgresql.org/docs/current/libpq-pgpass.html, https://dev.mysql.com/doc/refman/en/mysql-config-editor.html"),
-    SecretFileNames("packages of JavaScript", ".npmrc.bak .npmrc.old .npmrc~ .npmrc .yarnrc.yml .yarnrc.yaml .config/configstore", "https://docs.npmjs.com/cli/configuring-npm/npmrc#auth-related-configuration"),
-    SecretFileNames("packages of Python", ".pypirc pip.conf pip.ini pypoetry/auth.toml auth.toml .config/uv/credentials .local/share/uv/credentials",
+    SecretFileNames("packages of JavaScript", ".npmrc.local .yarnrc.local .npmrc.bak .npmrc.old .npmrc~ .npmrc .yarnrc.yml .yarnrc.yaml .config/configstore", "https://docs.npmjs.com/cli/configuring-npm/npmrc#auth-related-configuration"),
+    SecretFileNames("packages of Python", ".pypirc pypirc .pypirc.bak .twine pip.conf pip.ini pypoetry/auth.toml auth.toml .config/uv/credentials .local/share/uv/credentials",
         "https://packaging.python.org/en/latest/specifications/pypirc/"),
     SecretFileNames("packages of Rust, Ruby and PHP", ".cargo/credentials .cargo/credentials.toml .gem/credentials .gem/*credentials* auth.json",
         "https://doc.rust-lang.org/cargo/reference/config.html#credentials, https://getcomposer.org/doc/articles/authentication-for-private-packages.md"),
@@ -501,33 +501,33 @@ SECRET_NAME_ROWS: tuple[SecretFileNames, ...] = (
         ".sbt/*/sonatype.sbt [Nn]u[Gg]et.[Cc]onfig .nuget/nuget.config", "https://maven.apache.org/settings.html#servers, https://learn.microsoft.com/nuget/reference/nuget-config-file"),
     SecretFileNames("packages of other languages", ".hex/hex.config .pub-cache/credentials.json pub-credentials.json .pause .luarocks/upload_config.lua .vsce .julia/servers .cocoapods/trunk "
         ".opam/github .swiftpm/security", "https://hex.pm/docs/usage, https://metacpan.org/dist/CPAN-Uploader/view/bin/cpan-upload"),
-    SecretFileNames("Git and its hosts", ".git-credentials .gitcookies .git-credential-cache .config/git/credentials .config/gh .config/hub .config/glab-cli .glab .glab-cli .config/tea .gist "
+    SecretFileNames("Git and its hosts", ".git-credentials .gitcookies .git-credential-cache .git-credentials-* .gh_token gh-token .gitlab-token gitlab-token .hub hub.yml .config/git/credentials .config/gh .config/hub .config/glab-cli .glab .glab-cli .config/tea .gist "
         ".github_token .gitlab_token .git_token .arcrc .config/github-copilot .lab.hcl .config/lab", "https://git-scm.com/docs/git-credential-store"),
     SecretFileNames("other version control", ".subversion/auth .bazaar/authentication.conf .config/breezy/authentication.conf .p4tickets .cvspass .hgkeyring .fossil",
         "https://svnbook.red-bean.com/en/1.8/svn.serverconfig.netmodel.html"),
-    SecretFileNames("AWS", ".aws .aws-vault .saml2aws *accesskeys*.csv *accessKeys*.csv .boto .s3cfg .s3curl .passwd-s3fs .passwd .aws-credentials aws-credentials*",
+    SecretFileNames("AWS", ".aws .aws-vault .saml2aws *accesskeys*.csv *accessKeys*.csv .boto .s3cfg .s3curl .passwd-s3fs .passwd .aws-credentials aws-credentials* rootkey.csv",
         "https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-files.html"),
     SecretFileNames("Google Cloud and Firebase", "sa-key.json sa_key.json service-key.json service_key.json .config/gcloud *service-account*.json *service_account*.json *serviceaccount*.json *serviceAccount*.json *credentials*.json client_secret*.json "
-        "client-secret*.json *-adminsdk-*.json firebase-adminsdk*.json gha-creds-*.json .gsutil gcp-key*.json gcloud-key*.json gcp*key.json google-key.json .config/configstore/firebase-tools.json",
+        "client-secret*.json adc.json *-adminsdk-*.json firebase-adminsdk*.json gha-creds-*.json .gsutil gcp-key*.json gcloud-key*.json gcp*key.json google-key.json .config/configstore/firebase-tools.json",
         "https://cloud.google.com/docs/authentication/application-default-credentials"),
-    SecretFileNames("Azure", ".azure *.publishsettings *.azureauth *.PublishSettings *.pubxml.user local.settings.json .config/azure", "https://learn.microsoft.com/cli/azure/azure-cli-configuration"),
-    SecretFileNames("other clouds", ".oci .aliyun .ossutilconfig .bluemix .ibmcloud .config/doctl .config/scw .scwrc .config/linode-cli .linode-cli .config/hcloud .vultr-cli.yaml .config/exoscale .civo.json "
+    SecretFileNames("Azure", ".azure azureauth.json azureprofile.json az-creds.json msal_token_cache.* *.publishsettings *.azureauth *.PublishSettings *.pubxml.user local.settings.json .config/azure", "https://learn.microsoft.com/cli/azure/azure-cli-configuration"),
+    SecretFileNames("other clouds", ".oci .cf/config.json .minio .s3cmd .config/s3cmd passwd-s3fs doctl.yaml .aliyun .ossutilconfig .bluemix .ibmcloud .config/doctl .config/scw .scwrc .config/linode-cli .linode-cli .config/hcloud .vultr-cli.yaml .config/exoscale .civo.json "
         ".tccli .huaweicloud .hcloud clouds.yaml clouds.yml openrc openrc.sh *-openrc.sh *openrc*.sh .novarc .config/openstack .yandex .config/yandex-cloud .packet.yml .ovh.conf ovh.conf .gandi.yaml "
         ".cloudflare .config/cloudflare cloudflare.ini", "https://docs.openstack.org/python-openstackclient/latest/configuration/index.html"),
     SecretFileNames("Terraform and Pulumi", "*.tfstate* *.tfvars *.tfvars.json .terraform.d .terraformrc terraform.rc .tofurc .pulumi/credentials.json *.tfplan",
         "https://developer.hashicorp.com/terraform/language/state/sensitive-data"),
-    SecretFileNames("Vault, Ansible, Chef and SOPS", "vault-keys* vault_keys* vault-init.json cluster-keys.json unseal-key* unseal_key* root_token root-token .vault-token .ansible-vault .vault_pass* .vault-pass* .vault_password* "
+    SecretFileNames("Vault, Ansible, Chef and SOPS", ".vaultpass *-vault-pass vault-token .vault vault.txt vault-unseal* vault-keys* vault_keys* vault-init.json cluster-keys.json unseal-key* unseal_key* root_token root-token .vault-token .ansible-vault .vault_pass* .vault-pass* .vault_password* "
         ".vault-password* vault_pass* vault-pass* vault_password* vault-password* vault.y*ml "
         ".ansible_vault* .chef .puppetlabs/etc/puppet/ssl encrypted_data_bag_secret", "https://developer.hashicorp.com/vault/docs/commands/token-helper, https://docs.ansible.com/ansible/latest/vault_guide/"),
-    SecretFileNames("containers", "pull-secret pull-secret.json pull-secret.txt .pull-secret .docker/config.json .dockercfg .dockerconfigjson .docker/*.json .config/helm/registry.json .helm/repository/repositories.yaml",
+    SecretFileNames("containers", "pull-secret pull-secret.json pull-secret.txt .pull-secret .docker/config.json .dockercfg .dockerconfigjson .docker/*.json docker-config.json regcred.y*ml registry-auth.json .config/helm/registry .config/helm/registry.json .helm/repositories.yaml .helm/repository/repositories.yaml",
         "https://docs.docker.com/reference/cli/docker/login/#credential-stores"),
-    SecretFileNames("Kubernetes", ".kube kubeconfig kubeconfig.* *.kubeconfig *-kubeconfig *-kubeconfig.y*ml kubeconfig*.y*ml kube_config_*.yml k3s.yaml talosconfig .talos etc/kubernetes admin.conf kubelet.conf sealed-secrets-key*",
+    SecretFileNames("Kubernetes", ".kube kubeconfig kubeconfig.* *.kubeconfig kube.config kubeconfig-* *.rkestate rke.y*ml k0s.y*ml rancher.y*ml .rancher .argocd .config/argocd argocd.token *-kubeconfig *-kubeconfig.y*ml kubeconfig*.y*ml kube_config_*.yml k3s.yaml talosconfig .talos etc/kubernetes admin.conf kubelet.conf sealed-secrets-key*",
         "https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/"),
-    SecretFileNames("web servers and sites", "app/config/parameters.yml .htpasswd htpasswd .htdigest wp-config.php wp-config-*.php wp-config.php.* LocalSettings.php settings.local.php config.inc.php", "https://httpd.apache.org/docs/current/programs/htpasswd.html"),
+    SecretFileNames("web servers and sites", "app/config/parameters.yml .htpasswd htpasswd .htdigest htdigest tomcat-users.xml jboss-users.properties mgmt-users.properties application-users.properties wp-config.php wp-config-*.php wp-config.php.* LocalSettings.php settings.local.php config.inc.php", "https://httpd.apache.org/docs/current/programs/htpasswd.html"),
     SecretFileNames("Rails and Streamlit", "master.key credentials.yml.enc credentials/*.yml.enc .streamlit/secrets.toml", "https://guides.rubyonrails.org/security.html#custom-credentials"),
     SecretFileNames("ASP.NET and PHP frameworks", "appsettings.[Pp]roduction.json appsettings.[Ss]taging.json appsettings.[Ll]ocal.json appsettings.[Ss]ecrets.json .microsoft/usersecrets user-secrets [Uu]ser[Ss]ecrets .config/user-secrets",
         "https://learn.microsoft.com/aspnet/core/security/app-secrets"),
-    SecretFileNames("other credentials", "*-credentials.y*ml *_credentials.y*ml *-credentials.txt *_credentials.txt credentials.bak credentials.old credential.json credential.txt aws_credentials creds.csv creds.ini creds.env pass.txt "
+    SecretFileNames("other credentials", "*-credentials.y*ml *_credentials.y*ml *-credentials.txt *_credentials.txt *_creds.json *-creds.json cred.json login.txt logins.txt auth.txt *.creds pw.txt bearer_token .api-token oauth2_token* .session *.session cookie.txt dbpass.txt db.password master.password .master_key deploykey slack.token telegram_token discord_token openai.key openai.txt hf_token .hf_token *.token recovery.txt recovery-codes* recovery_codes* backup-codes* backup_codes* 2fa.txt otp.txt totp.txt .google_authenticator authenticator.json .jira-token credentials.bak credentials.old credential.json credential.txt aws_credentials creds.csv creds.ini creds.env pass.txt "
         ".password .passwords password.json .passphrase passphrase.txt db_password db_password.txt db-password.txt db_root_password.txt mysql_password.txt mysql_root_password.txt postgres_password.txt postgres-password.txt "
         "admin_password.txt admin-password.txt root_password.txt root-password.txt redis_password.txt api-key.txt api-keys.txt api-keys.json api_key.json apikey.json *_api_key.txt *-api-key.txt *_apikey.txt .openai_api_key "
         ".anthropic_api_key openai_api_key anthropic_api_key openai_key.txt anthropic_key.txt access-token.txt auth-token.txt bearer.txt bearer_token.txt github_token github_token.txt github-token.txt gh_token gitlab_token "
@@ -536,27 +536,27 @@ SECRET_NAME_ROWS: tuple[SecretFileNames, ...] = (
         "credentials.tfrc.json .credentials .credentials.json *.credentials creds.json creds.txt creds.y*ml .creds token.json token.txt token.pickle .token tokens.txt .tokens oauth_creds.json oauth_token* oauth.json access_token* "
         "refresh_token* api_key.txt api_keys.txt api_key apikey.txt api_keys.json apikeys.json .api_key .apikey .smbcredentials .api_token .access_token auth_token.txt cert.json", "the names say so"),
     SecretFileNames("copying and mounting", ".rclone.conf rclone.conf .config/rclone .mc/config.json .mcli/config.json .davfs2/secrets .config/filezilla filezilla.xml sitemanager.xml recentservers.xml WinSCP.ini .ftpconfig .ftppass "
-        ".ftprc .lftprc .sftp-config.json sftp-config.json sftp.json .remote-sync.json .remotesync *.remmina .restic-password .resticpw .borg/keys .config/borg .duplicity", "https://rclone.org/docs/#configuration-encryption"),
-    SecretFileNames("private networks", "*.ovpn wg*.conf .cloudflared .config/cloudflared etc/wireguard *.nmconnection wpa_supplicant.conf *.mobileconfig ipsec.secrets chap-secrets pap-secrets tailscaled.state .tailscale .ngrok2 ngrok.yml .config/ngrok .netbird",
+        ".ftprc ftp.json .ftpsync.settings .deploy.json davfs2.conf cifs.creds *.rdp *.rdg mremoteng.xml confcons.xml putty.reg securecrt.ini .lftprc .sftp-config.json sftp-config.json sftp.json .remote-sync.json .remotesync *.remmina .restic-password .resticpw .borg/keys .config/borg .duplicity", "https://rclone.org/docs/#configuration-encryption"),
+    SecretFileNames("private networks", "*.ovpn *.wg openvpn.auth vpn.auth .openconnect wg*.conf .cloudflared .config/cloudflared etc/wireguard *.nmconnection wpa_supplicant.conf *.mobileconfig ipsec.secrets chap-secrets pap-secrets tailscaled.state .tailscale .ngrok2 ngrok.yml .config/ngrok .netbird",
         "man wg-quick(8), https://openvpn.net/community-resources/reference-manual-for-openvpn-2-6/"),
-    SecretFileNames("models and data sets", ".claude.json .copilot/config.json .kaggle kaggle.json .huggingface huggingface/token .cache/huggingface/token .cache/huggingface/stored_tokens .openai .anthropic .config/openai "
+    SecretFileNames("models and data sets", ".claude.json .copilot/config.json .copilot/token huggingface.token .kaggle kaggle.json .huggingface huggingface/token .cache/huggingface/token .cache/huggingface/stored_tokens .openai .anthropic .config/openai "
         ".config/anthropic .cohere .replicate .modal.toml .runpod "
         ".together .mistral .config/wandb .wandb .comet.config .neptune .clearml clearml.conf .llm/keys.json io.datasette.llm/keys.json .config/litellm .groq .ollama/id_* .perplexity .xai",
         "https://www.kaggle.com/docs/api, https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables"),
-    SecretFileNames("hosted services", ".fly .netlify .config/netlify .vercel/auth.json com.vercel.cli .heroku .config/heroku .stripe .config/stripe .twilio-cli .twilio .sentryclirc .sentryrc .surgerc .now .circleci/cli.yml .travis/config.yml .railway "
+    SecretFileNames("hosted services", ".fly .netlify .config/netlify .vercel/auth.json com.vercel.cli .heroku .config/heroku .stripe .config/stripe .twilio-cli .twilio .sentryclirc sentry.properties .bugsnag newrelic.ini datadog.y*ml .honeycomb .opsgenie .confluence .discord .telegram-cli .sentryrc .surgerc .now .circleci/cli.yml .travis/config.yml .railway "
         ".config/railway .render .config/.wrangler .wrangler/config .supabase/access-token .planetscale .config/planetscale .slack .slackrc .jira.d .config/.jira .pagerduty .datadog* .dogrc .newrelic .doppler .infisical "
         ".clasprc.json .expo/state.json .eas .appcenter .lacework.toml .snyk/config .config/configstore/snyk.json .sonar .ossindexrc .codacy .postman .insomnia .hasura .auth0 .okta .okta.yaml .config/okta",
         "https://fly.io/docs/flyctl/auth/, https://docs.stripe.com/cli"),
     SecretFileNames("chat", ".purple/accounts.xml .weechat/sec.conf .irssi/config .znc/configs", "man irssi(1), https://weechat.org/doc/"),
-    SecretFileNames("mail", ".msmtprc .fetchmailrc .mbsyncrc .offlineimaprc .muttrc .mutt .getmail .getmailrc .imapfilter .esmtprc .mailrc .nmhrc etc/postfix/sasl_passwd sasl_passwd", "man msmtp(1), man mbsync(1)"),
+    SecretFileNames("mail", ".msmtprc .ssmtp ssmtp.conf sasldb2 .config/aerc/accounts.conf .config/himalaya .fetchmailrc .mbsyncrc .offlineimaprc .muttrc .mutt .getmail .getmailrc .imapfilter .esmtprc .mailrc .nmhrc etc/postfix/sasl_passwd sasl_passwd", "man msmtp(1), man mbsync(1)"),
     SecretFileNames("browsers", "playwright/.auth .auth/*.json storageState.json storage-state.json storage_state.json auth-state.json auth_state.json cookies.pkl Login?Data Login?Data?For?Account Web?Data Default/Cookies "
-        "Network/Cookies cookies.sqlite key3.db key4.db logins.json signons.sqlite cert9.db cookies.txt .cookies cookiejar .cookiejar *.binarycookies Local?State "
+        "Network/Cookies cookies.sqlite key3.db key4.db logins.json signons.sqlite cert9.db cookies.txt .cookies .cookie-jar cookie-jar cookiejar.txt cert8.db keychain.db cookiejar .cookiejar *.binarycookies Local?State "
         "formhistory.sqlite", "https://support.mozilla.org/kb/profiles-where-firefox-stores-user-data"),
-    SecretFileNames("wallets", "wallet.dat *.wallet UTC--* .bitcoin .ethereum .electrum .solana .config/solana .near-credentials .foundry/keystores .brownie/accounts .aptos .sui .litecoin .dogecoin .monero .ethash keypair.json mnemonic mnemonic.txt seed.txt "
+    SecretFileNames("wallets", "wallet.dat *.wallet UTC--* .bitcoin .ethereum .electrum .solana .config/solana .near-credentials .foundry/keystores .brownie/accounts .aptos .sui .litecoin .dogecoin .monero .ethash keypair.json keystore.json seed_phrase* mnemonic mnemonic.txt seed.txt "
         "seed-phrase* wallet.json .lnd/admin.macaroon *.macaroon", "https://bitcoin.org/en/secure-your-wallet, https://geth.ethereum.org/docs/developers/dapp-developer/native-accounts"),
-    SecretFileNames("Apple and Android", "*.mobileprovision *.provisionprofile AuthKey_* play-store-credentials* google-play*.json *.keystore.base64", "https://developer.apple.com/documentation/appstoreconnectapi/creating-api-keys-for-app-store-connect-api"),
-    SecretFileNames("accounts of the system", "etc/shadow etc/shadow- etc/gshadow etc/gshadow- etc/sudoers etc/sudoers.d master.passwd etc/security/opasswd etc/ppp/chap-secrets NTDS.dit SAM.hive .pam_environment shadow.bak passwd.bak", "man shadow(5)"),
-    SecretFileNames("histories of what was typed", ".*_history .*_hist .lesshst .viminfo .[Rr]history .[Hh]istfile fish_history ConsoleHost_history.txt .dbshell .rediscli_history .node_repl_history .mysqlsh/history",
+    SecretFileNames("Apple and Android", "pc-api-*.json *.mobileprovision *.provisionprofile AuthKey_* play-store-credentials* google-play*.json *.keystore.base64", "https://developer.apple.com/documentation/appstoreconnectapi/creating-api-keys-for-app-store-connect-api"),
+    SecretFileNames("accounts of the system", "smbpasswd passwd.db etc/shadow etc/shadow- etc/gshadow etc/gshadow- etc/sudoers etc/sudoers.d master.passwd etc/security/opasswd etc/ppp/chap-secrets NTDS.dit SAM.hive .pam_environment shadow.bak passwd.bak", "man shadow(5)"),
+    SecretFileNames("histories of what was typed", ".zhistory .*-history *_history.txt .wget-hsts .nviminfo main.shada history.sqlite nushell/history.* .julia/logs .ghc/ghci_history mongosh_repl_history .*_history .*_hist .lesshst .viminfo .[Rr]history .[Hh]istfile fish_history ConsoleHost_history.txt .dbshell .rediscli_history .node_repl_history .mysqlsh/history",
         "https://www.gnu.org/software/bash/manual/html_node/Bash-History-Facilities.html"),
 )  # fmt: skip
 

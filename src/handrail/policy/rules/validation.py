@@ -17,9 +17,9 @@ from handrail.contract.errors import ToolError
 from handrail.contract.rule_forms import RuleExample, to_rule_with_examples
 from handrail.contract.text.glob_patterns import compile_text_glob, has_wildcard, literal_prefix
 from handrail.contract.tool.requires import CAPABILITIES, CapabilityLayer
-from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, object_properties_of
+from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, get_object_properties
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
-from handrail.policy.call_targets import host_of_url, subject_kind_of
+from handrail.policy.call_targets import get_subject_kind, host_of_url
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
     PathSubject,
@@ -35,8 +35,8 @@ from handrail.policy.rules.rules_and_modes import (
     READ_ONLY_VARIABLE,
     Rule,
     explain_host_fault,
-    fault_in_command_pattern,
-    fault_in_path_pattern,
+    find_command_pattern_fault,
+    find_path_pattern_fault,
     is_capability_glob,
     is_glob,
     parse_rule,
@@ -84,13 +84,13 @@ def _explain_rule_never_matches(rule: Rule, spec: ToolSpec) -> str | None:
     if rule.pattern == CONFINED_VARIABLE:
         one = f"{CONFINED_VARIABLE} is only for tools whose calls just run a command, such as bash. Calls of {spec.id} do more."
         return None if spec.single_command or spec.confinement_gap else one
-    match subject_kind_of(spec):
+    match get_subject_kind(spec):
         case "path":
-            return fault_in_path_pattern(rule.pattern)
+            return find_path_pattern_fault(rule.pattern)
         case "host":
             return explain_host_fault(rule.pattern)
         case "command":
-            return fault_in_command_pattern(rule.pattern) or _explain_undeclared_program(rule, spec)
+            return find_command_pattern_fault(rule.pattern) or _explain_undeclared_program(rule, spec)
         case "arguments":
             return _fault_in_arguments(rule, spec)
 
@@ -142,7 +142,7 @@ def _fault_in_allowed_command(rule: Rule) -> str | None:
     for argv in islice(_example_commands(words), _MOST_PROBES):
         if not pattern.matches(argv):
             continue
-        reason = _why_asked(argv, pattern.literal_words)
+        reason = _explain_required_approval(argv, pattern.literal_words)
         if not reason:
             return None
     if not reason:
@@ -164,7 +164,7 @@ def _fill(word: str, filler: str) -> str:
     return literal_prefix(word) if not has_wildcard(word) else re.sub(r"\[.[^\]]*\]|[*?\[]", filler, word)
 
 
-def _why_asked(argv: tuple[str, ...], literal: frozenset[int]) -> str:
+def _explain_required_approval(argv: tuple[str, ...], literal: frozenset[int]) -> str:
     """Return why a command requires approval although a rule matches it; empty if it does not."""
     if literal >= frozenset(range(len(argv))):
         return ""
@@ -191,7 +191,7 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
         words = split_pattern(rule.pattern)
     except PatternSyntaxError as fault:
         return str(fault)
-    properties = object_properties_of(spec.parameters)
+    properties = get_object_properties(spec.parameters)
     if spec.mode == "stateful":
         properties = {**properties, STEP_INPUT: spec.step_parameters or {}}
     words = tuple("*" if word == ANY_ARGUMENTS else word for word in words)
@@ -431,7 +431,7 @@ def _subject_kinds(rule: Rule, specs: Mapping[str, ToolSpec] | None) -> tuple[Su
         return ("command",) if permission == "bash" else None
     about: tuple[SubjectKind, ...] = tuple(
         dict.fromkeys(
-            subject_kind_of(spec) for tool_id, spec in specs.items() if _permission_names_tool(permission, tool_id)
+            get_subject_kind(spec) for tool_id, spec in specs.items() if _permission_names_tool(permission, tool_id)
         )
     )
     return about or None
@@ -481,7 +481,7 @@ def _rule_matches_command(test: RankedRule, argv: tuple[str, ...]) -> bool:
     """Return whether a rule is about a command, in any of the ways in which calls are compared with it."""
     if test.matches(argv):
         allows_reading = test.rule.pattern == READ_ONLY_VARIABLE and test.rule.action == "allow"
-        return not allows_reading or read_only_proof.why_git_shows_stored_files(argv) is None
+        return not allows_reading or read_only_proof.explain_git_shows_stored_files(argv) is None
     if test.argv is None:
         return False
     if test.rule.action == "allow":
@@ -496,8 +496,8 @@ def _rule_matches_command(test: RankedRule, argv: tuple[str, ...]) -> bool:
 def _why_not(test: RankedRule, argv: Sequence[str]) -> str:
     if test.rule.pattern == READ_ONLY_VARIABLE:
         return (
-            read_only_proof.why_command_not_read_only(argv)
-            or read_only_proof.why_git_shows_stored_files(argv)
+            read_only_proof.explain_command_not_read_only(argv)
+            or read_only_proof.explain_git_shows_stored_files(argv)
             or "the command is proved read-only"
         )
     option = next((word for word in argv[1:] if word[:1] == "-"), None)
@@ -517,7 +517,7 @@ def _format_example(example: RuleExample) -> str:
     return repr(example if isinstance(example, (str, Mapping)) else list(example))
 
 
-def specs_of(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
+def get_specs(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
     """Return the specs of a generation's entries, by id."""
     return {tool_id: entry.spec for tool_id, entry in entries.items()}
 

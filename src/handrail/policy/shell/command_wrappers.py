@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from handrail.contract.text.glob_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 MAX_DEPTH = 8
 """The maximum number of wrappers around one command."""
@@ -21,7 +21,7 @@ _SIGNAL = compile_on_first_use(r"[A-Z]{2,10}\d?|\d{1,2}")
 _MODE = compile_on_first_use(r"[0L]|\d{1,9}[KM]?")
 _CLASS = compile_on_first_use(r"[0-3]")
 _LEVEL = compile_on_first_use(r"[0-7]")
-_RESERVED = frozenset(
+RESERVED_WORDS = frozenset(
     {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
     | {"select", "then", "until", "while", "coproc"}
 )
@@ -91,13 +91,13 @@ def _first_operand_index(argv: Sequence[str], flags: frozenset[str], values: _Va
     return index
 
 
-def _form(flags: str = "", **values: re.Pattern[str]) -> Callable[[Sequence[str]], int | None]:
+def _make_form_reader(flags: str = "", **values: re.Pattern[str]) -> Callable[[Sequence[str]], int | None]:
     known = frozenset(flags.split())
     by_option = {("-" if len(n) == 1 else "--") + n.replace("_", "-"): p for n, p in values.items()}
     return lambda argv: _first_operand_index(argv, known, by_option)
 
 
-_timeout_options = _form("--foreground --preserve-status -v --verbose -f -p", k=_TIMEOUT_DURATION, kill_after=_TIMEOUT_DURATION,
+_timeout_options = _make_form_reader("--foreground --preserve-status -v --verbose -f -p", k=_TIMEOUT_DURATION, kill_after=_TIMEOUT_DURATION,
                          s=_SIGNAL, signal=_SIGNAL)  # fmt: skip
 
 
@@ -106,10 +106,10 @@ def _timeout(argv: Sequence[str]) -> int | None:
     return None if at is None or at >= len(argv) or _TIMEOUT_DURATION.fullmatch(argv[at]) is None else at + 1
 
 
-_nice_options = _form(n=_NUMBER, adjustment=_NUMBER)
+_nice_options = _make_form_reader(n=_NUMBER, adjustment=_NUMBER)
 
 
-def _nice(argv: Sequence[str]) -> int | None:
+def _find_nice_command(argv: Sequence[str]) -> int | None:
     if len(argv) > 1 and re.fullmatch(r"-{1,2}\d{1,9}", argv[1]):  # the old spelling: nice -5
         return 2
     return _nice_options(argv)
@@ -136,12 +136,12 @@ def _env(argv: Sequence[str]) -> int | None:
 
 _WRAPPERS: Mapping[str, Callable[[Sequence[str]], int | None]] = {
     "timeout": _timeout,
-    "nice": _nice,
-    "nohup": _form(),
+    "nice": _find_nice_command,
+    "nohup": _make_form_reader(),
     "time": _read_time_keyword,
-    "stdbuf": _form(i=_MODE, o=_MODE, e=_MODE, input=_MODE, output=_MODE, error=_MODE),
-    "setsid": _form("-w --wait"),
-    "ionice": _form("-t --ignore", c=_CLASS, n=_LEVEL, **{"class": _CLASS, "classdata": _LEVEL}),
+    "stdbuf": _make_form_reader(i=_MODE, o=_MODE, e=_MODE, input=_MODE, output=_MODE, error=_MODE),
+    "setsid": _make_form_reader("-w --wait"),
+    "ionice": _make_form_reader("-t --ignore", c=_CLASS, n=_LEVEL, **{"class": _CLASS, "classdata": _LEVEL}),
     "command": _command,
     "env": _env,
 }
@@ -172,7 +172,7 @@ def find_wrapped_command_start(argv: Sequence[str]) -> int | None:
     if at is None or at >= len(argv) or not argv[at] or argv[at][:1] == "-" or not argv[at].isprintable():
         return None  # a word with a mark is not printable
     # After its keywords, the shell continues to parse: a word there may be an assignment or another keyword.
-    if argv[at] in _RESERVED or _LOOKS_LIKE_ASSIGNMENT.match(argv[at]):
+    if argv[at] in RESERVED_WORDS or _LOOKS_LIKE_ASSIGNMENT.match(argv[at]):
         return None
     return at
 
@@ -211,7 +211,7 @@ RUNNERS = _names(
     "time gtime timeout gtimeout genv gnice gnohup gstdbuf gxargs gtime nohup stdbuf unbuffer watch viddy hwatch",
     "script xargs parallel sem rush flock lckdo lockfile-create setlock entr watchexec reflex nodemon chokidar onchange",
     "watchmedo watchman-make inotify-hookable when-changed modd hyperfine multitime chronic ifne mispipe",
-    "pee vipe zrun ts-run retry run-one run-this-one run-parts at batch crontab cronitor cronic",
+    "pee vipe zrun ts-run retry run-one run-this-one run-parts at batch crontab fcrontab cronitor cronic",
     "concurrently cross-env cross-env-shell dotenv env-cmd dotenvx shdotenv envchain",
     "aws-vault doppler infisical chamber teller envconsul",
     "sshpass expect autoexpect rlwrap rlfe faketime eatmydata catchsegv gum",
@@ -267,7 +267,7 @@ COMMAND_PLACES: Mapping[str, str] = {
     "docker-compose podman-compose": "run exec -- --entrypoint",
     "kubectl oc k3s microk8s minikube kubecolor kubectl.exe": "exec run debug rsh ssh -- --command",
     "crictl ctr runc crun youki nomad cf dokku heroku fly flyctl railway kamal lxc incus": "exec run run:detached ssh task console -- -C -c --command",
-    "gcloud aws az doctl eb tsh gh glab": "ssh alias extension exec command -- --command --ssh-command --scripts -c --parameters",
+    "gcloud aws az doctl eb tsh gh glab": "ssh alias config extension exec command -- --command --ssh-command --scripts -c --parameters",
     "consul etcdctl": "exec lock watch -- -shell",
     "devspace okteto garden mirrord telepresence tilt skaffold": "exec enter run -- --command -c ?",
     "flox": "activate run -- -c --command ?",
@@ -281,7 +281,7 @@ COMMAND_PLACES: Mapping[str, str] = {
     "ansible-playbook": "--ssh-common-args --ssh-extra-args --become-exe",
     "flatpak snap": "run enter --command",
     "nix guix nix-env nix-build nix-store nix-instantiate nixos-rebuild home-manager lorri devenv": "run eval shell develop "
-           "environment -- -c --command --run --phase --build-hook --post-build-hook --diff-hook --pre-build-hook 2:--option "
+           "environment -- -c -E --expr --command --run --phase --build-hook --post-build-hook --diff-hook --pre-build-hook 2:--option "
            "2:--argstr",
     "gem rustup rvm nvm fnm volta n chruby-exec dune spack tox nox lerna nx": "exec v1-exec v2-exec new-exec run do -- --exec --override -x",
     "composer": "exec config --",
@@ -289,10 +289,12 @@ COMMAND_PLACES: Mapping[str, str] = {
     "yarn bun": "run exec x dlx set -- -c -e --call --eval --script-shell",
     "npm pnpm": "exec x dlx explore set run? run-script? start? restart? -c -e --call --eval --shell-mode --script-shell --shell --editor --viewer --git",
     "deno": "exec x dlx eval run? task? serve? -- -c -e --call --eval",
-    "cargo": "watch run? r? -x -s --exec --shell --config",
-    "go": "run? tool? -exec -toolexec -vettool",
+    "cargo": "watch run? r? flamegraph? -x -s -C --exec --shell --config",
+    "go": "run? tool? env -exec -toolexec -vettool",
     "stack cabal": "exec v1-exec v2-exec new-exec run? v1-run? v2-run? new-run? do --exec -x",
-    "dotnet swift zig dub nim crystal v dart mix lein gradle gradlew sbt": "exec run? r? build? build-exe? app.start? "
+    "mix": "cmd exec run? app.start? -e -r --eval code",
+    "sbt crystal swift nim v dart": "exec eval run? r? build? -e --eval code =",
+    "dotnet zig dub lein gradle gradlew": "exec run? r? build? build-exe? "
            "--exec -e --args =",
     "pip pip3": "-C --config-settings --config-setting --global-option --build-option --install-option --editor",
     "gcc g++ cc c++ clang clang++ gfortran": "-wrapper",
@@ -306,7 +308,7 @@ COMMAND_PLACES: Mapping[str, str] = {
     "wpa_cli": "-a -i",
     "pandoc": "-F -L --filter --lua-filter --pdf-engine ?",
     "latexmk": "-e -pdflatex -latex -lualatex -xelatex -pdf -dvips ?",
-    "make gmake bmake": "= --eval -E",
+    "make gmake bmake": "= --eval -E -V -v",
     "cmake ctest": "chdir env time -E -P --test-command --build-run-dir",
     "meson": "devenv --wrapper --ninja-args --vs-args",
     "ip": "exec",
@@ -318,17 +320,19 @@ COMMAND_PLACES: Mapping[str, str] = {
     "java": "= ?",
     "systemctl": "=",
     "just": "-c --command --shell --shell-arg --chooser = 2:--set",
-    "bazel bazelisk buck buck2": "run? --run_under",
+    "bazel bazelisk buck buck2": "run? --run_under --workspace_status_command --shell_executable",
     "git": "run foreach config -c -x -O -u --exec --extcmd --upload-pack --receive-pack --tree-filter --msg-filter "
            "--index-filter --env-filter --parent-filter --commit-filter --tag-name-filter --setup --authors-prog --access-hook --httpd --open-files-in-pager "
            "--sendmail-cmd --to-cmd --cc-cmd --smtp-server --config remote-ext shell",
-    "hg svn svnadmin bzr brz jj fossil darcs": "exec -- -c --command --config --config-toml --config-option --diff-cmd --diff3-cmd --editor-cmd "
+    "hg svn svnadmin bzr brz jj fossil darcs": "exec run -- -c --command --config --config-toml --config-option --diff-cmd --diff3-cmd --editor-cmd "
            "-O set settings --merge-cmd --posthook --prehook --ssh --remotecmd",
     "tar gtar bsdtar star dar": "-I -F -E --checkpoint-action --to-command --use-compress-program --rmt-command --rsh-command "
-           "--info-script --new-volume-script --compress-program",
+           "--info-script --new-volume-script --compress-program -compress-program",
     "zip": "-TT --unzip-command",
     "cpio": "--rsh-command",
     "rg": "--pre --hostname-bin",
+    "ugrep ug": "--filter --pager --view",
+    "adb": "shell exec-out exec-in",
     "fd fdfind": "-x -X --exec --exec-batch",
     "find gfind bfs": "-exec -execdir -ok -okdir",
     "sort gsort": "--compress-program",
@@ -349,7 +353,7 @@ COMMAND_PLACES: Mapping[str, str] = {
     "dpkg": "--pre-invoke --post-invoke --status-logger",
     "apt apt-get aptitude": "-o --option",
     "rpm rpmbuild rpmspec": "code --pipe",
-    "brew": "sh ruby -c -e",
+    "brew": "sh ruby exec -- -c -e",
     "sdiff diff3": "--diff-program",
     "openssl": "-engine",
     "logrotate incrontab fswatch": "-c -m --mail",
@@ -389,9 +393,12 @@ VALUELESS_OPTIONS = _names(
 
 INPUT_RUNNERS = _names(
     "psql mysql mariadb sqlite3 duckdb usql sqlplus mongosh gdb lldb r2 rizin ed ex dc ftp lftp sftp expect debugfs crontab mail mailx",
-    "m4 gnuplot bpftrace clickhouse-client beeline litecli pgcli mycli",
+    "fcrontab incrontab ncftp cftp telnet swipl sbatch qsub bsub m4 gnuplot bpftrace clickhouse-client beeline litecli pgcli mycli",
 )
 """Programs, other than shells, that run their input unless an option gives them something to run."""
+
+PROMPT_WORDS = _names("shell console dbshell tinker repl develop ssh enter")
+"""Sub-commands that open a prompt, which runs its input."""
 
 INTERPRETERS = frozenset(
     {
@@ -467,10 +474,25 @@ SUBCOMMAND_SYNONYMS: Mapping[str, tuple[tuple[_Words, _Words], ...]] = {
     "apt-get": ((("remove",), ("purge",)),),
     "gh": ((("pr", "create"), ("pr", "new")), (("release", "create"), ("release", "new")), (("codespace",), ("cs",)),
            (("extension",), ("ext",)), (("extension",), ("extensions",))),
-    "terraform": ((("destroy",), ("apply", "-destroy")),),
+    "terraform": ((("destroy",), ("apply", "-destroy")), (("destroy",), ("apply", "--destroy"))),
     "systemctl": ((("reboot",), ("start", "reboot.target")), (("poweroff",), ("start", "poweroff.target"))),
 }  # fmt: skip
 """Sub-commands with several names, or with the same effect."""
+
+ABBREVIATED_SUBCOMMANDS: Mapping[str, frozenset[str]] = {
+    "npm": _names(
+        "access adduser audit bugs cache ci completion config dedupe deprecate diff dist-tag docs doctor edit exec explain",
+        "explore fund get help hook init install link login logout ls org outdated owner pack ping pkg prefix profile prune",
+        "publish query rebuild repo restart root run run-script sbom search set shrinkwrap star start stop team test token",
+        "uninstall unpublish unstar update version view whoami",
+    ),
+    "hg": _names(
+        "add addremove amend archive backout bisect bookmarks branch clone commit config copy evolve export fetch forget",
+        "histedit import incoming init merge outgoing prune pull purge push rebase recover remove rename resolve revert rollback",
+        "shelve strip tag uncommit unshelve update",
+    ),
+}
+"""Sub-commands of programs that accept every clear beginning of a name, such as ``npm publ``."""
 
 PROGRAM_SYNONYMS: tuple[tuple[_Words, _Words], ...] = (
     (("npx",), ("npm", "exec")),
@@ -501,6 +523,16 @@ PROGRAM_SYNONYMS: tuple[tuple[_Words, _Words], ...] = (
     (("nc",), ("netcat",)),
     (("nc",), ("ncat",)),
     (("vi",), ("vim",)),
+    (("git",), ("hub",)),
+    (("make",), ("gmake",)),
+    (("make",), ("remake",)),
+    (("kubectl",), ("oc",)),
+    (("kubectl",), ("kubecolor",)),
+    (("kubectl",), ("microk8s.kubectl",)),
+    (("kubectl",), ("k3s", "kubectl")),
+    (("kubectl",), ("microk8s", "kubectl")),
+    (("kubectl",), ("minikube", "kubectl", "--")),
+    (("aws",), ("python3", "-m", "awscli")),
     (("node",), ("nodejs",)),
     (("gpg",), ("gpg2",)),
 )  # fmt: skip
@@ -509,7 +541,7 @@ PROGRAM_SYNONYMS: tuple[tuple[_Words, _Words], ...] = (
 DATA_PROGRAMS = _names(
     # print, compare, count
     "echo printf cat tac head tail wc nl od hexdump xxd strings cut paste tr rev fold fmt expand unexpand column comm",
-    "join seq cmp diff diff3 sdiff colordiff difft grep egrep fgrep zgrep ugrep pcregrep look which whereis whatis type",
+    "join seq cmp diff diff3 sdiff colordiff difft grep egrep fgrep zgrep pcregrep look which whereis whatis type",
     "apropos man info tldr help ls dir vdir exa eza lsd tree stat file du df free ps top pgrep pidof id whoami groups",
     "basename dirname realpath readlink pwd date cal uname hostname nproc arch printenv locale getconf sum cksum md5sum",
     "sha1sum sha224sum sha256sum sha384sum sha512sum b2sum shasum base64 base32 jq yq xq tomlq uniq numfmt factor test [",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from handrail.contract.protected import path_protection
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import (
     command_wrappers,
     destroying_forms,
@@ -29,15 +30,15 @@ _MAX_DEPTH = 4
 
 def stays_confined(argv: Sequence[str]) -> bool:
     """Return whether nothing in the words of a command contradicts that it stays confined."""
-    return why_not_confined(argv) is None
+    return explain_not_confined(argv) is None
 
 
-def why_not_confined(argv: Sequence[str]) -> str | None:
+def explain_not_confined(argv: Sequence[str]) -> str | None:
     """Return why a command is not known to stay confined, as half a sentence, or None."""
     return _why_not_confined(tuple(argv), _MAX_DEPTH)
 
 
-def why_script_not_confined(script: ShellScript) -> str | None:
+def explain_script_not_confined(script: ShellScript) -> str | None:
     """Return why a shell text is not known to stay confined, or None.
 
     Redirections are not part of the answer. Rules about files decide them.
@@ -74,7 +75,7 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
         return None
     if not inner or is_marked(inner[0]):
         return "the text does not name the program"
-    reason = destroying_forms.why_destroys(inner) or why_needs_network(inner) or _why_protected(inner)
+    reason = destroying_forms.explain_destruction(inner) or explain_network_need(inner) or _why_protected(inner)
     if reason is not None:
         return reason
     program = program_name(inner)
@@ -83,7 +84,10 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
         return check(inner, depth)
     if program in risky_options.SHELLS:
         return _shell(inner, depth)
-    if program in command_wrappers.ENVIRONMENT_MANAGERS and (at := _place_after(inner, ("run", "exec"))) is not None:
+    if (
+        program in command_wrappers.ENVIRONMENT_MANAGERS
+        and (at := _find_program_position(inner, ("run", "exec"))) is not None
+    ):
         return _why_not_confined(inner[at:], depth - 1)
     risk = program_risks.find_form_risk(inner)
     return None if risk is None else risk.reason
@@ -92,31 +96,33 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
 # What a command needs, and what it names.
 
 
-def why_needs_network(argv: Sequence[str]) -> str | None:
+def explain_network_need(argv: Sequence[str]) -> str | None:
     """Return why a command does nothing useful without a network, as half a sentence, or None."""
-    if program_name(argv).startswith("python") and tuple(argv[1:3]) == ("-m", "pip"):
+    if program_name(argv).startswith("python") and tuple(argv[1:2]) == ("-m",):
         argv = argv[2:]
     program = program_name(argv)
+    words = [word for word in argv[1:] if word[:1] != "-"]
+    if program == "rsync" and (host := next(filter(_REMOTE.match, words), None)) is not None:
+        return f"rsync needs the network for {show_marks(host)}"
     verbs = _NETWORK.get(program)
-    if verbs is None:
+    if verbs is None or tuple(words[:1]) in _OFFLINE.get(program, ()) or tuple(words[:2]) in _OFFLINE.get(program, ()):
         return None
     if not verbs or any(not verb for verb in verbs if len(argv) == 1):
         return f"{argv[0]} needs the network"
-    words = [word for word in argv[1:] if word[:1] != "-"]
     for verb in verbs:
         if verb and tuple(words[: len(verb.split())]) == tuple(verb.split()):
             return f"{argv[0]} {verb} needs the network"
     return None
 
 
-def _verbs(text: str) -> tuple[str, ...]:
+def _make_verb_list(text: str) -> tuple[str, ...]:
     return tuple(verb.strip() for verb in text.split(",")) if text else ()
 
 
-_NODE_NETWORK = _verbs(
+_NODE_NETWORK = _make_verb_list(
     "install, i, in, ci, add, update, up, upgrade, publish, audit, view, info, outdated, login, create, init, dlx, search, ping"
 )
-_PIP_NETWORK = _verbs("install, download, index, search, wheel")
+_PIP_NETWORK = _make_verb_list("install, download, index, search, wheel")
 _NETWORK: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -170,29 +176,41 @@ _NETWORK: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("npm", "pnpm", "bun"), _NODE_NETWORK),
     "yarn": ("", *_NODE_NETWORK),
     **dict.fromkeys(("pip", "pip3"), _PIP_NETWORK),
-    "uv": _verbs(
+    "uv": _make_verb_list(
         "sync, add, lock, pip install, pip sync, pip compile, tool install, tool run, tool upgrade, publish, python install, self"
     ),
     **dict.fromkeys(
-        ("poetry", "pdm", "pipenv", "rye", "pixi"), _verbs("install, add, update, lock, publish, sync, search")
+        ("poetry", "pdm", "pipenv", "rye", "pixi"), _make_verb_list("install, add, update, lock, publish, sync, search")
     ),
     **dict.fromkeys(
-        ("conda", "mamba", "micromamba"), _verbs("install, create, update, search, env create, env update")
+        ("conda", "mamba", "micromamba"), _make_verb_list("install, create, update, search, env create, env update")
     ),
-    "cargo": _verbs("fetch, install, add, update, publish, search, login, yank, owner, generate-lockfile"),
-    "go": _verbs("get, install, mod download, mod tidy, mod vendor, work sync"),
-    **dict.fromkeys(("gem", "bundle", "bundler"), _verbs("install, update, push, fetch, add, outdated")),
-    "composer": _verbs("install, require, update, create-project"),
-    "dotnet": _verbs("restore, add, tool install, nuget"),
-    "git": _verbs(
+    "cargo": _make_verb_list("fetch, install, add, update, publish, search, login, yank, owner, generate-lockfile"),
+    "go": _make_verb_list("get, install, mod download, mod tidy, mod vendor, work sync"),
+    **dict.fromkeys(("gem", "bundle", "bundler"), _make_verb_list("install, update, push, fetch, add, outdated")),
+    "composer": _make_verb_list("install, require, update, create-project"),
+    "dotnet": _make_verb_list("restore, add, tool install, nuget"),
+    "git": _make_verb_list(
         "fetch, pull, push, clone, ls-remote, remote update, remote show, submodule update, lfs pull, lfs fetch, lfs push"
     ),
-    "hg": _verbs("pull, push, clone, incoming, outgoing"),
-    "playwright": _verbs("install"),
-    "rustup": _verbs("update, install, toolchain install, component add, target add"),
-    "deno": _verbs("add, install, cache, publish"),
+    "hg": _make_verb_list("pull, push, clone, incoming, outgoing"),
+    "playwright": _make_verb_list("install"),
+    "rustup": _make_verb_list("update, install, toolchain install, component add, target add"),
+    "deno": _make_verb_list("add, install, cache, publish"),
 }
 """Programs that need the network: for every sub-command, or for those named."""
+_REMOTE = re.compile(r"rsync://|[^/]*:")
+_OFFLINE: Mapping[str, frozenset[tuple[str, ...]]] = {
+    **dict.fromkeys(
+        ("terraform", "tofu"), frozenset({("fmt",), ("validate",), ("version",), ("graph",), ("console",)})
+    ),
+    "helm": frozenset({("lint",), ("template",), ("create",), ("version",), ("package",)}),
+    **dict.fromkeys(("docker", "podman"), frozenset({("compose", "config"), ("compose", "version")})),
+    **dict.fromkeys(("docker-compose", "podman-compose"), frozenset({("config",), ("version",)})),
+    "kubectl": frozenset({("kustomize",)}),
+    "pulumi": frozenset({("version",)}),
+}
+"""Sub-commands of these programs that need no network."""
 
 _READERS = frozenset(
     {
@@ -238,7 +256,7 @@ def _why_protected(argv: Sequence[str]) -> str | None:
 _Check = Callable[[tuple[str, ...], int], str | None]
 
 
-def _place_after(argv: Sequence[str], verbs: Sequence[str]) -> int | None:
+def _find_program_position(argv: Sequence[str], verbs: Sequence[str]) -> int | None:
     """Return the position of the program after a verb such as ``run``, or None if an option or nothing is there."""
     at = next((index for index, word in enumerate(argv) if index and word in verbs), None)
     if at is None or any(word[:1] == "-" and word not in command_wrappers.VALUELESS_OPTIONS for word in argv[1:at]):
@@ -271,8 +289,8 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
 def _find(argv: tuple[str, ...], depth: int) -> str | None:
     if any(word in ("-fls", "-fprint", "-fprint0", "-fprintf") for word in argv):
         return "find writes the file that an option names"
-    for inner in risky_options.commands_of_find(argv):
-        if inner[:1] == ("rm",) and destroying_forms.finds_only_caches(argv):
+    for inner in risky_options.iterate_find_commands(argv):
+        if inner[:1] == ("rm",) and destroying_forms.is_find_limited_to_caches(argv):
             continue
         if (reason := _why_not_confined(inner, depth - 1)) is not None:
             return reason
@@ -286,7 +304,7 @@ def list_run_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
     if program in ("xargs", "gxargs") and not isinstance(found := _command_of_xargs(tuple(inner)), str):
         return [found]
     if program in ("find", "gfind", "bfs"):
-        return list(risky_options.commands_of_find(inner)) or [tuple(inner)]
+        return list(risky_options.iterate_find_commands(inner)) or [tuple(inner)]
     return [tuple(inner)]
 
 
@@ -303,7 +321,7 @@ def _command_of_xargs(argv: tuple[str, ...]) -> tuple[str, ...] | str:
     replaced = ""
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
-        if word in ("-n", "-P", "-L", "-d", "-s", "-E"):
+        if word in ("-n", "-P", "-L", "-d", "-s", "-E", "-a"):
             index += 2
         elif word == "-I":
             replaced = argv[index + 1] if index + 1 < len(argv) else ""
@@ -335,10 +353,14 @@ def _runner(argv: tuple[str, ...], depth: int) -> str | None:
         if not text or text.isdigit():
             continue
         script = parse_script(text)
+        if not script.commands and re.fullmatch(r"\w+=[\w,:%.-]*", text):
+            continue  # the value of an option, such as ``trace=openat``
         together = argv[index:] if word[:1] != "-" else ("true",)
         for inner in (together, *(command.argv for command in script.commands)):
             if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
                 return f"{argv[0]} may run {program_name(inner)}, which removes or replaces files"
+        if word[:1] != "-" and index + 1 < len(argv) and text.isidentifier():
+            script = parse_script("true")  # alone, it is no command of this text
         reason = _why_script_not_confined(script, depth - 1) or _why_not_confined(tuple(together), depth - 1)
         if reason is None and script.files:
             reason = f"{argv[0]} runs a command that opens {script.files[0].target!r}"
@@ -351,7 +373,7 @@ def _python(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
     if any(map(is_open, argv[1:2])):
         return f"{argv[0]} may run a text that only the shell knows"
-    risk = risky_options.interpreter_risk(program_name(argv), argv)
+    risk = risky_options.find_interpreter_risk(program_name(argv), argv)
     return None if risk is None else risk.reason
 
 
@@ -364,11 +386,11 @@ def _sed(argv: tuple[str, ...], depth: int) -> str | None:
             plain.append(word)
         elif match.group("letters"):
             plain.append(f"-{match.group('letters')}")
-    risk = risky_options.sed_risk(plain)
+    risk = risky_options.find_sed_risk(plain)
     return None if risk is None else risk.reason
 
 
-_IN_PLACE = re.compile(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
+_IN_PLACE = compile_on_first_use(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
 
 
 _MAKES_FROM_TEXT = frozenset({"-E", "-", "-f-", "--file=-", "--makefile=-", "/dev/stdin"})
@@ -391,8 +413,42 @@ def _make(argv: tuple[str, ...], depth: int) -> str | None:
 
 def _git(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
-    risk = risky_options.git_risk(argv)
+    risk = risky_options.git_risk(_without_patch_folder(argv))
     return None if risk is None else risk.reason
+
+
+def _without_patch_folder(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``git format-patch`` without the folder that it writes new files to, if the text names one below."""
+    at = destroying_forms.find_git_command_index(argv)
+    if at is None or argv[at] != "format-patch" or "-o" not in argv[at:-1]:
+        return argv
+    option = argv.index("-o", at)
+    folder = argv[option + 1]
+    if is_marked(folder) or folder[:1] in ("/", "-") or ".." in folder.split("/"):
+        return argv
+    return (*argv[:option], *argv[option + 2 :])
+
+
+def _env(argv: tuple[str, ...], depth: int) -> str | None:
+    """Check ``env`` with options, or with variables by which programs find what they run."""
+    at = 1
+    while at < len(argv):
+        word = argv[at]
+        name, sign, value = word.partition("=")
+        if word in ("-u", "--unset"):
+            at += 1
+        elif word not in ("-i", "-", "--ignore-environment") and name != "--unset" and not re.fullmatch("-u.+", word):
+            if not sign or not name.isidentifier():
+                break
+            if _DESTROYING_WORDS.search(value) is not None or _REPOSITORY.search(value) is not None:
+                return f"env sets {name}, and its value may name a command"
+        at += 1
+    inner = argv[at:]
+    if inner[:1] and inner[0][:1] == "-":
+        return f"env {show_marks(inner[0])} is not understood"
+    if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
+        return f"env runs {program_name(inner)}, which removes or replaces files"
+    return _why_not_confined(inner, depth - 1) if inner else None
 
 
 def _npx(argv: tuple[str, ...], depth: int) -> str | None:
@@ -411,7 +467,7 @@ def _npx(argv: tuple[str, ...], depth: int) -> str | None:
 def _package_runner(argv: tuple[str, ...], depth: int) -> str | None:
     if argv[1:2] == ("exec",) and argv[0] in ("pnpm", "yarn") and len(argv) > 2 and argv[2][:1] != "-":
         return _why_not_confined(argv[2:], depth - 1)
-    risk = risky_options.package_runner_risk(argv)
+    risk = risky_options.find_package_runner_risk(argv)
     return None if risk is None else risk.reason
 
 
@@ -421,7 +477,7 @@ def _shell_variables(argv: tuple[str, ...], depth: int) -> str | None:
     return None if risk is None else risk.reason
 
 
-def _nothing(argv: tuple[str, ...], depth: int) -> str | None:
+def _find_no_problem(argv: tuple[str, ...], depth: int) -> str | None:
     del argv, depth
 
 
@@ -447,11 +503,12 @@ _CHECKS: Mapping[str, _Check] = {
         _runner,
     ),
     "git": _git,
+    "env": _env,
     "npx": _npx,
     **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _package_runner),
     **dict.fromkeys(("export", "read", "[", "[[", "test", "set"), _shell_variables),
     **dict.fromkeys(
-        ("sort", "uniq", "xxd", "tree", "shuf", "iconv", "date", "unset", "local", "kill", "wait"), _nothing
+        ("sort", "uniq", "xxd", "tree", "shuf", "iconv", "date", "unset", "local", "kill", "wait"), _find_no_problem
     ),
 }
 
@@ -459,11 +516,11 @@ _CHECKS: Mapping[str, _Check] = {
 # Texts that are not understood, and version control.
 
 
-def why_unclear_text_may_destroy(script: ShellScript, text: str) -> str | None:
+def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
     """Return which words of a text that is not understood may destroy something, or None. When in doubt, there is a reason."""
     for command in script.commands:
         if (
-            reason := destroying_forms.why_destroys(command_wrappers.split_wrapper_layers(command.argv)[-1])
+            reason := destroying_forms.explain_destruction(command_wrappers.split_wrapper_layers(command.argv)[-1])
         ) is not None:
             return reason
     bare = _QUOTES.sub("", text)
@@ -478,17 +535,17 @@ def why_unclear_text_may_destroy(script: ShellScript, text: str) -> str | None:
     return None
 
 
-_QUOTES = re.compile(r"['\"\\]")
-_SEPARATORS = re.compile(r"[\s;|&()<>`{}$!,=:]+")
+_QUOTES = compile_on_first_use(r"['\"\\]")
+_SEPARATORS = compile_on_first_use(r"[\s;|&()<>`{}$!,=:]+")
 _NAMES = "|".join(sorted((re.escape(name) for name in destroying_forms.PROGRAM_NAMES - {"git", "find", "sed", "tar", "cp", "tee", "ln", "install"}), reverse=True))  # fmt: skip
-_DESTROYING_WORDS = re.compile(
+_DESTROYING_WORDS = compile_on_first_use(
     rf"(?<![\w.-])(?:{_NAMES})(?![\w-])|-delete\b|--delete|>\||(?<![>&<])>(?!>|&)\s*[^\s&/]|\bof="
     r"|\b(?:clean|reset|checkout|restore|stash|switch|reflog|gc|prune|update-ref|filter-branch|filter-repo)\b|\s-D\b|--force|\s-f\b"
     r"|\b(?:rmtree|unlink|rmdir|removedirs|remove|rmSync|unlinkSync|rmdirSync|truncate|rename|replace|writeFile|write_text|write_bytes|fs\.rm"
     r"|shutil|os\.system|subprocess|popen|exec|eval|base64|xxd|decode|fromhex|chr)\b|\\x|\$'",
     re.IGNORECASE,
 )
-_REPOSITORY = re.compile(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
+_REPOSITORY = compile_on_first_use(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
 
 
 def changes_repository(script: ShellScript) -> bool:

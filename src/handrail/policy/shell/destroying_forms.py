@@ -1,7 +1,7 @@
 """The commands that delete or overwrite what cannot be brought back: programs, sub-commands and options.
 
 They require approval in every mode, also under a rule that allows the program. Only a rule that names every word allows them.
-:func:`why_destroys` decides by the words alone. :func:`find_replaced_paths` and :func:`find_removed_paths` return the
+:func:`explain_destruction` decides by the words alone. :func:`find_replaced_paths` and :func:`find_removed_paths` return the
 paths of which the file system decides whether something is lost.
 """
 
@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.simple_commands import has_marks, is_marked
 
@@ -61,11 +62,11 @@ BUILD_OUTPUTS = frozenset(
     }
 )
 """Names of folders that hold only build outputs if git ignores them."""
-_GENERATED = re.compile(r".*\.(?:py[cod]|o|obj|class|egg-info|tsbuildinfo)")
+_GENERATED = compile_on_first_use(r".*\.(?:py[cod]|o|obj|class|egg-info|tsbuildinfo)")
 _Check = Callable[[Sequence[str]], str | None]
 
 
-def why_destroys(argv: Sequence[str]) -> str | None:
+def explain_destruction(argv: Sequence[str]) -> str | None:
     """Return why a command may delete or overwrite what cannot be brought back, as half a sentence, or None."""
     check = _PROGRAMS.get(program_name(argv))
     return None if check is None else check(argv)
@@ -73,7 +74,7 @@ def why_destroys(argv: Sequence[str]) -> str | None:
 
 def may_destroy(argv: Sequence[str]) -> bool:
     """Return whether a command may delete or overwrite something by its words, also what can be brought back."""
-    return why_destroys(argv) is not None or bool(find_removed_paths(argv)) or any(find_replaced_paths(argv))
+    return explain_destruction(argv) is not None or bool(find_removed_paths(argv)) or any(find_replaced_paths(argv))
 
 
 def is_cache(path: str) -> bool:
@@ -151,19 +152,28 @@ def _is_repository(word: str) -> bool:
     return any(name.rstrip(".").lower() in (".git", ".hg", ".svn", ".jj") for name in word.split("/"))
 
 
-def _dd(argv: Sequence[str]) -> str | None:
+def _explain_dd(argv: Sequence[str]) -> str | None:
     if any(word.startswith("of=") and word != "of=/dev/null" for word in argv) or has_marks(argv):
         return "dd overwrites its output"
     return None
 
 
 def _find(argv: Sequence[str]) -> str | None:
-    if "-delete" in argv and not finds_only_caches(argv):
+    if "-delete" in argv and not is_find_limited_to_caches(argv) and not _finds_only_empty_folders(argv):
         return "find -delete deletes every file that it finds"
     return None
 
 
-def finds_only_caches(argv: Sequence[str]) -> bool:
+def _finds_only_empty_folders(argv: Sequence[str]) -> bool:
+    """Return whether ``find`` with these words finds only folders without any content."""
+    if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or has_marks(argv) or argv[-1] != "-delete":
+        return False
+    if any(word[:1] == "/" or ".." in word.split("/") for word in argv[1:]):
+        return False
+    return "-empty" in argv and ("-type", "d") in itertools.pairwise(argv)
+
+
+def is_find_limited_to_caches(argv: Sequence[str]) -> bool:
     """Return whether ``find`` with these words finds only files that a program makes again."""
     if not {"-o", "-or", ",", "!", "-not", "(", ")"}.isdisjoint(argv) or has_marks(argv):
         return False
@@ -195,7 +205,7 @@ def _copies(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _tee(argv: Sequence[str]) -> str | None:
+def _explain_tee(argv: Sequence[str]) -> str | None:
     return "tee writes to files that the text does not name" if has_marks(argv) else None
 
 
@@ -212,15 +222,34 @@ def _chmod(argv: Sequence[str]) -> str | None:
     return f"{argv[0]} -R takes modes away" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
 
 
-_SED_WHOLE = re.compile(r"(?:(?:0|1),\$!?|/\.?\*?/)?\s*\{?\s*d\s*;?\s*\}?|\$!\s*d|/\^/\s*d")
+_SED_WHOLE = compile_on_first_use(
+    r"(?:(?:0|1),\$!?|/\.?\*?/)?\s*\{?\s*d\s*;?\s*\}?|\$!\s*d|/\^/\s*d|s(?P<sign>[/|#,])\^?\.[*+]\$?(?P=sign)(?P=sign)g?"
+)
 
 
-def _sed(argv: Sequence[str]) -> str | None:
+def _explain_sed(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv, "-e -f --expression --file")
     if not _has(options, "i", "--in-place"):
         return None
+    if _has([option for option in options if option[:2] != "-i"], "n", "--quiet", "--silent"):
+        return "sed -i with -n deletes every line that the script does not print"
     scripts = [after for word, after in itertools.pairwise(argv) if word in ("-e", "--expression")] or operands[:1]
     return "this sed script deletes every line" if any(map(_SED_WHOLE.fullmatch, scripts)) else None
+
+
+def _edits_in_place(argv: Sequence[str]) -> str | None:
+    """Check ``perl`` and ``ruby``, which with ``-i`` and ``-n`` keep only what their code prints."""
+    options = split_words(argv)[0]
+    clusters = [match.group() for option in options if (match := re.match(r"-[a-zA-Z0-9]+", option))]
+    if any("i" in one for one in clusters) and any("n" in one.partition("i")[0] or one == "-n" for one in clusters):
+        return f"{argv[0]} -i with -n deletes every line that the code does not print"
+    return None
+
+
+def _awk(argv: Sequence[str]) -> str | None:
+    if "inplace" in argv and not any("print" in word for word in argv[1:]):
+        return f"{argv[0]} -i inplace deletes every line that the code does not print"
+    return None
 
 
 def _rsync(argv: Sequence[str]) -> str | None:
@@ -239,7 +268,7 @@ def _tar(argv: Sequence[str]) -> str | None:
 
 
 def _git(argv: Sequence[str]) -> str | None:
-    index = git_command_index(argv)
+    index = find_git_command_index(argv)
     if index is None:
         return None
     command, rest = argv[index], argv[index:]
@@ -249,7 +278,7 @@ def _git(argv: Sequence[str]) -> str | None:
     return None if check is None else check(rest)
 
 
-def git_command_index(argv: Sequence[str]) -> int | None:
+def find_git_command_index(argv: Sequence[str]) -> int | None:
     """Return the position of git's sub-command, or None."""
     index = 1
     while index < len(argv) and argv[index][:1] == "-":
@@ -376,14 +405,16 @@ _PROGRAMS: Mapping[str, _Check] = {
                     _always("removes or overwrites what it names")),
     **dict.fromkeys(("mkfs", "mke2fs", "mkswap", "mkfs.ext4", "mkfs.xfs", "mkfs.vfat", "mkfs.btrfs"), _always("overwrites what it names")),
     **dict.fromkeys(("rename", "prename", "mmv", "detox"), _always("renames files by a pattern, over others")),
-    "dd": _dd,
+    "dd": _explain_dd,
     **dict.fromkeys(("find", "gfind", "bfs"), _find),
     **dict.fromkeys(("mv", "gmv"), _mv),
     **dict.fromkeys(("cp", "gcp", "install", "ln"), _copies),
-    "tee": _tee,
+    "tee": _explain_tee,
     **dict.fromkeys(("rimraf", "del-cli", "shx", "trash-empty"), _always("removes files")),
     **dict.fromkeys(("chmod", "chown", "chgrp"), _chmod),
-    **dict.fromkeys(("sed", "gsed"), _sed),
+    **dict.fromkeys(("sed", "gsed"), _explain_sed),
+    **dict.fromkeys(("perl", "ruby"), _edits_in_place),
+    **dict.fromkeys(("awk", "gawk"), _awk),
     "rsync": _rsync,
     **dict.fromkeys(("tar", "gtar", "bsdtar"), _tar),
     "zip": _with_options("m", "--move", why="removes the files that it packs"),
@@ -402,14 +433,14 @@ PROGRAM_NAMES = frozenset(_PROGRAMS)
 
 # What the file system decides.
 
-WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd"})
+WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd", "mawk", "nawk"})
 """Further programs for which :func:`find_replaced_paths` has an answer."""
 
 
 def find_removed_paths(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the paths whose files a command removes by their names, or replaces by a committed version."""
     if program_name(argv) == "git":
-        index = git_command_index(argv)
+        index = find_git_command_index(argv)
         is_checkout = index is not None and argv[index] in ("checkout", "co")
         return tuple(split_words(argv[index:], "-b -B --orphan --conflict")[1]) if is_checkout else ()
     if program_name(argv) not in ("rm", "unlink", "grm"):
@@ -445,6 +476,11 @@ def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
                 yield after, ""
             elif word[:2] == "-o" or word.startswith("--output="):
                 yield word.removeprefix("--output=").removeprefix("-o"), ""
+    elif program in ("awk", "gawk", "mawk", "nawk"):
+        yield from ((match.group("path"), "") for word in argv[1:] for match in _AWK_OUTPUT.finditer(word))
     elif program in ("uniq", "xxd"):
         operands = split_words(argv, "-f -s -w -c -l")[1]
         yield from ((word, "") for word in operands[1:2])
+
+
+_AWK_OUTPUT = re.compile(r'\bprintf?\b[^;{}>]*(?<!>)>\s*"(?P<path>[^"\\]+)"')

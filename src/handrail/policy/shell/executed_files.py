@@ -9,10 +9,11 @@ something, each word that names a file counts. Nothing here reads the file syste
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers, program_risks, read_only_proof
 from handrail.policy.shell.parser import ShellScript
 
@@ -112,24 +113,34 @@ _LOOPS = frozenset(
     {"for", "while", "until", "select", "function", "()", "eval", "source", "xargs", "-exec", "-execdir"}
 )
 MAX_LEVELS = 4_096
-_RUNS_JAVASCRIPT = frozenset({"node", "nodejs", "bun", "deno", "tsx", "ts-node"})
 _JAVASCRIPT_ENDINGS = (".js", ".mjs", ".cjs", ".ts", ".json", "/index.js", "/package.json")
-_BARE = re.compile(r"[A-Za-z0-9][\w.+-]*")
-_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_SIGNS = re.compile(r"[\s;|&()<>`{}$!,\"'\\]+")
-_PARTS = re.compile(r"[=:@,]+")
-_QUOTES = re.compile(r"['\"\\]")
-_HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
-_HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
-_VARIABLE = re.compile(r"\$\w+")
+_PYTHON_ENDINGS = (".py", "/__init__.py", "/__main__.py")
+_LOADED_ENDINGS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("node", "nodejs", "bun", "deno", "tsx", "ts-node"), _JAVASCRIPT_ENDINGS),
+    **dict.fromkeys(("python", "pypy", "py", "pythonw", "ipython", "bpython", "pytest", "coverage", "uvicorn", "gunicorn"), _PYTHON_ENDINGS),
+    **dict.fromkeys(("perl", "prove"), (".pm", ".pl")), **dict.fromkeys(("ruby", "irb", "rake", "rspec"), (".rb",)),
+    **dict.fromkeys(("lua", "luajit"), (".lua", "/init.lua")), "gawk": (".awk",), "awk": (".awk",), "php": (".php",),
+    "tclsh": (".tcl",), "julia": (".jl",), "rscript": (".R", ".r"), "guile": (".scm",), "emacs": (".el",), "groovy": (".groovy",),
+}  # fmt: skip
+"""The endings with which an interpreter finds the file of a module that its options or its code name."""
+_BARE = compile_on_first_use(r"[A-Za-z0-9][\w.+-]*")
+_LOADED_NAME = compile_on_first_use(r"[\w][\w./:-]{0,254}")
+_MODULE_OPTION = compile_on_first_use(r"-[A-Za-z]{0,15}?m(?P<name>.+)")
+"""Python's option ``-m``, alone or after others, such as ``-Im``. The module follows, attached or as the next word."""
+_MODULE = compile_on_first_use(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_SIGNS = compile_on_first_use(r"[\s;|&()<>`{}$!,\"'\\]+")
+_PARTS = compile_on_first_use(r"[=:@,]+")
+_QUOTES = compile_on_first_use(r"['\"\\]")
+_HOME = compile_on_first_use(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
+_HERE = compile_on_first_use(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
+_VARIABLE = compile_on_first_use(r"\$\w+")
 MAX_PATH_BYTES = 4_095
 """The maximum bytes of a path. A longer word names no file."""
 HOME_MARK = "\0HOME"
 """The placeholder at the beginning of a word for the home folder of programs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutingCommand:
+class ExecutingCommand(Struct, frozen=True):
     """One command of a text that runs something.
 
     :param words: each may name a file that is run, or the folder that contains it
@@ -196,7 +207,8 @@ def _make_step(argv: Iterable[str]) -> ExecutingCommand:
     words: dict[str, None] = {}
     implied: dict[str, None] = {}
     before = ""
-    javascript = loops = False
+    endings: dict[str, None] = {}
+    loops = False
     moves = 0
     for word in argv:
         for part in _file_names_in_word(word):
@@ -205,13 +217,21 @@ def _make_step(argv: Iterable[str]) -> ExecutingCommand:
             loops = loops or part in _LOOPS
             name = posixpath.basename(part).lower()
             implied.update(dict.fromkeys(_implied_files(name)))
-            javascript = javascript or name in _RUNS_JAVASCRIPT
+            endings.update(dict.fromkeys(_LOADED_ENDINGS.get(name.rstrip("0123456789.-"), ())))
         words.update(dict.fromkeys(_module_files_of_word(word, before)))
         before = word
     bare = tuple(word for word in words if _BARE.fullmatch(word))
-    if javascript:
-        words.update(dict.fromkeys(word + ending for word in tuple(words) for ending in _JAVASCRIPT_ENDINGS))
+    for word in tuple(words) if endings else ():
+        words.update(dict.fromkeys(_loaded_files(word, endings)))
     return ExecutingCommand(tuple(words), tuple(implied), bare, MAX_LEVELS if loops and moves else 1 + moves)
+
+
+def _loaded_files(word: str, endings: Iterable[str]) -> Iterator[str]:
+    """Return the files that an interpreter loads for a word that may name a module, such as ``package.module``."""
+    if _LOADED_NAME.fullmatch(word) is None:
+        return
+    for name in dict.fromkeys((word, word.replace("::", "/"), word.replace(".", "/"))):
+        yield from (name + ending for ending in endings)
 
 
 def _implied_files(name: str) -> tuple[str, ...]:
@@ -229,8 +249,11 @@ def _file_names_in_word(word: str) -> Iterator[str]:
     if word[:1] == "-" and len(word) > 2:
         yield word[2:]
     parts = _PARTS.split(word)
-    if len(parts) > 1:
-        yield from (part for part in parts if part)
+    for part in parts if len(parts) > 1 else ():
+        if part:
+            yield part
+            if part[0] == "-" and len(part) > 2:
+                yield part[2:]
     if _SIGNS.search(word):
         yield from _split_text_at_signs(word)
 
@@ -255,10 +278,10 @@ def _module_files_of_word(word: str, before: str) -> Iterator[str]:
 
     The word stands after ``-m``, or has a form such as ``package.module:function``.
     """
-    if before == "-m":
+    if _MODULE_OPTION.fullmatch(before + "_") is not None:
         return _python_module_files(word)
-    if word[:2] == "-m":
-        return _python_module_files(word[2:])
+    if (bundle := _MODULE_OPTION.fullmatch(word)) is not None:
+        return _python_module_files(bundle["name"])
     return _python_module_files(word.partition(":")[0]) if "." in word or ":" in word else iter(())
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.risky_options import SHELLS
@@ -27,12 +28,12 @@ _MAX_SIGNS = 200
 """The maximum number of structural signs in a nested text, of which there may be many."""
 _MAX_PIECES = 60
 
-_CUT = re.compile(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
+_CUT = compile_on_first_use(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
 """Signs at which a command may begin inside a text of any language."""
-_GLOBS = re.compile(r"[*?\[\]~{}]")
-_LISTED = re.compile(r"""["']\s*,\s*["']""")
+_GLOBS = compile_on_first_use(r"[*?\[\]~{}]")
+_LISTED = compile_on_first_use(r"""["']\s*,\s*["']""")
 """The separator of two words in a list of literals, as in ``['rm', '-rf']``."""
-_CALLS = re.compile(
+_CALLS = compile_on_first_use(
     r"system|exec|popen|spawn|subprocess|shell|\bsh\b|run\b|call|`|qx|fork|command|\bpipe|getline|\||program|process"
     r"|!|(?<![a-z])e\b|%x?\(|\bcmd|passthru|\bterm|syscmd|terminal|job_start|host\b|open\b",
     re.IGNORECASE,
@@ -41,17 +42,23 @@ _CALLS = re.compile(
 _LEADS = frozenset(
     {"spawn", "exec", "execute", "execute-silent", "become", "transform", "reload", "shell", ".shell", ".sh", ".system", "system"}
     | {"run", "run-shell", "call", "host", "platform", "term", "terminal", "!", ".!", "e", "1e", "do", "then", "command", "child"}
-    | {"cmd", "-noecho", "localcommand", "proxycommand", "remotecommand", "knownhostscommand", "match"}
+    | {"cmd", "local", "-noecho", "localcommand", "proxycommand", "remotecommand", "knownhostscommand", "match"}
 )  # fmt: skip
 """Words of other languages before a command."""
 _UNQUOTED = str.maketrans("", "", "'\"\\")
-_NOT_PLAIN = re.compile(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
-_TAKES_SCRIPT = re.compile(r"-[A-Za-z]*c|--?[Cc]ommands?")
-_ASSIGNED = re.compile(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
-_NAMED_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
-_GIVES_WORK = re.compile(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
-_READS_INPUT = frozenset({("-f", "-"), ("-f", "/dev/stdin")})
-_ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
+_NOT_PLAIN = compile_on_first_use(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
+_TAKES_SCRIPT = compile_on_first_use(r"-[A-Za-z]*c|--?[Cc]ommands?")
+_ASSIGNED = compile_on_first_use(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
+_NAMED_VALUE = compile_on_first_use(r"[A-Za-z_]\w*\+?=")
+_GIVES_WORK = compile_on_first_use(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
+_READS_INPUT = frozenset(
+    (option, file)
+    for option in ("-f", "--file", "--justfile", "--taskfile", "--makefile", "build", "run", "playbook")
+    for file in ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+)
+_CONTAINER_PROGRAMS = frozenset({"docker", "podman", "nerdctl", "finch", "kubectl", "oc", "ctr", "docker-compose"})
+_KEEPS_INPUT = compile_on_first_use(r"-[a-hj-z]*i[a-z]*|--interactive|--stdin")
+_ALIAS = compile_on_first_use(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
 
 class PossibleCommand(NamedTuple):
@@ -66,8 +73,7 @@ class PossibleCommand(NamedTuple):
     spelling_of: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NestedCommandForm:
+class NestedCommandForm(Struct, frozen=True):
     """The places in a program's words where a command may begin.
 
     :param anywhere: any word after the program's name
@@ -94,7 +100,7 @@ class NestedCommandForm:
     partly_known: bool = False
 
 
-def _form_of(text: str, *, first: bool = False) -> NestedCommandForm:
+def _parse_form(text: str, *, first: bool = False) -> NestedCommandForm:
     pairs, built, options, prefixes, verbs = set[str](), set[str](), list[str](), list[str](), set[str]()
     for word in text.split():
         if word in ("*", "=", "?", "code"):
@@ -130,7 +136,7 @@ _FORMS: Mapping[str, NestedCommandForm] = {
         for name in command_wrappers.RUNNERS
     },
     **{
-        name: _form_of(text, first=name in command_wrappers.PROGRAM_FIRST_RUNNERS)
+        name: _parse_form(text, first=name in command_wrappers.PROGRAM_FIRST_RUNNERS)
         for names, text in command_wrappers.COMMAND_PLACES.items()
         for name in names.split()
     },
@@ -138,12 +144,14 @@ _FORMS: Mapping[str, NestedCommandForm] = {
 _ANYWHERE = NestedCommandForm(anywhere=True)
 _CODE = NestedCommandForm(code=True)
 PROGRAM_PREFIXES = ("ld-linux", "ld-musl", "s6-", "qemu-", "proxychains", "ld.so")
-_VERSIONED = re.compile(r"(?P<name>[a-z][a-z+-]*?)-?[0-9][0-9.]*(?:\.exe)?")
+_VERSIONED = compile_on_first_use(r"(?P<name>[a-z][a-z+_-]*?)-?[0-9][0-9.]*[a-z]?(?:-(?:dbg|debug|intel64))?")
+_PROGRAM_ENDINGS = (".exe", ".cmd", ".bat", ".com")
+"""Endings of Windows programs, which WSL starts as well."""
 
 
 def find_nested_command_form(program: str) -> NestedCommandForm | None:
     """Return where a program, given by its bare name, has the command that it runs; None if it is unknown."""
-    form = _FORMS.get(program) or _FORMS.get(program.removesuffix(".exe"))
+    form = _FORMS.get(program)
     if form is not None:
         return form
     if program.startswith(PROGRAM_PREFIXES):
@@ -158,11 +166,11 @@ def find_nested_command_form(program: str) -> NestedCommandForm | None:
 
 
 def program_name(argv: Sequence[str]) -> str:
-    """Return the program's bare name, without its folder."""
+    """Return the program's bare name, without its folder and its ending."""
     if not argv:
         return ""
-    name = argv[0]
-    return (posixpath.basename(name) if "/" in name else name).lower()
+    name = posixpath.basename(argv[0].lower()) if "/" in argv[0] else argv[0].lower()
+    return name[:-4] if name[:-4] and name.endswith(_PROGRAM_ENDINGS) else name
 
 
 class WatchedPrograms:
@@ -244,10 +252,12 @@ def find_possible_commands_in_text(text: str, watched: WatchedPrograms, *, fed: 
         yield TOO_MANY_READINGS
 
 
-def executes_its_input(argv: Sequence[str]) -> bool:
+def executes_its_input(argv: Sequence[str], *, is_fed: bool = True) -> bool:
     """Return whether a command runs its input, or the output of another command.
 
     Examples are ``sh``, ``eval "$(x)"`` and ``$(x) y``.
+
+    :param is_fed: whether its script feeds text to commands
     """
     if not argv:
         return False
@@ -264,7 +274,7 @@ def executes_its_input(argv: Sequence[str]) -> bool:
         return True
     if not _READS_INPUT.isdisjoint(pairwise(argv)):
         return True
-    return _starts_fed_shell(program, argv)
+    return _starts_fed_shell(program, argv) or (is_fed and _opens_fed_prompt(program, argv))
 
 
 def _runs_fed_code(argv: Sequence[str]) -> bool:
@@ -282,6 +292,24 @@ def _starts_fed_shell(program: str, argv: Sequence[str]) -> bool:
         posixpath.basename(word) in SHELLS and all(later[:1] == "-" for later in argv[at + 1 :])
         for at, word in enumerate(argv)
     )
+
+
+def _opens_fed_prompt(program: str, argv: Sequence[str]) -> bool:
+    """Return whether a command opens a prompt of an interpreter or of another machine, which runs its input."""
+    if program in command_wrappers.DATA_PROGRAMS:
+        return False
+    form = find_nested_command_form(program)
+    for at, word in enumerate(argv[1:], 1):
+        if word in command_wrappers.PROMPT_WORDS and (form is None or form.code or word in form.verbs):
+            return True
+        name, rest = program_name((word,)), argv[at + 1 :]
+        if form is None or program == "git":
+            continue
+        if _is_interpreter(name) and all(later[:1] == "-" for later in rest):
+            return True
+        if name in command_wrappers.INPUT_RUNNERS and not any(map(_GIVES_WORK.fullmatch, rest)):
+            return True
+    return program in _CONTAINER_PROGRAMS and any(map(_KEEPS_INPUT.fullmatch, argv))
 
 
 class _CommandSearch:
@@ -436,7 +464,10 @@ def _other_command_spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]
             yield from _subcommand_aliases(program, rest)
         yield from _subcommand_aliases(program, words[1:])
     program = program_name(words)
-    if program == "git":
+    if (match := _VERSIONED.fullmatch(program)) is not None:
+        yield (match["name"], *words[1:])
+        yield from _subcommand_aliases(match["name"], words[1:])
+    if program in ("git", "gh", "glab"):
         yield from _commands_of_git_aliases(words)
     head, dash, tail = program.partition("-")
     if dash and head in ("git", "docker", "kubectl", "cargo", "npm"):
@@ -482,8 +513,14 @@ def _subcommand_aliases(program: str, rest: Sequence[str]) -> Iterator[tuple[str
     """Yield the same sub-command by its other names."""
     for one, other in command_wrappers.SUBCOMMAND_SYNONYMS.get(program, ()):
         for have, instead in ((one, other), (other, one)):
-            if tuple(rest[: len(have)]) == have:
-                yield (program, *instead, *rest[len(have) :])
+            head = tuple(word for word in have if word[:1] != "-")
+            flags = {word for word in have if word[:1] == "-"}
+            tail = rest[len(head) :]
+            if tuple(rest[: len(head)]) == head and flags <= {word.removesuffix("=true") for word in tail}:
+                yield (program, *instead, *(word for word in tail if word.removesuffix("=true") not in flags))
+    abbreviated = command_wrappers.ABBREVIATED_SUBCOMMANDS.get(program, frozenset[str]()) if rest else frozenset[str]()
+    if rest and len(rest[0]) > 2 and rest[0] not in abbreviated:
+        yield from ((program, name, *rest[1:]) for name in sorted(abbreviated) if name.startswith(rest[0]))
     for one, other in command_wrappers.PROGRAM_SYNONYMS:
         for have, instead in ((one, other), (other, one)):
             if (program, *rest)[: len(have)] == have:
@@ -688,7 +725,7 @@ def _value_after_option_letters(form: NestedCommandForm, word: str) -> str:
     return ""
 
 
-def why_inner_command_unparsable(argv: Sequence[str]) -> str | None:
+def explain_inner_command_unparsable(argv: Sequence[str]) -> str | None:
     """Return why a command that the program runs cannot be parsed, as half a sentence, or None.
 
     This is for programs whose own words are otherwise covered by their rules alone, such as ``ssh`` and ``docker``.

@@ -13,11 +13,12 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import reader
 from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, UnclearText, read_text
 from handrail.policy.shell.simple_commands import ShellCommand, ShellRedirection, redirection_capability, remove_quotes
@@ -79,7 +80,7 @@ _CONSTRUCTS = {
     ";;": "a ';;'",
 }
 _UNNAMED = "a construct of the kind"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = compile_on_first_use(r"[\x00-\x08\x0b-\x1f\x7f]")
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs"})
 _NOT_LITERAL = frozenset("*?[]~{}")
 _SIGNS = "|&;<>()[]{}$`"
@@ -87,8 +88,7 @@ _MAX_RECOVERED = reader.MAX_READ
 """The maximum number of commands to recover from an unclear text."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShellScript:
+class ShellScript(Struct, frozen=True):
     """A parsed shell text.
 
     :param commands: every simple command if ``unclear`` is None. Otherwise the commands that could be recovered, which serve to
@@ -118,7 +118,7 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
         )
     if problem := _explain_misleading_character(text):
         return ShellScript((), problem, is_plain=False)
-    read: reader.ReadText | None = None
+    read: reader.ParsedShellText | None = None
     not_plain = ""
     try:
         read = read_text(text)
@@ -211,8 +211,8 @@ def _explain_misleading_character(text: str) -> str | None:
 _MAX_PLAIN = 2_000
 _SAFE_WORD = r"""(?:[A-Za-z0-9_./:@%+,=-]++|'[^'\n]*+'|"[^"$`\\!\n]*+")++"""
 _TOKEN = rf"(?:&&|\|\||[;|]|(?:2>&1|[12]?>/dev/null)(?![^ ;|&])|{_SAFE_WORD})"
-_PLAIN_TEXT = re.compile(rf"(?: *+{_TOKEN})++ *+", re.ASCII)
-_PLAIN_TOKENS = re.compile(rf"({_TOKEN})", re.ASCII)
+_PLAIN_TEXT = compile_on_first_use(rf"(?: *+{_TOKEN})++ *+", re.ASCII)
+_PLAIN_TOKENS = compile_on_first_use(rf"({_TOKEN})", re.ASCII)
 _OPERATORS = frozenset({"&&", "||", ";", "|"})
 _PLAIN_REDIRECTIONS = frozenset({"2>&1", ">/dev/null", "1>/dev/null", "2>/dev/null"})
 
@@ -297,7 +297,7 @@ def _command_words_as_written(node: Node, raw: bytes, *, literal: bool = True) -
     return tuple(_text(word, raw) for word in words if word.type in _WORDS or not (literal or word.type in _NO_WORDS))
 
 
-def _disagreement(root: Node, raw: bytes, read: reader.ReadText) -> str | None:
+def _disagreement(root: Node, raw: bytes, read: reader.ParsedShellText) -> str | None:
     """Return why the two parsers do not agree, or None."""
     if _parts(root, raw) == read.parts:
         return None if read.commands else "the text contains no command"
@@ -421,7 +421,7 @@ _NO_PROGRAMS = SHELL_WORDS - {"cd", "echo", "exit", "false", "printf", "pwd", "t
 """The words that do not begin a plain command."""
 
 
-def argv_of_single_program(script: ShellScript) -> tuple[str, ...] | None:
+def get_single_program_argv(script: ShellScript) -> tuple[str, ...] | None:
     """Return the argv of a script that is one program with literal arguments; None if it needs a shell."""
     if script.unclear is not None or not script.is_plain or len(script.commands) != 1:
         return None
@@ -432,6 +432,6 @@ def argv_of_single_program(script: ShellScript) -> tuple[str, ...] | None:
 
 
 @lru_cache(maxsize=64)
-def argv_of_single_program_text(text: str) -> tuple[str, ...] | None:
-    """Return :func:`argv_of_single_program` of a text."""
-    return argv_of_single_program(parse_script(text))
+def get_single_program_text_argv(text: str) -> tuple[str, ...] | None:
+    """Return :func:`get_single_program_argv` of a text."""
+    return get_single_program_argv(parse_script(text))

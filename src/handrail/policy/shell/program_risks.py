@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands
 from handrail.policy.shell import risky_options as program_forms
 from handrail.policy.shell.command_wrappers import ENVIRONMENT_MANAGERS, RUNNERS
@@ -23,7 +24,7 @@ from handrail.policy.shell.simple_commands import ShellCommand, is_marked, is_op
 MAX_WAIT_S = 10
 _MAX_DEPTH = 3
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
+_DURATION = compile_on_first_use(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
 
 _RUN_VERBS = frozenset({"run", "exec", "x"})
 
@@ -50,23 +51,23 @@ def _unparsable_command_risk(argv: Sequence[str]) -> CommandRisk | None:
 
     No rule can be applied to such a command.
     """
-    reason = nested_commands.why_inner_command_unparsable(argv)
+    reason = nested_commands.explain_inner_command_unparsable(argv)
     return None if reason is None else risk_naming_every_word(argv, reason)
 
 
 _FORMS: Mapping[str, _Form] = {
     "git": program_forms.git_risk,
-    "sed": program_forms.sed_risk,
-    "gsed": program_forms.sed_risk,
+    "sed": program_forms.find_sed_risk,
+    "gsed": program_forms.find_sed_risk,
     "find": program_forms.find_program_risk,
-    "tar": program_forms.tar_risk,
-    "gtar": program_forms.tar_risk,
-    "bsdtar": program_forms.tar_risk,
+    "tar": program_forms.find_tar_risk,
+    "gtar": program_forms.find_tar_risk,
+    "bsdtar": program_forms.find_tar_risk,
     "make": program_forms.make_program_risk,
     "gmake": program_forms.make_program_risk,
-    "uniq": program_forms.second_operand_risk,
-    "xxd": program_forms.second_operand_risk,
-    "less": program_forms.less_risk,
+    "uniq": program_forms.find_second_operand_risk,
+    "xxd": program_forms.find_second_operand_risk,
+    "less": program_forms.find_less_risk,
     "rg": make_options_check("runs a program on each file", "z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip"),
     "sort": make_options_check("writes a file or runs a program", "oT", "--output", "--compress-program", "--temporary-directory"),
     "man": make_options_check("runs a pager or browser", "PHCM", "--pager", "--html", "--config-file", "--manpath"),
@@ -74,7 +75,7 @@ _FORMS: Mapping[str, _Form] = {
     "scp": make_options_check("can run programs on this machine", "oFSD"),
     "sftp": make_options_check("can run programs on this machine", "oFSDb"),
     "rsync": make_options_check("can run programs or write elsewhere", "eT", "--rsh", "--rsync-path", "--log-file", "--write-batch"),
-    "curl": program_forms.curl_risk,
+    "curl": program_forms.find_curl_risk,
     "wget": make_options_check("writes files or runs a program", "OeiPa", "--output-document", "--execute", "--use-askpass", "--config",
                     "--input-file", "--post-file", "--body-file", "--directory-prefix", "--append-output", "--output-file"),
     "split": make_options_check("runs a program", "", "--filter"),
@@ -91,16 +92,16 @@ _FORMS: Mapping[str, _Form] = {
     "bat": make_options_check("runs a pager", "", "--pager"),
     "batcat": make_options_check("runs a pager", "", "--pager"),
     "cargo": make_options_check("runs what a setting names", "", "--config"),
-    "npm": program_forms.package_runner_risk,
-    "pnpm": program_forms.package_runner_risk,
-    "yarn": program_forms.package_runner_risk,
-    "bun": program_forms.package_runner_risk,
-    "deno": program_forms.package_runner_risk,
-    "uv": program_forms.package_runner_risk,
+    "npm": program_forms.find_package_runner_risk,
+    "pnpm": program_forms.find_package_runner_risk,
+    "yarn": program_forms.find_package_runner_risk,
+    "bun": program_forms.find_package_runner_risk,
+    "deno": program_forms.find_package_runner_risk,
+    "uv": program_forms.find_package_runner_risk,
     "iconv": make_options_check("writes a file", "o", "--output"),
     "jobs": make_options_check("runs a command", "x"),
     "nm": make_options_check("loads a plugin", "", "--plugin"),
-    "set": program_forms.shell_set_options_risk,
+    "set": program_forms.find_shell_set_options_risk,
     "go": program_forms.make_single_dash_check("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
     **dict.fromkeys(("gcc", "cc", "g++", "c++", "clang", "clang++", "gfortran"), _COMPILER),
     **dict.fromkeys(("ld", "ld.bfd", "ld.gold", "ld.lld", "gold"), program_forms.make_single_dash_check("loads a plugin", "-plugin", "@")),
@@ -119,8 +120,8 @@ _FORMS: Mapping[str, _Form] = {
     "javac": program_forms.make_single_dash_check("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
     "printf": program_forms.make_leading_option_check("sets a variable of the shell", "-v"),
     "wait": program_forms.make_leading_option_check("sets a variable of the shell", "-p"),
-    **dict.fromkeys(("test", "["), program_forms.test_risk),
-    **dict.fromkeys(("export", "read"), program_forms.variable_risk),
+    **dict.fromkeys(("test", "["), program_forms.find_test_risk),
+    **dict.fromkeys(("export", "read"), program_forms.find_variable_risk),
 }  # fmt: skip
 
 
@@ -131,14 +132,14 @@ def find_hidden_program_risk(argv: Sequence[str]) -> CommandRisk | None:
     word in its place could be one.
     """
     form = find_form_risk(argv)
-    reason = destroying_forms.why_destroys(argv)
+    reason = destroying_forms.explain_destruction(argv)
     destruction = None if reason is None else risk_naming_every_word(argv, reason)
     if form is not None and reason is not None and program_name(argv) == "find":
         destruction = CommandRisk(reason, form.words)  # the words of its tests only find fewer files
-    return program_forms.combine_risks(destruction, unknown_word_risk(argv), form)
+    return program_forms.combine_risks(destruction, make_unknown_word_risk(argv), form)
 
 
-def unknown_word_risk(argv: Sequence[str]) -> CommandRisk | None:
+def make_unknown_word_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of words that only the shell knows, or None."""
     found = frozenset(index for index, word in enumerate(argv) if is_marked(word))
     if not found:
@@ -179,7 +180,7 @@ def find_form_risk(argv: Sequence[str], depth: int = _MAX_DEPTH) -> CommandRisk 
         return risk_naming_every_word(argv, f"{program} changes or runs something in the shell itself")
     if program in _OPEN_A_SHELL_INSIDE:
         return risk_naming_every_word(argv, f"{program} has its own commands, which can start a shell")
-    return program_forms.interpreter_risk(program, argv) or _unparsable_command_risk(argv)
+    return program_forms.find_interpreter_risk(program, argv) or _unparsable_command_risk(argv)
 
 
 def _environment_runner_risk(argv: Sequence[str], depth: int) -> CommandRisk | None:
@@ -196,7 +197,7 @@ def _environment_runner_risk(argv: Sequence[str], depth: int) -> CommandRisk | N
             argv, reason
         )  # it is unknown which option takes a value, and so which word is the program
     program = argv[at + 1 :]
-    destroys = destroying_forms.why_destroys(program)
+    destroys = destroying_forms.explain_destruction(program)
     destruction = None if destroys is None else risk_naming_every_word(program, destroys)
     inner = program_forms.combine_risks(destruction, find_form_risk(program, depth - 1))
     if inner is None:
@@ -254,8 +255,7 @@ def pure_sleep_seconds(commands: Sequence[ShellCommand]) -> float | None:
     return total if total > MAX_WAIT_S else None
 
 
-@dataclass(frozen=True, slots=True)
-class PureWaitRefusal:
+class SleepCommandRefusal(Struct, frozen=True):
     """The answer to a command that only waits.
 
     :param as_job: whether the command would run as a background job, which blocks nothing

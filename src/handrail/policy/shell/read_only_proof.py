@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from handrail.contract.errors import quote_excerpt
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import command_wrappers, program_risks, risky_options
 from handrail.policy.shell.parser import ShellScript
 
 _Check = Callable[[Sequence[str]], str | None]
 
 
-def why_command_not_read_only(argv: Sequence[str]) -> str | None:
+def explain_command_not_read_only(argv: Sequence[str]) -> str | None:
     """Return why this command is not proved to change nothing, as half a sentence, or None."""
     return _why_not(tuple(argv))
 
@@ -39,14 +40,14 @@ def _why_not(argv: tuple[str, ...]) -> str | None:
     if check is None:
         return f"{inner[0]} is not among the programs known to change nothing"
     find_risk = (
-        program_risks.unknown_word_risk if inner[0] in _NARROWER_CHECKS else program_risks.find_hidden_program_risk
+        program_risks.make_unknown_word_risk if inner[0] in _NARROWER_CHECKS else program_risks.find_hidden_program_risk
     )
     if (concern := find_risk(inner)) is not None:
         return concern.reason
     return check(inner)
 
 
-def why_script_not_read_only(script: ShellScript) -> str | None:
+def explain_script_not_read_only(script: ShellScript) -> str | None:
     """Return why a shell text is not proved to change nothing, or None.
 
     The proof needs every command and redirection of the text.
@@ -57,7 +58,7 @@ def why_script_not_read_only(script: ShellScript) -> str | None:
         if file.capability != "fs.read":
             return f"the text redirects into {file.target!r}"
     for command in script.commands:
-        if (reason := why_command_not_read_only(command.argv)) is not None:
+        if (reason := explain_command_not_read_only(command.argv)) is not None:
             return reason
     return None if script.commands else "the text contains no command"
 
@@ -124,10 +125,10 @@ def _find(argv: Sequence[str]) -> str | None:
         runs = (runs and word not in (";", "+")) or word in ("-exec", "-execdir")
         if not runs:
             words.append(word)
-    for inner in risky_options.commands_of_find(argv):
+    for inner in risky_options.iterate_find_commands(argv):
         if inner[:1] == ("find",):
             return "find runs find on each file"
-        if (reason := why_command_not_read_only(inner)) is not None:
+        if (reason := explain_command_not_read_only(inner)) is not None:
             return reason
     for word in words:
         if word[:1] == "-" and word not in _FIND and not re.fullmatch(r"-O[0-3]|-[0-9]+|-newer[aBcmt]{2}", word):
@@ -200,7 +201,7 @@ def _xargs(argv: Sequence[str]) -> str | None:
     command = argv[index : index + 1]
     if not command or command[0] not in _HARMLESS_WITH_ANY_WORDS:
         return "xargs adds unknown words to its command"
-    return why_command_not_read_only(tuple(argv[index:]))
+    return explain_command_not_read_only(tuple(argv[index:]))
 
 
 _GIT_GLOBAL = frozenset({"--no-pager", "-P", "--no-optional-locks", "--literal-pathspecs", "--no-replace-objects"})
@@ -248,7 +249,7 @@ _GIT: Mapping[str, _Check] = {
 
 def _git(argv: Sequence[str]) -> str | None:
     index = 1
-    while index < len(argv) and (argv[index] in _GIT_GLOBAL or risky_options.is_git_folder(argv, index)):
+    while index < len(argv) and (argv[index] in _GIT_GLOBAL or risky_options.is_harmless_git_option(argv, index)):
         index += 1 if argv[index] in _GIT_GLOBAL else 2
     if index == len(argv):
         return None
@@ -287,10 +288,10 @@ _SUMMARIES = frozenset(
     }
     | {"--quiet", "-s"}
 )
-_HEAD = re.compile(r"(?:HEAD|@)(?:[~^][0-9]*)*")
+_HEAD = compile_on_first_use(r"(?:HEAD|@)(?:[~^][0-9]*)*")
 
 
-def why_git_shows_stored_files(argv: Sequence[str]) -> str | None:
+def explain_git_shows_stored_files(argv: Sequence[str]) -> str | None:
     """Return why a git command can show files that the repository stores, as half a sentence, or None.
 
     The sandbox hides a file of the work tree. No mask covers what the repository stores of it, now or in its history. A path
@@ -300,7 +301,7 @@ def why_git_shows_stored_files(argv: Sequence[str]) -> str | None:
     if not inner or inner[0] != "git":
         return None
     index = 1
-    while index < len(inner) and (inner[index] in _GIT_GLOBAL or risky_options.is_git_folder(inner, index)):
+    while index < len(inner) and (inner[index] in _GIT_GLOBAL or risky_options.is_harmless_git_option(inner, index)):
         index += 1 if inner[index] in _GIT_GLOBAL else 2
     rest = inner[index:]
     shows = _SHOWS_CONTENTS.get(rest[0]) if rest else None
@@ -376,8 +377,6 @@ _GIT_LISTINGS = frozenset(
         ("remote",),
         ("stash", "list"),
         ("worktree", "list"),
-        ("config", "--list"),
-        ("config", "-l"),
     }
     | {
         ("reflog",),
@@ -428,7 +427,8 @@ def _git_only_lists(rest: Sequence[str]) -> bool:
         return rest[1:2] in (["list"], ("list",), ["show"], ("show",)) and all(
             word[:1] != "-" or word in ("--porcelain", "-v", "--stat", "--oneline", "-p") for word in rest[2:]
         )
-    return rest[0] == "config" and len(rest) == 3 and rest[1] in ("--get", "--get-all", "get")
+    is_option = [word[:1] == "-" for word in rest[2:]]
+    return rest[0] == "config" and not any(is_option) and risky_options.only_reads_config(rest[1:])
 
 
 _PROGRAMS: Mapping[str, _Check] = {

@@ -13,7 +13,8 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from handrail.policy.shell.command_wrappers import is_harmless_variable
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.policy.shell.command_wrappers import RESERVED_WORDS, is_harmless_variable
 from handrail.policy.shell.simple_commands import (
     ANY_TEXT,
     GLOB,
@@ -25,6 +26,7 @@ from handrail.policy.shell.simple_commands import (
     ShellRedirection,
     count_printed_words,
     is_marked,
+    merge_folders,
     merge_loop_values,
     redirection_capability,
     remove_quotes,
@@ -36,14 +38,13 @@ MAX_WORDS = 4_000
 MAX_READ = 4 * MAX_COMMANDS
 """The number of commands after which reading stops, because the text has too many."""
 _MAX_DEPTH = 16
-_MAX_FOLDERS = 4
 
 
 class UnclearText(Exception):
     """The text has a construct that is not understood. This is a condition rather than an error."""
 
 
-class ReadText(NamedTuple):
+class ParsedShellText(NamedTuple):
     """What the reader found in a text.
 
     :param parts: what the other parser has to agree on, in the order of the text
@@ -57,7 +58,7 @@ class ReadText(NamedTuple):
     is_plain: bool
 
 
-def read_text(text: str) -> ReadText:
+def read_text(text: str) -> ParsedShellText:
     """Return the commands of a text. If there are too many, return just enough of them to show that.
 
     :raises UnclearText: for any other text than those that are understood
@@ -69,7 +70,7 @@ def read_text(text: str) -> ReadText:
     for found in (reader.commands, reader.files, reader.parts):
         if len(found) > 1:
             found.sort(key=itemgetter(0))
-    return ReadText(
+    return ParsedShellText(
         tuple([command for _, command in reader.commands]),
         tuple([file for _, file in reader.files]),
         tuple([part for _, part in reader.parts]),
@@ -77,43 +78,40 @@ def read_text(text: str) -> ReadText:
     )
 
 
-_BLANK = re.compile(r"(?:[ \t]|(?<=[ \t])\\\n)+")
-_SIGN = re.compile(r"&&|\|\||\|&|;;|[|;&\n()]")
-_REDIRECT = re.compile(r"[0-9]*(?:<<<|<<-|<<|>>|>&|>\||<&|<>|<|>)|&>>|&>")
-_LITERAL = re.compile(
+_BLANK = compile_on_first_use(r"(?:[ \t]|(?<=[ \t])\\\n)+")
+_SIGN = compile_on_first_use(r"&&|\|\||\|&|;;|[|;&\n()]")
+_REDIRECT = compile_on_first_use(r"[0-9]*(?:<<<|<<-|<<|>>|>&|>\||<&|<>|<|>)|&>>|&>")
+_LITERAL = compile_on_first_use(
     r"""(?:[^\s'"\\|&;()<>`$*?\[\]~{}]|\\[^\n]|'[^']*'|"(?:[^"\\$`]|\\[^\n])*")+""",
 )
-_PLAIN_WORD = re.compile(r"[ \t]*([\w./:@%+,-]+)(?=[ \t\n|&;]|\Z)")
+_PLAIN_WORD = compile_on_first_use(r"[ \t]*([\w./:@%+,-]+)(?=[ \t\n|&;]|\Z)")
 """A word without any special character. No number of a descriptor precedes a redirection in it."""
-_BARE = re.compile(r"""[^\s'"\\|&;()<>`$]+""")
+_BARE = compile_on_first_use(r"""[^\s'"\\|&;()<>`$]+""")
 _SKIPPED = frozenset(" \t\n#")
 _ENDS = frozenset(" \t\n|&;()<>")
-_QUOTED_TEXT = re.compile(r'(?:[^"\\$`]|\\[^\n])+')
-_HERE_TEXT = re.compile(r"(?:[^\\$`]|\\[^\n])+")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PARAMETER = re.compile(
+_QUOTED_TEXT = compile_on_first_use(r'(?:[^"\\$`]|\\[^\n])+')
+_HERE_TEXT = compile_on_first_use(r"(?:[^\\$`]|\\[^\n])+")
+_NAME = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
+_PARAMETER = compile_on_first_use(
     r"\$(?:(?P<special>[?#$!])|(?P<other>[@*_0-9-])|(?P<name>[A-Za-z_]\w*)"
     r"|\{(?P<braced>[A-Za-z_]\w*|[?#$!@*0-9])(?::?[-+][\w./:@% -]*|%%?[\w.*?/:@-]*|\#\#?[\w.*?/:@-]*)?\}|\{\#[A-Za-z_]\w*\})",
     re.ASCII,
 )
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
-_LOOKS_LIKE_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
-_HOME_IN_VALUE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?:.*:)?~")
-_DESCRIPTOR_NAME = re.compile(r"\{[A-Za-z_]\w*\}")
-_NUMBERS = re.compile(r"\{\d+\.\.\d+\}")
-_RANGE = re.compile(r"\{.*(?:,|\.\.).*\}", re.DOTALL)
-_WILDCARDS = re.compile(r"[*?]+")
-_HEREDOC_WORD = re.compile(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
-_RESERVED = frozenset(
-    {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
-    | {"select", "then", "until", "while", "coproc"}
-)
-_RESERVED_INITIALS = frozenset(word[0] for word in _RESERVED)
+_ASSIGNMENT = compile_on_first_use(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
+_LOOKS_LIKE_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
+_HOME_IN_VALUE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?:.*:)?~")
+_DESCRIPTOR_NAME = compile_on_first_use(r"\{[A-Za-z_]\w*\}")
+_NUMBERS = compile_on_first_use(r"\{\d+\.\.\d+\}")
+_WILDCARDS = compile_on_first_use(r"[*?]+")
+_QUOTES = compile_on_first_use(r"[\"'\\]")
+_RUNS_TEXT = compile_on_first_use(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)\s*\.\s")
+_HEREDOC_WORD = compile_on_first_use(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
+_RESERVED_INITIALS = frozenset(word[0] for word in RESERVED_WORDS)
 OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 MOVES = frozenset({"cd", "pushd", "popd", "source", ".", "eval"})
 """Builtins after which a relative path may name another file."""
 _ARITHMETIC = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
-_NUMBER = re.compile(rf"-?\d+|{NO_OPTION}")
+_NUMBER = compile_on_first_use(rf"-?\d+|{NO_OPTION}")
 
 
 class _HereDocument(NamedTuple):
@@ -137,6 +135,8 @@ class _TextReader:
         self._folders: tuple[str, ...] = (".",)
         self.documents: list[_HereDocument] = []
         self._values: dict[str, str] = {}
+        self._assigned: tuple[str, str] | None = None
+        """The variable that the last command only sets, and its literal value."""
         self._depth = 0
         self._tokens = 0
 
@@ -169,16 +169,20 @@ class _TextReader:
                 return ends[0] if ends else ""
             if not joined:
                 begun = len(self.commands)
-            self._read_pipeline()
+            is_single = self._read_pipeline() == 1
+            assigned = self._assigned if is_single and not joined and self._depth == 0 else None
+            self._assigned = None
             found = True
             self._skip_blanks()
-            joined = self._take_sign(("&&", "||", ";", "&", "\n"))
+            joined = self._take_operator(("&&", "||", ";", "&", "\n"))
+            if assigned is not None and joined != "&" and self._is_assigned_once(assigned[0]):
+                self._values[assigned[0]] = assigned[1]
             if joined == "&":
                 self.is_plain = False
                 self._folders = start
                 self.commands[begun:] = [(at, replace(one, in_background=True)) for at, one in self.commands[begun:]]
             elif joined != "&&":
-                self._folders = _merge(start, self._folders)
+                self._folders = merge_folders(start, self._folders)
             if joined != "&&":
                 start = self._folders
             if joined not in ("&&", "||"):
@@ -204,7 +208,8 @@ class _TextReader:
     def _ends_at(self, at: int) -> bool:
         return at >= len(self.text) or self.text[at] in _ENDS
 
-    def _read_pipeline(self) -> None:
+    def _read_pipeline(self) -> int:
+        """Read commands with pipes between them, and return their number."""
         before = self._folders
         count = 1
         if self.text[self.at] == "!" and self._take_word("!"):
@@ -213,7 +218,7 @@ class _TextReader:
         self._read_command()
         while self.at < len(self.text):
             self._skip_blanks()
-            sign = self._take_sign(("|", "|&"))
+            sign = self._take_operator(("|", "|&"))
             if not sign:
                 break
             self.is_plain = self.is_plain and sign == "|"
@@ -223,6 +228,7 @@ class _TextReader:
             self._read_command()
         if count > 1:
             self._folders = before
+        return count
 
     def _read_command(self) -> None:
         if self._depth >= _MAX_DEPTH:
@@ -259,7 +265,7 @@ class _TextReader:
                     end = self._read_nested(("elif", "else", "fi"))
                 if end == "else":
                     self._read_nested(("fi",))
-                self._folders = _merge(before, self._folders)
+                self._folders = merge_folders(before, self._folders)
             case "while" | "until":
                 first = (len(self.commands), len(self.files))
                 self._read_nested(("do",))
@@ -298,7 +304,7 @@ class _TextReader:
             words.append(word)
             sources.append(source)
         self.parts.append((start, ("for", name, *sources)))
-        self._take_sign((";", "\n"))
+        self._take_operator((";", "\n"))
         self._skip_blanks(lines=True)
         if not self._take_word("do"):
             raise UnclearText("the text contains a loop without 'do'")
@@ -313,8 +319,9 @@ class _TextReader:
         self._leave_loop(before, first)
 
     def _is_assigned_once(self, name: str) -> bool:
-        """Return whether nothing in the text but one loop can set this variable."""
-        return len(re.findall(rf"(?<![\w$.{{/-]){name}(?!\w)", self.text)) == 1
+        """Return whether nothing in the text but one loop or assignment can set this variable."""
+        bare = _QUOTES.sub("", self.text)
+        return _RUNS_TEXT.search(bare) is None and len(re.findall(rf"(?<![\w$.{{/-]){name}(?!\w)", bare)) == 1
 
     def _leave_loop(self, before: tuple[str, ...], first: tuple[int, int]) -> None:
         """Leave a loop. If it changes the folder, no folder of its commands is known."""
@@ -337,7 +344,7 @@ class _TextReader:
                 raise UnclearText("the text contains a [[ without ]]")
             if self._take_word("]]"):
                 break
-            sign = self._take_sign(("&&", "||", "(", ")")) or ("!" if self._take_word("!") else "")
+            sign = self._take_operator(("&&", "||", "(", ")")) or ("!" if self._take_word("!") else "")
             if sign:
                 words.append(sign)
                 continue
@@ -368,10 +375,11 @@ class _TextReader:
         start = self.at
         first = last = -1
         assigned: list[str] = []
+        value = ""
         text = self.text
         while True:
             match = _PLAIN_WORD.match(text, self.at)
-            if match is not None and (argv or match.group(1) not in _RESERVED):
+            if match is not None and (argv or match.group(1) not in RESERVED_WORDS):
                 self._tokens += 1
                 if self._tokens > MAX_WORDS:
                     raise UnclearText(f"the text has more than {MAX_WORDS:,} words")
@@ -395,7 +403,7 @@ class _TextReader:
             at = self.at
             if not argv and (match := _ASSIGNMENT.match(text, at)) is not None:
                 assigned.append(match.group(1))
-                self._read_assignment(match)
+                value = self._read_assignment(match)
                 continue
             word, written = self._read_word()
             if written[0] == "{" and _DESCRIPTOR_NAME.fullmatch(written) and text[self.at : self.at + 1] in ("<", ">"):
@@ -406,7 +414,7 @@ class _TextReader:
                     raise UnclearText("the text contains a variable assignment that is not plain")
                 if is_marked(word):
                     raise UnclearText(f"the word {_short(written)} names a command that the shell may expand")
-                if written in _RESERVED:
+                if written in RESERVED_WORDS:
                     raise UnclearText(f"the text contains the shell keyword {written!r} where it has no meaning")
             argv.append(word)
             source.append(written)
@@ -420,6 +428,8 @@ class _TextReader:
             if not (name == "IFS" and argv[:1] == ["read"] and self.text[start : start + 5] == "IFS= "):
                 self._check_variable(name)
         if not argv:
+            if len(assigned) == 1 and value and not is_marked(value) and not redirections:
+                self._assigned = (assigned[0], value)
             return
         if argv[0] == "[":
             self.is_plain = False
@@ -440,15 +450,18 @@ class _TextReader:
         if not is_harmless_variable(name):
             raise UnclearText(f"the text sets the variable {name}, which can change what programs do")
 
-    def _read_assignment(self, match: re.Match[str]) -> None:
+    def _read_assignment(self, match: re.Match[str]) -> str:
+        """Read ``NAME=VALUE``, and return the value with its marks; empty if it is added to another one."""
         self.is_plain = False
         start = self.at
+        value = ""
         self.at = match.end()
         if self.at < len(self.text) and self.text[self.at] == "(":
             raise UnclearText("the text contains an assignment of a list, which is not supported")
         if not self._ends_at(self.at):
-            self._read_word()
+            value = self._read_word()[0]
         self.parts.append((start, ("assignment", self.text[start : self.at])))
+        return "" if match.group().endswith("+=") else value
 
     def _move(self, argv: Sequence[str]) -> None:
         """Follow a change of the folder."""
@@ -489,7 +502,7 @@ class _TextReader:
             self.parts.append((start, ("input", written)))
             return []
         redirection = _redirection(operator, word, written)
-        self.parts.append((start, ("redirection", str(redirection))))
+        self.parts.append((start, ("redirection", f"{redirection.operator}{remove_quotes(written)}")))
         if redirection.capability is not None:
             target = redirection.target
             if target[:1] != "/" and not self._folders:
@@ -705,7 +718,7 @@ class _TextReader:
         if self.documents:
             self._read_documents()
 
-    def _take_sign(self, signs: Sequence[str]) -> str:
+    def _take_operator(self, signs: Sequence[str]) -> str:
         """Take one of these signs if it comes next, and return it; otherwise ``""``."""
         match = _SIGN.match(self.text, self.at)
         if match is None or match.group() not in signs:
@@ -729,15 +742,7 @@ class _TextReader:
             return None
         match = _BARE.match(self.text, self.at)
         word = "" if match is None else match.group()
-        return word if match is not None and word in _RESERVED and self._ends_at(match.end()) else None
-
-
-def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the folders of two ways through a text; none if one of them is unknown."""
-    if one == other or not one or not other:
-        return one if one == other else ()
-    merged = tuple(dict.fromkeys((*one, *other)))
-    return merged if len(merged) <= _MAX_FOLDERS else ()
+        return word if match is not None and word in RESERVED_WORDS and self._ends_at(match.end()) else None
 
 
 def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:
@@ -756,7 +761,9 @@ def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:
     if _NUMBERS.fullmatch(written):
         return NO_OPTION
     bare = [text for text, is_literal in pieces if not is_literal]
-    cuts = "{[" if _RANGE.search("".join(bare)) else "["
+    _, opened, rest = "".join(bare).partition("{")
+    inner = rest[: max(rest.rfind("}"), 0)] if opened else ""
+    cuts = "{[" if "," in inner or ".." in inner else "["
     closing = max((at for at, (text, is_literal) in enumerate(pieces) if not is_literal and "]" in text), default=-1)
     for place, (text, is_literal) in enumerate(pieces):
         if is_literal:

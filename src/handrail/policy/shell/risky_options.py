@@ -5,16 +5,15 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from handrail.contract.protected.path_protection import SERVER_OPTIONS
-from handrail.contract.text.glob_patterns import compile_on_first_use
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell.command_wrappers import is_harmless_variable
 from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT, has_marks, is_marked, show_marks
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRisk:
+class CommandRisk(Struct, frozen=True):
     """The reason why a command is risky, and the words that an allow rule has to name literally for it."""
 
     reason: str
@@ -143,7 +142,7 @@ def make_leading_option_check(what: str, name: str) -> Callable[[Sequence[str]],
     return form
 
 
-def shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``set`` options that change how the shell reads later commands, or None.
 
     ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -H`` with ``-o history`` replaces ``!:1`` by
@@ -162,7 +161,7 @@ _TEST_SIGNS = frozenset(
 )
 
 
-def test_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_test_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``test`` and ``[``, which can look into the shell's variables and so run code, or None."""
     words = [word for word in argv[1:] if word != "]"]
     while words[:1] == ["!"]:
@@ -185,7 +184,7 @@ _SPLITS = compile_on_first_use(f"[{GLOB}{SPLIT}]")
 _VARIABLE_NAME = compile_on_first_use(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL | re.ASCII)
 
 
-def variable_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_variable_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``export`` and ``read``, which set variables of the shell, or None."""
     for word in argv[1:]:
         match = _VARIABLE_NAME.fullmatch(word)
@@ -199,7 +198,7 @@ def variable_risk(argv: Sequence[str]) -> CommandRisk | None:
     return None
 
 
-def second_operand_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_second_operand_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``uniq`` and ``xxd``, which write to their second operand, or None.
 
     The value of an option may look like an operand.
@@ -222,7 +221,7 @@ _CURL = make_options_check(
 _OTHER_SCHEME = compile_on_first_use(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
-def curl_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_curl_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``curl`` command, or None."""
     found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
     past = (
@@ -238,7 +237,7 @@ def curl_risk(argv: Sequence[str]) -> CommandRisk | None:
 _LESS = frozenset("NRSFXi")
 
 
-def less_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_less_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``less`` command, or None."""
     found = [
         i for i, word in enumerate(argv) if i and (word[:1] == "+" or (word[:1] == "-" and not set(word[1:]) <= _LESS))
@@ -256,7 +255,7 @@ def find_program_risk(argv: Sequence[str]) -> CommandRisk | None:
     return None
 
 
-def commands_of_find(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def iterate_find_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the commands of ``find -exec``, with a mark for each file that it finds."""
     index = 1
     while index < len(argv):
@@ -268,7 +267,7 @@ def commands_of_find(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
         index += 1
 
 
-def tar_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_tar_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``tar`` command, or None."""
     names = ("--checkpoint-action", "--use-compress-program", "--to-command", "--info-script", "--new-volume-script")
     found = [
@@ -299,7 +298,7 @@ def make_program_risk(argv: Sequence[str]) -> CommandRisk | None:
     return _risk_of_options(argv, found, f"make {argv[found[0]]} sets what its recipes run") if found else None
 
 
-def package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a sub-command that runs any program or code (``npm exec``), or None.
 
     Only options may stand before the sub-command.
@@ -344,8 +343,25 @@ _GIT_RUNS = frozenset(
     | {"credential", "remote-ext", "remote-fd", "for-each-repo", "maintenance", "p4", "svn", "cvsserver", "web--browse"}
     | {"upload-pack", "receive-pack", "interpret-trailers", "citool", "http-backend", "fsmonitor--daemon", "var"}
 )  # fmt: skip
+_GIT_HARMLESS_SETTING = compile_on_first_use(
+    r"(?:(?:color|advice|column)\.\w+(?:\.\w+)?|(?:user|author|committer)\.(?:name|email)|init\.defaultbranch|push\.default|pull\.(?:rebase|ff)"
+    r"|core\.(?:quotepath|abbrev|autocrlf|safecrlf|eol|filemode|ignorecase|precomposeunicode|commentchar|longpaths|whitespace)"
+    r"|diff\.(?:renames|renamelimit|algorithm|context|interhunkcontext|noprefix|mnemonicprefix|colormoved|indentheuristic|statgraphwidth)"
+    r"|merge\.(?:conflictstyle|renames|renamelimit|ff|stat|log)|rebase\.(?:autostash|autosquash|updaterefs|stat)|rerere\.enabled"
+    r"|log\.(?:date|decorate|abbrevcommit|follow|mailmap|diffmerges)|grep\.(?:linenumber|patterntype|fullname|column|extendedregexp)"
+    r"|status\.(?:short|branch|showuntrackedfiles|relativepaths|renames|aheadbehind|showstash)|blame\.(?:date|showemail|blankboundary)"
+    r"|gc\.auto|fetch\.(?:prune|prunetags)|versionsort\.suffix)=.*"
+    r"|(?:commit\.gpgsign|tag\.gpgsign|log\.showsignature|core\.fsmonitor|maintenance\.auto|submodule\.recurse|pager\.\w+)=(?:false|no|off|0)"
+    r"|(?:core\.pager|pager\.\w+)=(?:cat)?|(?:core|sequence)\.editor=(?:true|:)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Settings of ``git -c`` after which git starts no other program and opens no other file."""
 _GIT_READS_CONFIG = frozenset({"--get", "--get-all", "--get-regexp", "--list", "-l", "get", "list"})
-_GIT_CONFIG_SCOPES = frozenset({"--global", "--system", "--local", "--worktree", "-z", "--null", "--name-only"})
+_GIT_CONFIG_SCOPES = frozenset(
+    {"--global", "--system", "--local", "--worktree", "-z", "--null", "--name-only", "--show-origin", "--show-scope"}
+    | {"--bool", "--int", "--path", "--type=bool", "--type=int", "--type=path", "--includes", "--no-includes"}
+)
+_GIT_CONFIG_KEY = compile_on_first_use(r"[A-Za-z][\w-]*(?:\..+)?\.[A-Za-z][\w-]*")
 
 
 def git_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -355,7 +371,7 @@ def git_risk(argv: Sequence[str]) -> CommandRisk | None:
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
         span = 2 if word in _GIT_WITH_VALUE else 1
-        if word not in _GIT_HARMLESS and not is_git_folder(argv, index):
+        if word not in _GIT_HARMLESS and not is_harmless_git_option(argv, index):
             why = f"git {word} changes the configuration of git, which can name programs to run"
             known = span == 2 or "=" in word or word in _GIT_FLAGS
             end = index + span if known else len(argv)  # otherwise it is unknown which word is git's command
@@ -364,18 +380,23 @@ def git_risk(argv: Sequence[str]) -> CommandRisk | None:
     return combine_risks(*before, *(_git_subcommand_risks(argv, index) if index < len(argv) else ()))
 
 
-def is_git_folder(argv: Sequence[str], index: int) -> bool:
-    """Return whether git's option at ``index`` only changes to a folder below, as ``cd`` does."""
-    if argv[index] != "-C" or index + 1 >= len(argv):
+def is_harmless_git_option(argv: Sequence[str], index: int) -> bool:
+    """Return whether git's option at ``index`` is one of two words that change nothing but a folder below or the form of texts.
+
+    ``-C`` changes to a folder as ``cd`` does. ``-c`` sets a key that names neither a program nor a file, or turns one off.
+    """
+    if argv[index] not in ("-C", "-c") or index + 1 >= len(argv):
         return False
-    folder = argv[index + 1]
-    return folder[:1] not in ("/", "-", "") and ".." not in folder.split("/") and not is_marked(folder)
+    value = argv[index + 1]
+    if argv[index] == "-c":
+        return _GIT_HARMLESS_SETTING.fullmatch(value) is not None
+    return value[:1] not in ("/", "-", "") and ".." not in value.split("/") and not is_marked(value)
 
 
 def _git_subcommand_risks(argv: Sequence[str], index: int) -> Iterator[CommandRisk | None]:
     """Return the risks of git's sub-command, at ``index``, and of each of the words after it."""
     command, rest = argv[index], argv[index + 1 :]
-    if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
+    if command in _GIT_RUNS or (command == "config" and not only_reads_config(rest)):
         yield _risk_from(argv, index, f"git {command} runs programs, or configures which programs run")
         return
     if (command == "bisect" and tuple(rest[:1]) == ("run",)) or (command == "submodule" and "foreach" in rest):
@@ -398,13 +419,15 @@ def _is_risky_for_git(command: str, word: str) -> bool:
     return word[:1] == "-" and word[:2] != "--" and not frozenset(letters).isdisjoint(word[1:])
 
 
-def _only_reads_config(words: Sequence[str]) -> bool:
+def only_reads_config(words: Sequence[str]) -> bool:
     """Return whether ``git config`` only reads, by the first word that is not a scope.
 
-    Further words do not count: ``git config KEY VALUE get`` writes.
+    Further words do not count: ``git config KEY VALUE get`` writes. A key alone is read.
     """
-    first = next((word for word in words if word not in _GIT_CONFIG_SCOPES), None)
-    return first in _GIT_READS_CONFIG
+    rest = [word for word in words if word not in _GIT_CONFIG_SCOPES]
+    return bool(rest) and (
+        rest[0] in _GIT_READS_CONFIG or (len(rest) == 1 and bool(_GIT_CONFIG_KEY.fullmatch(rest[0])))
+    )
 
 
 # Sed and awk.
@@ -428,7 +451,7 @@ _SED_WITH_VALUE = compile_on_first_use(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:
 _AWK_RUNS = compile_on_first_use(r"system|getline|[|>@]|fflush|close")
 
 
-def sed_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_sed_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``sed`` command, or None."""
     found: list[CommandRisk | None] = []
     scripts: list[int] = []
@@ -476,7 +499,7 @@ def _without_awk_comparisons(program: str) -> str:
     return "".join(out)
 
 
-def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_awk_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of an ``awk`` command, or None."""
     index = 1
     while index < len(argv) and argv[index][:1] == "-" and argv[index] != "-":
@@ -519,13 +542,13 @@ _HARMLESS: dict[str, re.Pattern[str]] = {
 _SHELL_HARMLESS = compile_on_first_use(r"-[eux]+")
 
 
-def interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | None:
+def find_interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of an interpreter, or None.
 
     An interpreter that runs a file is named by that file. Code in its words or on its standard input is not.
     """
     if program in ("awk", "gawk", "mawk", "nawk", "original-awk"):
-        return awk_risk(argv)
+        return find_awk_risk(argv)
     if _PYTHON.fullmatch(program):
         return _python_risk(argv)
     if program in SHELLS:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+
 ANY_TEXT, GLOB, NO_OPTION, SPLIT = "\x01\x02\x03\x04"
 """The marks in a word of an argv for a part that only the shell knows.
 
@@ -18,9 +21,10 @@ ANY_TEXT, GLOB, NO_OPTION, SPLIT = "\x01\x02\x03\x04"
 
 No text that is understood has such a character, so a marked word equals no literal word.
 """
-_MARKS = re.compile(r"[\x01-\x04]")
-SPLIT_OR_EXPANDED = re.compile(r"[\s*?\[\]\\]")
+_MARKS = compile_on_first_use(r"[\x01-\x04]")
+SPLIT_OR_EXPANDED = compile_on_first_use(r"[\s*?\[\]\\]")
 """The characters of a variable's value that a shell splits or expands if the variable is not quoted."""
+_MAX_FOLDERS = 4
 _SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SPLIT: "$…"})
 
 
@@ -55,13 +59,20 @@ def merge_loop_values(words: Sequence[str]) -> str:
     return prefix[:mark] + (NO_OPTION if plain or not prefix[:mark] else ANY_TEXT)
 
 
+def merge_folders(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders of two ways through a text; none if one of them is unknown."""
+    if one == other or not one or not other:
+        return one if one == other else ()
+    merged = tuple(dict.fromkeys((*one, *other)))
+    return merged if len(merged) <= _MAX_FOLDERS else ()
+
+
 def show_marks(text: str) -> str:
     """Return a text with its marks in a form for people."""
     return text.translate(_SHOWN_MARKS)
 
 
-@dataclass(frozen=True, slots=True)
-class ShellRedirection:
+class ShellRedirection(Struct, frozen=True):
     """One redirection of a command.
 
     :param operator: as written, with the number of the descriptor (``2>>``)
@@ -91,8 +102,10 @@ class ShellCommand:
     """Whether a ``&`` follows it or the list that it is in, so that the shell goes on meanwhile."""
 
 
-_PART = re.compile(r"""\\(?P<escaped>.)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^'"\\]+)""", re.DOTALL)
-QUOTED_ESCAPE = re.compile(r'\\([\\"$`])')
+_PART = compile_on_first_use(
+    r"""\\(?P<escaped>.)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^'"\\]+)""", re.DOTALL
+)
+QUOTED_ESCAPE = compile_on_first_use(r'\\([\\"$`])')
 
 
 def remove_quotes(word: str) -> str:

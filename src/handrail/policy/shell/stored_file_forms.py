@@ -6,10 +6,10 @@ stored file counts as one that prints them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.shell import confinement_proof, destroying_forms, read_only_proof
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import ShellScript
@@ -18,7 +18,7 @@ from handrail.policy.shell.simple_commands import is_marked
 _Scope = Literal["", "index", "history", "unknown"]
 
 
-class StoredFileAccess(NamedTuple):
+class StoredContentAccess(NamedTuple):
     """The stored files of a repository that a command may print.
 
     :param scope: the files in the index, all of the history, or those of a repository that the words do not plainly name
@@ -31,14 +31,14 @@ class StoredFileAccess(NamedTuple):
     shown: str
 
 
-def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredFileAccess]:
+def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredContentAccess]:
     """Return what the commands of a text may print of stored files."""
-    if "git" not in text:
-        return []
     if script.unclear is not None:
         match = _PRINTING_WORDS.search(text)
-        return [] if match is None else [StoredFileAccess("history", (), match.group())]
-    found: list[StoredFileAccess] = []
+        if match is None and not _computes_a_program(script, text):
+            return []
+        return [StoredContentAccess("history", (), "a computed command" if match is None else match.group())]
+    found: list[StoredContentAccess] = []
     for command in script.commands:
         if "git" not in " ".join(command.argv):
             continue
@@ -49,15 +49,20 @@ def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredFile
     return found
 
 
-def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredFileAccess:
+def _computes_a_program(script: ShellScript, text: str) -> bool:
+    """Return whether the shell computes a word of an unclear text that names a program, which may be git."""
+    return "$'" in text or any(one.argv and _EXPANDED.search(one.argv[0]) is not None for one in script.commands)
+
+
+def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredContentAccess:
     if not argv:
-        return StoredFileAccess("", folders, "")
+        return StoredContentAccess("", folders, "")
     if program_name(argv) != "git":
         match = _PRINTING_WORDS.search(" ".join(argv)) if not read_only_proof.changes_nothing(argv) else None
-        return StoredFileAccess("" if match is None else "history", folders, "" if match is None else match.group())
-    index = destroying_forms.git_command_index(argv)
+        return StoredContentAccess("" if match is None else "history", folders, "" if match is None else match.group())
+    index = destroying_forms.find_git_command_index(argv)
     if index is None:
-        return StoredFileAccess("", folders, "git")
+        return StoredContentAccess("", folders, "git")
     verb, rest = argv[index], argv[index:]
     scope = "history" if is_marked(verb) else _SCOPES.get(verb, _history)(rest)
     for at, word in enumerate(argv[:index]):
@@ -65,7 +70,7 @@ def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredFileAcc
             folders = () if is_marked(argv[at + 1]) else tuple(_join(folder, argv[at + 1]) for folder in folders)
     if scope and any(word.startswith(_OTHER_REPOSITORIES) for word in argv):
         scope = "unknown"
-    return StoredFileAccess(scope, folders, f"git {'…' if is_marked(verb) else verb}")
+    return StoredContentAccess(scope, folders, f"git {'…' if is_marked(verb) else verb}")
 
 
 _OTHER_REPOSITORIES = ("--git-dir", "--work-tree", "--submodule=d", "--recurse-submodules")
@@ -75,7 +80,8 @@ def _join(folder: str, further: str) -> str:
     return further if further[:1] == "/" or folder == "." else f"{folder}/{further}"
 
 
-_PRINTING_WORDS = re.compile(
+_EXPANDED = compile_on_first_use(r"[$`*?\[{]")
+_PRINTING_WORDS = compile_on_first_use(
     r"\bgit\b[^\n]*?\b(?:log|show|diff|blame|annotate|grep|cat-file|archive|format-patch|stash|range-diff|fast-export|bundle|whatchanged"
     r"|difftool|diff-tree|diff-index|diff-files|reflog|unpack-file|merge-tree)\b"
 )
@@ -96,12 +102,12 @@ def _index(_rest: Sequence[str]) -> _Scope:
 
 
 def _read_only_form(rest: Sequence[str]) -> _Scope:
-    return "" if read_only_proof.why_git_shows_stored_files(("git", *rest)) is None else "history"
+    return "" if read_only_proof.explain_git_shows_stored_files(("git", *rest)) is None else "history"
 
 
 def _diff(rest: Sequence[str]) -> _Scope:
     """Return the scope of ``git diff``: without a revision, it compares the index with files."""
-    if read_only_proof.why_git_shows_stored_files(("git", *rest)) is None:
+    if read_only_proof.explain_git_shows_stored_files(("git", *rest)) is None:
         return ""
     options, operands = destroying_forms.split_words(rest)
     before = rest[: rest.index("--")] if "--" in rest else rest
@@ -138,18 +144,38 @@ def _with_patch(*names: str, letters: str = "") -> _Check:
     return check
 
 
+def _with_words(*names: str) -> _Check:
+    """Return a check for one of these words, also with a value attached."""
+    return lambda rest: "history" if any(word.partition("=")[0] in names for word in rest[1:]) else ""
+
+
+def _transfer(rest: Sequence[str]) -> _Scope:
+    """Return the scope of a transfer: a repository in another folder has the same files under other paths."""
+    return "history" if any(word[:1] in ("/", ".", "~") or word[:5] == "file:" for word in rest[1:]) else ""
+
+
+def _clone(rest: Sequence[str]) -> _Scope:
+    operands = destroying_forms.split_words(rest)[1]
+    return "history" if _transfer(rest) or (operands and ":" not in operands[0]) else ""
+
+
 _SCOPES: Mapping[str, _Check] = {
     **dict.fromkeys(
-        ("am", "apply", "bisect", "branch", "check-attr", "check-ignore", "check-ref-format", "checkout-index", "cherry", "clean", "clone",
-         "count-objects", "describe", "fetch", "fsck", "gc", "hash-object", "help", "init", "lfs", "ls-files", "ls-remote", "ls-tree",
-         "maintenance", "merge", "merge-base", "mktag", "mv", "name-rev", "notes", "pack-refs", "prune", "pull", "push", "remote",
+        ("am", "apply", "branch", "check-attr", "check-ignore", "check-ref-format", "cherry", "clean",
+         "count-objects", "describe", "fsck", "gc", "hash-object", "help", "init", "lfs", "ls-files", "ls-remote", "ls-tree",
+         "maintenance", "merge", "merge-base", "mktag", "mv", "name-rev", "notes", "pack-refs", "prune", "remote",
          "repack", "replace", "rev-parse", "revert", "rm", "shortlog", "show-branch", "show-ref", "sparse-checkout", "switch",
-         "symbolic-ref", "update-index", "update-ref", "var", "verify-commit", "verify-pack", "verify-tag", "version", "worktree",
+         "symbolic-ref", "update-ref", "var", "verify-commit", "verify-pack", "verify-tag", "version",
          "write-tree", "cherry-pick", "config", "--version"),
         _nothing,
     ),
     **dict.fromkeys(("log", "whatchanged", "show", "status", "cat-file", "rev-list", "for-each-ref"), _read_only_form),
-    **dict.fromkeys(("blame", "annotate"), _index),
+    **dict.fromkeys(("blame", "annotate", "checkout-index"), _index),
+    **dict.fromkeys(("fetch", "pull", "push"), _transfer),
+    "clone": _clone,
+    "worktree": _with_words("add", "move"),
+    "bisect": _with_words("view", "visualize", "run"),
+    "update-index": _with_words("--cacheinfo", "--index-info"),
     "diff": _diff,
     "grep": _grep,
     **dict.fromkeys(("add", "checkout", "restore", "reset", "rebase", "tag", "reflog"), _with_patch()),

@@ -13,10 +13,11 @@ import signal
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
+from handrail.contract.struct import Struct
 from handrail.origins.program_lookup import ProgramMissing, build_program_environment, resolve_command_program
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.findings import TraceStep
@@ -27,8 +28,7 @@ from handrail.policy.rules.rules_and_modes import ACTIONS, STRICTNESS, Action
 DEFAULT_TIMEOUT_MS = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class WatchdogCall:
+class WatchdogCall(Struct, frozen=True):
     """A call as a watchdog sees it.
 
     :param agent: the agent's manifest, as data
@@ -51,8 +51,7 @@ class WatchdogCall:
     consecutive_failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WatchdogDecision:
+class WatchdogDecision(Struct, frozen=True):
     """The decision of a watchdog.
 
     :param reason: read by the model if the action is deny, and by the user if it is ask
@@ -247,9 +246,9 @@ def _parse_answer(answer: bytes, code: int) -> WatchdogDecision:
         return WatchdogDecision("deny", f"the program ended with exit code {code}")
     try:
         # As pairs, because in a dict the later of two equal keys would win silently.
-        said: object = json.loads(answer, object_pairs_hook=tuple)
-        pairs = dict(cast("tuple[tuple[str, object], ...]", said)) if isinstance(said, tuple) else {}
-        whole = isinstance(said, tuple) and len(pairs) == len(cast("tuple[object, ...]", said))
+        parsed: object = json.loads(answer, object_pairs_hook=tuple)
+        pairs = dict(cast("tuple[tuple[str, object], ...]", parsed)) if isinstance(parsed, tuple) else {}
+        whole = isinstance(parsed, tuple) and len(pairs) == len(cast("tuple[object, ...]", parsed))
     except (ValueError, TypeError, RecursionError):
         return WatchdogDecision("deny", f"the answer of the program is not JSON; expected {_FORM}")
     decision, reason = pairs.get("decision"), pairs.get("reason", "")
@@ -288,7 +287,7 @@ async def apply_watchdogs(
         reason = opinion.reason.strip()
         step = TraceStep("watchdog", opinion.action, f"{name}: {reason}" if reason else name)
         if STRICTNESS[opinion.action] <= STRICTNESS[verdict.action]:
-            verdict = verdict.with_note(step)
+            verdict = verdict.with_trace_note(step)
             continue
         verb = "denied this call of" if opinion.action == "deny" else "requires approval for this call of"
         text = f"The watchdog {name} {verb} {call.tool_id}: {reason.rstrip('.') or 'no reason given'}."

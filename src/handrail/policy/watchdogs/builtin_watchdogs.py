@@ -13,13 +13,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from handrail.contract.errors import quote_excerpt
-from handrail.contract.text.glob_patterns import any_path_glob_source, compile_on_first_use
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.glob_patterns import build_any_path_glob_expression
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rules_and_modes import SECRET_FILE_NAMES, Action
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
@@ -45,8 +46,7 @@ _PLAIN = compile_on_first_use(r"(?:[^\\'\"`$|;&\n() \t#<>]|\$(?!\())+")
 _PLAIN_QUOTED = compile_on_first_use(r'(?:[^"\\`$]|\$(?!\())+')
 
 
-@dataclass(slots=True)
-class RoughCommand:
+class RoughCommand(Struct):
     """One command of a shell text.
 
     :param words: without quotes, and without the files of redirections
@@ -166,7 +166,7 @@ class _RoughParser:
             self._at = size if end < 0 else end
             return text[start : self._at]
         if character == '"':
-            return "".join(self._quoted(part.depth, part.pipeline))
+            return "".join(self._read_quoted_text(part.depth, part.pipeline))
         if character == "`" or text.startswith(("$(", "<("), self._at):
             return self._substitution(part.depth, part.pipeline)
         if run := _PLAIN.match(text, self._at):
@@ -179,7 +179,7 @@ class _RoughParser:
         self.found.append(part)
         return part
 
-    def _quoted(self, depth: int, pipeline: int) -> Iterator[str]:
+    def _read_quoted_text(self, depth: int, pipeline: int) -> Iterator[str]:
         self._at += 1
         while self._at < len(self.text) and self.text[self._at] != '"':
             character = self.text[self._at]
@@ -274,7 +274,8 @@ _SECRET_FILES = compile_on_first_use(
     r"|/?\.(?:ssh|gnupg|aws|kube|azure|config/gcloud|docker)(?:/|$)|^/etc/(?:shadow|sudoers)|^/proc/\w+/environ|\.tfstate"
 )
 _SECRET_NAMES = compile_on_first_use(
-    any_path_glob_source(f"**/{name}" for name in SECRET_FILE_NAMES) + r"\Z", re.DOTALL | re.IGNORECASE | re.ASCII
+    build_any_path_glob_expression(f"**/{name}" for name in SECRET_FILE_NAMES) + r"\Z",
+    re.DOTALL | re.IGNORECASE | re.ASCII,
 )
 _HARMLESS = compile_on_first_use(r"\.(?:example|sample|template|dist|pub)$")
 _SECRET_VARIABLE = compile_on_first_use(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import metadata
 from types import ModuleType
 from typing import Any, cast
@@ -12,6 +12,7 @@ from typing import Any, cast
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, ToolProfile, tool_pattern_matches
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.provider_tools import (
     PROVIDER_ONLY_TEXT,
     PROVIDER_TOOLS,
@@ -32,8 +33,7 @@ from handrail.contract.tool_generation import (
 from handrail.store.entry_point_cache import list_entry_points as of_group
 
 
-@dataclass(frozen=True, slots=True)
-class PassedToolsSource:
+class PassedToolsSource(Struct, frozen=True):
     """The tools that were passed to ``open_kernel(tools=…)``, in order.
 
     :param objects: tools, classes of tools, or modules, of which every tool counts
@@ -47,8 +47,7 @@ class PassedToolsSource:
         return sort_tools_and_faults(self.objects)
 
 
-@dataclass(frozen=True, slots=True)
-class PassedResourcesSource:
+class PassedResourcesSource(Struct, frozen=True):
     """The resources and prompts of one provider that was passed to ``open_kernel(resources=…)``."""
 
     provider: ResourceProvider
@@ -127,8 +126,7 @@ def _name_of(item: object) -> str:
 # The built-in tools as a source.
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltinSource:
+class BuiltinSource(Struct, frozen=True):
     """A source of the built-in tools, in their catalog order.
 
     :param profile: adds the tools that exist in this profile only
@@ -164,8 +162,7 @@ class ProviderToolPlaceholder(Tool):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderToolSource:
+class ProviderToolSource(Struct, frozen=True):
     """A source of the provider tools in an agent's manifest.
 
     :param chosen: ``[native]`` of the manifest, whose faults are reported with those of the manifest
@@ -188,8 +185,7 @@ class ProviderToolSource:
 # Agents as tools, as a source: the agents that another agent's manifest lists among its tools.
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSource:
+class AgentSource(Struct, frozen=True):
     """A source of the agents that are tools of another agent.
 
     :param agent: the agent that has the tools
@@ -209,7 +205,7 @@ class AgentSource:
         chosen = (
             one
             for one in self.others
-            if one.accepts_work_from(self.agent)
+            if one.accepts_delegation_from(self.agent)
             and any(tool_pattern_matches(pattern, AGENT_TOOL_PREFIX + one.id) for pattern in patterns)
         )
         return SourceContents(tuple(DiscoveredTool(AgentTool(one.id, one.description), AGENT_SOURCE) for one in chosen))
@@ -228,8 +224,7 @@ def list_tool_entry_points() -> Iterable[metadata.EntryPoint]:
     return of_group(TOOLS_GROUP)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolEntryPointsSource:
+class ToolEntryPointsSource(Struct, frozen=True):
     """Every entry point of :data:`TOOLS_GROUP`, in order of name and package."""
 
     entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_tool_entry_points
@@ -271,8 +266,7 @@ def list_source_entry_points() -> Iterable[metadata.EntryPoint]:
     return of_group(SOURCES_GROUP)
 
 
-@dataclass(frozen=True, slots=True)
-class CustomEntryPointSource:
+class CustomEntryPointSource(Struct, frozen=True):
     """A source from one entry point. The first load imports it, and its faults are never fatal."""
 
     point: metadata.EntryPoint

@@ -18,19 +18,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import posixpath
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.result_conversions import recognise_result
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
-from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime, find_meant_path
+from handrail.contract.struct import Struct
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec, find_path_arguments
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 from handrail.sandbox.filters.resource_limits import explain_reached_limit
@@ -40,8 +42,7 @@ MAX_ANSWER_DEPTH = 128
 MAX_TAIL_BYTES = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class ToolConfinement:
+class ToolConfinement(Struct, frozen=True):
     """The sandbox for an executable, as the kernel sets it up.
 
     :param profile_for: returns the session's folders, for one call
@@ -83,6 +84,7 @@ class PerCallExecutableTool(Tool):
         return recognise_result(answer) or answer
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        args = await spell_paths_as_on_disk(self.spec, args, runtime)
         profile = self.adapt_profile(
             self.confinement.profile_for(runtime),
             {
@@ -98,7 +100,7 @@ class PerCallExecutableTool(Tool):
         def keep(piece: bytes) -> None:
             kept.extend(piece)
             del kept[: -2 * MAX_TAIL_BYTES]
-            runtime.set_partial_result({"stdout_tail": cut_to_tail(kept)})
+            runtime.set_partial_result({"stdout_tail": keep_output_tail(kept)})
 
         try:
             output, errors, _dropped = await process.communicate(
@@ -107,7 +109,10 @@ class PerCallExecutableTool(Tool):
             try:
                 code = await process.wait()
             except ProtectedPathViolation as veto:
-                fields = {"stdout": cut_to_tail(output), **_evidence(veto.exit_code or 0, cut_to_tail(errors))}
+                fields = {
+                    "stdout": keep_output_tail(output),
+                    **_evidence(veto.exit_code or 0, keep_output_tail(errors)),
+                }
                 raise ToolError(veto.text, kind="denied", data=fields) from None
         except asyncio.CancelledError:
             await process.kill()
@@ -157,13 +162,13 @@ def parse_finished_program(
     :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` if the program broke the
         protocol; ``data`` has its stderr
     """
-    said = cut_to_tail(errors)
+    error_tail = keep_output_tail(errors)
     if len(output) > MAX_ANSWER_BYTES:
         raise ToolError(
             f"The tool's answer is too large. The limit is {MAX_ANSWER_BYTES:,} bytes. Request less, or "
             "have the tool write a file in the workspace.",
             kind="limit",
-            data=_evidence(code, said),
+            data=_evidence(code, error_tail),
         )
     answer: dict[str, Any] | None = None
     problem = "stdout is empty"
@@ -181,20 +186,20 @@ def parse_finished_program(
         result = recognise_result(answer)
         if result is not None and not result.ok:
             return result
-        evidence = _evidence(code, said) | ({} if answer is None else {"answer": answer})
+        evidence = _evidence(code, error_tail) | ({} if answer is None else {"answer": answer})
         if (bound := explain_reached_limit(code, errors)) is not None:
-            text = f"The tool failed: {describe_exit(code)}: {bound.text}{_last_line(said)}"
+            text = f"The tool failed: {describe_exit(code)}: {bound.text}{_last_line(error_tail)}"
             raise ToolError(text, kind="limit" if bound.is_certain else "failed", data=evidence)
         raise ToolError(
-            f"The tool failed: {describe_exit(code)}{_last_line(said)}",
+            f"The tool failed: {describe_exit(code)}{_last_line(error_tail)}",
             kind="failed" if code > 0 else "backend",
             data=evidence,
         )
     if answer is None:
         raise ToolError(
-            f"The tool sent an invalid answer: {problem}. Expected one JSON object on stdout{_last_line(said)}",
+            f"The tool sent an invalid answer: {problem}. Expected one JSON object on stdout{_last_line(error_tail)}",
             kind="backend",
-            data=_evidence(code, said),
+            data=_evidence(code, error_tail),
         )
     return recognised(answer)
 
@@ -210,7 +215,7 @@ def describe_exit(code: int) -> str:
     return f"signal {-code} ({name}) ended the program"
 
 
-def cut_to_tail(errors: bytes | bytearray) -> str:
+def keep_output_tail(errors: bytes | bytearray) -> str:
     """Return the end of a program's output, from the beginning of a line or word.
 
     A cut secret would not match its registered form, so the text never begins in the middle of a word.
@@ -228,3 +233,21 @@ def _last_line(text: str) -> str:
 
 def _evidence(code: int, text: str) -> dict[str, Any]:
     return {"exit_code": code, "stderr": text} if text else {"exit_code": code}
+
+
+async def spell_paths_as_on_disk(spec: ToolSpec, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
+    """Return the arguments of a program with each path as the file is named, also if the model spelled it as a result shows it."""
+    spelled = dict(args)
+    for name in find_path_arguments(spec.parameters):
+        value = args.get(name)
+        if isinstance(value, str):
+            spelled[name] = await _spell_path(runtime, value)
+        elif isinstance(value, list):
+            every = cast("list[object]", value)
+            spelled[name] = [await _spell_path(runtime, one) if isinstance(one, str) else one for one in every]
+    return spelled
+
+
+async def _spell_path(runtime: Runtime, path: str) -> str:
+    found = await find_meant_path(runtime, path)
+    return found if path.startswith("/") or not found.startswith("/") else posixpath.relpath(found, runtime.workdir)

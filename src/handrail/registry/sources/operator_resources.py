@@ -14,7 +14,6 @@ import mimetypes
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, cast
@@ -28,6 +27,8 @@ from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.services.client_services import ClientRequest
 from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.text.text_encodings import detect_text_encoding, read_file_text, replace_invalid_bytes
 
@@ -40,15 +41,14 @@ from handrail.contract.text.text_encodings import detect_text_encoding, read_fil
 
 MAX_URI = 4096
 MAX_EXPRESSIONS = 8
-VARIABLE = re.compile(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE = compile_on_first_use(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
 """A variable of an operator's template."""
-_EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
+_EXPRESSION = compile_on_first_use(r"\{([+#./;?&]?)[^{}]*\}")
 _STOPS = {"": "/?#", "+": "", "#": "", ".": "/?#", "/": "?#", ";": "/?#", "?": "#", "&": "#"}
 """By the kind of an expression, the characters that end a value. Kinds after the first two begin with their own character."""
 
 
-@dataclass(frozen=True, slots=True)
-class UriTemplateShape:
+class UriTemplateShape(Struct, frozen=True):
     """The URIs that a template can produce, by a permissive reading.
 
     The positions reached in a URI are the bits of one number.
@@ -86,8 +86,7 @@ def parse_uri_template_shape(template: str) -> UriTemplateShape | None:
     return UriTemplateShape(texts[0], tuple(zip(kinds, texts[1:], strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class UriTemplateMatcher:
+class UriTemplateMatcher(Struct, frozen=True):
     """The URIs that an operator's template produces from values that are not empty.
 
     Each variable takes as much as it can.
@@ -179,8 +178,8 @@ def _find_text_positions(uri: str, text: str) -> int:
 RESOURCES_FILE = "resources.json"
 MAX_RESOURCES_FILE_BYTES = 4 * 1024 * 1024
 MAX_RESOURCE_BYTES = 16 * 1024 * 1024
-_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\}\}")
-_TEXTUAL = re.compile(r"text/|application/([^;]*\+)?(json|xml|yaml|toml|javascript|x-sh)\b")
+_PLACEHOLDER = compile_on_first_use(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\}\}")
+_TEXTUAL = compile_on_first_use(r"text/|application/([^;]*\+)?(json|xml|yaml|toml|javascript|x-sh)\b")
 _Text = Annotated[str, Field(min_length=1, max_length=4_096)]
 _Uri = Annotated[str, Field(min_length=3, max_length=4_096, pattern=r"^[A-Za-z][A-Za-z0-9+.-]*:\S*$")]
 ReadFile = Callable[[Path, int], bytes]
@@ -437,7 +436,7 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
     """
     try:
         parsed = parse_object(content, what="the file's contents", max_bytes=MAX_RESOURCES_FILE_BYTES, max_depth=64)
-        told = _ResourcesFile.model_validate(parsed)
+        resources_file = _ResourcesFile.model_validate(parsed)
     except InvalidJsonText as error:
         raise LoadError([Diagnostic(place, "", str(error))]) from None
     except ValidationError as error:
@@ -445,18 +444,18 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
             Diagnostic(place, format_json_path(one["loc"]), one["msg"]) for one in error.errors(include_input=False)
         ]
         raise LoadError(faults) from None
-    faults = [Diagnostic(place, where, problem) for where, problem in _faults(told)]
+    faults = [Diagnostic(place, where, problem) for where, problem in _faults(resources_file)]
     if faults:
         raise LoadError(faults)
-    offering = FileResourceProvider(told, folder, read_file)
+    offering = FileResourceProvider(resources_file, folder, read_file)
     if faults := list(offering.find_faults(place)):
         raise LoadError(faults)
     return offering
 
 
-def _faults(told: _ResourcesFile) -> Iterator[tuple[str, str]]:
-    yield from _faults_in_resources(told.resources)
-    for index, template in enumerate(told.templates):
+def _faults(resources_file: _ResourcesFile) -> Iterator[tuple[str, str]]:
+    yield from _faults_in_resources(resources_file.resources)
+    for index, template in enumerate(resources_file.templates):
         variables = {name for _, name in VARIABLE.findall(template.uri_template)}
         try:
             compile_uri_template(template.uri_template)
@@ -468,7 +467,7 @@ def _faults(told: _ResourcesFile) -> Iterator[tuple[str, str]]:
                 f"names {name!r}, which is not in its uriTemplate; add the variable, or remove the name",
             )
     names: set[str] = set()
-    for index, prompt in enumerate(told.prompts):
+    for index, prompt in enumerate(resources_file.prompts):
         if prompt.name in names:
             yield f"prompts[{index}].name", f"{prompt.name!r} is listed twice"
         names.add(prompt.name)

@@ -47,6 +47,7 @@ from handrail.registry.sources.executable_tools import (
     ToolConfinement,
     describe_exit,
     encode_json_line,
+    spell_paths_as_on_disk,
 )
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 
@@ -118,12 +119,12 @@ class ProgramCallMessages:
 
     def _progress(self, fields: Mapping[str, Any]) -> None:
         figures: dict[str, Any] = {name: fields.get(name) for name in _FIGURES}
-        said: Any = fields.get("message", "")
-        if not isinstance(said, str) or any(
+        message: Any = fields.get("message", "")
+        if not isinstance(message, str) or any(
             one is not None and (isinstance(one, bool) or not isinstance(one, (int, float))) for one in figures.values()
         ):
             raise _invalid_message("`progress` has numbers in `done`, `total` and `fraction`, and a text in `message`")
-        self._runtime.report_progress(said, **figures)
+        self._runtime.report_progress(message, **figures)
 
     def _log(self, fields: Mapping[str, Any]) -> None:
         level: Any = fields.get("level")
@@ -173,9 +174,9 @@ def _parse_asked_requests(asks: object) -> dict[str, ClientRequest]:
         raise _invalid_message("`ask` is an object with one request under each key")
     found: dict[str, ClientRequest] = {}
     for key, one in cast("Mapping[str, Any]", asks).items():
-        told = _require_object(one, "a request in `ask`")
-        method: Any = told.get("method")
-        params: Any = told.get("params", {})
+        request_fields = _require_object(one, "a request in `ask`")
+        method: Any = request_fields.get("method")
+        params: Any = request_fields.get("params", {})
         if not isinstance(method, str) or method not in METHOD_CAPABILITIES or not isinstance(params, Mapping):
             raise ToolError(
                 f"Request {key[:80]!r} is invalid. Expected a `method` ({', '.join(METHOD_CAPABILITIES)}) and an "
@@ -310,7 +311,7 @@ class PersistentTool(PerCallExecutableTool):
         return other
 
     async def _attempt_call(self, args: dict[str, Any], runtime: Runtime) -> object:
-        given = self.build_program_input(args, runtime)
+        given = self.build_program_input(await spell_paths_as_on_disk(self.spec, args, runtime), runtime)
         try:
             return await self._exchange(runtime, given)
         except _ProcessCrashed as crash:
@@ -376,11 +377,11 @@ class PersistentTool(PerCallExecutableTool):
             if "ask" in answer:
                 self._asking.set()
             try:
-                told = await midway.handle(answer, len(line))
+                handled = await midway.handle(answer, len(line))
             finally:
                 self._asking.clear()
-            if told is not None:
-                await process.write(encode_json_line({"id": call_id, **told}) + b"\n")
+            if handled is not None:
+                await process.write(encode_json_line({"id": call_id, **handled}) + b"\n")
 
     async def _ensure_process(self, config: Mapping[str, str]) -> Process:
         if self._closed:

@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.result_conversions import from_card
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime, UserContext
+from handrail.contract.struct import Struct
 from handrail.contract.text.strict_json import parse_object
 from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, parse_manifest, read_manifest, strip_tool_folder
 from handrail.contract.tool.spec import ToolSpec
@@ -238,8 +239,7 @@ _offerings: dict[Path, tuple[bytes, FileResourceProvider]] = {}
 """By file, its content and the parsed resources."""
 
 
-@dataclass(frozen=True, slots=True)
-class FolderSource:
+class FolderSource(Struct, frozen=True):
     """Every ``*.json`` and every module with metadata directly in a folder. A missing folder has no tools.
 
     :param path: absolute; the global and an agent's folder are in the configuration folder, never in a workspace
@@ -402,10 +402,10 @@ def find_folder_tampering_risk(folder: Path, workspaces: Iterable[str]) -> str |
 
 def find_permission_problem(path: Path) -> str | None:
     """Return the reason why another user could change the file or folder at ``path``, or None."""
-    return _loose(path, path.lstat())
+    return _explain_loose_permissions(path, path.lstat())
 
 
-def _loose(path: Path, found: os.stat_result) -> str | None:
+def _explain_loose_permissions(path: Path, found: os.stat_result) -> str | None:
     if os.name != "posix":
         return None  # no sandbox tier exists there, so no tool starts
     if found.st_uid not in (0, os.geteuid()):
@@ -430,7 +430,7 @@ def read_file_within_limit(manifest: Path, max_bytes: int) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise LoadError([Diagnostic(str(manifest), "", "is not a regular file; expected a manifest")])
-        if problem := _loose(manifest, found):
+        if problem := _explain_loose_permissions(manifest, found):
             raise LoadError([Diagnostic(str(manifest), "", problem)])
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(max_bytes + 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.struct import Struct
 from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
@@ -30,8 +31,7 @@ from handrail.registry.sources.tool_folder_source import FolderSource
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLoadOutcome:
+class SourceLoadOutcome(Struct, frozen=True):
     """The result of loading the sources: a generation, or faults.
 
     :param known: the ids that the agent's rules may name; every id if the manifest is faulty, None if unknown

@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
 from handrail.contract.services.tool_runtime import ExtractedPage, PdfPages
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
+from handrail.origins.bounded_program import encode_input, make_argv, parse_json_lines, run_bounded_program
 from handrail.origins.import_guard import build_trusted_search_path
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
 from handrail.runtime.shell_service import end_process
 
 
 class DocumentExtractor(NamedTuple):
-    """A module that extracts text with its ``extract_values``, and the limits of its process.
+    """A module that extracts text with its ``compute_values``, and the limits of its process.
 
     :param cpu_s: processor time, start-up included
     :param memory_mib: address space
@@ -44,10 +44,9 @@ class DocumentExtractor(NamedTuple):
 
 
 PAGE_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.page_text", 2, 1024, 30.0)
-PDF_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.pdf_text", 10, 1024, 60.0)
+PDF_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.pdf_text", 10, 1024, 50.0)  # a read may take 60 s
 MAX_PAGES = 500
 """The most pages of a PDF that are read at once."""
-_START = "import sys; sys.path[:0] = sys.argv[4:]; from handrail.runtime.documents.document_process import main; main()"
 _MAX_ANSWER = 64 * 1024 * 1024
 _AT_ONCE = 2
 _slots: dict[tuple[asyncio.AbstractEventLoop, DocumentExtractor], asyncio.Semaphore] = {}
@@ -125,12 +124,11 @@ class SandboxedDocuments:
     ) -> list[dict[str, Any]]:
         """Return the values of the answer, at least one. It has an ``error`` if the document has no text to return."""
         folders = list(dict.fromkeys((str(Path(__file__).parents[3]), *build_trusted_search_path())))
-        limits = (str(extractor.cpu_s), str(extractor.memory_mib))
         try:
-            argv = (find_own_interpreter(), "-I", "-S", "-c", _START, extractor.module, *limits, *folders)
+            argv = make_argv(find_own_interpreter(), extractor.module, extractor.cpu_s, extractor.memory_mib, folders)
         except ProgramRefused as error:
             raise ToolError(str(error), kind="unavailable") from None
-        data = b"".join((json.dumps(question).encode(), b"\n", document))
+        data = encode_input(question, document)
         output = bytearray()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(extractor.timeout_s):
@@ -138,7 +136,7 @@ class SandboxedDocuments:
                     await self._run_confined(argv, data, output, extractor, _list_code_folders(folders))
                 else:
                     await _run_unconfined(argv, data, output)
-        return _parse_values(output) or [{"error": "limit"}]
+        return parse_json_lines(output) or [{"error": "limit"}]
 
     async def _run_confined(
         self,
@@ -163,7 +161,7 @@ class SandboxedDocuments:
                 processes=_PROCESSES,
             ),
         )
-        process = await self._sandbox.start(_NOTHING, profile, ProgramSpec((_in_sandbox(argv[0]), *argv[1:])))
+        process = await self._sandbox.start(_NOTHING, profile, ProgramSpec((_resolve_interpreter(argv[0]), *argv[1:])))
         try:
             await process.communicate(data, 0, lambda piece: output.extend(piece[: _MAX_ANSWER - len(output)]))
         finally:
@@ -200,51 +198,12 @@ def _get_slots(extractor: DocumentExtractor) -> asyncio.Semaphore:
 
 async def _run_unconfined(argv: tuple[str, ...], data: bytes, output: bytearray) -> None:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+        await run_bounded_program(argv, data, output, max_bytes=_MAX_ANSWER)
     except (OSError, ValueError) as error:
         raise ToolError(
             f"The text of the document cannot be extracted: {error}. Ask the user to check the machine with handrail doctor.",
             kind="unavailable",
         ) from None
-    assert process.stdin is not None and process.stdout is not None
-    writing = asyncio.ensure_future(_write_input(process.stdin, data))
-    try:
-        while len(output) < _MAX_ANSWER and (piece := await process.stdout.read(1 << 16)):
-            output += piece
-    finally:
-        writing.cancel()
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-
-
-async def _write_input(stdin: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(
-        BrokenPipeError, ConnectionResetError
-    ):  # the process may end before it has read everything
-        stdin.write(data)
-        await stdin.drain()
-        stdin.close()
-
-
-def _parse_values(output: bytearray) -> list[dict[str, Any]]:
-    """Return the values that the process printed whole."""
-    values: list[dict[str, Any]] = []
-    for line in output.splitlines():
-        try:
-            values.append(cast("dict[str, Any]", json.loads(line)))
-        except ValueError:  # the process ended in the middle of a line
-            break
-    return values
 
 
 def _list_code_folders(import_folders: list[str]) -> tuple[str, ...]:
@@ -255,7 +214,7 @@ def _list_code_folders(import_folders: list[str]) -> tuple[str, ...]:
     return tuple(one for one in found if one not in ("/usr", "/"))
 
 
-def _in_sandbox(interpreter: str) -> str:
+def _resolve_interpreter(interpreter: str) -> str:
     """Return the path of the interpreter with the links in the path to its folder resolved."""
     folder, name = os.path.split(interpreter)
     return str(Path(os.path.realpath(folder)) / name)

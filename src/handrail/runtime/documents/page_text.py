@@ -4,7 +4,7 @@ Documentation and articles need different extractors. An article is surrounded b
 which trafilatura separates well, but it loses tables and code. Documentation marks its content (``<main>``,
 ``role="main"``), so that container is read as a whole with resiliparse. ``bench/extraction.py`` measures both.
 
-This module runs in a separate process (:mod:`~handrail.runtime.documents.document_process`): a hostile page can keep each of
+This module runs in a separate process (:mod:`~handrail.origins.bounded_program`): a hostile page can keep each of
 these libraries busy for minutes.
 """
 
@@ -144,7 +144,7 @@ def extract_page_text(page: str, url: str) -> PageText:
         text, part, source = whole, "whole", tree.body
     title = (tree.title or "").strip()
     links = _list_links(source or tree.body, url)
-    return PageText(title, _tidy(text), part, links, hidden, keeps_hidden, scripts)
+    return PageText(title, _normalise_whitespace(text), part, links, hidden, keeps_hidden, scripts)
 
 
 def strip_tags(page: str) -> str:
@@ -165,7 +165,7 @@ def strip_tags(page: str) -> str:
         at = close + 1
         if skip is None:
             out.append("\n" if name[:1] in "/phldtu" else " ")
-    return _tidy(html.unescape("".join(out)))
+    return _normalise_whitespace(html.unescape("".join(out)))
 
 
 def _plain(page: str, *, main: bool, noscript: bool = False) -> str:
@@ -333,12 +333,12 @@ def _list_links(element: Any, url: str) -> list[tuple[str, str]]:
     return [(text, target) for target, text in links.items()]
 
 
-def _tidy(text: str) -> str:
+def _normalise_whitespace(text: str) -> str:
     lines = (line.rstrip() for line in text.replace("\r\n", "\n").split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def extract_values(question: Mapping[str, Any], data: bytes) -> Iterator[dict[str, object]]:
+def compute_values(question: Mapping[str, Any], data: bytes) -> Iterator[dict[str, object]]:
     """Yield the text of a page as one value.
 
     :param question: the ``charset`` and the ``url`` of the page, and whether to ``only_strip_tags``

@@ -1,6 +1,6 @@
 """The text of a PDF by page.
 
-This module runs in a separate process (:mod:`~handrail.runtime.documents.document_process`), since a document can be made to
+This module runs in a separate process (:mod:`~handrail.origins.bounded_program`), since a document can be made to
 cost anything. Each page is printed as soon as it is read, so the pages before a limit are kept.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-def extract_values(question: Mapping[str, Any], document: bytes) -> Iterator[dict[str, object]]:
+def compute_values(question: Mapping[str, Any], document: bytes) -> Iterator[dict[str, object]]:
     """Yield the number of pages and of the first one, then the text of each page.
 
     :param question: the ``first`` page, the ``count`` of pages, and the ``max_bytes`` of their text as JSON

@@ -17,11 +17,11 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.struct import Struct
 from handrail.runtime.files.secure_open import (
     FOLDER_FLAGS,
     READ_FLAGS,
@@ -46,8 +46,7 @@ _NAME_LOCKS = [threading.Lock() for _ in range(256)]
 """Locks for the last step of a write: writers of one name take turns; several names share a lock."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileWriteOutcome:
+class FileWriteOutcome(Struct, frozen=True):
     """The result of writing a file: whether it is new, its old content and its new hash."""
 
     created: bool
@@ -94,8 +93,7 @@ def replace_file(
     return FileWriteOutcome(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentFile:
+class CurrentFile(Struct, frozen=True):
     """The content and status of a file as it is now."""
 
     data: bytes
@@ -483,16 +481,14 @@ def replace_by_private_copies(root: str, files: Iterable[tuple[str, tuple[int, i
     return done
 
 
-@dataclass(slots=True)
-class _CopyBudget:
+class _CopyBudget(Struct):
     """How many files and bytes may still be copied."""
 
     files: int
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _PrivateCopy:
+class _PrivateCopy(Struct, frozen=True):
     """A copy that does not have its final name yet.
 
     :param parent: the descriptor of the folder

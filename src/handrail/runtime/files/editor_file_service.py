@@ -98,12 +98,12 @@ class EditorFiles(RootedFiles):
         self._texts.record(located.absolute, data)
         return written
 
-    async def change_together(self, changes: Sequence[FileChange]) -> Sequence[str]:
+    async def change_atomically(self, changes: Sequence[FileChange]) -> Sequence[str]:
         places = [self._authorize("fs.write", change.path) for change in changes]
         for located, change in zip(places, changes, strict=True):
             if change.before is not None:
                 await self._refuse_unsaved(located)
-        shown = await super().change_together(changes)
+        shown = await super().change_atomically(changes)
         for located, change in zip(places, changes, strict=True):
             for data in (change.before, change.after):
                 if data is not None:

@@ -11,20 +11,26 @@ configured command.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import GIT, GIT_NAMES, PathProtection, find_protection, fold_name
+from handrail.contract.protected.path_protection import (
+    GIT,
+    GIT_NAMES,
+    PathProtection,
+    find_protection,
+    normalise_file_name,
+)
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import PATH_FLAGS, is_beneath
 from handrail.runtime.guard import git_config_checks as vcs
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 
 _HEAD = "head"
-_REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
+_REFERENCE = compile_on_first_use(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
 _GIT_FOLDERS = frozenset(("objects", "refs"))
 _MOST_ENTRIES = 5_000
 """How many entries of a folder are checked for links."""
@@ -47,7 +53,7 @@ def check_write_spares_git(located: ResolvedPath, data: bytes) -> None:
         if _is_git_directory(located, parts[:count]):
             raise ToolError(PathProtection("state").refusal_text(located.display_path), kind="denied")
     relative = located.relative_path
-    low = relative.lower() if relative.isascii() else "".join(map(fold_name, relative))
+    low = relative.lower() if relative.isascii() else "".join(map(normalise_file_name, relative))
     if any(name in low for name in _GIT_NAME_HINTS):
         _check_git_marking_names(located, parts, data)
 
@@ -57,7 +63,7 @@ def _check_git_marking_names(located: ResolvedPath, parts: Sequence[str], data: 
 
     :raises ToolError: ``denied`` if they do
     """
-    names = [fold_name(part) for part in parts]
+    names = [normalise_file_name(part) for part in parts]
     if names[-1] == _HEAD and _REFERENCE.match(data):
         raise ToolError(
             f"`{located.display_path}` with this content marks its folder as a git repository, from which git takes "
@@ -112,7 +118,7 @@ def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[
             continue
         if link:
             yield entry.path, found
-        elif fold_name(entry.name) != GIT:
+        elif normalise_file_name(entry.name) != GIT:
             yield from _protected_links(root, entry.path, inner=False)
 
 

@@ -19,12 +19,13 @@ import stat
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.struct import Struct
 from handrail.runtime.files import atomic_write, secure_open
 from handrail.runtime.files.session_roots import openat2
 
@@ -58,8 +59,7 @@ class _ContentState(NamedTuple):
     mode: int
 
 
-@dataclass(slots=True)
-class _FileStep:
+class _FileStep(Struct):
     """The change of one file in a journal.
 
     :param temporary: the name of the new content before the change, and of the old content after it
@@ -108,7 +108,7 @@ class ChangeJournal:
         self._own: set[str] = set()
         """The journals of changes that this process makes now."""
 
-    def change_together(self, changes: Sequence[JointChange]) -> None:
+    def change_atomically(self, changes: Sequence[JointChange]) -> None:
         """Make all changes or none.
 
         :raises ToolError: ``conflict`` if a file is not as expected; ``unavailable`` if the journal cannot be written;
@@ -137,8 +137,7 @@ class ChangeJournal:
         return count
 
 
-@dataclass(slots=True)
-class _JournalFile:
+class _JournalFile(Struct):
     """One file of the journal: the steps of one joint change, and how far it has come."""
 
     folder: Path
@@ -230,7 +229,7 @@ def _carry_out(journal: _JournalFile, changes: Sequence[JointChange]) -> None:
             with _map_errors(change.located):
                 _take(step, change.located)
     except BaseException:
-        _take_back(journal, steps, folders, is_decided=is_decided)
+        _restore_old_states(journal, steps, folders, is_decided=is_decided)
         raise
     _finish(journal, steps)
 
@@ -358,7 +357,7 @@ def _read_state(parent: int, name: str) -> _ContentState | None:
         os.close(descriptor)
 
 
-def _take_back(
+def _restore_old_states(
     journal: _JournalFile, steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]], *, is_decided: bool
 ) -> None:
     """Give each file its old state, unless another process has changed it.
@@ -462,7 +461,7 @@ def _recover(journal: _JournalFile) -> bool:
     except (ToolError, OSError) as error:
         logger.warning("the changes in the journal %s could not be finished: %s", journal.file, error)
         return False
-    _take_back(journal, steps, folders, is_decided=stage != "prepared")
+    _restore_old_states(journal, steps, folders, is_decided=stage != "prepared")
     return True
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from threading import Lock
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct
 from handrail.contract.text.text_encodings import UTF_8, TextEncoding
 
 INDEX_STEP_BYTES = 1 << 20
@@ -25,8 +25,7 @@ ReadRange = Callable[[int, int], bytes]
 """``read(offset, count)``: bytes of the file; fewer only at its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineWindow:
+class LineWindow(Struct, frozen=True):
     """A range of lines of a file.
 
     :param first: the number of the first line
@@ -51,7 +50,7 @@ class LineIndex:
         self._marks = [0]
         self._lock = Lock()
 
-    def _count_to(self, read: ReadRange, done: Callable[[int], bool]) -> None:
+    def _count_lines_to(self, read: ReadRange, done: Callable[[int], bool]) -> None:
         with self._lock:
             scanned = 0
             while len(self._marks) <= self._steps and not done(self._marks[-1]):
@@ -66,7 +65,7 @@ class LineIndex:
 
     def count_lines(self, read: ReadRange) -> int:
         """Return the number of lines; a last line without a line end counts."""
-        self._count_to(read, lambda _: False)
+        self._count_lines_to(read, lambda _: False)
         open_end = self.size > 0 and read(self.size - 1, 1) != b"\n"
         return self._marks[-1] + open_end
 
@@ -79,7 +78,7 @@ class LineIndex:
         if line <= 1:
             return 0
         ends = line - 1
-        self._count_to(read, lambda before: before >= ends)
+        self._count_lines_to(read, lambda before: before >= ends)
         marks = self._marks
         if marks[-1] < ends:
             return None
@@ -192,22 +191,20 @@ def _read_whole_lines(
     :return: the offset after the lines, the lines, and their bytes; no lines if one is too long or not valid
     """
     piece = read(start, min(_CHUNK, max_bytes, size - start))
-    ends = piece.count(b"\n")
-    end = _find_nth_newline(piece, count) if count is not None and count < ends else piece.rfind(b"\n")
-    piece = piece[: end + 1]
+    piece = piece[: piece.rfind(b"\n") + 1]
     try:
         text = piece.decode()
     except UnicodeDecodeError:
         return start, [], 0
-    lines = text.split("\n")
-    lines.pop()
-    used = len(piece)
+    lines = text.split("\n", -1 if count is None else count)
+    rest = lines.pop()
+    end = used = len(piece) - (len(rest) if text.isascii() else len(rest.encode()))
     if "\r" in text:
-        used -= text.count("\r\n")
+        used -= sum(line.endswith("\r") for line in lines)
         lines = [line.removesuffix("\r") for line in lines]
     if max(map(len, lines), default=0) > max_line:
         return start, [], 0
-    return start + len(piece), lines, used
+    return start + end, lines, used
 
 
 def _check_range(first: int, count: int | None, max_bytes: int, max_line: int) -> None:

@@ -300,7 +300,7 @@ class RootedFiles:
         async with running_programs.reserve_file_replacement(located.absolute, located.display_path):
             return await _run_to_completion(put)
 
-    async def change_together(self, changes: Sequence[FileChange]) -> Sequence[str]:
+    async def change_atomically(self, changes: Sequence[FileChange]) -> Sequence[str]:
         if self._journal is None:
             raise ToolError("Several files cannot be changed together here. Change one at a time.", kind="unavailable")
         journal, places = self._journal, [self._locate_change(change) for change in changes]
@@ -329,7 +329,7 @@ class RootedFiles:
                     )
                     for located, change, source in zip(places, changes, like, strict=True)
                 ]
-                journal.change_together(steps)
+                journal.change_atomically(steps)
             self._record_changes(places, changes)
 
         async with contextlib.AsyncExitStack() as reserved:

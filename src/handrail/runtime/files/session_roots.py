@@ -15,12 +15,13 @@ import re
 import sys
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import (
     escape_terminal_controls,
     fold_spelling,
@@ -146,8 +147,7 @@ _MAX_CHARACTER_BYTES = 4
 """The maximum length of one character in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class FurtherRoots:
+class FurtherRoots(Struct, frozen=True):
     """The folders of an agent besides the workspace: absolute, canonical paths.
 
     :param repositories: the writable ones that are git directories
@@ -317,7 +317,7 @@ class SessionRoots:
         return escape_terminal_controls(absolute)
 
 
-_GIT_ESCAPE = re.compile(rb'\\([0-7]{3}|x[0-9a-f]{2}|[abfnrtv"\\])')
+_GIT_ESCAPE = compile_on_first_use(rb'\\([0-7]{3}|x[0-9a-f]{2}|[abfnrtv"\\])')
 _GIT_CHARACTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from handrail.contract.protected.path_protection import fold_name
+from handrail.contract.protected.path_protection import normalise_file_name
 from handrail.runtime.files.secure_open import READ_FLAGS, is_git_directory
 from handrail.runtime.guard import git_config_reader
 from handrail.runtime.guard.git_config_reader import UnreadableConfig, find_changed_unsafe_keys, parse_config
@@ -214,7 +214,7 @@ def _find_paths_named_by_config(
     :param links: receives the links on the way
     """
     named: dict[git_config_reader.GitNamedPath, None] = dict.fromkeys(person)
-    trees = [folder.rpartition("/")[0] if fold_name(folder.rpartition("/")[2]) == ".git" else folder]
+    trees = [folder.rpartition("/")[0] if normalise_file_name(folder.rpartition("/")[2]) == ".git" else folder]
     for path in _config_paths(folder):
         found, entries = git_config_reader.read_paths_named_in_file(path)
         named.update(dict.fromkeys(found))
@@ -322,7 +322,7 @@ def explain_git_fault(tree: FolderTree, entry: ProtectedEntry, before: FileSnaps
 
     :param before: the earlier content; None if the entry is new
     """
-    name = fold_name(entry.path.rpartition("/")[2])
+    name = normalise_file_name(entry.path.rpartition("/")[2])
     if entry.why.kind == "hook" and entry.folder and name == "hooks":
         return _explain_hooks_fault(tree, entry.path)
     if entry.why.kind != "vcs" or entry.folder or entry.link:
@@ -336,10 +336,10 @@ def explain_git_fault(tree: FolderTree, entry: ProtectedEntry, before: FileSnaps
     return "it is new" if before is None else None
 
 
-def why_restore_lost_config(tree: FolderTree, path: str, before: FileSnapshot) -> str | None:
+def explain_lost_config_restoration(tree: FolderTree, path: str, before: FileSnapshot) -> str | None:
     """Return why a missing configuration must be restored; None if it need not be."""
     folder = path.rpartition("/")[0]
-    if fold_name(path.rpartition("/")[2]) not in _CONFIGS or folder not in tree.list_repositories():
+    if normalise_file_name(path.rpartition("/")[2]) not in _CONFIGS or folder not in tree.list_repositories():
         return None  # its repository is missing too
     keys = _find_unlisted_keys(tree, folder, before.data, b"")
     return None if not keys else f"it is gone, and it had {', '.join(keys[:5])}"
@@ -375,7 +375,7 @@ def _explain_pointer_fault(tree: FolderTree, path: str, repositories: Collection
     if now is None:
         return "it is not a regular file with one name"
     text = now.data.decode("utf-8", "surrogateescape").strip()
-    if fold_name(path.rpartition("/")[2]) == ".git":
+    if normalise_file_name(path.rpartition("/")[2]) == ".git":
         marker, _, text = text.partition(":")
         if marker != "gitdir":
             return "it does not name a repository"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -167,8 +168,8 @@ class _ConfigReader:
 
 # Harmless entries, which run nothing.
 
-_FLAG = re.compile(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
-_NAME = re.compile(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
+_FLAG = compile_on_first_use(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
+_NAME = compile_on_first_use(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
 _REFERENCE = re.compile(r"(?!-)[^\x00-\x20\x7f\\?\[$`;|&<>\"'()!]+")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 _SCHEME = re.compile(r"(?:https?|ssh|git|git\+ssh|ssh\+git|file)://(?!-)[^\s\x00-\x1f\x7f]+", re.IGNORECASE)
@@ -196,7 +197,7 @@ def _is_one_of(*words: str) -> Callable[[str | None], bool]:
     return lambda value: _is_flag(value) or (value is not None and value.lower() in words)
 
 
-def _is_like(form: re.Pattern[str]) -> Callable[[str | None], bool]:
+def _make_condition(form: re.Pattern[str]) -> Callable[[str | None], bool]:
     return lambda value: value is not None and form.fullmatch(value) is not None
 
 
@@ -218,27 +219,27 @@ _HARMLESS_KEYS: Mapping[str, Callable[[str | None], bool]] = {
     "extensions.objectformat": _is_one_of("sha1", "sha256"),
     "extensions.refstorage": _is_one_of("files", "reftable"),
     "extensions.worktreeconfig": _is_flag,
-    "init.defaultbranch": _is_like(_REFERENCE),
+    "init.defaultbranch": _make_condition(_REFERENCE),
     "pull.rebase": _is_one_of("merges", "interactive"),
     "push.default": _is_one_of("nothing", "current", "upstream", "simple", "matching"),
     "push.autosetupremote": _is_flag,
-    "submodule.active": _is_like(_TEXT),
-    "user.name": _is_like(_TEXT),
-    "user.email": _is_like(_TEXT),
+    "submodule.active": _make_condition(_TEXT),
+    "user.name": _make_condition(_TEXT),
+    "user.email": _make_condition(_TEXT),
 }
 _HARMLESS_SUBSECTION_KEYS: Mapping[tuple[str, str], Callable[[str | None], bool]] = {
     ("remote", "url"): _is_url,
     ("remote", "pushurl"): _is_url,
-    ("remote", "fetch"): _is_like(_REFERENCE),
-    ("remote", "push"): _is_like(_REFERENCE),
+    ("remote", "fetch"): _make_condition(_REFERENCE),
+    ("remote", "push"): _make_condition(_REFERENCE),
     ("remote", "tagopt"): lambda value: value in ("--tags", "--no-tags"),
     ("branch", "remote"): _is_remote_name,
     ("branch", "pushremote"): _is_remote_name,
-    ("branch", "merge"): _is_like(_REFERENCE),
+    ("branch", "merge"): _make_condition(_REFERENCE),
     ("branch", "rebase"): _is_one_of("merges", "interactive"),
     ("submodule", "url"): _is_url,
     ("submodule", "active"): _is_flag,
-    ("submodule", "branch"): _is_like(_REFERENCE),
+    ("submodule", "branch"): _make_condition(_REFERENCE),
     ("submodule", "update"): lambda value: value in ("checkout", "rebase", "merge", "none"),
     ("submodule", "ignore"): lambda value: value in ("all", "dirty", "untracked", "none"),
 }
@@ -308,7 +309,7 @@ _PATH_KEYS = frozenset(
     )
 )
 """Keys whose whole value is one path."""
-_PATHLESS_KEYS = re.compile(
+_PATHLESS_KEYS = compile_on_first_use(
     r"(?:user|author|committer|color|column|safe|branch|url|maintenance|gui|advice|transfer|extensions|i18n)\..*"
     r"|core\.worktree|remote\..*\.(?:url|pushurl|fetch|push|tagopt|skipfetchall|prune|mirror|promisor|partialclonefilter)"
     r"|submodule\..*\.(?:url|path|branch|active|ignore|fetchrecursesubmodules)|http\..*\.?(?:sslcert|sslkey|sslcainfo|proxy)"
@@ -316,7 +317,7 @@ _PATHLESS_KEYS = re.compile(
     re.DOTALL,
 )
 """Keys whose value is not a path that git runs or reads settings from."""
-_PARTS = re.compile(r"[\s;|&()<>\"'`$={},]+")
+_PARTS = compile_on_first_use(r"[\s;|&()<>\"'`$={},]+")
 
 
 class GitNamedPath(NamedTuple):

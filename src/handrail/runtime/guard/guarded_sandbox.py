@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import VCS_CONFIG
 from handrail.contract.sandbox_protocol import PathDenials, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.listed_paths import can_avoid_mounts
@@ -228,8 +229,7 @@ class GuardedSandbox:
         return await asyncio.get_running_loop().run_in_executor(None, alone)
 
 
-@dataclass(frozen=True, slots=True)
-class _StartConditions:
+class _StartConditions(Struct, frozen=True):
     """The conditions in which a program is started.
 
     :param profile: with all paths to mount over
@@ -258,6 +258,7 @@ def _prepare_start(
 ) -> _StartConditions:
     pinned = [*profile.pinned]
     masked = [*profile.masked]
+    listed = [*profile.listed]
     aftermath = PostRunCheck(places, profile, vcs=vcs) if writes else None
     in_use: Mapping[str, str] = {}
     free: Collection[str] | None = None
@@ -269,12 +270,12 @@ def _prepare_start(
         hidden = _find_hidden(place, profile, writes=writes)
         masked += hidden
         if place.tree.can_avoid_mounts and profile.denials is not None:
-            _check_no_avoidable_mounts(place, profile, hidden, writes=writes and place in places)
+            listed += _find_folders_to_list(place, profile, hidden, writes=writes and place in places)
         masked += protected_mounts.find_blocking_pipes(place.tree, every=git)
     masked += filter(protected_mounts.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
     shared = _make_files_private(places, {*pinned, *masked}) if writes else ()
     if aftermath is not None:
-        aftermath.take_baseline()
+        aftermath.set_baseline()
         if vcs:
             changeable = aftermath.list_compared_paths()
             in_use = running_programs.find_mounted_paths(changeable)
@@ -286,37 +287,45 @@ def _prepare_start(
         tuple(dict.fromkeys((*pinned, *shared))),
         tuple(dict.fromkeys(masked)),
     )
-    kept = replace(profile, pinned=over[0], masked=over[1])
+    kept = replace(profile, pinned=over[0], masked=over[1], listed=tuple(dict.fromkeys(listed)))
     if aftermath is not None:
         aftermath.remember_mounted_paths(pinned)
     return _StartConditions(kept, aftermath, shared, in_use, free)
 
 
-def _check_no_avoidable_mounts(
+def _find_folders_to_list(
     place: GuardedFolder, profile: SandboxProfile, hidden: Sequence[str], *, writes: bool
-) -> None:
-    """Check that no rule depends on a mount that a program avoids by another spelling of a path.
+) -> tuple[str, ...]:
+    """Return the folders of which a program may see only the listed names, because another spelling leads below a mount.
 
-    A search opens each file by its listed name, so its mounts suffice.
+    These are all folders around a path that a rule hides or keeps. A search opens each file by its listed name, so its
+    mounts suffice.
 
-    :raises ToolError: ``denied`` if a rule does
+    :raises ToolError: ``unavailable`` if these folders have too many entries
     """
     denials = profile.denials
     assert denials is not None
     shown = hidden if profile.may_read is None else ()
     fixed = place.find_rule_read_only_paths(denials) if writes else ()
-    found = [(path, "read") for path in shown] + [(path, "write") for path in fixed]
-    found = [one for one in found if can_avoid_mounts(one[0].rpartition("/")[0] or "/")]
-    if not found:
-        return
-    access = found[0][1]
-    paths = [path for path, one in found if one == access]
-    named = protected_mounts.format_first_paths((place.root,), paths)
+    found = [path for path in (*shown, *fixed) if can_avoid_mounts(path.rpartition("/")[0] or "/")]
+    folders = dict.fromkeys(
+        folder
+        for path in found
+        for folder in (place.root, *protected_mounts.find_folders_between(path, (place.root,)))
+        if path != place.root and can_avoid_mounts(folder)
+    )
+    by_path = {folder.path: folder for folder in place.tree.order}
+    known = [by_path[path] for path in folders if path in by_path]
+    count = sum(len(folder.files) + len(folder.folders) + len(folder.links) for folder in known)
+    if count <= protected_mounts.MAX_UNFOLDED_MOUNTS and place.root not in found:
+        return tuple(folders)
+    named = protected_mounts.format_first_paths((place.root,), found)
     raise ToolError(
-        f"No program was started: it could {access} {named} by another spelling of the name, and rules deny that to programs. "
-        f"{escape_terminal_controls(paths[0].rpartition('/')[0])} is on a file system that ignores letter case or Unicode "
-        "forms. A sandbox can close only one spelling there. Use the file tools. The user can move the folder to "
-        f"another file system, or allow these paths with rules such as 'allow fs.{access} NAME'.",
+        f"No program was started: rules deny programs to read or write {named}. Another spelling of a name leads "
+        f"there. {escape_terminal_controls(place.root)} is on a file system that ignores letter case or Unicode forms. "
+        f"A sandbox can close that for at most {protected_mounts.MAX_UNFOLDED_MOUNTS} entries of the folders around such "
+        f"files, and here are {count:,}. Use the file tools. The user can move the files into a folder with few entries, or "
+        "allow these paths with rules such as 'allow fs.read NAME'.",
         kind="denied",
     )
 
@@ -445,9 +454,9 @@ class GuardedProcess(ProcessWrapper):
         self._check_pending = False
         """Whether a call has ended and the check after it has not."""
 
-    def add_last_check_callback(self, told: Callable[[bool], None]) -> None:
+    def add_last_check_callback(self, callback: Callable[[bool], None]) -> None:
         """Call ``told`` when the sandbox is empty, with whether the last check could run."""
-        self._settled_callbacks.append(told)
+        self._settled_callbacks.append(callback)
 
     async def wait(self) -> int:
         """Wait for the end of the program and for the last check, and return the exit code.
@@ -555,6 +564,6 @@ class GuardedProcess(ProcessWrapper):
                     break
             await self._changes.finish()
         finally:
-            for told in self._settled_callbacks:
-                told(self._last_check_error is None)
+            for callback in self._settled_callbacks:
+                callback(self._last_check_error is None)
             self._settled_callbacks.clear()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import GIT, PathProtection, fold_name
+from handrail.contract.protected.path_protection import GIT, PathProtection, normalise_file_name
 from handrail.contract.sandbox_protocol import PathDenials, SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files import atomic_write
 from handrail.runtime.guard import git_config_checks as vcs
@@ -165,8 +165,7 @@ class GuardedFolder:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _FolderState:
+class _FolderState(Struct, frozen=True):
     """The state of one folder before a program ran."""
 
     version: int
@@ -207,7 +206,7 @@ class PostRunCheck:
         """Files that the program made, that stay, and that a tool runs or loads as code."""
         self._checked_versions: dict[str, int] = {}
 
-    def take_baseline(self) -> None:
+    def set_baseline(self) -> None:
         """Take the state at the last look as the baseline."""
         self._before = [self._take_state(place) for place in self._places]
 
@@ -261,7 +260,7 @@ class PostRunCheck:
                 if (path in now or path not in before.entries) and _read_link(path) != target
             ]
             found += [escape_terminal_controls(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
-        self.take_baseline()
+        self.set_baseline()
         self.remember_mounted_paths([path for mine in self._mounted for path in mine])
         return found
 
@@ -307,10 +306,10 @@ class PostRunCheck:
         """
         for place, before, mounted in zip(self._places, self._before, self._mounted, strict=True):
             self._open_closed_folders(place, before)
-            told = len(self._findings)
+            finding_count = len(self._findings)
             for path, original in mounted.items():
                 self._restore_lost_mounted_file(place, path, original, before)
-            if len(self._findings) > told:
+            if len(self._findings) > finding_count:
                 place.refresh()
             tree = place.tree
             changed = tree.version != before.version
@@ -427,7 +426,7 @@ class PostRunCheck:
         now = place.tree.list_protected()
         yield from self._find_faults_by_name(place, before, now)
         for path, kept in before.configs.items():
-            if path not in now and (problem := vcs.why_restore_lost_config(place.tree, path, kept)) is not None:
+            if path not in now and (problem := vcs.explain_lost_config_restoration(place.tree, path, kept)) is not None:
                 yield path, before.entries[path].why, problem
         yield from _find_faults_at_targets(place, before)
         for path in () if meanwhile else place.tree.list_unreadable_folders():
@@ -482,7 +481,7 @@ class PostRunCheck:
         away, never deleted.
         """
         tree = place.tree
-        fate = place.originals.find_fate(path, original)
+        fate = place.originals.determine_file_fate(path, original)
         entry = before.entries.get(path)
         if _may_mounted_content_stay(tree, entry, original, fate):
             return
@@ -528,7 +527,7 @@ class PostRunCheck:
         """Return the work trees that are new together with their repository: a clone includes their files."""
         if not self._vcs:
             return frozenset()
-        trees = (path.rpartition("/")[0] for path in fresh if fold_name(path.rpartition("/")[2]) == GIT)
+        trees = (path.rpartition("/")[0] for path in fresh if normalise_file_name(path.rpartition("/")[2]) == GIT)
         return frozenset(tree for tree in trees if tree not in before.folders)
 
     def _quarantine_path(

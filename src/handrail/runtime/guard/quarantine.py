@@ -13,11 +13,11 @@ import os
 import secrets
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.origins.listed_paths import can_avoid_mounts
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
@@ -238,8 +238,7 @@ _TICK_NS = 2_100_000_000
 FileFate = Literal["same", "edited", "replaced", "gone"]
 
 
-@dataclass(frozen=True, slots=True)
-class FileSnapshot:
+class FileSnapshot(Struct, frozen=True):
     """The content of a regular file, with its mode and owner."""
 
     data: bytes
@@ -247,8 +246,7 @@ class FileSnapshot:
     owner: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class OriginalPathState:
+class OriginalPathState(Struct, frozen=True):
     """The state of one path before a program ran.
 
     :param identity: values of :func:`os.lstat` that change with the file and its content
@@ -316,7 +314,7 @@ class OriginalPathStates:
         """The number of remembered paths."""
         return len(self._known)
 
-    def find_fate(self, path: str, original: OriginalPathState) -> FileFate:
+    def determine_file_fate(self, path: str, original: OriginalPathState) -> FileFate:
         """Return what happened to ``path`` since its state was taken.
 
         ``edited`` is the same file with other content. Nothing in the sandbox can have written it, since the mount

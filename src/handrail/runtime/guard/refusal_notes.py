@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from handrail.contract.protected.path_protection import find_protection
 from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Process, SandboxProfile
-from handrail.contract.text.glob_patterns import compile_on_first_use
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_folders
@@ -29,7 +29,7 @@ _SCANNED_BYTES = 64 * 1024
 _MOST_NOTES = 6
 _MOST_PROGRAMS = 3
 
-_Failure = Literal["network", "loopback", "read-only", "unix-sockets"]
+_Failure = Literal["network", "loopback", "read-only", "unix-sockets", "services", "root"]
 _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
     "loopback": compile_on_first_use(
         rb"(?:127\.\d+\.\d+\.\d+|localhost|::1|0\.0\.0\.0)[^\n]{0,200}?"
@@ -53,6 +53,20 @@ _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
         re.IGNORECASE,
     ),
     "unix-sockets": compile_on_first_use(rb"address family not supported|\bEAFNOSUPPORT\b", re.IGNORECASE),
+    "services": compile_on_first_use(
+        rb"cannot connect to the docker daemon|connect[^\n]{0,200}[ '\"(:/](?:/var)?/run/[^\s'\"]+\.(?:sock|s\.PGSQL)"
+        rb"|socket [\"'](?:/var)?/run/[^\n]{0,200}(?:failed|no such file)"
+        rb"|failed to connect to (?:the )?(?:\w+ )?(?:scope )?bus\b|not been booted with systemd",
+        re.IGNORECASE,
+    ),
+    "root": compile_on_first_use(
+        rb"unable to acquire the dpkg|are you root\?|superuser privileges|(?:must|need to|has to) be (?:run as )?root\b"
+        rb"|unless you are root|\"no new privileges\"|effective user id is not 0"
+        rb"|\b(?:chown|chgrp|mount|umount|chroot|mknod|setcap|iptables|ping|unshare|su|sudo): [^\n]{0,200}"
+        rb"(?:operation not permitted|permission denied)"
+        rb"|changing (?:ownership|group) of [^\n]{0,200}(?:operation not permitted|invalid argument)",
+        re.IGNORECASE,
+    ),
 }
 """The words with which programs tell of a failure, in the order of the notes."""
 _SILENT = (
@@ -104,8 +118,7 @@ _HOME_PROGRAMS = (
 """Folders of a home in which installers put programs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramEnd:
+class ProgramEnd(Struct, frozen=True):
     """How a program ended, with what its sandbox allowed.
 
     :param command: its shell text, or its program and arguments
@@ -124,20 +137,23 @@ def explain_refusals(process: Process, end: ProgramEnd) -> tuple[str, ...]:
     """Return notes for the model on what the sandbox kept the program from."""
     if not isinstance(process, GuardedProcess):
         return ()
-    said = end.output[-_SCANNED_BYTES:]
+    output_tail = end.output[-_SCANNED_BYTES:]
     notes = [*process.kept_file_notes, *_explain_refused_hosts(end.attempts)]
-    paths = [*_explain_paths(process, said)]
+    paths = [*_explain_paths(process, output_tail)]
     notes += paths
-    if _NO_REPOSITORY.search(said) is not None and (note := explain_outside_repository(process.profile)) is not None:
+    if (
+        _NO_REPOSITORY.search(output_tail) is not None
+        and (note := explain_outside_repository(process.profile)) is not None
+    ):
         notes.append(note)
     if end.exit_code != 0:
-        failures = _find_failures(end, said)
+        failures = _find_failures(end, output_tail)
         if any(one.refusal_reason is not None for one in end.attempts):
             failures.discard("network")
         if paths:
             failures.discard("read-only")
         notes += [_explain_failure(failure, process.profile, end) for failure in _SIGNS if failure in failures]
-        shown = said.decode("utf-8", "replace")
+        shown = output_tail.decode("utf-8", "replace")
         notes += _explain_missing_programs(shown)
         notes += _explain_outside_paths(shown, process.profile)
     return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
@@ -150,12 +166,12 @@ def _explain_refused_hosts(attempts: Sequence[ConnectionAttempt]) -> Iterator[st
             yield f"The host {one.host}:{one.port} was {missed}: {one.refusal_reason}"
 
 
-def _find_failures(end: ProgramEnd, said: bytes) -> set[_Failure]:
-    found: set[_Failure] = {failure for failure, sign in _SIGNS.items() if sign.search(said) is not None}
+def _find_failures(end: ProgramEnd, output_tail: bytes) -> set[_Failure]:
+    found: set[_Failure] = {failure for failure, sign in _SIGNS.items() if sign.search(output_tail) is not None}
     for program, codes in _SILENT:
         if end.exit_code in codes and program.search(end.command) is not None:
             found.add("loopback" if _LOOPBACK_NAME.search(end.command) else "network")
-    if _REFUSED.search(said) is not None:  # elsewhere, the answer is that there is no route
+    if _REFUSED.search(output_tail) is not None:  # elsewhere, the answer is that there is no route
         found.add("loopback")
     return found
 
@@ -190,6 +206,16 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramEnd
                 "Programs cannot create Unix sockets. Do without one, for example over 127.0.0.1, or ask the user to set "
                 "unix_sockets = true under [sandbox] in handrail.toml."
             )
+        case "services":
+            return (
+                "Programs do not reach the services of this machine through their sockets, such as Docker, databases or systemd. "
+                "Continue without the service, or ask the user to run this command outside of Handrail."
+            )
+        case "root":
+            return (
+                "Programs do not have the rights of root: they cannot install system packages, change owners or mount. Install "
+                "into the workspace, for example with npm or with pip in a virtual environment, or ask the user to do it."
+            )
 
 
 _SHARED_LOOPBACK = (
@@ -220,8 +246,8 @@ def explain_no_network(profile: SandboxProfile, capabilities: CapabilitySet) -> 
     return f"{owner} has no hosts. Continue without it, or ask the user to allow hosts there."
 
 
-def _explain_missing_programs(said: str) -> Iterator[str]:
-    names = dict.fromkeys(name for match in _MISSING_PROGRAM.finditer(said) for name in match.groups() if name)
+def _explain_missing_programs(output_text: str) -> Iterator[str]:
+    names = dict.fromkeys(name for match in _MISSING_PROGRAM.finditer(output_text) for name in match.groups() if name)
     for name in list(names)[:_MOST_PROGRAMS]:
         if (note := _explain_missing(name)) is not None:
             yield note
@@ -246,10 +272,18 @@ def _explain_missing(name: str) -> str | None:
     return None
 
 
-def _explain_outside_paths(said: str, profile: SandboxProfile) -> Iterator[str]:
+def _explain_outside_paths(output_text: str, profile: SandboxProfile) -> Iterator[str]:
     """Explain a missing path that no program sees. Whether it exists on this machine is not looked up."""
-    for match in _MISSING_PATH.finditer(said):
+    home = f"{profile.scratch}/."
+    for match in _MISSING_PATH.finditer(output_text):
         path = os.path.normpath(next(filter(None, match.groups())))
+        if path.startswith(home):
+            shown = f"~/{path.removeprefix(home[:-1])}"
+            yield (
+                f"`{escape_terminal_controls(shown)}` does not exist for programs: their $HOME is a private folder of this session, "
+                "not the home of the user. Continue without the file, or ask the user for what you need from it."
+            )
+            return
         seen = (
             *SYSTEM_FOLDERS,
             *_PRIVATE_FOLDERS,
@@ -315,18 +349,18 @@ def _is_program(path: Path) -> bool:
         return False
 
 
-def _explain_paths(process: GuardedProcess, said: bytes) -> Iterator[str]:
-    if not any(sign in said for sign in _PATH_SIGNS):
+def _explain_paths(process: GuardedProcess, output_tail: bytes) -> Iterator[str]:
+    if not any(sign in output_tail for sign in _PATH_SIGNS):
         return
     profile = process.profile
     top = profile.workspace.rstrip("/") + "/"
     for path in profile.masked:
         shown = path.removeprefix(top)
-        if _mentions(said, shown, is_file=Path(path).is_file()):
+        if _mentions(output_tail, shown, is_file=Path(path).is_file()):
             yield _explain_hidden(path, escape_terminal_controls(shown), profile.denials)
     for path in profile.pinned:
         shown = path.removeprefix(top)
-        if _mentions(said, shown, is_file=Path(path).is_file()):
+        if _mentions(output_tail, shown, is_file=Path(path).is_file()):
             yield _explain_read_only(path, shown, process)
 
 
@@ -382,7 +416,7 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
     return why.refusal_text(shown)
 
 
-def _mentions(said: bytes, shown: str, *, is_file: bool) -> bool:
+def _mentions(output_tail: bytes, shown: str, *, is_file: bool) -> bool:
     """Return whether an output contains the last two names of a path, and nothing below a file."""
     names = re.escape(os.fsencode("/".join(shown.split("/")[-2:])))
-    return re.search(names + b"(?!/)" if is_file else names, said) is not None
+    return re.search(names + b"(?!/)" if is_file else names, output_tail) is not None

@@ -12,10 +12,10 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files.session_roots import is_beneath
 from handrail.sandbox.view.protected_mounts import is_beneath_any
@@ -26,8 +26,7 @@ WAIT_S = 5.0
 mounts."""
 
 
-@dataclass(slots=True)
-class _RunningProgram:
+class _RunningProgram(Struct):
     """A running program.
 
     :param mounted_paths: the paths that it has mounted over

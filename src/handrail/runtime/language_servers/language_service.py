@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from handrail.contract.errors import ToolError
@@ -25,6 +24,7 @@ from handrail.contract.services.language_services import (
     SymbolAnswer,
     SymbolQuery,
 )
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.language_servers.code_positions import (
@@ -41,7 +41,7 @@ from handrail.runtime.language_servers.code_positions import (
 )
 from handrail.runtime.language_servers.running_server import OpenDocument, RunningLanguageServer
 from handrail.runtime.language_servers.server_connection import ServerRefusal
-from handrail.runtime.language_servers.server_pool import LanguageServerPool, ServerGround
+from handrail.runtime.language_servers.server_pool import LanguageServerEnvironment, LanguageServerPool
 from handrail.runtime.language_servers.server_programs import LanguageDefinition
 from handrail.runtime.language_servers.workspace_files import WorkspaceFiles
 
@@ -60,8 +60,7 @@ _Span = tuple[int, int, int, int]
 _T = TypeVar("_T")
 
 
-@dataclass(slots=True)
-class _SymbolPosition:
+class _SymbolPosition(Struct):
     """The place in a document that a request is about."""
 
     document: OpenDocument
@@ -74,14 +73,13 @@ class _SymbolPosition:
         return {"textDocument": {"uri": self.document.uri}, "position": {"line": self.line, "character": offset}}
 
 
-@dataclass(slots=True)
-class _AnswerFiles:
+class _AnswerFiles(Struct):
     """The files that one answer names: whether the call may see them, and their lines.
 
     :ivar hidden_count: how many results are in files that the call may not see
     """
 
-    ground: ServerGround
+    ground: LanguageServerEnvironment
     may: AccessCheck
     server: RunningLanguageServer
     hidden_count: int = 0
@@ -269,16 +267,18 @@ class PooledLanguageService:
             )
         return definition
 
-    def _make_ground(self, definition: LanguageDefinition, root: str, path: str = "") -> ServerGround:
+    def _make_server_environment(
+        self, definition: LanguageDefinition, root: str, path: str = ""
+    ) -> LanguageServerEnvironment:
         """Return the ground of a server: the root, or the nearest project in it if the server needs that."""
         folder = os.path.dirname(path)  # noqa: PTH120 - of a canonical path
         while definition.project_files and path and is_beneath(folder, root):
             if any(os.path.exists(f"{folder}/{name}") for name in definition.project_files):  # noqa: PTH110
-                return ServerGround(folder, self._roots, self._profile, self._capabilities)
+                return LanguageServerEnvironment(folder, self._roots, self._profile, self._capabilities)
             if folder == root:
                 break
             folder = os.path.dirname(folder)  # noqa: PTH120
-        return ServerGround(root, self._roots, self._profile, self._capabilities)
+        return LanguageServerEnvironment(root, self._roots, self._profile, self._capabilities)
 
     async def _ask_about_file(
         self, path: str, ask: Callable[[RunningLanguageServer, _AnswerFiles, str], Awaitable[_T]]
@@ -286,13 +286,13 @@ class PooledLanguageService:
         located = self._resolve_file(path)
         definition = self._find_language(located)
         assert located.root is not None
-        ground = self._make_ground(definition, located.root, located.absolute)
+        ground = self._make_server_environment(definition, located.root, located.absolute)
         return await self._ask_server(definition, ground, lambda server, files: ask(server, files, located.absolute))
 
     async def _ask_server(
         self,
         definition: LanguageDefinition,
-        ground: ServerGround,
+        ground: LanguageServerEnvironment,
         ask: Callable[[RunningLanguageServer, _AnswerFiles], Awaitable[_T]],
     ) -> _T:
         """Ask the server of a language, and again if files of the answer change meanwhile."""
@@ -410,7 +410,7 @@ class PooledLanguageService:
             ),
         )
 
-    async def _list_present_languages(self) -> list[tuple[LanguageDefinition, ServerGround]]:
+    async def _list_present_languages(self) -> list[tuple[LanguageDefinition, LanguageServerEnvironment]]:
         """Return the languages of the workspace's files, the most frequent first, with one file's project each."""
         files = WorkspaceFiles(self._roots.workspace, lambda _: False)
         await asyncio.to_thread(files.look)
@@ -421,7 +421,7 @@ class PooledLanguageService:
                 counts[definition.language] = counts.get(definition.language, 0) + 1
                 first.setdefault(definition.language, (definition, path))
         ordered = sorted(first.values(), key=lambda one: -counts[one[0].language])
-        return [(one, self._make_ground(one, self._roots.workspace, path)) for one, path in ordered]
+        return [(one, self._make_server_environment(one, self._roots.workspace, path)) for one, path in ordered]
 
     async def _open_unindexed_files(self, server: RunningLanguageServer, target: _SymbolPosition) -> str:
         """Open the files that have the name of a symbol, if the server knows only open files; return what is left out."""

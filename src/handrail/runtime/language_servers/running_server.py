@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
+from handrail.contract.struct import Struct, field
 from handrail.runtime.language_servers.code_positions import PositionEncoding, split_lines, to_uri
 from handrail.runtime.language_servers.server_connection import LanguageServerConnection, ServerRefusal
 from handrail.runtime.language_servers.server_programs import LanguageDefinition
@@ -55,8 +55,7 @@ _CAPABILITIES: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTimes:
+class ServerTimes(Struct, frozen=True):
     """The times of a server, in seconds.
 
     :param start_s: how long a server may take to initialise
@@ -81,8 +80,7 @@ class StaleServerError(Exception):
     """The server must be replaced before it answers: its sandbox or its packages are of another time."""
 
 
-@dataclass(slots=True)
-class OpenDocument:
+class OpenDocument(Struct):
     """A document that the server has open.
 
     :param stamp: of the file when ``text`` was read

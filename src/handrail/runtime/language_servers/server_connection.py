@@ -12,13 +12,13 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
+from handrail.contract.struct import Struct
 
 MAX_HEADER_BYTES = 8 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -135,8 +135,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-@dataclass(slots=True)
-class PublishedDiagnostics:
+class PublishedDiagnostics(Struct):
     """The last diagnostics that a server sent for a file.
 
     :param version: of the document; None if the server does not say
@@ -150,8 +149,7 @@ class PublishedDiagnostics:
     size: int
 
 
-@dataclass(slots=True)
-class WorkProgress:
+class WorkProgress(Struct):
     """A task that the server reports, such as indexing."""
 
     title: str
@@ -160,8 +158,8 @@ class WorkProgress:
 
     def __str__(self) -> str:
         share = "" if self.percentage is None else f", {self.percentage} %"
-        said = " ".join(f"{self.title} {self.message}".split())
-        return f"{said[:120]}{share}"
+        text = " ".join(f"{self.title} {self.message}".split())
+        return f"{text[:120]}{share}"
 
 
 class LanguageServerConnection:
@@ -290,8 +288,8 @@ class LanguageServerConnection:
         if "error" in message:
             error = _to_object(message["error"])
             code = error.get("code")
-            said = str(error.get("message", "no details"))[:_MAX_QUOTED]
-            answer.set_exception(ServerRefusal(code if isinstance(code, int) else 0, said))
+            error_text = str(error.get("message", "no details"))[:_MAX_QUOTED]
+            answer.set_exception(ServerRefusal(code if isinstance(code, int) else 0, error_text))
         else:
             answer.set_result(message.get("result"))
 
@@ -360,8 +358,8 @@ class LanguageServerConnection:
         except TimeoutError:
             return "it closed its output"
         how = f"it ended with exit code {code}" if code >= 0 else f"it was ended by signal {-code}"
-        said = " ".join(errors.decode("utf-8", "replace").split())[-_MAX_QUOTED:]
-        return f"{how}: {said}" if said else how
+        error_tail = " ".join(errors.decode("utf-8", "replace").split())[-_MAX_QUOTED:]
+        return f"{how}: {error_tail}" if error_tail else how
 
 
 def _to_object(value: Any) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _PROCESSES = 512
 _T = TypeVar("_T")
 
 
-class ServerGround(NamedTuple):
+class LanguageServerEnvironment(NamedTuple):
     """The folders, rules and capabilities in which a server of a session runs.
 
     :param root: the folder of the project
@@ -97,7 +97,9 @@ class ServerGround(NamedTuple):
 class ServerSlot:
     """The slot of one server: at most one process at a time, with the failures of the last ones."""
 
-    def __init__(self, pool: LanguageServerPool, definition: LanguageDefinition, ground: ServerGround) -> None:
+    def __init__(
+        self, pool: LanguageServerPool, definition: LanguageDefinition, ground: LanguageServerEnvironment
+    ) -> None:
         self.definition = definition
         self.last_used_s = 0.0
         self.server: RunningLanguageServer | None = None
@@ -117,7 +119,9 @@ class ServerSlot:
         """Whether a question is being answered."""
         return self._lock.locked()
 
-    async def ask(self, ground: ServerGround, question: Callable[[RunningLanguageServer], Awaitable[_T]]) -> _T:
+    async def ask(
+        self, ground: LanguageServerEnvironment, question: Callable[[RunningLanguageServer], Awaitable[_T]]
+    ) -> _T:
         """Answer a question with the server, after it has got all changes. A server that ends is started once more.
 
         :param ground: of the session that asks
@@ -162,7 +166,7 @@ class ServerSlot:
                 await self.stop_server()
                 self._failures.append(str(lost).rstrip("."))
                 if len(self._failures) >= _MOST_FAILURES:
-                    raise self._give_up() from None
+                    raise self._refuse_starts() from None
                 continue
             except TimeoutError:
                 raise await self._note_timeout() from None
@@ -170,7 +174,7 @@ class ServerSlot:
             self._timeouts = 0
             return answer
 
-    def _give_up(self) -> ToolError:
+    def _refuse_starts(self) -> ToolError:
         """Start no server for ``failed_s`` seconds, and return the error with the reason."""
         self._failed_until_s = self._loop.time() + self._pool.times.failed_s
         return self._failed_error()
@@ -216,10 +220,10 @@ class ServerSlot:
         try:
             await server.initialize(found.argv[0])
         except (TimeoutError, ServerRefusal) as error:
-            said = str(error) or f"it did not initialise within {self._pool.times.start_s:.0f} s"
-            self._failures = [said] * _MOST_FAILURES
+            reason = str(error) or f"it did not initialise within {self._pool.times.start_s:.0f} s"
+            self._failures = [reason] * _MOST_FAILURES
             await self.stop_server()
-            raise self._give_up() from None
+            raise self._refuse_starts() from None
         except BaseException:
             await self.stop_server()
             raise
@@ -256,9 +260,9 @@ class ServerSlot:
     def stop_soon(self) -> None:
         """Stop the server as soon as it answers no question."""
         if self._stopping is None or self._stopping.done():
-            self._stopping = self._loop.create_task(self._stop_when_free())
+            self._stopping = self._loop.create_task(self._stop_when_idle())
 
-    async def _stop_when_free(self) -> None:
+    async def _stop_when_idle(self) -> None:
         async with self._lock:
             await self.stop_server()
 
@@ -327,7 +331,7 @@ class LanguageServerPool:
         """Return the language of a file, by its name."""
         return next((one for one in self.languages if one.has_file(path)), None)
 
-    def get_slot(self, definition: LanguageDefinition, ground: ServerGround) -> ServerSlot:
+    def get_slot(self, definition: LanguageDefinition, ground: LanguageServerEnvironment) -> ServerSlot:
         """Return the place of the server for a language and a session.
 
         :raises ToolError: ``unavailable`` if the kernel closes

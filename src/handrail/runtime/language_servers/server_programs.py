@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct, field
 from handrail.origins.program_lookup import ProgramMissing, ProgramRefused, find_program, list_path_folders
 from handrail.sandbox.view.toolchains import find_installation
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageDefinition:
+class LanguageDefinition(Struct, frozen=True):
     """A language and its server.
 
     :param language: its name, such as ``python``
@@ -86,8 +86,7 @@ KNOWN_LANGUAGES = (
 """The languages whose servers work without settings. The first program of each is the one that is tested."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredServer:
+class ConfiguredServer(Struct, frozen=True):
     """A server that the operator named in ``[language_servers]``, with what differs from the known language.
 
     :param command: its program and arguments; empty for the known ones
@@ -100,8 +99,7 @@ class ConfiguredServer:
     enabled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ServerProgram:
+class ServerProgram(Struct, frozen=True):
     """The program of a server, ready to start.
 
     :param argv: an absolute program and its arguments

@@ -6,8 +6,9 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from handrail.contract.struct import Struct, field
 
 MAX_FILES = 60_000
 """The maximum number of files that are compared. If there are more, an answer says that it may miss changes."""
@@ -36,8 +37,7 @@ class FileChanges(NamedTuple):
         return not (self.created or self.changed or self.deleted)
 
 
-@dataclass(slots=True)
-class WorkspaceFiles:
+class WorkspaceFiles(Struct):
     """The files below a root, as they were at the last look. For one thread at a time.
 
     :param is_hidden: returns whether rules hide a path from programs; such files are left out

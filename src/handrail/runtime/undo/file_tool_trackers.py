@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.runtime.undo.undo_restoration import WorkspaceFolder
-from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, find_session, folder_state_of
+from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, find_session, get_folder_state
 from handrail.store.undo_store import ABSENT, PathChange, PathState, UndoableOperation
 
 logger = logging.getLogger("handrail.runtime")
@@ -114,7 +114,7 @@ class FileToolTracker:
             found = os.lstat(f"{self._snapshots.root.rstrip('/')}/{folder}")
         except OSError:
             return ABSENT
-        return folder_state_of(stat.S_IMODE(found.st_mode))
+        return get_folder_state(stat.S_IMODE(found.st_mode))
 
     def discard(self) -> None:
         """Forget the change, since it failed."""

@@ -14,10 +14,10 @@ import secrets
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.protected.path_protection import find_protection
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.undo_reports import UndonePath, UndoOutcome
 from handrail.runtime.files.atomic_write import exchange_names, rename_exclusively
@@ -30,8 +30,7 @@ _STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
 _MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _UndoStep:
+class _UndoStep(Struct, frozen=True):
     """The change of one path that an undo makes."""
 
     path: bytes
@@ -44,8 +43,7 @@ class _UndoStep:
         return self.earlier.kind == "absent" or (self.present.kind == "folder" and self.earlier.kind != "folder")
 
 
-@dataclass(frozen=True, slots=True)
-class UndoPlan:
+class UndoPlan(Struct, frozen=True):
     """What an undo would do.
 
     :param steps: the paths to change
@@ -92,7 +90,7 @@ def plan_undo(snapshots: WorkspaceSnapshots, operations: Sequence[UndoableOperat
     with WorkspaceFolder(snapshots) as workspace:
         for path, chain in chains.items():
             present = workspace.read_state(path)
-            earlier, reason = _walk_back(snapshots, path, present, chain, own, overwrite=overwrite)
+            earlier, reason = _follow_changes_back(snapshots, path, present, chain, own, overwrite=overwrite)
             if reason is not None:
                 left.append(UndonePath(_show(path), *reason))
                 kept += [path] if earlier.kind != "absent" else []
@@ -108,7 +106,7 @@ def _list_parents(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def _walk_back(
+def _follow_changes_back(
     snapshots: WorkspaceSnapshots,
     path: bytes,
     present: PathState,

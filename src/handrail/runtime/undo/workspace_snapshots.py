@@ -21,9 +21,9 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from handrail.contract.sandbox_protocol import SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
@@ -31,9 +31,9 @@ from handrail.sandbox.view.cached_folder_tree import CachedFolder, FolderTree
 from handrail.store.undo_store import (
     ABSENT,
     INLINE_BYTES,
-    KeptFile,
     PathChange,
     PathState,
+    StoredFileState,
     UndoableOperation,
     UndoStore,
 )
@@ -65,8 +65,7 @@ _HEAVY_NAMES = frozenset(
 """Folders that a tool makes again. They are kept only if they have few files."""
 
 
-@dataclass(frozen=True, slots=True)
-class UndoLimits:
+class UndoLimits(Struct, frozen=True):
     """How much is kept for undo.
 
     :param file_bytes: the largest file
@@ -79,8 +78,7 @@ class UndoLimits:
     keep_ms: int = 3_000
 
 
-@dataclass(slots=True)
-class _CoveredFolder:
+class _CoveredFolder(Struct):
     """A folder whose files are looked at.
 
     :param base: its absolute path with a slash
@@ -89,11 +87,10 @@ class _CoveredFolder:
     relative: str
     base: str
     names: tuple[str, ...]
-    known: dict[str, KeptFile]
+    known: dict[str, StoredFileState]
 
 
-@dataclass(slots=True)
-class _LookCoverage:
+class _ScanCoverage(Struct):
     """The folders that a look covers, chosen again only if the tree or the closed paths have changed.
 
     :param noted_version: the version of the tree whose removed names are noted
@@ -158,7 +155,7 @@ class WorkspaceSnapshots:
         self.store = store
         self.limits = limits
         self._lock = threading.RLock()
-        self._files: dict[str, dict[str, KeptFile]] | None = None
+        self._files: dict[str, dict[str, StoredFileState]] | None = None
         self._listed: Mapping[str, tuple[str, ...]] = {}
         """The names of all files as of the last look, by folder, also of those that are not kept."""
         self._folders: dict[str, int] = {}
@@ -166,7 +163,7 @@ class WorkspaceSnapshots:
         self._closed: tuple[str, ...] = ()
         """The folders that could not be read or entered, each with a slash."""
         self._shape: object = None
-        self._coverage: _LookCoverage | None = None
+        self._coverage: _ScanCoverage | None = None
         self._uncovered: Sequence[str] = ()
         """The folders whose files are not known."""
         self._is_recovered = False
@@ -188,7 +185,7 @@ class WorkspaceSnapshots:
         closed = frozenset((*profile.pinned, *profile.masked))
         tracker = ProgramChangeTracker(callers, profile.tool, closed)
         with self._lock:
-            self._settle(tree, closed)
+            self._record_ended_programs(tree, closed)
             tracker.uncovered = {one: _folder_state(self.root, one) for one in self._uncovered}
             for other in self._running:
                 other.overlaps[tracker.name] = None
@@ -209,7 +206,7 @@ class WorkspaceSnapshots:
             tracker.ended_ns = tracker.ended_ns or time.time_ns()
             tracker.further = tuple(further)
             try:
-                self._settle(tree, tracker.closed)
+                self._record_ended_programs(tree, tracker.closed)
             except OSError as error:  # the next look records it
                 logger.warning("what changed in the workspace could not be kept for undo: %s", error)
 
@@ -226,9 +223,9 @@ class WorkspaceSnapshots:
             tree.refresh()
             paths = ((folder, name) for folder in tree.order for name in folder.files)
             closed = frozenset(f"{one.path}/{name}" for one, name in paths if name not in known.get(one.relative, {}))
-            self._settle(tree, closed)
+            self._record_ended_programs(tree, closed)
 
-    def _settle(self, tree: FolderTree, closed: frozenset[str]) -> None:
+    def _record_ended_programs(self, tree: FolderTree, closed: frozenset[str]) -> None:
         """Look at the workspace, and record the changes of the programs that have ended.
 
         :raises OSError: if the store fails; what is known is then read again
@@ -237,7 +234,7 @@ class WorkspaceSnapshots:
         try:
             if self._files is None:
                 self._load()
-            self._look(tree, closed)
+            self._update_known_files(tree, closed)
             for one in [one for one in self._running if one.ended_ns]:
                 self._running.remove(one)
                 self._record(one)
@@ -338,18 +335,18 @@ class WorkspaceSnapshots:
 
     # ── the look ─────────────────────────────────────────────────────────────────────────────────
 
-    def _look(self, tree: FolderTree, closed: frozenset[str]) -> None:
+    def _update_known_files(self, tree: FolderTree, closed: frozenset[str]) -> None:
         """Bring the table of known files up to date, and note each difference for the running programs.
 
         :param closed: paths that are left out, since no program can change them
         :raises OSError: if the store fails
         :raises NeedsThread: if it takes too long for the event loop
         """
-        coverage = self._cover(tree, closed)
+        coverage = self._choose_covered_folders(tree, closed)
         changed = _find_changed(coverage)
         if len(changed) > _FEW_FILES and _on_event_loop():
             raise NeedsThread
-        stored: dict[tuple[str, str], KeptFile | None] = {}
+        stored: dict[tuple[str, str], StoredFileState | None] = {}
         self._note_folders_and_links(tree)
         if tree.version != coverage.noted_version:
             self._note_removed(tree, coverage, stored)
@@ -357,7 +354,7 @@ class WorkspaceSnapshots:
             with self.store.transaction():
                 keeper = _FileKeeper(self.root, self.store, self.limits)
                 for folder, name, kept in keeper.keep_all(changed):
-                    self._note(_join(folder.relative, name), self._former_state(folder, name))
+                    self._note(_join(folder.relative, name), self._get_last_known_state(folder, name))
                     if kept is not None:
                         folder.known[name] = stored[folder.relative, name] = kept
                     elif folder.known.pop(name, None) is not None:
@@ -366,10 +363,10 @@ class WorkspaceSnapshots:
         if tree.version != coverage.noted_version:
             self._listed = {folder.relative: folder.files for folder in tree.order}
             coverage.noted_version = tree.version
-        self._pass_on_notes()
+        self._send_notes_to_programs()
         self._uncovered = coverage.uncovered
 
-    def _cover(self, tree: FolderTree, closed: frozenset[str]) -> _LookCoverage:
+    def _choose_covered_folders(self, tree: FolderTree, closed: frozenset[str]) -> _ScanCoverage:
         """Return which folders and files a look covers."""
         key = (id(tree), tree.version, closed)
         if self._coverage is not None and self._coverage.key == key:
@@ -388,7 +385,7 @@ class WorkspaceSnapshots:
             if base[:-1] in shut:
                 names = tuple(name for name in names if base + name not in closed)
             folders.append(_CoveredFolder(folder.relative, base, names, self._files.setdefault(folder.relative, {})))
-        self._coverage = _LookCoverage(key, folders, uncovered[:_MOST_UNCOVERED])
+        self._coverage = _ScanCoverage(key, folders, uncovered[:_MOST_UNCOVERED])
         return self._coverage
 
     def _note_folders_and_links(self, tree: FolderTree) -> None:
@@ -412,14 +409,14 @@ class WorkspaceSnapshots:
         if self._shape is not None:
             for path in folders.keys() | self._folders.keys():
                 if folders.get(path) != self._folders.get(path):
-                    self._note(path, folder_state_of(self._folders.get(path)))
+                    self._note(path, get_folder_state(self._folders.get(path)))
             for path in links.keys() | self._links.keys():
                 if links.get(path) != self._links.get(path):
                     self._note(path, _link_state_of(self._links.get(path)))
         self._folders, self._links, self._shape = folders, links, shape
 
     def _note_removed(
-        self, tree: FolderTree, coverage: _LookCoverage, stored: dict[tuple[str, str], KeptFile | None]
+        self, tree: FolderTree, coverage: _ScanCoverage, stored: dict[tuple[str, str], StoredFileState | None]
     ) -> None:
         """Note known files that are gone, also with their folders."""
         assert self._files is not None
@@ -434,7 +431,7 @@ class WorkspaceSnapshots:
             if relative not in present:
                 del self._files[relative]
 
-    def _former_state(self, folder: _CoveredFolder, name: str) -> PathState:
+    def _get_last_known_state(self, folder: _CoveredFolder, name: str) -> PathState:
         """Return the state of a changed file as of the last look."""
         was = folder.known.get(name)
         if was is not None:
@@ -446,7 +443,7 @@ class WorkspaceSnapshots:
         if self._running and (before.kind != "absent" or path not in self._noted):
             self._noted[path] = before
 
-    def _pass_on_notes(self) -> None:
+    def _send_notes_to_programs(self) -> None:
         """Give the notes of a look to every running program."""
         for tracker in self._running:
             for path, before in self._noted.items():
@@ -463,7 +460,7 @@ class WorkspaceSnapshots:
         if path in self._links:
             return _link_state_of(self._links[path])
         if path in self._folders:
-            return folder_state_of(self._folders[path])
+            return get_folder_state(self._folders[path])
         return _UNKNOWN if name in self._listed.get(folder, ()) else ABSENT
 
     def find_running(self, calls: Iterable[str]) -> frozenset[str]:
@@ -484,7 +481,7 @@ class _FileKeeper:
         self._folder: _CoveredFolder | None = None
         self._parent = -1
 
-    def keep_all(self, files: Iterable[_ChangedFile]) -> Iterator[tuple[_CoveredFolder, str, KeptFile | None]]:
+    def keep_all(self, files: Iterable[_ChangedFile]) -> Iterator[tuple[_CoveredFolder, str, StoredFileState | None]]:
         """Keep files and yield each with its state; None for one that is gone. Long files come last."""
         late: list[_ChangedFile] = []
         try:
@@ -498,7 +495,7 @@ class _FileKeeper:
         finally:
             self._close_parent()
 
-    def _keep(self, folder: _CoveredFolder, name: str, found: os.stat_result) -> KeptFile | None:
+    def _keep(self, folder: _CoveredFolder, name: str, found: os.stat_result) -> StoredFileState | None:
         if not stat.S_ISREG(found.st_mode) or found.st_size > self._limits.file_bytes:
             return _describe_file(found, None)
         if time.monotonic() > self._deadline:
@@ -626,7 +623,7 @@ def _list_closed(tree: FolderTree, modes: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(f"{folder}/" for folder in sorted(shut))
 
 
-def _find_changed(coverage: _LookCoverage) -> list[_ChangedFile]:
+def _find_changed(coverage: _ScanCoverage) -> list[_ChangedFile]:
     """Return the files whose status differs from the known one. Files that are gone are found by the listing."""
     changed: list[_ChangedFile] = []
     status = os.lstat
@@ -643,20 +640,22 @@ def _find_changed(coverage: _LookCoverage) -> list[_ChangedFile]:
     return changed
 
 
-def _describe_file(found: os.stat_result, sha: bytes | None) -> KeptFile:
+def _describe_file(found: os.stat_result, sha: bytes | None) -> StoredFileState:
     tick = _TICK_NS if found.st_ctime_ns % 1_000_000_000 else _COARSE_TICK_NS
     settled = found.st_ctime_ns < time.time_ns() - tick
-    return KeptFile(found.st_ctime_ns, found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode, sha, settled)
+    return StoredFileState(
+        found.st_ctime_ns, found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode, sha, settled
+    )
 
 
-def _state_of(kept: KeptFile) -> PathState:
+def _state_of(kept: StoredFileState) -> PathState:
     if not stat.S_ISREG(kept.mode):
         return PathState("other", identity=str(kept.inode))
     identity = f"{kept.inode}:{kept.size}:{kept.mtime_ns}:{kept.ctime_ns}"
     return PathState("file", stat.S_IMODE(kept.mode), kept.sha, identity=identity)
 
 
-def folder_state_of(mode: int | None) -> PathState:
+def get_folder_state(mode: int | None) -> PathState:
     return ABSENT if mode is None else PathState("folder", mode)
 
 

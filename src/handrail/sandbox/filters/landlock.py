@@ -16,9 +16,10 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+from handrail.contract.struct import Struct
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """The system call numbers, which are the same on every architecture."""
@@ -47,8 +48,7 @@ _OF_USR = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's own
 
 
-@dataclass(frozen=True, slots=True)
-class LandlockRuleset:
+class LandlockRuleset(Struct, frozen=True):
     """The Landlock ruleset that the launcher passes to the kernel.
 
     :param attributes: ``struct landlock_ruleset_attr``, as long as this kernel's version

@@ -260,11 +260,11 @@ def build_rlimits(limits: SandboxLimits) -> dict[int, tuple[int, int]]:
     if limits.cpu_s is not None:
         wanted[resource.RLIMIT_CPU] = (limits.cpu_s, limits.cpu_s + _GRACE_S)
     for which, most in _USERS_LIMITS.items():
-        part = min(most, _take_share(resource.getrlimit(which)[0], most))
+        part = min(most, _compute_share(resource.getrlimit(which)[0], most))
         wanted[which] = (part, part)
     processes = limits.processes
     if processes is not None:
-        processes = min(processes, _take_share(resource.getrlimit(resource.RLIMIT_NPROC)[0], processes))
+        processes = min(processes, _compute_share(resource.getrlimit(resource.RLIMIT_NPROC)[0], processes))
     for which, value in (
         (resource.RLIMIT_DATA, limits.memory_bytes),
         (resource.RLIMIT_NPROC, processes),
@@ -306,7 +306,7 @@ def compute_total_memory_limit() -> int:
     return (read_own_memory_limit() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4 * 3
 
 
-def _take_share(whole: int, otherwise: int) -> int:
+def _compute_share(whole: int, otherwise: int) -> int:
     return otherwise if whole == resource.RLIM_INFINITY else max(1, whole // _SHARE)
 
 

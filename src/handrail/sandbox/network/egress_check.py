@@ -5,6 +5,10 @@ Used by the proxy in front of a sandbox and by the runtime's own fetches. A host
 is dialled, so a name that resolves differently the second time (rebinding) has no effect. An address that is not public is
 reached only if every layer of the call's set names it literally.
 
+If the operator has set a proxy, the connection goes to the proxy, which resolves the name again. The addresses that this
+machine finds for the name are checked all the same. A name that it cannot resolve is left to the proxy, except names that
+belong to a private network.
+
 Open: a network's own NAT64 prefix (one other than ``64:ff9b::/96``) or a router that sends public addresses inwards cannot
 be seen from here.
 """
@@ -16,11 +20,13 @@ import contextlib
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from handrail.contract.errors import ToolError
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute, make_proxy_credentials
 from handrail.contract.text.host_names import Address, HostAddress, bracket_host, grant_names_address
 from handrail.contract.tool.requires import CapabilitySet
 
@@ -35,6 +41,19 @@ CONNECT_S = 10.0
 """For each address."""
 _MAX_DIALLED = 8
 _MAX_LOOKUPS = 32
+_MAX_PROXY_HEAD = 16 * 1024
+_PRIVATE_NAMES = (
+    ".local",
+    ".internal",
+    ".localdomain",
+    ".lan",
+    ".home.arpa",
+    ".intranet",
+    ".private",
+    ".corp",
+    ".home",
+)
+"""The ends of names that no public name has."""
 
 _METADATA = frozenset(
     ip_address(text)
@@ -102,12 +121,16 @@ class SystemResolver:
             raise OSError(f"no answer within {self._timeout_s:g} s") from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # a struct shows every field, also a password
 class CheckedHostAddresses:
-    """A host that may be reached, with its checked addresses."""
+    """A host that may be reached, with its checked addresses.
+
+    :ivar proxy: the address of the proxy that leads there; empty for none
+    """
 
     host: HostAddress
     addresses: tuple[Address, ...]
+    proxy: str = field(default="", repr=False)
 
 
 class EgressCheck:
@@ -116,6 +139,7 @@ class EgressCheck:
     :param gate: evaluates the rules, in addition to the set
     :param is_own: whether an address belongs to this machine
     :param request: may ask the user about a host that ``gate`` refuses
+    :param route: the way to the hosts
     """
 
     def __init__(
@@ -125,7 +149,9 @@ class EgressCheck:
         resolver: HostResolver | None = None,
         is_own: Callable[[Address], bool] | None = None,
         request: HostRequest | None = None,
+        route: NetworkRoute = DIRECT_ROUTE,
     ) -> None:
+        self._route = route
         self._capabilities = capabilities
         self._gate = gate
         self._resolver = resolver or SystemResolver()
@@ -145,9 +171,10 @@ class EgressCheck:
             f'to `requires`, as in {{"net": {{"hosts": ["{host}"]}}}}.'
         )
 
-    async def authorize_and_resolve_host(self, host: HostAddress) -> CheckedHostAddresses:
+    async def authorize_and_resolve_host(self, host: HostAddress, scheme: str = "https") -> CheckedHostAddresses:
         """Authorise ``host``, resolve it once, and check all its addresses.
 
+        :param scheme: ``http`` for a plain request, for which the operator may have set another proxy
         :raises ToolError: ``denied`` with the reason, ``backend`` if the name cannot be resolved
         """
         refused = self.explain_refusal(host)
@@ -157,20 +184,52 @@ class EgressCheck:
             refused = await self._request(bracket_host(host.name), host.port) or self.explain_refusal(host)
         if refused is not None:
             raise ToolError(refused, kind="denied")
-        addresses = (host.address,) if host.address is not None else await self._resolve_addresses(host)
+        if self._route.problem:
+            raise ToolError(
+                f"{host} cannot be reached: {self._route.problem}. Ask the user to correct it.", kind="backend"
+            )
+        assert host.port is not None
+        proxy = self._route.find_proxy(scheme, host.name, host.port)
+        try:
+            addresses = (host.address,) if host.address is not None else await self._resolve_addresses(host)
+        except ToolError as error:
+            if not proxy or error.kind != "backend":
+                raise
+            if "." not in host.name or host.name.endswith(_PRIVATE_NAMES):
+                raise ToolError(
+                    f"{host} is a name of a private network, and its address cannot be checked. Use a public host, or ask "
+                    "the user to add it to `no_proxy` of [network].",
+                    kind="denied",
+                ) from None
+            addresses = ()
         for address in addresses:
             if (refused := self._explain_address_refusal(host, address)) is not None:
                 raise ToolError(refused, kind="denied")
-        return CheckedHostAddresses(host, addresses[:_MAX_DIALLED])
+        return CheckedHostAddresses(host, addresses[:_MAX_DIALLED], proxy)
 
     async def connect_to_checked_address(
         self, way: CheckedHostAddresses, timeout_s: float = CONNECT_S
     ) -> socket.socket:
-        """Return a connected, non-blocking socket to one of the checked addresses.
+        """Return a connected, non-blocking socket to one of the checked addresses, through the proxy if there is one.
 
         :param timeout_s: for each address
         :raises ToolError: ``backend`` if none of them answers
         """
+        if way.proxy:
+            connection = await self.connect_to_proxy(way)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await _open_tunnel(connection, way)
+            except TimeoutError:
+                connection.close()
+                raise _make_proxy_error(f"no answer within {timeout_s:g} s") from None
+            except OSError as error:
+                connection.close()
+                raise _make_proxy_error(error.strerror or str(error)) from None
+            except BaseException:
+                connection.close()
+                raise
+            return connection
         loop = asyncio.get_running_loop()
         problem = "it has no address"
         assert way.host.port is not None
@@ -199,6 +258,38 @@ class EgressCheck:
             f"{way.host} could not be reached: {problem}. Check the host and the port, or try again later.",
             kind="backend",
         )
+
+    async def connect_to_proxy(self, way: CheckedHostAddresses, timeout_s: float = CONNECT_S) -> socket.socket:
+        """Return a connected, non-blocking socket to the proxy of a checked host. A plain request can be sent on it.
+
+        :raises ToolError: ``backend`` if it cannot be reached
+        """
+        parts = urlsplit(way.proxy)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise _make_proxy_error("tools and programs use a proxy at http:// only. Set such an address")
+        loop = asyncio.get_running_loop()
+        problem = "it has no address"
+        try:
+            async with asyncio.timeout(timeout_s):
+                rows = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+                for family, kind, protocol, _, place in rows:
+                    connection = socket.socket(family, kind, protocol)
+                    try:
+                        connection.setblocking(False)
+                        await loop.sock_connect(connection, place)
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        return connection
+                    except OSError as error:
+                        problem = error.strerror or str(error)
+                        connection.close()
+                    except BaseException:
+                        connection.close()
+                        raise
+        except TimeoutError:
+            problem = f"no answer within {timeout_s:g} s"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        raise _make_proxy_error(problem)
 
     async def _resolve_addresses(self, host: HostAddress) -> tuple[Address, ...]:
         try:
@@ -241,6 +332,32 @@ class EgressCheck:
         if host.address is None and self._gate is not None:
             return self._gate(bracket_host(str(address)), host.port)
         return None
+
+
+async def _open_tunnel(connection: socket.socket, way: CheckedHostAddresses) -> None:
+    """Have the proxy connect to the host.
+
+    :raises ToolError: ``backend`` if it does not
+    """
+    loop = asyncio.get_running_loop()
+    place = f"{bracket_host(way.host.name)}:{way.host.port}"
+    credentials = make_proxy_credentials(way.proxy)
+    more = f"Proxy-Authorization: {credentials}\r\n" if credentials else ""
+    await loop.sock_sendall(connection, f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n{more}\r\n".encode())
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):  # byte by byte, because the next one may be the host's
+        piece = await loop.sock_recv(connection, 1)
+        head += piece
+        if not piece or len(head) > _MAX_PROXY_HEAD:
+            raise _make_proxy_error("its answer is not an HTTP response")
+    status = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)[1:]
+    if not status or not status[0].startswith("2"):
+        raise _make_proxy_error(f"it answered {' '.join(status)[:100] or 'nothing'} for {place}")
+
+
+def _make_proxy_error(problem: str) -> ToolError:
+    text = f"The proxy cannot be used: {problem}. Try again later, or tell the user."
+    return ToolError(text, kind="backend")
 
 
 def explain_blocked_address(address: Address) -> str | None:

@@ -14,12 +14,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handrail.contract.errors import ToolError
+from handrail.contract.network_route import make_proxy_credentials
 from handrail.contract.sandbox_protocol import ConnectionAttempt
+from handrail.contract.struct import Struct
 from handrail.contract.text.host_names import HostAddress, bracket_host, parse_host, parse_url
 from handrail.sandbox.network import http_and_tls_parsers
 from handrail.sandbox.network.egress_check import EgressCheck
@@ -31,8 +32,7 @@ _MAX_INTERIM = 8
 """The limit of interim heads before the final response."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyLimits:
+class ProxyLimits(Struct, frozen=True):
     """The limits of one proxy.
 
     ``head_s`` limits how long a head or hello may take, ``idle_s`` how long a connection may carry nothing.
@@ -62,8 +62,7 @@ class ConnectionStreams(NamedTuple):
     writer: asyncio.StreamWriter
 
 
-@dataclass(slots=True)
-class _TunnelLastActivity:
+class _TunnelLastActivity(Struct):
     """The time of the last transfer of a tunnel."""
 
     time_s: float
@@ -184,22 +183,28 @@ class EgressProxy:
                 raise MalformedHead("the head is incomplete") from None
             raise _ConnectionEndedSilently from None
 
-    async def _connect_to_checked_host(self, method: str, host: HostAddress) -> ConnectionStreams:
-        """Connect to ``host`` after it was authorised and checked."""
+    async def _connect_to_checked_host(self, method: str, host: HostAddress) -> tuple[ConnectionStreams, str]:
+        """Connect to ``host`` after it was authorised and checked.
+
+        :return: the connection, and the proxy to which it leads; a tunnel leads to the host itself
+        """
+        tunnel = method == "CONNECT"
         try:
-            way = await self._egress.authorize_and_resolve_host(host)
+            way = await self._egress.authorize_and_resolve_host(host, "https" if tunnel else "http")
         except ToolError as error:
             self._report_attempt(method, host, error.text)
             status = HTTPStatus.BAD_GATEWAY if error.kind == "backend" else HTTPStatus.FORBIDDEN
             raise _RefusedWithStatus(status, error.text) from None
         self._report_attempt(method, host, None)
         try:
-            connection = await self._egress.connect_to_checked_address(way)
+            if way.proxy and not tunnel:
+                connection = await self._egress.connect_to_proxy(way)
+            else:
+                connection = await self._egress.connect_to_checked_address(way)
         except ToolError as error:
             raise _RefusedWithStatus(HTTPStatus.BAD_GATEWAY, error.text) from None
-        return ConnectionStreams(
-            *await asyncio.open_connection(sock=connection, limit=http_and_tls_parsers.MAX_HEAD_BYTES)
-        )
+        streams = await asyncio.open_connection(sock=connection, limit=http_and_tls_parsers.MAX_HEAD_BYTES)
+        return ConnectionStreams(*streams), "" if tunnel else way.proxy
 
     def _report_attempt(self, method: str, host: HostAddress, refused: str | None) -> None:
         if self._on_attempt is not None:
@@ -227,7 +232,7 @@ class EgressProxy:
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text)
         if request.framing != 0:
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, "CONNECT cannot have a body. Send it without one.")
-        there = await self._connect_to_checked_host("CONNECT", host)
+        there, _ = await self._connect_to_checked_host("CONNECT", host)
         try:
             await self._send_counted(here, b"HTTP/1.1 200 Connection established\r\n\r\n")
             try:
@@ -236,7 +241,7 @@ class EgressProxy:
                 self._report_attempt("CONNECT", host, str(error))
                 await self._send_counted(here, http_and_tls_parsers.UNRECOGNIZED_NAME)
                 return
-            await self._relay(host, here, there)
+            await self._forward_both_directions(host, here, there)
         finally:
             there.writer.transport.abort()
 
@@ -255,18 +260,18 @@ class EgressProxy:
             if not first or first[0] != http_and_tls_parsers.HANDSHAKE:
                 await self._send_counted(there, first, outwards=True)
                 return
-        said = await self._read_handshake(
+        handshake = await self._read_handshake(
             http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO), here, first
         )
-        self._check_hello(host, said)
-        await self._send_counted(there, said.records, outwards=True)
+        self._check_hello(host, handshake)
+        await self._send_counted(there, handshake.records, outwards=True)
         answered = http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.SERVER_HELLO)
         try:
             answer = (await self._read_handshake(answered, there)).body
         except http_and_tls_parsers.NotTLS:  # an alert, which ends it
             answer = b""
         await self._send_counted(here, answered.records + answered.rest)
-        rest = said.rest
+        rest = handshake.rest
         if http_and_tls_parsers.is_hello_retry(answer):
             again = await self._read_handshake(
                 http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO, again=True), here, rest
@@ -307,14 +312,16 @@ class EgressProxy:
                 raise _ConnectionEndedSilently
         return handshake
 
-    def _check_hello(self, host: HostAddress, said: http_and_tls_parsers.HandshakeReader) -> None:
+    def _check_hello(self, host: HostAddress, handshake: http_and_tls_parsers.HandshakeReader) -> None:
         refused = http_and_tls_parsers.explain_hello_refusal(
-            http_and_tls_parsers.parse_hello(said.body), host.name, is_address=host.address is not None
+            http_and_tls_parsers.parse_hello(handshake.body), host.name, is_address=host.address is not None
         )
         if refused is not None:
             raise http_and_tls_parsers.NotTLS(refused)
 
-    async def _relay(self, host: HostAddress, here: ConnectionStreams, there: ConnectionStreams) -> None:
+    async def _forward_both_directions(
+        self, host: HostAddress, here: ConnectionStreams, there: ConnectionStreams
+    ) -> None:
         last = _TunnelLastActivity(asyncio.get_running_loop().time())
         pumps = [
             asyncio.ensure_future(self._copy_tunnel_side(here, there, last, host)),
@@ -368,7 +375,7 @@ class EgressProxy:
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text) from None
         if url.scheme != "http":
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, "An https:// URL needs a tunnel. Open one with CONNECT.")
-        there = await self._connect_to_checked_host(request.method, url.host)
+        there, proxy = await self._connect_to_checked_host(request.method, url.host)
         try:
             fields = [
                 (name, value)
@@ -381,9 +388,12 @@ class EgressProxy:
                 *_body_framing_fields(request.fields),
                 (b"connection", b"close"),
             ]
+            if credentials := make_proxy_credentials(proxy):
+                fields.append((b"proxy-authorization", credentials.encode()))
+            target = str(url) if proxy else url.target
             await self._send_counted(
                 there,
-                http_and_tls_parsers.format_head(f"{request.method} {url.target} HTTP/1.1".encode(), fields),
+                http_and_tls_parsers.format_head(f"{request.method} {target} HTTP/1.1".encode(), fields),
                 outwards=True,
             )
             upload = asyncio.ensure_future(self._forward_body(here, there, request.framing, outwards=True))

@@ -6,21 +6,22 @@ tokens, no value has control characters, and nothing is continued on a next line
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 MAX_HEAD_BYTES = 32 * 1024
 MAX_FIELDS = 128
 MAX_BODY_BYTES = 1 << 40
 
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.([01])")
-_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
-_LENGTH = re.compile(rb"[0-9]{1,15}")
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+_TOKEN = compile_on_first_use(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = compile_on_first_use(rb"[\t\x20-\x7e\x80-\xff]*")
+_REQUEST_LINE = compile_on_first_use(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.([01])")
+_STATUS_LINE = compile_on_first_use(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
+_LENGTH = compile_on_first_use(rb"[0-9]{1,15}")
+_CHUNK = compile_on_first_use(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
 _HOP_BY_HOP_FIELDS = frozenset(
     (
@@ -47,8 +48,7 @@ class MalformedHead(ValueError):
     """An error for a head or a body framing that is not strictly HTTP/1."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(Struct, frozen=True):
     """The head of an HTTP request.
 
     :param framing: how long the body is
@@ -62,8 +62,7 @@ class RequestHead:
     is_http_1_0: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(Struct, frozen=True):
     """The head of an HTTP response.
 
     :param line: the status line without its end
@@ -188,8 +187,7 @@ class NotTLS(ValueError):
     """An error for data that is not a TLS handshake, or cannot be read in the clear."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientHello:
+class ClientHello(Struct, frozen=True):
     """A TLS ClientHello.
 
     :param server_name: as the client wrote it; None without one

@@ -225,7 +225,7 @@ async def start_proxy(
     limits: ProxyLimits | None = None,
 ) -> EgressProxy:
     """Start a proxy on ``listener`` that lets through the hosts of this set and profile."""
-    egress = EgressCheck(capabilities, profile.check_host, resolver, request=profile.request_host)
+    egress = EgressCheck(capabilities, profile.check_host, resolver, request=profile.request_host, route=profile.route)
     proxy = EgressProxy(egress, profile.on_attempt, limits)
     proxy.serve(listener)
     return proxy

@@ -12,11 +12,11 @@ import contextlib
 import os
 import socket
 import subprocess
-from dataclasses import dataclass, field
 
 import orjson
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct, field
 from handrail.origins.program_lookup import list_open_workspaces
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.network.egress_proxy import EgressProxy
@@ -29,8 +29,7 @@ _MAX_NETWORKS = 64
 _MAX_PORT_FAULTS = 16
 
 
-@dataclass(eq=False, slots=True)
-class ProxyPort:
+class ProxyPort(Struct, eq=False):
     """The use of a port of a session's loopback, which listens for the proxy of one sandbox.
 
     :ivar proxy: the proxy that answers there
@@ -67,8 +66,7 @@ class ProxyPort:
             self.network.free_ports.append(ProxyPort(self.network, self.number, self.listener))
 
 
-@dataclass(eq=False, slots=True)
-class SessionNetwork:
+class SessionNetwork(Struct, eq=False):
     """A network namespace, kept by a descriptor of it and of the user namespace that owns it."""
 
     user: int
@@ -177,7 +175,7 @@ def _make_network(binary: str) -> SessionNetwork | None:
 
 def _make_namespaces(binary: str) -> tuple[int, int]:
     """Return descriptors of a new user namespace and of a new network namespace, whose loopback is up."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
     try:
         with subprocess.Popen(
             [binary, *_HOLDER_OPTIONS, "--info-fd", str(tell), "--", "/bin/cat"],
@@ -195,7 +193,7 @@ def _make_namespaces(binary: str) -> tuple[int, int]:
             holder.stdin.flush()
             if holder.stdout.read(1) != b"x":  # it runs, so bubblewrap has set up everything
                 raise OSError("bubblewrap could not make a network namespace")
-            child = orjson.loads(_read_whole(told))["child-pid"]
+            child = orjson.loads(_read_whole(read_end))["child-pid"]
             opened: list[int] = []
             try:
                 user, network = sandbox_network.open_sandbox_namespaces(child, holder.pid, opened)
@@ -205,7 +203,7 @@ def _make_namespaces(binary: str) -> tuple[int, int]:
                     os.close(descriptor)
                 holder.stdin.close()
     finally:
-        os.close(told)
+        os.close(read_end)
         if tell >= 0:
             os.close(tell)
 

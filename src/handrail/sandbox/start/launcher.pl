@@ -7,7 +7,7 @@ my ($describer, $watcher, $changes, $channel, $letter, $lifeline, $spare, @other
 open(my $host, "+<&=", $channel);
 open(my $mail, "<&=", $letter);
 open(my $life, "+<&=", $lifeline);
-open(my $unused, "<&=", $spare) && close($unused);
+if (open(my $unused, "<&=", $spare)) { close($unused); }
 
 sub fail {
     syswrite($host, "E" . join("", @_));

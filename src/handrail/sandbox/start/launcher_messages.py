@@ -29,12 +29,12 @@ import platform
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from handrail.contract.sandbox_protocol import SHELL_ARGV
+from handrail.contract.struct import Struct
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
 from handrail.sandbox.filters import landlock
 from handrail.sandbox.filters.landlock import LandlockRuleset
@@ -103,8 +103,7 @@ _OF_THE_SHELL = frozenset(
 """Variables that a shell reads when it starts. With one of them, no shell is started before its text is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherProgram:
+class LauncherProgram(Struct, frozen=True):
     """A program that can be a sandbox's first process. Its descriptors are appended to ``argv``."""
 
     name: Literal["perl", "python"]

@@ -47,7 +47,7 @@ def read_part(channel: int, letter: int) -> list[bytes]:
     return items
 
 
-def take_counted(items: list[bytes]) -> list[bytes]:
+def take_counted_items(items: list[bytes]) -> list[bytes]:
     """Remove and return the items of a list that starts with their count."""
     count = int(items.pop(0))
     found = items[:count]
@@ -108,13 +108,13 @@ class MountWatch:
         message = b"".join(len(item).to_bytes(4, "big") + item for item in (self.first, *map(read_identity, looked)))
         return b"T" + len(message).to_bytes(4, "big") + message
 
-    def find_lost_mount(self, told: bool) -> bytes | None:
+    def find_lost_mount(self, has_event: bool) -> bytes | None:
         """Return the mount point of a mount that has changed or ended; None if there is none.
 
         :param told: whether the kernel has reported a change of the table, which it does only once
         """
         renamed, self.renamed = self.renamed, False
-        if not (self.changed.poll(0) or told or renamed or self.polled):
+        if not (self.changed.poll(0) or has_event or renamed or self.polled):
             return None
         was, now = self.parse_fixed_mount_facts(self.first), self.parse_fixed_mount_facts(self.read_table())
         lost: list[bytes] = []
@@ -170,17 +170,17 @@ def watch_program(
         with contextlib.suppress(OSError):
             os.close(number)
     waiting = [lifeline, ended, child_ended]
-    told = False
+    has_event = False
     while True:
         code = reap_children(program)
-        lost = mounts.find_lost_mount(told) if mounts else None
+        lost = mounts.find_lost_mount(has_event) if mounts else None
         if lost is not None:
             end_sandbox(lifeline, 137, lost)
         if code is not None:
             end_sandbox(lifeline, code, b"")
         tables, patience = ([mounts.table], mounts.poll_interval) if mounts else ([], None)
         ready, _, changed = select.select(waiting, [], tables, patience)
-        told = bool(changed)
+        has_event = bool(changed)
         if lifeline in ready:
             os._exit(129)
         if child_ended in ready:
@@ -307,7 +307,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     items = read_part(channel, letter)
     mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _signals = items[:8]
     del items[:8]
-    counts, limits, rules, looked, folders = (take_counted(items) for _ in range(5))
+    counts, limits, rules, looked, folders = (take_counted_items(items) for _ in range(5))
     check_no_shared_namespace(namespaces.split(), channel)
     if (why := write_namespace_limits(counts)) is not None:
         fail(channel, why)

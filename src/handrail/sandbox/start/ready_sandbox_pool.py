@@ -13,13 +13,13 @@ import asyncio
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.bubblewrap import BubblewrapSandbox, NetworkPlace
+from handrail.sandbox.bubblewrap import BubblewrapSandbox, SessionNetworkMembership
 from handrail.sandbox.filters import resource_limits
 from handrail.sandbox.network.sandbox_network import EarlyProxyListener
 from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_all_dismantled
@@ -37,8 +37,7 @@ _MOST_PAUSES = 4
 """After this many times the pause, the next sandbox is made although more calls start."""
 
 
-@dataclass(frozen=True, slots=True)
-class _CallKind:
+class _CallKind(Struct, frozen=True):
     """The common properties of calls of one kind, to plan the next sandbox."""
 
     capabilities: CapabilitySet
@@ -51,8 +50,7 @@ def add_pool(sandbox: Sandbox) -> Sandbox:
     return SandboxPool(sandbox) if isinstance(sandbox, BubblewrapSandbox) else sandbox
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadySandbox:
+class _ReadySandbox(Struct, frozen=True):
     """A sandbox that waits for its call.
 
     :param scratch: the scratch folder of its session
@@ -62,7 +60,7 @@ class _ReadySandbox:
 
     key: object
     scratch: str
-    listener: EarlyProxyListener | NetworkPlace | None
+    listener: EarlyProxyListener | SessionNetworkMembership | None
     taken: asyncio.Future[None]
 
 
@@ -143,7 +141,9 @@ class SandboxPool:
         resource_limits.end_cgroup_starter_threads()
         host_mounts.forget()
 
-    def _take_ready(self, key: object) -> tuple[SandboxedProcess | None, EarlyProxyListener | NetworkPlace | None]:
+    def _take_ready(
+        self, key: object
+    ) -> tuple[SandboxedProcess | None, EarlyProxyListener | SessionNetworkMembership | None]:
         for process, ready in self._ready.items():
             if ready.key == key and process.is_waiting:
                 del self._ready[process]

@@ -18,13 +18,13 @@ import signal
 import struct
 import termios
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process, TerminalSize
+from handrail.contract.struct import Struct
 from handrail.sandbox.start import launcher_messages
 from handrail.sandbox.start.process_pipes import PipedProcess
 from handrail.sandbox.start.spawn import ProcessWrapper
@@ -64,8 +64,7 @@ def _close_lifelines_after_fork() -> None:
 os.register_at_fork(after_in_child=_close_lifelines_after_fork)
 
 
-@dataclass(frozen=True, slots=True)
-class HolderDescriptors:
+class HolderDescriptors(Struct, frozen=True):
     """The holder's descriptors of a sandbox, all non-blocking.
 
     :param stderr: None if it was merged into stdout
@@ -196,9 +195,9 @@ class SandboxedProcess(PipedProcess):
             self._cut_lifeline()
             self._signal_all()
 
-    def add_sandbox_empty_callback(self, told: Callable[[], None]) -> None:
+    def add_sandbox_empty_callback(self, callback: Callable[[], None]) -> None:
         """Call ``told`` once no process is left in the sandbox."""
-        self._exit_code.add_done_callback(lambda gone: told())
+        self._exit_code.add_done_callback(lambda gone: callback())
 
     async def wait(self) -> int:
         code = await self._wait_for_exit()
@@ -228,9 +227,9 @@ class SandboxedProcess(PipedProcess):
             await self._wait_for_exit()
         self._loop.call_soon(self._close)  # in this turn of the loop, like everything else
 
-    def _watch(self, descriptor: int, told: Callable[..., object], *arguments: object) -> None:
+    def _watch(self, descriptor: int, callback: Callable[..., object], *arguments: object) -> None:
         self._watched.add(descriptor)
-        self._loop.add_reader(descriptor, told, *arguments)
+        self._loop.add_reader(descriptor, callback, *arguments)
 
     def _unwatch(self, descriptor: int) -> None:
         if descriptor in self._watched:  # the loop is slow for a descriptor that it does not watch
@@ -324,21 +323,21 @@ class SandboxedProcess(PipedProcess):
     def _handle_launcher_report(self) -> None:
         """Handle the launcher's report that its program or a mount has ended and no other process is left."""
         try:
-            said = os.read(self._lifeline, _READ)
+            report = os.read(self._lifeline, _READ)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if not said:
+            report = b""
+        if not report:
             self._unwatch(self._lifeline)
             return
         if not self._known.done():
             self._read_bubblewrap_status()
         _UNREAPED.add(self)
-        if mount_point := said[1:]:
+        if mount_point := report[1:]:
             mount_comparison.host_mounts.forget()
             self._limit_error = mount_comparison.ended_mount_error(os.fsdecode(mount_point))
-        self._finish(said[0])
+        self._finish(report[0])
 
     def _handle_outer_exit(self) -> None:
         """Handle the end of bubblewrap's outer process; if it was killed, end all other processes."""

@@ -15,7 +15,6 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
@@ -23,11 +22,12 @@ from handrail.contract.protected.path_protection import (
     GIT_NAMES,
     PathProtection,
     find_protection,
-    fold_name,
     git_folder_prefix,
     has_path_dependent_entries,
     needs_full_path_check,
+    normalise_file_name,
 )
+from handrail.contract.struct import Struct
 from handrail.origins.listed_paths import can_avoid_mounts, forget_folder
 
 _TICK_NS = 25_000_000
@@ -48,8 +48,7 @@ _ANY_NAME = "~handrail-any-name~"
 """Stands for a name that no pattern was written for."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProtectedEntry:
+class ProtectedEntry(Struct, frozen=True):
     """One protected entry that exists, including everything in it.
 
     :param path: absolute
@@ -227,7 +226,7 @@ class CachedFolder:
 
         That is a folder with a HEAD, and either ``objects`` and ``refs`` or ``commondir``.
         """
-        if fold_name(self.compared.rpartition("/")[2]) == ".git":
+        if normalise_file_name(self.compared.rpartition("/")[2]) == ".git":
             return True
         if "HEAD" not in self.files and "HEAD" not in self.links:
             return False
@@ -241,7 +240,7 @@ class CachedFolder:
                 why = GIT_NAMES.get(name) if self.is_repository else None
                 if why is None and (led or needs_full_path_check(name)):
                     why = find_protection(self.compared_child_path(name))
-                if why is not None and not (folder and fold_name(name) == ".git"):
+                if why is not None and not (folder and normalise_file_name(name) == ".git"):
                     yield ProtectedEntry(self.child_paths(name)[0], why, folder, link)
 
 

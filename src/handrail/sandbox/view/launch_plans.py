@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, SandboxLimits, SandboxProfile, TerminalSize
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import find_enclosing_folder
 from handrail.sandbox.filters import seccomp
@@ -30,8 +31,7 @@ SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
 _MOST_REMEMBERED, _MOST_ALIKE = 64, 4
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxSetup:
+class SandboxSetup(Struct, frozen=True):
     """The properties of a sandbox that do not depend on its program.
 
     :param options: bubblewrap's mount options
@@ -64,8 +64,7 @@ class SandboxSetup:
         return hash(self.options)  # these are most of it; hashing the rest would cost more than it distinguishes
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True):
     """One start: the sandbox's properties and the program in it.
 
     :param environment: a waiting shell's; a program's environment comes with its call
@@ -101,8 +100,7 @@ class LaunchPlan:
         return self.made, self.mode, self.environment, self.secrets is not None, self.merge_stderr
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _CachedPlan:
+class _CachedPlan(Struct, frozen=True, eq=False):
     """A cached plan with the lookups that led to it.
 
     :param request: the request that it was made for
@@ -184,6 +182,7 @@ class LaunchPlanner:
             profile.limits,
             profile.masked,
             profile.pinned,
+            profile.listed,
             profile.unix_sockets,
             profile.network,
             profile.serves,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import select
 import threading
 from bisect import bisect_left
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 from handrail.sandbox.view.sandbox_user import LookupCache
 
@@ -38,7 +38,7 @@ _VALUES = {
     "--remount-ro": 1,
 }
 _MADE = frozenset(("--tmpfs", "--dev", "--proc"))
-_ESCAPED = re.compile(r"\\([0-7]{3})")
+_ESCAPED = compile_on_first_use(r"\\([0-7]{3})")
 
 
 class ExpectedMount(NamedTuple):

@@ -11,7 +11,6 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -19,6 +18,7 @@ from typing import Literal
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.sandbox_protocol import SandboxProfile
+from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.filters.resource_limits import read_inotify_limits
 from handrail.sandbox.view import mount_comparison, protected_mounts
@@ -35,7 +35,9 @@ _MAX_DEPTH = 100
 _USER_SETTINGS = "/proc/sys/user"
 
 MountAccess = Literal["ro", "rw"]
-_Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
+_Mount = tuple[str, str]
+"""A path, and how it is mounted: ``ro``, ``rw``, ``hidden file``, ``hidden folder``, ``listed`` (empty, for the mounts in it),
+``link:`` with the target of a link, or ``gone``."""
 
 
 def build_mount_options(
@@ -81,6 +83,11 @@ def _assemble_options(
     for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
         if access in ("rw", "ro"):
             options += ["--bind" if access == "rw" else "--ro-bind", path, path]
+        elif access == "listed":
+            options += ["--perms", "0755", "--tmpfs", path]
+            sealed += ["--remount-ro", path]
+        elif access.startswith("link:"):
+            options += ["--symlink", access.removeprefix("link:"), path]
         elif access != "gone" and any(is_beneath(path, place) for place in (*folders, *_SYSTEM_FOLDERS)):
             inner = any(folder != path and is_beneath(folder, path) for folder in folders)
             options += _build_masking_options(path, is_file=access == "hidden file", inner=inner)
@@ -123,12 +130,62 @@ def _find_restricting_mounts(
         _keep_hidden(kept, path, folders, look)
     masked = frozenset(profile.masked)
     pinned = frozenset(fixed)
+    if profile.listed:
+        return _list_entry_by_entry(folders, profile, look, kept, pinned)
     return [
         (path, _how_to_mask_path(look.identify(path)) if access == "hidden" else access)
         for path, access in kept.items()
         if (access != "rw" or (path not in folders and not protected_mounts.is_beneath_any(path, pinned)))
         and not protected_mounts.is_beneath_any(path.rpartition("/")[0], masked)  # a hidden folder is empty
     ]
+
+
+def _list_entry_by_entry(
+    folders: Mapping[str, MountAccess],
+    profile: SandboxProfile,
+    look: LookupCache,
+    kept: Mapping[str, MountAccess | Literal["hidden"]],
+    pinned: frozenset[str],
+) -> list[_Mount]:
+    """Return the mounts of a profile with folders of which a program sees only what they list.
+
+    In such a folder, every entry is a separate mount in an empty folder. So no other spelling of a name leads to a file
+    that is masked or read-only.
+
+    :param kept: how each restricted path, and each folder on the way, is mounted
+    """
+    found: dict[str, _Mount] = {}
+    others = {*folders, *map(look.resolve, profile.hidden)}  # these have mounts already
+    for folder in sorted(profile.listed, key=len):
+        around = _find_innermost(folders, folder)
+        if around is None or protected_mounts.is_beneath_any(folder, frozenset(profile.masked)):
+            continue
+        found[folder] = (folder, "listed")
+        for name, kind in look(_list_entries, folder):
+            path = f"{folder.rstrip('/')}/{name}"
+            access = "ro" if protected_mounts.is_beneath_any(path, pinned) else folders[around]
+            if kind != "other" and path not in kept and path not in others:
+                found.setdefault(path, (path, kind if kind.startswith("link:") else access))
+    for path, access in kept.items():
+        if protected_mounts.is_beneath_any(path.rpartition("/")[0], frozenset(profile.masked)):
+            continue
+        if path in others and access == "rw":
+            continue
+        shown = _how_to_mask_path(look.identify(path)) if access == "hidden" else access
+        is_fixed = access == "rw" and protected_mounts.is_beneath_any(path, pinned)
+        found.setdefault(path, (path, "ro" if is_fixed else shown))
+    return list(found.values())
+
+
+def _list_entries(folder: str) -> tuple[tuple[str, str], ...]:
+    """Return the name and kind of each entry of a folder: ``plain``, ``link:`` with the target, or ``other``."""
+    found: list[tuple[str, str]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            plain = entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+            link = f"link:{Path(entry.path).readlink()}" if entry.is_symlink() else "other"
+            found.append((entry.name, "plain" if plain else link))
+    return tuple(sorted(found))
 
 
 def _find_innermost(folders: Mapping[str, MountAccess], path: str) -> str | None:
@@ -189,7 +246,7 @@ def folder_access(
                 "restore the folder.",
                 kind="conflict",
             )
-        _check_whole(part, kind)
+        _check_complete(part, kind)
         if part.capability == "fs.write" and profile.workspace_writable:
             found[path] = "rw"
             writable.add(path)
@@ -222,8 +279,7 @@ def _sort_outer_first(folders: tuple[tuple[str, MountAccess], ...]) -> tuple[tup
 _Patterned = Literal["fs.read", "fs.write"]
 
 
-@dataclass(frozen=True, slots=True)
-class _CoveredFolderPart:
+class _CoveredFolderPart(Struct, frozen=True):
     """A part of one of the profile's places that a capability set covers.
 
     :param covers_folder: whether it covers all of it, if it is a folder
@@ -238,7 +294,7 @@ class _CoveredFolderPart:
     within: frozenset[str]
 
 
-def _check_whole(part: _CoveredFolderPart, kind: Literal["folder", "file"]) -> None:
+def _check_complete(part: _CoveredFolderPart, kind: Literal["folder", "file"]) -> None:
     if not (part.covers_folder if kind == "folder" else part.covers_file):
         raise ToolError(
             f"{part.capability} names only some of the files in `{part.path}`, but a sandbox mounts whole "
@@ -431,7 +487,7 @@ def refresh_mount_options(options: Sequence[str], table: ExpectedMounts) -> tupl
 
 
 def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
-    for folder, names, files in os.walk(top, onerror=_check_walk):
+    for folder, names, files in os.walk(top, onerror=_raise_walk_error):
         for name in list(names):
             path = f"{folder}/{name}"
             mode = os.lstat(path).st_mode
@@ -450,7 +506,7 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
                 yield path, ["--ro-bind", "/dev/null", path]
 
 
-def _check_walk(error: OSError) -> None:
+def _raise_walk_error(error: OSError) -> None:
     """Raise an error if a folder could not be read, since its files would not be masked.
 
     :raises ToolError: ``unavailable`` if the system is short of a resource

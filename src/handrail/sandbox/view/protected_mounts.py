@@ -272,7 +272,7 @@ def fold_mounts_into_folders(
     :raises ToolError: ``unavailable`` if there are still too many
     """
     roots = tuple(tree.root for tree in trees)
-    folding = _MountFolding(roots, pinned, masked)
+    folding = _MountFolders(roots, pinned, masked)
     if folding.cost <= MAX_UNFOLDED_MOUNTS:
         return pinned, masked
     entries: dict[str, int] = {}
@@ -308,7 +308,7 @@ def format_first_paths(roots: Sequence[str], paths: Sequence[str]) -> str:
     )
 
 
-class _MountFolding:
+class _MountFolders:
     """The mounts of a sandbox, with the folders on the way, which are mounts too."""
 
     def __init__(self, roots: tuple[str, ...], pinned: Iterable[str], masked: Iterable[str]) -> None:

@@ -356,11 +356,11 @@ def _lock_copy(place: Path) -> Generator[None]:
 def _read_copy_contents(place: Path) -> CopyEntries | None:
     """Return the contents of a copy; None if they are not known."""
     try:
-        said = orjson.loads((place / "list").read_bytes())
-        fits = said["form"] == _FORM and said["boot"] == _read_boot_id()
+        listed = orjson.loads((place / "list").read_bytes())
+        fits = listed["form"] == _FORM and listed["boot"] == _read_boot_id()
         if not fits:
             return None
-        return {_from_json_text(inner): [*map(_from_json_text, entry)] for inner, entry in said["entries"].items()}
+        return {_from_json_text(inner): [*map(_from_json_text, entry)] for inner, entry in listed["entries"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -13,13 +13,13 @@ import pwd
 import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SandboxMechanism, SandboxProfile
+from handrail.contract.struct import Struct
 
 # Lookups on the machine before a sandbox starts, recorded so that a plan can be reused while their answers stay the
 # same.
@@ -153,8 +153,7 @@ _TRY_S = 20
 _BINDS = frozenset({"--bind", "--ro-bind"})
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxUser:
+class SandboxUser(Struct, frozen=True):
     """The user that a sandbox's programs run as."""
 
     uid: int
@@ -260,7 +259,7 @@ def grant_user_folder_access(profile: SandboxProfile, user: SandboxUser, look: L
 
     :raises ToolError: ``unavailable`` for a folder of a tool that only root can read
     """
-    look(_give_scratch, profile.scratch, user)
+    look(_grant_scratch_folder, profile.scratch, user)
     for folder in profile.readable:
         found = look.identify(look.resolve(folder))
         if found is None:
@@ -274,7 +273,7 @@ def grant_user_folder_access(profile: SandboxProfile, user: SandboxUser, look: L
             )
 
 
-def _give_scratch(folder: str, user: SandboxUser) -> None:
+def _grant_scratch_folder(folder: str, user: SandboxUser) -> None:
     if Path(folder).stat().st_uid != user.uid:
         _chown_to_user(folder, user)
 
@@ -294,10 +293,10 @@ def _is_unreachable_for_user(path: str, user: SandboxUser, look: LookupCache) ->
     """Return whether a folder on the way keeps the user from a path, by its mode alone."""
     if path == STAGE_FOLDER or path.startswith(f"{STAGE_FOLDER}/"):
         return True
-    return not all(_enterable(look.identify(look.resolve(str(folder))), user) for folder in Path(path).parents)
+    return not all(_can_enter(look.identify(look.resolve(str(folder))), user) for folder in Path(path).parents)
 
 
-def _enterable(found: FileIdentity | None, user: SandboxUser) -> bool:
+def _can_enter(found: FileIdentity | None, user: SandboxUser) -> bool:
     return found is not None and _has_rights(found, user, 0o1)
 
 

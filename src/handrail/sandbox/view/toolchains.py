@@ -13,10 +13,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from handrail.contract.struct import Struct, field
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.origins.program_lookup import (
     SYSTEM_FOLDERS,
     ProgramRefused,
@@ -38,8 +39,7 @@ _NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnu
 """Folders that contain ``bin`` and also credentials. Only the ``bin`` is mounted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolchainSet:
+class ToolchainSet(Struct, frozen=True):
     """The toolchains of a workspace: mounts, PATH and variables.
 
     :param mounts: canonical folders to mount read-only, none within another
@@ -85,7 +85,7 @@ def _find_toolchains_cached(
     folders = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
     for folder in (*folders, f"{sys.base_prefix}/bin"):
         real = os.path.realpath(folder)
-        if not _is_folder(real) or _holds_any(real, homes):
+        if not _is_folder(real) or _contains_any(real, homes):
             continue
         if _is_beneath(real, workspace):
             (first if real == f"{activated}/bin" else last).append(real)
@@ -172,7 +172,7 @@ def find_installation(program: str, workspace: str) -> tuple[str, ...]:
     found: list[str] = []
     for path in (os.path.realpath(Path(program).parent), Path(os.path.realpath(program)).parent):
         folder = str(path)
-        if not _is_system(folder) and not _holds_any(folder, keep_out):
+        if not _is_system(folder) and not _contains_any(folder, keep_out):
             found += [_find_installation_root(folder, keep_out), *_find_base_interpreter(Path(folder).parent, keep_out)]
     return _keep_outermost(found)
 
@@ -194,13 +194,13 @@ def _find_installation_root(folder: str, keep_out: Iterable[str]) -> str:
     parent = Path(folder).parent
     if _PACKAGES in (parts := Path(folder).parts):
         packages = str(Path(*parts[: parts.index(_PACKAGES) + 1]))  # a package of npm needs those next to it
-        return folder if _holds_any(packages, keep_out) else packages
+        return folder if _contains_any(packages, keep_out) else packages
     if Path(folder).name in _SHIM_FOLDERS or (
         Path(folder).name in ("bin", "sbin", "condabin")
         and any((parent / mark).exists() for mark in _INSTALLATION_MARKS)
     ):
         whole = str(parent)
-        if len(parent.parts) > 2 and parent.name not in _NEVER_WHOLE and not _holds_any(whole, keep_out):
+        if len(parent.parts) > 2 and parent.name not in _NEVER_WHOLE and not _contains_any(whole, keep_out):
             return whole
     return folder
 
@@ -246,7 +246,7 @@ def _find_python_mounts(folder: str, keep_out: Iterable[str]) -> list[str]:
     if target is None or target.parent.name != "bin":
         return []
     prefix = target.parent.parent
-    if not any(prefix.glob("lib/python3.*/os.py")) or _holds_any(str(prefix), keep_out):
+    if not any(prefix.glob("lib/python3.*/os.py")) or _contains_any(str(prefix), keep_out):
         return []
     return [str(prefix)]
 
@@ -275,7 +275,7 @@ def _read_text(path: Path) -> str:
         os.close(descriptor)
 
 
-def _holds_any(folder: str, others: Iterable[str]) -> bool:
+def _contains_any(folder: str, others: Iterable[str]) -> bool:
     return any(_is_beneath(other, folder) for other in others)
 
 
@@ -310,7 +310,7 @@ DEFAULT_LOCALE = "C.UTF-8"
 _KEPT_LOCALES = ("LANG", "LC_ALL", "LC_CTYPE")
 LOCALE_VARIABLES = (*_KEPT_LOCALES, "TZ")
 """The variables that :func:`select_locale_variables` reads."""
-_READ_ALIKE = re.compile(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
+_READ_ALIKE = compile_on_first_use(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
 
 
 def select_locale_variables(environment: Mapping[str, str]) -> dict[str, str]:

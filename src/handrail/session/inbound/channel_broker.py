@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from handrail.contract.services.channels_and_triggers import (
     Notification,
     check_channel_name,
 )
+from handrail.contract.struct import Struct, field
 from handrail.store.database.workspace_database import TableWork
 from handrail.store.tables.inbound_tables import (
     BroadcastReaderPosition,
@@ -254,14 +255,14 @@ class ChannelBroker:
             return
         given = UnsettledDelivery(received[0].number, reader, call)
         with suppress(LogUnavailable):  # the call's outcome decides, once the log is available
-            await self._give_back(key, given)
+            await self._return_messages(key, given)
 
-    async def _give_back(self, key: ChannelKey, given: UnsettledDelivery) -> None:
+    async def _return_messages(self, key: ChannelKey, given: UnsettledDelivery) -> None:
         async with self._lock(key):
             if given.call:
-                await self.table.settle_deliveries(key, (), (given,))
+                await self.table.finish_deliveries(key, (), (given,))
             elif self.table.find_kind(key) == "queue":
-                await self.table.unconsume_message(given.number)
+                await self.table.return_message_to_queue(given.number)
             else:
                 await self.table.mark_undelivered(key, given)
             await self._deliver_to_watchers(key)
@@ -277,7 +278,7 @@ class ChannelBroker:
                 continue
             (taken if well else back).append(given)
             self._calls.discard(given.call)
-        await self.table.settle_deliveries(key, taken, back)
+        await self.table.finish_deliveries(key, taken, back)
         return unsettled
 
     async def add_watcher(self, key: ChannelKey, watcher: ChannelWatcher) -> None:
@@ -364,8 +365,7 @@ class ChannelBroker:
             changed.set()
 
 
-@dataclass(slots=True)
-class _ChannelLock:
+class _ChannelLock(Struct):
     """A lock of one channel with the number of its users."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -432,7 +432,7 @@ class WorkspaceNotifications:
         self._redactor = redactor
         self._sessions: dict[str, SessionNotifications] = {}
 
-    def notifications_of_session(self, session_id: str) -> SessionNotifications:
+    def list_session_notifications(self, session_id: str) -> SessionNotifications:
         """Return the notifications of a session."""
         found = self._sessions.get(session_id)
         if found is None:
@@ -470,7 +470,7 @@ class WorkspaceNotifications:
             replace(notice, text=text, data=data, source=self._redactor.redact_text(notice.source)), *along
         )
         if (session := self._sessions.get(notice.session_id)) is not None:
-            session.note_posted_by(notice.source)
+            session.record_posted_notification(notice.source)
 
 
 class SessionNotifications:
@@ -518,7 +518,7 @@ class SessionNotifications:
         self._store.drop_if_unused(self)
         self._wake_waiting()
 
-    def note_posted_by(self, source: str) -> None:
+    def record_posted_notification(self, source: str) -> None:
         """Record that a notification of ``source`` was posted."""
         self.stop_expecting(source)
 

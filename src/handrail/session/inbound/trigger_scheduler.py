@@ -51,12 +51,12 @@ UtcOffset = Callable[[int], int]
 """Returns the seconds by which clocks are ahead of UTC, at a time in seconds."""
 
 
-def local_utc_offset(at_s: int) -> int:
+def get_local_utc_offset(at_s: int) -> int:
     """Return the offset of the machine's time zone from UTC, in seconds."""
     return time.localtime(at_s).tm_gmtoff
 
 
-def next_firing_ns(trigger: Trigger, now_ns: int, zone: UtcOffset = local_utc_offset) -> int | None:
+def next_firing_ns(trigger: Trigger, now_ns: int, zone: UtcOffset = get_local_utc_offset) -> int | None:
     """Return the time at which a trigger fires after ``now_ns``, or None if it never fires again."""
     if trigger.interval_ns is not None:
         if trigger.is_one_shot and (trigger.next_ns is None or trigger.next_ns <= now_ns):
@@ -242,7 +242,9 @@ class TriggerScheduler:
         :param name: None for the next free name of its kind
         :raises ToolError: ``conflict`` if the name is in use, ``limit`` if the session has too many triggers
         """
-        named = replace(trigger, name=self._free_name(trigger, name), prompt=self._redactor.redact_text(trigger.prompt))
+        named = replace(
+            trigger, name=self._find_free_name(trigger, name), prompt=self._redactor.redact_text(trigger.prompt)
+        )
         id = (named.session_id, named.name)
         adding = self._adding[id] = asyncio.ensure_future(self._remember(named))
         adding.add_done_callback(lambda _: self._adding.pop(id))
@@ -254,7 +256,7 @@ class TriggerScheduler:
         self._store(trigger)
         self._set_timer()
 
-    def _free_name(self, trigger: Trigger, name: str | None) -> str:
+    def _find_free_name(self, trigger: Trigger, name: str | None) -> str:
         taken = {name for session, name in self._adding if session == trigger.session_id}
         taken |= self._names_by_session.get(trigger.session_id, {}).keys()
         if len(taken) >= MAX_IN_SESSION:
@@ -349,7 +351,7 @@ class TriggerScheduler:
                 return True
             position = self._redactor.redact_json(what.position)
             after = replace(trigger, fire_count=trigger.fire_count + 1, position=position, problem=None)
-            told = await self.post_firing_notification(
+            is_posted = await self.post_firing_notification(
                 trigger,
                 f"event/{trigger.fire_count}",
                 now,
@@ -359,9 +361,9 @@ class TriggerScheduler:
                 # Stored together: the next process may see another event first and would use the same delivery id.
                 along=self.table.remove_work(trigger) if what.last else self.table.put_work(after),
             )
-            if told:
+            if is_posted:
                 (self._detach if what.last else self._store)(after)
-            return told
+            return is_posted
 
     def redact(self, value: Any) -> Any:
         """Return ``value`` without registered secrets."""
@@ -410,10 +412,10 @@ class TriggerScheduler:
         missed = 0
         if trigger.interval_ns is not None and not trigger.is_one_shot and now - at >= trigger.interval_ns:
             missed = (now - at) // trigger.interval_ns
-        told = await self.post_firing_notification(
+        is_posted = await self.post_firing_notification(
             trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=describe_firing_cause(trigger)
         )
-        if after is None and told:
+        if after is None and is_posted:
             await self.table.remove(trigger)
             self._detach(trigger)
         elif after is None:  # the only notification, so the trigger is due until there is room
@@ -657,7 +659,7 @@ class WorkspaceInboundServices:
         triggers = SessionTriggers(self.triggers, session_id, channels, workdir, partial(_find_trigger_class, current))
         transcript = SessionTranscript(session_id, self._database, self._comparer)
         return SessionInboundServices(
-            self.notifications.notifications_of_session(session_id), channels, triggers, transcript
+            self.notifications.list_session_notifications(session_id), channels, triggers, transcript
         )
 
     async def resume_session(self, triggers: SessionTriggers) -> None:

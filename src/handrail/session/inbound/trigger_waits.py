@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.services.channels_and_triggers import CustomTriggerTool, Trigger
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.trigger_tools import TriggerContext, TriggerEvent
 from handrail.store.json_fallback_encoding import encode_any_json
@@ -28,8 +28,7 @@ _GRACE_S = 1.0
 _SECOND_NS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class WaitResult:
+class WaitResult(Struct, frozen=True):
     """The result of a wait: a firing, or too many failures of its class."""
 
     text: str = ""

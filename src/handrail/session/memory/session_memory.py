@@ -7,14 +7,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import ToolError
 from handrail.contract.services.memory_service import (
-    FoldedMemories,
+    CompactedFacts,
     MemoryQuery,
     MemoryService,
     MemoryWrite,
@@ -23,9 +22,10 @@ from handrail.contract.services.memory_service import (
     StoredMemory,
 )
 from handrail.contract.session_protocols import SessionValueStore
+from handrail.contract.struct import Struct, field
 from handrail.record.log_reader import LogReader
 from handrail.session.memory.meaning_comparer import MeaningComparer
-from handrail.session.memory.transcript_index import PassageFilter, as_objects
+from handrail.session.memory.transcript_index import PassageFilter, to_object_list
 from handrail.session.memory.write_checks import (
     check_repetition,
     check_secrets,
@@ -57,8 +57,7 @@ MAX_ENTRY_CHARACTERS = 2_000
 """The maximum number of characters of a note or passage in an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionMemory:
+class SessionMemory(Struct, frozen=True):
     """The memory of one session (:class:`~handrail.contract.services.memory_service.SessionMemoryService`).
 
     :param instructions: the operator's text for the agent, which every session of it has
@@ -81,8 +80,7 @@ class SessionMemory:
         return _CallMemory(self, call_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _CallMemory:
+class _CallMemory(Struct, frozen=True):
     """The memory for one call."""
 
     memory: SessionMemory
@@ -97,7 +95,7 @@ class _CallMemory:
             case "session":
                 found = await self._recall_passages(query)
             case "knowledge":
-                with _explained():
+                with _map_store_failures():
                     found = await self._recall_facts(query)
         for one in found.memories:
             self.memory.transcript.recalled.add(one.id, one.text)
@@ -108,7 +106,7 @@ class _CallMemory:
         check_secrets(write, memory.redactor.redact_text)
         instructions = await asyncio.to_thread(lambda: [*read_instructions(memory.workspace)])
         own = [("the operator's instructions of this agent", memory.instructions)] if memory.instructions else []
-        with _explained():
+        with _map_store_failures():
             if not await asyncio.to_thread(memory.knowledge.contains, write.text):
                 texts = [*instructions, *own]
                 await asyncio.to_thread(check_repetition, write, memory.transcript.recalled, texts)
@@ -127,7 +125,7 @@ class _CallMemory:
             memory.redactor.redact_text(untrusted),
             replaces=write.replaces,
         )
-        with _explained():
+        with _map_store_failures():
             try:
                 stored = await asyncio.to_thread(memory.knowledge.store, new)
             except UnknownEntry:
@@ -145,10 +143,10 @@ class _CallMemory:
         entry = stored.entry
         return StoredMemory(entry.id, entry.text, stored.is_merged, None if entry.is_confirmed else entry.untrusted)
 
-    async def fold_facts(self) -> FoldedMemories:
-        with _explained():
+    async def fold_facts(self) -> CompactedFacts:
+        with _map_store_failures():
             folded = await asyncio.to_thread(self.memory.knowledge.compact)
-        return FoldedMemories(folded.number, folded.folded)
+        return CompactedFacts(folded.number, folded.folded)
 
     def _find_untrusted_view(self) -> str:
         with LogReader.open_database(self.memory.database.path) as reader, map_to_log_unavailable(reader.connection):
@@ -234,12 +232,12 @@ class _CallMemory:
         ]
         return found + [
             RecalledMemory(f"todo/{todo.get('id')}", f"{todo.get('status')}: {todo.get('content')}")
-            for todo in as_objects(todos)
+            for todo in to_object_list(todos)
         ]
 
 
 @contextmanager
-def _explained() -> Generator[None]:
+def _map_store_failures() -> Generator[None]:
     """Map a failure of the store to an error of the tool.
 
     :raises ToolError: ``unavailable`` if the store cannot be used

@@ -11,11 +11,11 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.services.history_and_skill_services import PassageKind, TranscriptPassage
+from handrail.contract.struct import Struct
 from handrail.record.log_reader import LogReader
 from handrail.store.memory.passage_index import (
     CREATE_INDEX,
@@ -117,25 +117,25 @@ class TranscriptIndex:
             if replies or self._resume_position < 0 or not self._has_reply:
                 self._resume_position = max(replies, default=self._last_position)
             self._has_reply = self._has_reply or bool(replies)
-            said = list(extract_message_passages(messages))
-            calls = self._read_calls(reader, {one.id for one in said})
+            message_passages = list(extract_message_passages(messages))
+            calls = self._read_calls(reader, {one.id for one in message_passages})
             if is_first:
                 self.is_partial = older or calls.is_partial
             with self._connection:
                 self._connection.execute("BEGIN")
-                self._store(sorted((*said, *calls.passages), key=lambda one: one.at_ns))
+                self._store(sorted((*message_passages, *calls.passages), key=lambda one: one.at_ns))
 
     def _read_calls(self, reader: LogReader, said: set[str]) -> LogPassages:
         """Return the calls that are in no message."""
         since, again = self._last_record, self._unanswered
-        row = reader.connection.execute("SELECT max(sequence) FROM record").fetchone()
+        newest = reader.head().sequence
 
         def is_known(id: str) -> bool:
             sql = "SELECT 1 FROM item WHERE id = ?"
             return id in said or (id not in again and self._connection.execute(sql, (id,)).fetchone() is not None)
 
         calls = extract_log_passages(reader, self._session_id, is_known, since, again)
-        self._last_record, self._unanswered = max(since, row[0] or 0), calls.unanswered - said
+        self._last_record, self._unanswered = max(since, newest), calls.unanswered - said
         return calls
 
     def _store(self, passages: Iterable[TranscriptPassage]) -> None:
@@ -217,8 +217,7 @@ def cut_excerpt(text: str, terms: Sequence[str]) -> str:
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 
 
-@dataclass(slots=True)
-class _TranscriptCall:
+class _TranscriptCall(Struct):
     """A call of a message, until its answer is read."""
 
     id: str
@@ -238,7 +237,7 @@ def extract_message_passages(kept: Sequence[StoredSessionMessage]) -> Iterator[T
         elif role == "assistant":
             yield from (_call_passage(call) for call in open_.values())
             open_ = {}
-            parts = as_objects(data.get("parts"))
+            parts = to_object_list(data.get("parts"))
             texts = [str(part["text"]) for part in parts if isinstance(part.get("text"), str)]
             if any(text.strip() for text in texts):
                 yield TranscriptPassage(id, "assistant", at_ns, "\n".join(texts))
@@ -249,7 +248,7 @@ def extract_message_passages(kept: Sequence[StoredSessionMessage]) -> Iterator[T
                     call_id = known if isinstance(known, str) and known else f"{id}/{wire}"
                     open_[wire] = _TranscriptCall(call_id, at_ns, name, part.get("arguments"))
         elif role == "results":
-            for one in as_objects(data.get("results")):
+            for one in to_object_list(data.get("results")):
                 if (call := open_.get(str(one.get("of")))) is not None:
                     call.result = _parse_json(one.get("text"))
     yield from (_call_passage(call) for call in open_.values())
@@ -367,6 +366,6 @@ def _parse_json(text: object) -> object:
         return text
 
 
-def as_objects(value: object) -> list[dict[str, Any]]:
+def to_object_list(value: object) -> list[dict[str, Any]]:
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]

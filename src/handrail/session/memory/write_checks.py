@@ -19,9 +19,10 @@ from handrail.config.secret_detection import (
 from handrail.contract.agent_manifest import MANIFEST_KEYS
 from handrail.contract.errors import ToolError
 from handrail.contract.services.memory_service import MemoryWrite
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.policy.watchdogs.builtin_watchdogs import find_known_key_kind
 from handrail.record.log_reader import LoggedRecord, LogReader
-from handrail.session.instruction_files import iterate_repository_folders_up
+from handrail.session.instruction_files import iterate_parent_repository_folders
 from handrail.store.memory.knowledge_store import NEAR_DUPLICATE, is_near_duplicate, list_trigrams
 from handrail.store.tables.session_tables import SessionRow, read_session_rows
 
@@ -29,7 +30,7 @@ MIN_CHARACTERS = 20
 MAX_CHARACTERS = 2_000
 _MOST_RECALLED = 500
 _MOST_INSTRUCTION_BYTES = 128 * 1024
-_PASSWORD = re.compile(
+_PASSWORD = compile_on_first_use(
     r"(?i)\b(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|api[ _-]?key|access[ _-]?key|private[ _-]?key|pin)s?\b"
     r"[\"'`]*(?:\s+(?:for|of|to|on)\s+\S+(?:\s+\S+)?)?\s*(?P<how>[:=]|\bis\b|\bare\b|->|→)+\s*[\"'`]*(?P<value>[^\s\"'`]{4,})"
 )
@@ -138,7 +139,7 @@ def check_repetition(write: MemoryWrite, recalled: RecalledTexts, instructions: 
 
 def read_instructions(workspace: Path) -> Iterator[tuple[str, str]]:
     """Yield the instruction files of a workspace and its repository, by path."""
-    for folder in iterate_repository_folders_up(workspace):
+    for folder in iterate_parent_repository_folders(workspace):
         for path in (folder / name for name in MANIFEST_KEYS):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
@@ -190,7 +191,7 @@ def _find_untrusted(reader: LogReader, row: SessionRow) -> str | None:
 
 
 def _find_foreign_message(connection: sqlite3.Connection, session_id: str) -> str | None:
-    sql = "SELECT 1 FROM record WHERE session = ? AND kind = 'provider-tool-used' LIMIT 1"
+    sql = "SELECT 1 FROM record WHERE session = ? AND kinds = 'provider-tool-used' LIMIT 1"
     if connection.execute(sql, (session_id,)).fetchone() is not None:
         return "a tool of the model's provider had been used in the session"
     sql = "SELECT 1 FROM message WHERE session = ? AND instr(body, ?) > 0 LIMIT 1"

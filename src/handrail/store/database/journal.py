@@ -13,7 +13,6 @@ only partly written; no caller was notified that it is durable.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import struct
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 from time import monotonic
 
 from handrail.contract.errors import StartError
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.store.state_folders import StateFolders, unwritable_state_error
 
 CAPACITY_BYTES = 256 * 1024
@@ -41,7 +41,7 @@ _LEFT = ".left"
 _EMPTY = _FORMAT.ljust(CAPACITY_BYTES, b"\0")
 _LOOK_EVERY_S = 1.0
 _MISSING = "Calls that had just started may then be missing in the log"
-_NAME = re.compile(r"journal-(\d+)(\.left)?")
+_NAME = compile_on_first_use(r"journal-(\d+)(\.left)?")
 _sync = getattr(os, "fdatasync", os.fsync)
 
 IS_SUPPORTED = hasattr(os, "pwrite")

@@ -10,23 +10,24 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # Small values about the database itself; `written_by` names the version that last changed its shape.
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
         "INSERT INTO meta (key, value) VALUES ('token', 0), ('settled', 0), ('began', 0)",
-        # The commit log. `seal` is the commitment to the body (32 bytes), and in the last record of a group the group's
-        # hash after it (32); `body` is a salt (16) and the JSON, NULL once redacted. As few values as can be, since
-        # every value of a row costs the writer.
+        # The commit log. A row holds one record, or the records of one call that were written at once: `kinds` are their
+        # kinds, separated by spaces, and `sequence` is the number of the first. `seal` is the commitment to the body (32
+        # bytes), and in the last row of a group the group's hash after it (32); `body` is a salt (16) and the JSON array
+        # of the bodies, NULL once redacted. As few rows and values as can be, since each costs the writer.
         """CREATE TABLE record (
             sequence INTEGER PRIMARY KEY,
             at_ns INTEGER NOT NULL,
-            kind TEXT NOT NULL,
+            kinds TEXT NOT NULL,
             session TEXT NOT NULL,
             call TEXT NOT NULL,
             seal BLOB NOT NULL,
             body BLOB
         )""",
         "CREATE INDEX record_by_call ON record (call) WHERE call <> ''",
-        "CREATE INDEX record_of_generation ON record (kind) WHERE kind = 'generation'",
-        "CREATE INDEX record_by_session ON record (session) WHERE kind = 'proposed'",
+        "CREATE INDEX record_of_generation ON record (kinds) WHERE kinds = 'generation'",
+        "CREATE INDEX record_by_session ON record (session) WHERE substr(kinds, 1, 8) = 'proposed'",
         # Records about a session that readers add to its calls: who opened it, and what its model used.
-        "CREATE INDEX record_about_session ON record (session, kind) WHERE kind IN ('session-opened', 'turn-finished')",
+        "CREATE INDEX record_about_session ON record (session, kinds) WHERE kinds IN ('session-opened', 'turn-finished')",
         """CREATE TABLE session (
             id TEXT PRIMARY KEY,
             opened_ns INTEGER NOT NULL,

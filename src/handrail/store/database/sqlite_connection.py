@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import LogUnavailable, StartError
+from handrail.contract.struct import Struct
 from handrail.origins.import_guard import find_entry_points
 from handrail.store import operator_decisions
 from handrail.store.database.group_writer import SinkUnavailable
@@ -78,8 +78,8 @@ def read_engine_name(path: Path) -> str:
     beside = _engine_file(path)
     if not beside.exists():
         return BUILT_IN_ENGINE
-    said = operator_decisions.read_private_file(beside, _MOST_BYTES)
-    name = "" if said is None else said.decode("utf-8", "replace").strip()
+    content = operator_decisions.read_private_file(beside, _MOST_BYTES)
+    name = "" if content is None else content.decode("utf-8", "replace").strip()
     if not name:
         raise StartError(
             f"{beside} should name the store of the log, but is not a readable file of yours. Check who put it there."
@@ -418,8 +418,7 @@ _WORTHWHILE = 0.25
 _LITTLE = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionResult:
+class CompactionResult(Struct, frozen=True):
     """Bytes of the database and its write-ahead log before and after; ``problem`` says what failed."""
 
     before: int

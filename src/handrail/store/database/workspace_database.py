@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import StartError
@@ -60,7 +61,7 @@ class DatabaseTable(Protocol):
         """Return the statements that make ``batch`` durable, in order.
 
         ``batch`` holds payloads of :meth:`WorkspaceDatabase.write_soon` and ``commit``. A single statement that begins with a
-        :meth:`fenced <WorkspaceDatabase.fence_value>` value is the cheapest: it needs no transaction. A ``PRAGMA`` runs after the
+        :meth:`fenced <WorkspaceDatabase.build_fenced_value_sql>` value is the cheapest: it needs no transaction. A ``PRAGMA`` runs after the
         transaction.
         """
         ...
@@ -169,7 +170,7 @@ class WorkspaceDatabase:
         except (sqlite3.Error, OSError, TypeError) as error:
             raise to_start_error(path, error) from None
 
-    def fence_value(self, value: str) -> str:
+    def build_fenced_value_sql(self, value: str) -> str:
         """Return an SQL expression that is ``value`` while this process holds the token, and NULL afterwards.
 
         In a NOT NULL column it makes the whole statement fail. It is evaluated once per statement, so it is cheap.
@@ -317,9 +318,9 @@ class _DatabaseSink:
                 self._write_former_notes(connection)
             statements = _build_statements(batch, self.headed)
             if self._journal is not None and self._marked < (noted := self._journal.last):
-                statements.append(_journal_position_statement(self._fence.token, noted))
-            self._write(connection, statements)
-            if (fault := self._find_fault_after(statements)) is not None:
+                statements = chain(statements, (_journal_position_statement(self._fence.token, noted),))
+            was_erased = self._write(connection, statements)
+            if (fault := self._find_fault_after(was_erased=was_erased)) is not None:
                 raise SinkUnavailable(fault)
         except Exception as error:
             if (unavailable := self._roll_back_failed_write(connection, error)) is not None:
@@ -355,12 +356,12 @@ class _DatabaseSink:
             self._judged = found, damage
         return self._judged[1]
 
-    def _find_fault_after(self, statements: Sequence[Statement]) -> str | None:
+    def _find_fault_after(self, *, was_erased: bool) -> str | None:
         """Return the result of :meth:`_explain_lost_visibility` after a write of this process."""
         found, was = self._stat_files(), self._files
         if found is None or was is None or not found.is_same_files(was) or found.database.size < was.database.size:
             return self._explain_lost_visibility()
-        if found.log.size < was.log.size and not any(sql.startswith("PRAGMA") for sql, _ in statements):
+        if found.log.size < was.log.size and not was_erased:
             return self._explain_lost_visibility()
         self._files = found
         return None
@@ -414,22 +415,33 @@ class _DatabaseSink:
             None if index is None else _FileState(index.st_dev, index.st_ino, index.st_size),
         )
 
-    def _write(self, connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
-        if len(statements) == 1 and self._fenced in statements[0][0]:
-            _execute(connection, statements[0])
-        elif statements:
-            afterwards = [s for s in statements if s[0].startswith("PRAGMA")]
-            connection.execute("BEGIN IMMEDIATE")
-            # A statement that checks the token covers its whole transaction.
-            fenced = any(self._fenced in statement[0] for statement in statements)
-            if not fenced and read_fencing_token(connection) != self._fence.token:
-                raise self._lost_lease_error()
-            for statement in statements:
-                if statement not in afterwards:
-                    _execute(connection, statement)
-            connection.execute("COMMIT")
-            if afterwards:
-                self._erase_removed_content(connection, afterwards)
+    def _write(self, connection: sqlite3.Connection, statements: Iterable[Statement]) -> bool:
+        """Execute statements in one transaction, and return whether traces of removed content were erased afterwards.
+
+        Each statement is built only when the one before is executed, which releases the interpreter's lock. So the event loop
+        never waits for more than one of them.
+        """
+        coming = iter(statements)
+        first, second = next(coming, None), next(coming, None)
+        if first is None:
+            return False
+        fenced = self._fenced in first[0]  # it covers its whole transaction
+        if second is None and fenced:
+            _execute(connection, first)
+            return False
+        afterwards: list[Statement] = []
+        connection.execute("BEGIN IMMEDIATE")
+        if not fenced and read_fencing_token(connection) != self._fence.token:
+            raise self._lost_lease_error()
+        for statement in chain((first,) if second is None else (first, second), coming):
+            if statement[0].startswith("PRAGMA"):
+                afterwards.append(statement)
+            else:
+                _execute(connection, statement)
+        connection.execute("COMMIT")
+        if afterwards:
+            self._erase_removed_content(connection, afterwards)
+        return bool(afterwards)
 
     def _erase_removed_content(self, connection: sqlite3.Connection, statements: Iterable[Statement]) -> None:
         """Erase traces of removed content. Never raises, since the content is already written.
@@ -510,7 +522,8 @@ class _DatabaseSink:
         except StartError as error:
             raise SinkUnavailable(str(error)) from None
         self._write(
-            connection, [*_build_statements(works, self.headed), _journal_position_statement(self._fence.token, 0)]
+            connection,
+            chain(_build_statements(works, self.headed), (_journal_position_statement(self._fence.token, 0),)),
         )
         for _, path in self.former:
             path.unlink(missing_ok=True)
@@ -577,14 +590,15 @@ def _split_works(batch: Sequence[TableWork]) -> list[TableWork]:
     return [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
 
 
-def _build_statements(batch: Sequence[TableWork], chained: ChainedTable | None) -> list[Statement]:
-    """Return the statements of each table together, in order."""
+def _build_statements(batch: Sequence[TableWork], chained: ChainedTable | None) -> Iterator[Statement]:
+    """Yield the statements of each table together, in order."""
     by_table: dict[DatabaseTable, list[Any]] = {}
     work: Any
     for work in batch:
         table, payload = (cast("ChainedTable", chained), work) if type(work[0]) is int else work
         by_table.setdefault(table, []).append(payload)
-    return [statement for table, payloads in by_table.items() for statement in table.build_statements(payloads)]
+    for table, payloads in by_table.items():
+        yield from table.build_statements(payloads)
 
 
 def _encode_note(batch: Sequence[TableWork], chained: ChainedTable | None) -> bytes | None:

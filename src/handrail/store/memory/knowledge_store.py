@@ -7,18 +7,19 @@ at the same time lose nothing. A row that another one replaced is history: no qu
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import sqlite3
 import threading
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import StartError
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.store.database.sqlite_connection import connect_engine, create_private_file, record_engine
 from handrail.store.memory.passage_index import CREATE_INDEX, QueryTerms, RankedPassage, find_passages, parse_query
 from handrail.store.state_folders import prepare_knowledge_folder
@@ -81,8 +82,7 @@ class SessionWriteLimit(Exception):
     """The session has stored as many entries as it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnowledgeEntry:
+class KnowledgeEntry(Struct, frozen=True):
     """One stored fact. Times are wall-clock nanoseconds.
 
     :param key: the subject of the fact. The latest entry with a key counts
@@ -130,7 +130,7 @@ class CompactionOutcome(NamedTuple):
 
 # The similarity of texts.
 
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_WORD = compile_on_first_use(r"[^\W_]+(?:['’][^\W_]+)?")
 _NEGATIONS = frozenset(["no", "not", "never", "none", "nothing", "without", "cannot"])
 
 
@@ -195,7 +195,7 @@ class KnowledgeStore:
 
         :raises KnowledgeUnavailable: if the file cannot be used
         """
-        with self._lock, self._explaining():
+        with self._lock, self._map_database_errors():
             connection = self._connect()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -209,11 +209,11 @@ class KnowledgeStore:
     @contextmanager
     def _reading(self) -> Generator[sqlite3.Connection | None]:
         """Yield a connection for reading; None if nothing was ever stored."""
-        with self._lock, self._explaining():
+        with self._lock, self._map_database_errors():
             yield self._connect() if self.exists else None
 
     @contextmanager
-    def _explaining(self) -> Generator[None]:
+    def _map_database_errors(self) -> Generator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -293,7 +293,7 @@ class KnowledgeStore:
             entry = _with_id(new)
             _insert(connection, entry)
             if replaced is not None and (entry.is_confirmed or not replaced.is_confirmed):
-                _supersede(connection, [replaced.id], entry.id, None)
+                _move_to_history(connection, [replaced.id], entry.id, None)
             return WriteOutcome(entry, is_merged=False)
 
     def _find_current(self, connection: sqlite3.Connection, id: str) -> KnowledgeEntry:
@@ -331,7 +331,7 @@ class KnowledgeStore:
             connection.execute("UPDATE entry SET confirmed_ns = ? WHERE id = ?", (at_ns, id))
             if entry.replaces is not None:
                 current = _select(connection, "WHERE id = ? AND superseded_by IS NULL", (entry.replaces,))
-                _supersede(connection, [one.id for one in current], id, None)
+                _move_to_history(connection, [one.id for one in current], id, None)
             return self._find_current(connection, id)
 
     def compact(self) -> CompactionOutcome:
@@ -355,7 +355,7 @@ class KnowledgeStore:
                 if by is None:
                     newest[key, bool(confirmed)] = id
                 else:
-                    _supersede(connection, [id], by, last + 1)
+                    _move_to_history(connection, [id], by, last + 1)
                     folded.append(id)
             return CompactionOutcome(last + 1 if folded else last, tuple(folded))
 
@@ -426,14 +426,14 @@ class KnowledgeStore:
             sql = f"SELECT count(*) FROM entry {unwanted}"  # noqa: S608
             return 0 if connection is None else int(connection.execute(sql, values).fetchone()[0])
 
-    def list_of_workspace(self, workspace: str) -> list[KnowledgeEntry]:
+    def list_workspace_entries(self, workspace: str) -> list[KnowledgeEntry]:
         """Return what the sessions of a workspace stored, with history, the oldest first."""
         with self._reading() as connection:
             return (
                 [] if connection is None else _select(connection, "WHERE workspace = ? ORDER BY number", (workspace,))
             )
 
-    def add_missing(self, entries: Iterable[KnowledgeEntry]) -> int:
+    def add_missing_entries(self, entries: Iterable[KnowledgeEntry]) -> int:
         """Add entries of a backup whose ids are not there, and return how many.
 
         :raises KnowledgeUnavailable: if the file cannot be used
@@ -466,7 +466,7 @@ class KnowledgeStore:
 
     def _remove_traces(self) -> None:
         """Merge the index, which keeps deleted words until then, and empty the write-ahead log."""
-        with self._lock, self._explaining():
+        with self._lock, self._map_database_errors():
             connection = self._connect()
             connection.execute("INSERT INTO passage (passage) VALUES ('rebuild')")
             is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -614,7 +614,7 @@ def parse_entry(data: Mapping[str, Any], workspace: str) -> KnowledgeEntry:
     :raises KeyError: if a member is missing
     :raises TypeError: if a member has another type
     """
-    fields: dict[str, Any] = {name: data[name] for name in KnowledgeEntry.__slots__}
+    fields: dict[str, Any] = {name: data[name] for name in KnowledgeEntry.__struct_fields__}
     texts = [fields[name] for name in ("id", "text", "session", "call", "agent", "untrusted")]
     optional = [fields[name] for name in ("key", "replaces", "superseded_by") if fields[name] is not None]
     if not all(isinstance(one, str) for one in (*texts, *optional, *fields["tags"])):
@@ -674,7 +674,7 @@ def _index(connection: sqlite3.Connection, number: int | None, entry: KnowledgeE
     connection.execute("INSERT INTO passage (rowid, text, context) VALUES (?, ?, ?)", (number, entry.text, context))
 
 
-def _supersede(connection: sqlite3.Connection, ids: Iterable[str], by: str, compaction: int | None) -> None:
+def _move_to_history(connection: sqlite3.Connection, ids: Iterable[str], by: str, compaction: int | None) -> None:
     """Make entries history."""
     for id in ids:
         connection.execute("UPDATE entry SET superseded_by = ?, compaction = ? WHERE id = ?", (by, compaction, id))

@@ -7,10 +7,11 @@ alone finds less than words alone in conversations, so it never counts as much a
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
+
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 
 CREATE_INDEX = (
     "CREATE VIRTUAL TABLE passage USING fts5(text, context, tokenize = 'porter unicode61 remove_diacritics 2')"
@@ -33,8 +34,8 @@ _NEIGHBOUR_DISTANCE = 8
 _NEIGHBOUR_HITS = 20
 """The number of best passages that lift their neighbours."""
 
-_TERM = re.compile(r'"([^"]+)"|(\S+)')
-_WORD = re.compile(r"\w+")
+_TERM = compile_on_first_use(r'"([^"]+)"|(\S+)')
+_WORD = compile_on_first_use(r"\w+")
 _TRIMMED_CHARACTERS = ".,;:!?()[]{}<>'\"`*"
 _STOP_WORDS = frozenset(
     [

@@ -137,7 +137,7 @@ class ChannelTable:
             ],
         )
 
-    async def unconsume_message(self, number: int) -> None:
+    async def return_message_to_queue(self, number: int) -> None:
         """Make a consumed message available again, since it reached no reader."""
         await self._database.write_now(
             _STATEMENTS, [("UPDATE channel_message SET consumed = 0 WHERE number = ?", (number,))]
@@ -159,7 +159,7 @@ class ChannelTable:
             for row in self._rows("SELECT DISTINCT scope, channel FROM channel_delivery WHERE call <> ''", ())
         ]
 
-    async def settle_deliveries(
+    async def finish_deliveries(
         self, key: ChannelKey, taken: Sequence[UnsettledDelivery], back: Sequence[UnsettledDelivery]
     ) -> None:
         """Mark delivered messages as consumed, or make them available again.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast, get_args
 
 from handrail.contract.services.job_and_tool_services import FINAL_JOB_STATES, Job, JobState
+from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import OutputExposure, StateEnd
 from handrail.store.database.sqlite_connection import damaged_row_error, map_to_log_unavailable
 from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
@@ -22,8 +23,7 @@ _COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, notif
 _OPEN = "state IN ('pending', 'running')"
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRow(Struct, frozen=True):
     """One job in its stored form.
 
     :param arguments: the arguments for another attempt after a restart; None if it may not run again
@@ -55,8 +55,7 @@ class JobRow:
         return replace(self, job=replace(self.job, state=state, ended_ns=ended_ns, attempt=number))
 
 
-@dataclass(frozen=True, slots=True)
-class JobRetention:
+class JobRetention(Struct, frozen=True):
     """How many jobs that ended are kept, and for how long.
 
     :param min_age_ns: the minimum age, also if there are more than ``max_jobs``
@@ -225,14 +224,14 @@ def _parse_job(row: tuple[Any, ...]) -> JobRow:
 
     :raises sqlite3.Error: if it is damaged
     """
-    id, session, call, tool, state, created_ns, ended_ns, attempt, told, encoded = row
+    id, session, call, tool, state, created_ns, ended_ns, attempt, is_notified, encoded = row
     try:
         details = cast("dict[str, Any]", decode_any_json(encoded))
         about, arguments, definition, output, untrusted, exposure, masked, up = (details[name] for name in _DETAILS)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise damaged_row_error(f"the row of job {str(id)[:80]!r}") from None
     texts = (id, session, call, tool, about, definition, output, untrusted)
-    numbers = (created_ns, attempt, told, 0 if ended_ns is None else ended_ns)
+    numbers = (created_ns, attempt, is_notified, 0 if ended_ns is None else ended_ns)
     sound = (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(number, int) for number in numbers)
@@ -245,7 +244,7 @@ def _parse_job(row: tuple[Any, ...]) -> JobRow:
         raise damaged_row_error(f"the row of job {str(id)[:80]!r}")
     job = Job(id, tool, call, session, state, created_ns, ended_ns, about, attempt)
     given = cast("dict[str, Any] | None", arguments)
-    return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked), bool(up))
+    return JobRow(job, given, definition, output, untrusted, bool(is_notified), exposure, bool(masked), bool(up))
 
 
 def read_unfinished_jobs(connection: sqlite3.Connection) -> list[JobRow]:
@@ -268,8 +267,7 @@ MAX_ENDED_SESSIONS = 1_000
 ENDED_RETENTION_NS = 7 * _DAY_NS
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSessionRow:
+class ToolSessionRow(Struct, frozen=True):
     """One tool session in its stored form. Times are wall-clock nanoseconds.
 
     :param call_id: the call that opened it

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
+
+from msgspec.structs import replace
 
 from handrail.contract.errors import UsageError
 from handrail.contract.services.subagent_services import DelegatedSession
+from handrail.contract.struct import Struct, field
 from handrail.store.database.sqlite_connection import damaged_row_error, map_to_log_unavailable
 from handrail.store.database.workspace_database import SqlValue, Statement, WorkspaceDatabase
 from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
@@ -18,8 +20,7 @@ from handrail.store.state_folders import check_session_id
 MAX_VALUE_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
+class SessionRow(Struct, frozen=True):
     """One conversation with the workspace. Times are wall-clock nanoseconds.
 
     :param closed_ns: None while it is open or suspended

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import EscapedText, escape_terminal_controls, restore_path
 from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text, replace_invalid_bytes, strip_mark
 from handrail.contract.tool.requires import Requires
@@ -59,7 +59,8 @@ class ReadTool(Tool):
     spec = file_read_spec(
         id="read",
         description=(
-            "Read a text file by lines, a PDF by pages, a Jupyter notebook by cells, a byte range of any file, or an image. "
+            "Read a text file by lines, a PDF by pages, a Jupyter notebook by cells with their images, a byte range of any file, or an "
+            "image. "
             "Returns text without line numbers, up to 200 KB unless the operator set another limit; `next` is the offset "
             "to continue from, or null at the end. Lines are cut at 2,000 characters. To list a folder use glob."
         ),
@@ -351,8 +352,7 @@ class FilePatchTool(Tool):
         return await _replace_file(path, changed, notes, runtime)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChangedFile:
+class _ChangedFile(Struct, frozen=True):
     """A file with its new text.
 
     :param after: the new bytes

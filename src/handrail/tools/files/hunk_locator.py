@@ -6,22 +6,22 @@ lines that the patch names before them, and line numbers that agree. Without suc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Literal, NamedTuple
 
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import OPEN, neutralise_text
 from handrail.contract.text.patch_text import HunkLine, PatchHunk
 from handrail.contract.text.text_encodings import replace_invalid_bytes
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
-MatchGrade = Literal["exact", "blanks", "indent", "typography"]
-"""How a hunk was matched. ``blanks``: except for whitespace at the end of lines. ``indent``: except for the indentation, too.
+MatchGrade = Literal["exact", "whitespace", "indent", "typography"]
+"""How a hunk was matched. ``whitespace``: except for whitespace at the end of lines. ``indent``: except for the indentation, too.
 ``typography``: except for the form of quotes, dashes and spaces, too."""
-GRADES: tuple[MatchGrade, ...] = ("exact", "blanks", "indent", "typography")
+GRADES: tuple[MatchGrade, ...] = ("exact", "whitespace", "indent", "typography")
 
 _MOST_PLACES = 200
 """The places at which one hunk is compared further."""
@@ -36,7 +36,7 @@ _MOST_SHOWN = 20
 _NEAR_LINES = 6
 _HEADING = 80
 """The characters of a heading that git writes at most."""
-_FUNCTION_LINE = re.compile(r"[A-Za-z_$]")
+_FUNCTION_LINE = compile_on_first_use(r"[A-Za-z_$]")
 """The start of a line that git takes for a heading, without a driver for the language."""
 _TYPOGRAPHY = str.maketrans(
     {
@@ -49,7 +49,7 @@ _TYPOGRAPHY = str.maketrans(
 )
 
 
-class HunkPlace(NamedTuple):
+class HunkLocation(NamedTuple):
     """A place where the lines of a hunk are.
 
     :param lines: the lines of the hunk that were compared
@@ -68,16 +68,16 @@ class HunkPlace(NamedTuple):
     is_applied: bool = False
 
 
-def _make_places(
+def _make_locations(
     hunk: PatchHunk, lines: tuple[HunkLine, ...], starts: Iterable[int], grade: MatchGrade, *, applied: bool = False
-) -> list[HunkPlace]:
+) -> list[HunkLocation]:
     """Return the places at which ``lines`` begin."""
     left_out = "-" if applied else "+"
     length = sum(line.sign != left_out for line in lines)
     lead = next((at for at, line in enumerate(lines) if line.sign != " "), length)
     trail = next((at for at, line in enumerate(reversed(lines)) if line.sign != " "), length - lead)
     return [
-        HunkPlace(hunk, lines, at, at + length, (at + lead, max(at + length - trail, at + lead)), grade, applied)
+        HunkLocation(hunk, lines, at, at + length, (at + lead, max(at + length - trail, at + lead)), grade, applied)
         for at in starts
     ]
 
@@ -134,12 +134,12 @@ class FileLines:
 
     def find_block_end(self, first: int) -> int:
         """Return the index after the block of code that a line begins, by indentation."""
-        indent = _indent_of(self.bodies[first])
+        indent = _measure_indent(self.bodies[first])
         at = first + 1
         while at < len(self.bodies):
             line = self.bodies[at]
             stripped = line.strip()
-            if stripped and _indent_of(line) <= indent and not (at == first + 1 and stripped == "{"):
+            if stripped and _measure_indent(line) <= indent and not (at == first + 1 and stripped == "{"):
                 break
             at += 1
         self._count_work(at - first)
@@ -182,17 +182,17 @@ class FileLines:
 def _make_key(line: str, grade: MatchGrade) -> str:
     if grade == "exact":
         return line
-    if grade == "blanks":
+    if grade == "whitespace":
         return line.rstrip()
     return line.strip() if grade == "indent" else line.translate(_TYPOGRAPHY).strip()
 
 
-def _indent_of(line: str) -> int:
+def _measure_indent(line: str) -> int:
     expanded = line.expandtabs(8)
     return len(expanded) - len(expanded.lstrip())
 
 
-def locate_hunks(file: FileLines, hunks: Sequence[PatchHunk]) -> tuple[list[HunkPlace], dict[int, str]]:
+def locate_hunks(file: FileLines, hunks: Sequence[PatchHunk]) -> tuple[list[HunkLocation], dict[int, str]]:
     """Return the place of each hunk, and the problem of each hunk without one, by its number.
 
     If there is any problem, the places are not complete.
@@ -200,7 +200,7 @@ def locate_hunks(file: FileLines, hunks: Sequence[PatchHunk]) -> tuple[list[Hunk
     :raises ToolError: ``limit`` if the comparison takes too long
     """
     problems: dict[int, str] = {}
-    candidates: dict[int, list[HunkPlace]] = {}
+    candidates: dict[int, list[HunkLocation]] = {}
     for hunk in hunks:
         try:
             candidates[hunk.number] = _find_candidates(file, hunk, is_brief=len(problems) >= _MOST_EXPLAINED)
@@ -223,7 +223,7 @@ def locate_hunks(file: FileLines, hunks: Sequence[PatchHunk]) -> tuple[list[Hunk
     return [_recognize_applied(file, place) for place in places], problems
 
 
-def _find_candidates(file: FileLines, hunk: PatchHunk, *, is_brief: bool) -> list[HunkPlace]:
+def _find_candidates(file: FileLines, hunk: PatchHunk, *, is_brief: bool) -> list[HunkLocation]:
     """Return the places of the best grade that a hunk has.
 
     :param is_brief: whether a problem is not explained by similar lines
@@ -269,23 +269,23 @@ def _find_scopes(file: FileLines, anchors: Sequence[str]) -> list[tuple[int, int
     return scopes
 
 
-def _find_insertion(file: FileLines, hunk: PatchHunk, scopes: Sequence[tuple[int, int]] | None) -> list[HunkPlace]:
+def _find_insertion(file: FileLines, hunk: PatchHunk, scopes: Sequence[tuple[int, int]] | None) -> list[HunkLocation]:
     """Return the places of a hunk that has only added lines.
 
     :raises HunkMismatch: if nothing says where they belong
     """
     if hunk.is_at_end or not file.bodies or hunk.old_line == len(file.bodies):
-        return _make_places(hunk, hunk.lines, [len(file.bodies)], "exact")
+        return _make_locations(hunk, hunk.lines, [len(file.bodies)], "exact")
     if not hunk.anchors:
         raise HunkMismatch(
             "It has only added lines, and nothing says where they belong. Add context: the unchanged lines before and after them."
         )
     if scopes is None:
         raise HunkMismatch(f"The line {quote_excerpt(hunk.anchors[0], 200)} of its `@@` is not in the file.")
-    return _make_places(hunk, hunk.lines, [first + 1 for first, _ in scopes], "exact")
+    return _make_locations(hunk, hunk.lines, [first + 1 for first, _ in scopes], "exact")
 
 
-def _find_lines(file: FileLines, hunk: PatchHunk, *, applied: bool) -> list[HunkPlace]:
+def _find_lines(file: FileLines, hunk: PatchHunk, *, applied: bool) -> list[HunkLocation]:
     """Return the places where the lines before the change are, or those after it."""
     left_out = "-" if applied else "+"
     variants = [hunk.lines]
@@ -300,7 +300,7 @@ def _find_lines(file: FileLines, hunk: PatchHunk, *, applied: bool) -> list[Hunk
             if not starts and any(OPEN in line or "\ufffd" in line for line in wanted):
                 starts = file.find(wanted, grade, as_shown=True)
             if starts:
-                return _make_places(hunk, lines, starts, grade, applied=applied)
+                return _make_locations(hunk, lines, starts, grade, applied=applied)
     return []
 
 
@@ -313,7 +313,7 @@ def _proves_application(lines: Sequence[HunkLine]) -> bool:
     return bool(removed) and any(context[: removed[0]]) and any(context[removed[-1] :]) and sum(context) > 2
 
 
-def _recognize_applied(file: FileLines, place: HunkPlace) -> HunkPlace:
+def _recognize_applied(file: FileLines, place: HunkLocation) -> HunkLocation:
     """Return the place as applied if the lines that it would insert are there already, and the hunk removes nothing."""
     signs = [line.sign for line in place.lines]
     added = [line.text for line in place.lines if line.sign == "+"]
@@ -330,7 +330,7 @@ def _recognize_applied(file: FileLines, place: HunkPlace) -> HunkPlace:
 # The choice among several places.
 
 
-def _decide(file: FileLines, rows: list[list[HunkPlace]]) -> None:
+def _decide(file: FileLines, rows: list[list[HunkLocation]]) -> None:
     """Remove the places from ``rows`` that other evidence excludes."""
     for _ in range(_MOST_ROUNDS):
         before = sum(map(len, rows))
@@ -344,7 +344,7 @@ def _decide(file: FileLines, rows: list[list[HunkPlace]]) -> None:
                 return
 
 
-def _keep_ordered(rows: list[list[HunkPlace]]) -> None:
+def _keep_ordered(rows: list[list[HunkLocation]]) -> None:
     """Keep the places with which all hunks are in the order of the patch, if such an order exists."""
     if any(len(row) > _MOST_PLACES for row in rows):
         return
@@ -368,7 +368,7 @@ def _keep_ordered(rows: list[list[HunkPlace]]) -> None:
         row[:] = [place for place in row if low <= place.core[0] and place.core[1] <= high]
 
 
-def _shift_of(place: HunkPlace) -> int | None:
+def _shift_of(place: HunkLocation) -> int | None:
     """Return how far a place is from the line that the patch says; None if it says none."""
     line = place.hunk.old_line
     if line is None or place.grade != "exact" or place.is_applied:
@@ -376,7 +376,7 @@ def _shift_of(place: HunkPlace) -> int | None:
     return place.first - (line - 1 if place.hunk.old else line)
 
 
-def _keep_numbered(rows: list[list[HunkPlace]]) -> None:
+def _keep_numbered(rows: list[list[HunkLocation]]) -> None:
     """Keep the places whose line numbers are as wrong as those of the hunks around them, or right."""
     shifts = [_shift_of(row[0]) if len(row) == 1 else None for row in rows]
     if any(shift is not None for shift in shifts):
@@ -410,7 +410,7 @@ def _carry_on(shifts: Sequence[int | None]) -> list[int | None]:
     return found
 
 
-def _keep_under_heading(file: FileLines, rows: list[list[HunkPlace]]) -> None:
+def _keep_under_heading(file: FileLines, rows: list[list[HunkLocation]]) -> None:
     """Keep the places below the heading that the patch shows."""
     for row in rows:
         heading = row[0].hunk.heading[:_HEADING].rstrip()
@@ -423,7 +423,7 @@ def _keep_under_heading(file: FileLines, rows: list[list[HunkPlace]]) -> None:
 # Problems, as texts that follow the name of the file and the number of the hunk.
 
 
-def _explain_ambiguity(row: Sequence[HunkPlace]) -> str:
+def _explain_ambiguity(row: Sequence[HunkLocation]) -> str:
     count = f"{len(row)}" if len(row) <= _MOST_PLACES else f"more than {_MOST_PLACES}"
     numbers = _join_numbers(place.first + 1 for place in row)
     return (
@@ -444,7 +444,7 @@ def _explain_missing(file: FileLines, hunk: PatchHunk) -> str:
     start = _find_similar_place(file, old)
     if start is None:
         near = max((hunk.old_line or 1) - 1, 0)
-        said = "No similar lines exist."
+        explanation = "No similar lines exist."
     else:
         differing = next(
             (
@@ -456,11 +456,15 @@ def _explain_missing(file: FileLines, hunk: PatchHunk) -> str:
         )
         near = min(max(start + differing, 0), max(len(bodies) - 1, 0))
         found = quote_excerpt(_show(bodies[near]), 200) if start + differing == near and bodies else "missing"
-        said = f"Line {start + differing + 1} is {found}, and the hunk expects {quote_excerpt(old[differing], 200)}."
+        explanation = (
+            f"Line {start + differing + 1} is {found}, and the hunk expects {quote_excerpt(old[differing], 200)}."
+        )
     first = max(min(near - _NEAR_LINES // 2 + 1, len(bodies) - _NEAR_LINES), 0)
     lines = [f"{first + at + 1}: {_show(line)[:200]}" for at, line in enumerate(bodies[first : first + _NEAR_LINES])]
     return (
-        "\n".join((f"Its lines are not in the file. {said} The file has:", *lines)) if lines else "The file is empty."
+        "\n".join((f"Its lines are not in the file. {explanation} The file has:", *lines))
+        if lines
+        else "The file is empty."
     )
 
 
@@ -484,7 +488,7 @@ def _show(line: str) -> str:
     return neutralise_text(replace_invalid_bytes(line))
 
 
-def adapt_indentation(place: HunkPlace, file: FileLines) -> list[str]:
+def adapt_indentation(place: HunkLocation, file: FileLines) -> list[str]:
     """Return the added lines of a hunk with the indentation of the file.
 
     Lines that were matched with another indentation say how the patch was indented. If only the context differs, the added
@@ -543,10 +547,10 @@ def _check_plausible_depth(added: Sequence[str], context: Sequence[tuple[str, st
 
     :raises HunkMismatch: for such lines
     """
-    depths = [_indent_of(text) for text in added if text.strip()]
+    depths = [_measure_indent(text) for text in added if text.strip()]
     if not depths or not context:
         return
-    given, real = (min(_indent_of(pair[side]) for pair in context) for side in (0, 1))
+    given, real = (min(_measure_indent(pair[side]) for pair in context) for side in (0, 1))
     if max(depths) < real and min(depths) >= given and given < real:
         raise HunkMismatch(
             f"Its added lines have {min(depths)} spaces at the start, and the lines around them have {real} in the file. "

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_text
 from handrail.contract.text.strict_json import json_type_name
 from handrail.contract.text.text_encodings import UTF_8, FileText, TextEncoding, read_file_text
@@ -30,10 +30,10 @@ from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_s
 #
 # A change replaces the characters of one value and leaves all others unchanged: order, numbers, blanks and line ends.
 
-_BLANK = re.compile(r"[ \t\n\r]*")
-_INDENT = re.compile(r"[{\[]\n([ \t]+)\S")
-_INVALID_BYTE = re.compile("[\udc80-\udcff]")
-_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
+_BLANK = compile_on_first_use(r"[ \t\n\r]*")
+_INDENT = compile_on_first_use(r"[{\[]\n([ \t]+)\S")
+_INVALID_BYTE = compile_on_first_use("[\udc80-\udcff]")
+_INDEX = compile_on_first_use(r"(?:0|[1-9][0-9]{0,17})\Z")
 
 
 def _reject_constant(name: str) -> Any:
@@ -81,7 +81,7 @@ class JsonValueSpan(NamedTuple):
     depth: int
 
 
-class MissingJsonValue(NamedTuple):
+class MissingJsonValuePlace(NamedTuple):
     """The place of a missing value: the last step of a pointer leads into ``within`` but to no value.
 
     :param key: the missing key; None to append to a list
@@ -107,7 +107,7 @@ def parse_json_pointer(pointer: str) -> list[str]:
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
 
 
-def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonValue:
+def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonValuePlace:
     """Find the value at ``pointer`` in ``text``.
 
     :raises ToolError: ``invalid_input`` if the text is not JSON, or the pointer leads nowhere
@@ -130,7 +130,7 @@ def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonVal
                     kind="invalid_input",
                 )
             if not found and last:
-                return MissingJsonValue(place, step)
+                return MissingJsonValuePlace(place, step)
             if not found:
                 keys = ", ".join(_short(key) for key, _ in list(_members(text, place))[:20])
                 raise ToolError(
@@ -140,7 +140,7 @@ def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonVal
         elif text[place.start] == "[":
             items = list(_items(text, place))
             if last and step in ("-", str(len(items))):
-                return MissingJsonValue(place, None)
+                return MissingJsonValuePlace(place, None)
             if not _INDEX.match(step) or int(step) >= len(items):
                 text = f"No value exists at {_short(message)}. The list has length {len(items)}, counted from 0."
                 raise ToolError(text, kind="invalid_input")
@@ -158,7 +158,7 @@ def get_json_value(text: str, pointer: str) -> Any:
     :raises ToolError: see :func:`locate_json_value`; also if the value is missing
     """
     place = locate_json_value(text, pointer)
-    if isinstance(place, MissingJsonValue):
+    if isinstance(place, MissingJsonValuePlace):
         outer = text[place.within.start : place.within.end]
         text = f"No value exists at {_short(pointer)}. The outer value is {_short(outer)}."
         raise ToolError(text, kind="invalid_input")
@@ -198,7 +198,7 @@ def remove_json_value(text: str, pointer: str) -> str:
     :raises ToolError: see :func:`locate_json_value`; also if the value is missing, or is the whole text
     """
     place = locate_json_value(text, pointer)
-    if isinstance(place, MissingJsonValue):
+    if isinstance(place, MissingJsonValuePlace):
         raise ToolError(
             f"No value exists at {_short(pointer)}, so nothing was removed. Read the file, and correct `pointer`.",
             kind="invalid_input",
@@ -407,7 +407,7 @@ def _restore_strings(value: Any, before: str, pointer: str, notes: EscapeNotes) 
     try:
         place = locate_json_value(before, pointer)
         whole, _ = _decode_value(_VALUES, before, _skip_blanks(before, 0))
-        old = None if isinstance(place, MissingJsonValue) else _decode_value(_VALUES, before, place.start)[0]
+        old = None if isinstance(place, MissingJsonValuePlace) else _decode_value(_VALUES, before, place.start)[0]
     except ToolError:
         whole = old = None
     near = "\n".join(_list_strings(old))

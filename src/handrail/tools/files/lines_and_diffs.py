@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate
 
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.struct import Struct
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import replace_invalid_bytes
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
@@ -23,7 +23,7 @@ _REFINED = 2_000
 """The most changed lines for which a minimal difference is worth its quadratic search."""
 _PIECE = 256 * 1024
 """The characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
-_ANY_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_ANY_LINE = compile_on_first_use(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _LINES = 64 * 1024
 """The lines that one native call processes."""
 
@@ -148,8 +148,7 @@ def find_line_end_at(text: str, at: int) -> str:
     return "\r\n" if mark == "\n" and place and text[place - 1] == "\r" else mark
 
 
-@dataclass(frozen=True, slots=True)
-class SpanReplacement:
+class SpanReplacement(Struct, frozen=True):
     """The characters ``[start, end)`` and their replacement."""
 
     start: int
@@ -157,8 +156,7 @@ class SpanReplacement:
     new: str
 
 
-@dataclass(frozen=True, slots=True)
-class LineReplacement:
+class LineReplacement(Struct, frozen=True):
     """The lines ``[first, last)``, counted from 0, and their replacement."""
 
     first: int
@@ -281,8 +279,7 @@ def _trim_block(before: Sequence[str], block: LineReplacement) -> LineReplacemen
     return LineReplacement(first, last, new[start:end])
 
 
-@dataclass(frozen=True, slots=True)
-class UnifiedDiff:
+class UnifiedDiff(Struct, frozen=True):
     """A unified diff of at most :data:`MAX_DIFF_LINES` lines. ``left_out`` counts the further ones."""
 
     text: str
@@ -420,14 +417,13 @@ def explain_missing_text(text: str, part: str) -> str:
         wanted.pop(0)
     stripped = [line.strip() for line in lines]
     bare = [line.strip() for line in wanted]
-    if any(bare):
-        for index, line in enumerate(stripped):
-            if line == bare[0] and stripped[index : index + len(bare)] == bare:
-                for offset, (have, want) in enumerate(zip(lines[index : index + len(bare)], wanted, strict=True)):
-                    if have != want:
-                        number = index + offset + 1
-                        return f"Line {number} differs only in whitespace: it is {_quote_line(have)}, not {_quote_line(want)}."
-                return f"Lines {index + 1} to {index + len(bare)} match except for blank lines around them."
+    index = _find_line_sequence(stripped, bare) if any(bare) else None
+    if index is not None:
+        for offset, (have, want) in enumerate(zip(lines[index : index + len(bare)], wanted, strict=True)):
+            if have != want:
+                number = index + offset + 1
+                return f"Line {number} differs only in whitespace: it is {_quote_line(have)}, not {_quote_line(want)}."
+        return f"Lines {index + 1} to {index + len(bare)} match except for blank lines around them."
     lower = "".join(text[at : at + _PIECE].lower() for at in range(0, len(text), _PIECE))
     at = lower.find(part.lower())
     if at != -1:
@@ -439,6 +435,14 @@ def explain_missing_text(text: str, part: str) -> str:
             f"The most similar line is {index + 1}: {_quote_line(lines[index])}. Read the file again and copy the text."
         )
     return "No similar text exists. Read the file again and copy the text exactly."
+
+
+def _find_line_sequence(lines: Sequence[str], wanted: Sequence[str]) -> int | None:
+    """Return the first index at which the lines ``wanted`` follow each other, or None. Takes linear time."""
+    joined, sought = ("\n".join(("", *found, "")) for found in (lines, wanted))
+    at = joined.find(sought)
+    index = joined.count("\n", 0, at) if at != -1 else 0
+    return index if at != -1 and list(lines[index : index + len(wanted)]) == list(wanted) else None
 
 
 def _quote_line(line: str) -> str:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileChange, FileService
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import EscapedText
 from handrail.contract.text.patch_text import PatchHunk, PatchSection, parse_patch
 from handrail.contract.text.text_encodings import UTF_8, FileText, detect_text_encoding, read_file_text
 from handrail.tools.files.hunk_locator import (
     GRADES,
     FileLines,
+    HunkLocation,
     HunkMismatch,
-    HunkPlace,
     MatchGrade,
     adapt_indentation,
     locate_hunks,
@@ -45,8 +46,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 """The maximum size of all files of a patch together, in bytes. They are in memory at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
-class PatchedFile:
+class PatchedFile(Struct, frozen=True):
     """A file after its section of a patch.
 
     :param before: its present content; None for a new file
@@ -120,8 +120,7 @@ class PatchedFile:
         return UnifiedDiff("\n".join((*head, *diff.text.split("\n")[2:])), diff.added, diff.removed, diff.left_out)
 
 
-@dataclass(frozen=True, slots=True)
-class PatchPlan:
+class PatchPlan(Struct, frozen=True):
     """What a patch would change."""
 
     files: tuple[PatchedFile, ...]
@@ -131,8 +130,7 @@ class PatchPlan:
         return [change for file in self.files for change in file.list_changes()]
 
 
-@dataclass(slots=True)
-class _PlanProblems:
+class _PlanProblems(Struct):
     """The reasons why a patch cannot be applied."""
 
     texts: list[str] = field(default_factory=list[str])
@@ -403,7 +401,7 @@ def apply_hunks(section: PatchSection, hunks: Sequence[PatchHunk], before: bytes
     return PatchedFile(section, "updated", file, text, joined, grade, applied, is_done, notes)
 
 
-def _read_end(place: HunkPlace, count: int) -> bool:
+def _read_end(place: HunkLocation, count: int) -> bool:
     """Return whether the file has a line end at its end after a hunk that changes that.
 
     :raises HunkMismatch: if the hunk is not at the end
@@ -413,7 +411,7 @@ def _read_end(place: HunkPlace, count: int) -> bool:
     return not place.hunk.lacks_end[1]
 
 
-def _replace_lines(place: HunkPlace, lines: FileLines, patched: PatchedText) -> list[LineReplacement]:
+def _replace_lines(place: HunkLocation, lines: FileLines, patched: PatchedText) -> list[LineReplacement]:
     """Return the changes of one hunk. Lines of context stay as they are in the file."""
     if place.is_applied:
         return []

@@ -56,7 +56,7 @@ class ApplyPatchTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         plan = await plan_patch(args["patch"], runtime.files)
         changes = plan.list_changes()
-        shown = await runtime.files.change_together(changes) if changes else ()
+        shown = await runtime.files.change_atomically(changes) if changes else ()
         names = dict(zip((change.path for change in changes), shown, strict=True))
         return await asyncio.to_thread(_make_answer, plan, names)
 

@@ -16,19 +16,13 @@ from handrail.contract.services.file_services import FileLineRange, FileSearchRe
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.text_encodings import UTF_8, UTF_8_MARK
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.document_text import PDF_START, read_pdf
+from handrail.tools.files.document_text import PDF_START, detect_image_type, read_pdf
 from handrail.tools.tool_declarations import MAX_PATH, MAX_PATTERN, file_read_spec, make_closed_object_schema
 
 MAX_IMAGE = 20 * 1024 * 1024
 _METADATA_BYTES = 4_800
 """The most bytes of an answer that are not its text: the path, the positions and the sizes."""
 _SNIFF_BYTES = 4096
-_IMAGES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-)
 _BINARIES = (
     (b"\x7fELF", "an ELF program or library"),
     (b"PK\x03\x04", "a ZIP archive, or an office document or package in one"),
@@ -72,7 +66,7 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
     if _looks_binary(text):
         return await _image_data(runtime, path, found.size)
     lines = found.lines
-    if _json_size(text) > most:
+    if _MOST_JSON_BYTES * len(text) > most and _json_size(text) > most:
         lines = found.lines[: _count_fitting_lines(found.lines, most)]
         text = "\n".join(lines)
     return _lines_data(found, lines, text)
@@ -158,18 +152,15 @@ async def _image_data(runtime: Runtime, path: str, size: int) -> dict[str, objec
     return {"path": whole.path, "image": Blob(whole.data, media_type), "size": whole.size}
 
 
-def detect_image_type(data: bytes) -> str | None:
-    """Return the media type of an image by its first bytes, or None for anything else."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp"
-    return next((kind for magic, kind in _IMAGES if data.startswith(magic)), None)
-
-
 def _looks_binary(text: str) -> bool:
     if "\0" in text:
         return True
     start = text[:_SNIFF_BYTES]
     return start.count("\ufffd") * 10 > len(start) * 3
+
+
+_MOST_JSON_BYTES = 6
+"""Bytes of one character in JSON, for an escaped control character."""
 
 
 def _json_size(text: str) -> int:

@@ -6,13 +6,14 @@ text gets the line ends of the lines that it replaces, and the characters of the
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import OPEN, EscapedText, RestoredText, neutralise_text
 from handrail.contract.text.text_encodings import replace_invalid_bytes
 from handrail.tools.files.lines_and_diffs import (
@@ -41,8 +42,7 @@ _MAX_SHOWN = 512 * 1024
 """The most characters of a text in which escapes are searched."""
 
 
-@dataclass(slots=True)
-class EscapeNotes:
+class EscapeNotes(Struct):
     """Notes for a result about escapes in new text whose meaning was not certain."""
 
     elsewhere: dict[str, None] = field(default_factory=dict[str, None])
@@ -82,8 +82,7 @@ def check_differs(old: str, new: str) -> None:
         raise ToolError("`old` and `new` are equal. Pass a `new` that differs.", kind="invalid_input")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacedText:
+class ReplacedText(Struct, frozen=True):
     """A text after a replacement.
 
     :param spans: the replaced places; None if they are too many
@@ -94,7 +93,7 @@ class ReplacedText:
     spans: Sequence[SpanReplacement] | None
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class _ShownText:
     r"""A text as a model saw it: with ``\n`` at the end of each line, and with escapes.
 
@@ -102,10 +101,10 @@ class _ShownText:
     """
 
     text: str
-    plain: str = field(init=False)
-    _returns: list[int] = field(init=False)
+    plain: str = dataclasses.field(init=False)
+    _returns: list[int] = dataclasses.field(init=False)
     """The places in :attr:`plain` before which a carriage return is left out."""
-    _escaped: EscapedText | None = field(default=None, init=False)
+    _escaped: EscapedText | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.plain = show_line_ends(self.text)
@@ -347,7 +346,7 @@ def apply_line_replacements(text: str, blocks: Sequence[LineReplacement]) -> str
     return "".join((*out, text[at:]))
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class PatchedText:
     """A text whose lines are replaced.
 
@@ -357,10 +356,10 @@ class PatchedText:
 
     text: str
     notes: EscapeNotes
-    lines: Sequence[str] = field(init=False)
-    end: str = field(init=False)
-    _shown: _ShownText | None = field(default=None, init=False)
-    _starts: list[int] = field(default_factory=list[int], init=False)
+    lines: Sequence[str] = dataclasses.field(init=False)
+    end: str = dataclasses.field(init=False)
+    _shown: _ShownText | None = dataclasses.field(default=None, init=False)
+    _starts: list[int] = dataclasses.field(default_factory=list[int], init=False)
 
     def __post_init__(self) -> None:
         self.lines = split_lines(self.text, find_line_mark(self.text))

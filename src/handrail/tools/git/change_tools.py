@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime, find_meant_paths
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git import git_output_parsers
@@ -29,7 +30,7 @@ from handrail.tools.git.git_repository import (
     GitRepository,
     check_single_commit,
     decode_git_output,
-    find_meant_paths,
+    name_commit,
     open_repository,
     parse_git_output,
     run_in_thread_if_many,
@@ -37,7 +38,7 @@ from handrail.tools.git.git_repository import (
 from handrail.tools.git.query_tools import make_diff_data
 from handrail.tools.tool_declarations import make_closed_object_schema
 
-_IN_THE_WAY = re.compile(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
+_IN_THE_WAY = compile_on_first_use(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
 
 
 class GitAddTool(Tool):
@@ -367,6 +368,7 @@ class GitCheckoutTool(Tool):
         ref = [check_single_commit(args["ref"])] if "ref" in args else []
         await refuse_wrong_content(repository, ref[0] if ref else None, paths)
         if paths:
+            ref = [name_commit(args["ref"])] if ref else []
             names = b"".join(
                 repository.to_work_tree_path(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths
             )
@@ -427,8 +429,10 @@ async def refuse_wrong_content(repository: GitRepository, ref: str | None, paths
     if not repository.unrun_filters or not names:
         return
     listed = b"\0".join((*names, b""))
-    told = (await repository.read_git_output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(b"\0")
-    used = {decode_git_output(value) for value in set(told[2::3])} & repository.unrun_filters
+    attribute_fields = (await repository.read_git_output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(
+        b"\0"
+    )
+    used = {decode_git_output(value) for value in set(attribute_fields[2::3])} & repository.unrun_filters
     if used or any(name == b".gitattributes" or name.endswith(b"/.gitattributes") for name in names):
         raise ToolError(repository.make_filter_error_text(f"{len(names)} files"), kind="unavailable")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
+from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import FsRequires, Requires, ShellRequires
 from handrail.contract.tool.spec import LockSpec, ToolSpec
 from handrail.tools.git.git_repository import GitRepository, decode_git_output
@@ -44,8 +44,7 @@ def describe_status_letter(letter: str) -> str:
     return _CHANGES.get(letter[:1], letter)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedGitPath:
+class ChangedGitPath(Struct, frozen=True):
     """A path that differs from the last commit or the index.
 
     :param index: how the index differs from the last commit, by git's letter; ``.`` for not at all
@@ -64,8 +63,7 @@ class ChangedGitPath:
         return self.mode not in (LINK, SUBMODULE)
 
 
-@dataclass(slots=True)
-class ParsedGitStatus:
+class ParsedGitStatus(Struct):
     """The output of ``git status --porcelain=v2 --branch -z``."""
 
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -101,8 +99,7 @@ def _parse_letters(pair: bytes) -> tuple[str, str]:
     return letters[:1], letters[1:2]
 
 
-@dataclass(slots=True)
-class DiffPathEntry:
+class DiffPathEntry(Struct):
     """A path of a diff."""
 
     path: bytes

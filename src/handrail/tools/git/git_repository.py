@@ -6,14 +6,15 @@ import asyncio
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
 from handrail.contract.errors import ErrorKind, ToolError, decode_text
 from handrail.contract.sandbox_protocol import CompletedProcess
-from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime, find_meant_path, resolve_tool_path
+from handrail.contract.struct import Struct
 from handrail.contract.text.host_names import ParsedUrl, parse_url
-from handrail.contract.text.neutralisation import escape_terminal_controls, fold_spelling, restore_path
+from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 # Settings that keep git from running other programs, whatever a repository's configuration says.
@@ -77,9 +78,9 @@ _BY_FORM: Sequence[tuple[re.Pattern[str], str]] = tuple(
     )
 )
 """Pairs of a key, as ``git config --list`` shows it, and the value that runs no program."""
-_REQUIRED = re.compile(r"filter\..*\.required", re.DOTALL)
-_HOOK = re.compile(r"hook\.(.*)\.[a-z]+", re.DOTALL)
-_FILTER = re.compile(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
+_REQUIRED = compile_on_first_use(r"filter\..*\.required", re.DOTALL)
+_HOOK = compile_on_first_use(r"hook\.(.*)\.[a-z]+", re.DOTALL)
+_FILTER = compile_on_first_use(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
 
 NO_PROTOCOL = "none"
 
@@ -190,16 +191,18 @@ _FEW = 500
 """The most paths that are processed on the event loop."""
 _MOST_SAID = 2_000
 _MOST_WORDS = 100_000
-_UNKNOWN = re.compile(
+_UNKNOWN = compile_on_first_use(
     r"unknown revision|bad revision|not a valid object name|invalid reference|Not a valid|ambiguous argument|"
     r"invalid object name|not something we can merge|no such ref|did not match any file\(s\) known to git|"
     r"not a tree object|is not a commit|cannot be resolved to branch|invalid upstream|reference is not a tree"
 )
-_HALF_DONE = re.compile(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
+_HALF_DONE = compile_on_first_use(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
 """``git checkout`` exits with 0 even if it could not replace a file."""
-_CONFIG_IN_USE = re.compile(r"config file .*: Device or resource busy")
+_CONFIG_IN_USE = compile_on_first_use(r"config file .*: Device or resource busy")
 """Another program is running, for which the file is mounted."""
-_IDENTITY = re.compile(r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE)
+_IDENTITY = compile_on_first_use(
+    r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE
+)
 _NO_IDENTITY = (
     "git has no author name and address. Ask the user to set them where Handrail runs, with "
     "git config --global user.name 'NAME' and git config --global user.email 'ADDRESS' "
@@ -207,8 +210,7 @@ _NO_IDENTITY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GitRepository:
+class GitRepository(Struct, frozen=True):
     """A repository of the workspace, opened for one call.
 
     :param top: the absolute path of its work tree
@@ -455,35 +457,6 @@ async def run_git_unchecked(
     return done
 
 
-async def find_meant_path(runtime: Runtime, path: str) -> str:
-    """Return the path of a tool's argument as it is spelled on the disk, or as git knows it if it was deleted."""
-    if path.isascii() and not {" ", "\\"} & set(path):
-        return path
-    restored = restore_path(path)
-    try:
-        there = resolve_tool_path(runtime, restore_path((await runtime.files.stat(path)).path))
-    except ToolError:
-        return restored
-    spellings = {fold_spelling(resolve_tool_path(runtime, one)) for one in (path, restored)}
-    # Through a link, another path leads there, and git has the link.
-    return there if "\\" in path or fold_spelling(there) in spellings else restored
-
-
-async def find_meant_paths(runtime: Runtime, paths: Sequence[str]) -> list[str]:
-    """Return the result of :func:`find_meant_path` for each path."""
-    return [await find_meant_path(runtime, path) for path in paths]
-
-
-def resolve_tool_path(runtime: Runtime, path: str) -> str:
-    """Return the absolute path of a tool's path argument.
-
-    :raises ToolError: ``invalid_input`` if the path is invalid
-    """
-    if "\0" in path:
-        raise ToolError(f"The path is invalid: {path!r} contains a NUL character. Remove it.", kind="invalid_input")
-    return posixpath.normpath(posixpath.join(runtime.workdir, path))
-
-
 def is_beneath(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
@@ -515,6 +488,16 @@ def check_single_commit(given: str) -> str:
             kind="invalid_input",
         )
     return check_revision(given)
+
+
+def name_commit(given: str) -> str:
+    """Return a revision in the form that git accepts only for a commit.
+
+    Rules are about paths from the top of the work tree. In a tree, paths begin at another folder.
+
+    :raises ToolError: ``invalid_input`` if it is a range, a file or an option
+    """
+    return f"{check_single_commit(given)}^{{commit}}"
 
 
 _NETWORK_COMMANDS = frozenset({"clone", "fetch", "ls-remote", "push"})
@@ -597,10 +580,10 @@ def _no_repository_error(folder: str, done: CompletedProcess) -> ToolError:
 
 # Kinds of remotes: an address on the web, a path, or one that these tools do not reach.
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_HELPER = re.compile(r"[A-Za-z0-9+-]+::")
-_SSH = re.compile(r"[^/:]+:(?!//)")
-_CREDENTIALS = re.compile(r"(://)[^/?#]*@")
+_SCHEME = compile_on_first_use(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HELPER = compile_on_first_use(r"[A-Za-z0-9+-]+::")
+_SSH = compile_on_first_use(r"[^/:]+:(?!//)")
+_CREDENTIALS = compile_on_first_use(r"(://)[^/?#]*@")
 
 NO_SSH = (
     "uses SSH, which is not supported: the sandbox has no SSH keys or network route. "

@@ -7,7 +7,6 @@ git, and the default base from the forge, so no argument chooses where the token
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import quote, urlencode
@@ -15,6 +14,7 @@ from urllib.parse import quote, urlencode
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.services.tool_runtime import HttpResponse, Runtime
 from handrail.contract.text.host_names import parse_url
+from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import NetRequires
 from handrail.contract.tool.spec import ConfigKey
 from handrail.contract.tool.tool_protocol import Tool
@@ -27,8 +27,8 @@ from handrail.tools.tool_declarations import make_closed_object_schema
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_MS = 60_000
 _TRUNKS = frozenset({"main", "master", "trunk", "develop", "release", "production"})
-_SSH_ADDRESS = re.compile(r"(?:[^@/\s]+@)?(?P<host>[^:/\s]+):(?P<path>[^/].*)\Z")
-_SSH_URL = re.compile(r"(?:git\+)?ssh://(?:[^@/\s]+@)?(?P<host>[^:/\s]+)(?::\d+)?/(?P<path>.+)\Z")
+_SSH_ADDRESS = compile_on_first_use(r"(?:[^@/\s]+@)?(?P<host>[^:/\s]+):(?P<path>[^/].*)\Z")
+_SSH_URL = compile_on_first_use(r"(?:git\+)?ssh://(?:[^@/\s]+@)?(?P<host>[^:/\s]+)(?::\d+)?/(?P<path>.+)\Z")
 _PAGES = 10
 
 ForgeKind = Literal["github", "gitea"]
@@ -42,6 +42,14 @@ class _BoundForge(NamedTuple):
     token: str
     owner: str
     name: str
+
+    @property
+    def full_name(self) -> str:
+        """The owner and the name of the repository."""
+        return f"{self.owner}/{self.name}"
+
+    def is_same_repository(self, other: _BoundForge) -> bool:
+        return (self.api, self.full_name.lower()) == (other.api, other.full_name.lower())
 
     def url(self, *parts: str, **query: object) -> str:
         path = "/".join(quote(part, safe="") for part in ("repos", self.owner, self.name, *parts))
@@ -69,7 +77,7 @@ class GitPullRequestTool(Tool):
         id="git.pr",
         description=(
             "Open a pull request (merge request) for a pushed branch, on the GitHub or Gitea server of a remote. Push the branch "
-            "with git.push first. If the branch has an open pull request, returns that one."
+            "with git.push first. If the branch is in a fork, pass `into`. If the branch has an open pull request, returns that one."
         ),
         parameters=make_closed_object_schema(
             {
@@ -101,6 +109,12 @@ class GitPullRequestTool(Tool):
                     "default": "origin",
                     "description": "Remote with the branch",
                 },
+                "into": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "Remote of the repository to merge into, such as upstream, if `remote` is a fork of it. Default: `remote`",
+                },
             },
             ["title"],
         ),
@@ -114,7 +128,8 @@ class GitPullRequestTool(Tool):
         documentation=(
             "Returns `number`, `url`, `base`, `head`, `draft`, and `existing`: true if the pull request was open already.\n\n"
             "- It pushes nothing, and never forces.\n"
-            "- A trunk such as main is not accepted as `head`.\n"
+            "- A trunk such as main is not accepted as `head`, except from a fork.\n"
+            "- A fork and the repository to merge into must be on the same server.\n"
             '- The operator sets the token under [tools."git.pr".config]. It is sent only to the API of its server.'
         ),
     )
@@ -127,22 +142,29 @@ class GitPullRequestTool(Tool):
         repository = await open_repository(runtime, args.get("repository", "."))
         head = args.get("head") or await _find_current_branch(repository)
         check_branch_name(head)
-        address = await find_push_address(repository, args.get("remote", "origin"))
-        forge = _choose_forge(runtime, address)
+        source = _choose_forge(runtime, await find_push_address(repository, args.get("remote", "origin")))
+        forge = source
+        if "into" in args:
+            forge = _choose_forge(runtime, await find_push_address(repository, args["into"]))
+            if forge.api != source.api:
+                text = f"{source.full_name} and {forge.full_name} are on different servers. Pass remotes on the same server."
+                raise ToolError(text, kind="invalid_input")
+        is_fork = not forge.is_same_repository(source)
         about = await _request(runtime, forge, "GET", forge.url())
         default = _text(about, "default_branch")
         base = args.get("base") or default
-        if head in (base, default) or head in _TRUNKS:
-            text = f"`head` is {head!r}, a trunk of {forge.owner}/{forge.name}. Create another branch, push it, and pass it."
+        if not is_fork and (head in (base, default) or head in _TRUNKS):
+            text = f"`head` is {head!r}, a trunk of {forge.full_name}. Create another branch, push it, and pass it."
             raise ToolError(text, kind="invalid_input")
-        await _require_branch(runtime, forge, head, "head", "Push it with git.push first.")
+        await _require_branch(runtime, source, head, "head", "Push it with git.push first.")
         if base != default:
             await _require_branch(runtime, forge, base, "base", f"The default branch is {default!r}.")
-        if (found := await _find_open(runtime, forge, base, head)) is not None:
+        if (found := await _find_open(runtime, forge, base, source, head)) is not None:
             return _describe(forge, found, existing=True)
         draft: bool = args.get("draft", False)
         title: str = args["title"]
-        content: dict[str, object] = {"title": title, "body": args.get("body", ""), "head": head, "base": base}
+        content: dict[str, object] = {"title": title, "body": args.get("body", ""), "base": base}
+        content["head"] = f"{source.owner}:{head}" if is_fork else head
         if forge.kind == "github":
             content["draft"] = draft
         elif draft and not title.lower().startswith(("wip:", "[wip]")):
@@ -150,11 +172,13 @@ class GitPullRequestTool(Tool):
         response = await _send(runtime, forge, "POST", forge.url("pulls"), content)
         if response.status == 201:
             return _describe(forge, _decode(forge, response), existing=False)
-        said = _explain(response)
-        if response.status in (409, 422) and "already exist" in said.lower():
-            if (found := await _find_open(runtime, forge, base, head)) is not None:  # made meanwhile
+        explanation = _explain(response)
+        if response.status in (409, 422) and "already exist" in explanation.lower():
+            if (found := await _find_open(runtime, forge, base, source, head)) is not None:  # made meanwhile
                 return _describe(forge, found, existing=True)
-            raise ToolError(f"{forge.kind} refused the pull request: {said}. Check it on the server.", kind="conflict")
+            raise ToolError(
+                f"{forge.kind} refused the pull request: {explanation}. Check it on the server.", kind="conflict"
+            )
         raise _make_error(forge, response, f"The pull request from {head!r} into {base!r}")
 
 
@@ -234,33 +258,37 @@ async def _send(runtime: Runtime, forge: _BoundForge, method: str, url: str, con
 async def _request(runtime: Runtime, forge: _BoundForge, method: str, url: str) -> Any:
     response = await _send(runtime, forge, method, url)
     if response.status != 200:
-        raise _make_error(forge, response, f"Repository {forge.owner}/{forge.name}")
+        raise _make_error(forge, response, f"Repository {forge.full_name}")
     return _decode(forge, response)
 
 
 async def _require_branch(runtime: Runtime, forge: _BoundForge, branch: str, argument: str, hint: str) -> None:
     response = await _send(runtime, forge, "GET", forge.url("branches", branch))
     if response.status == 404:
-        text = f"Branch {branch!r} in `{argument}` is not on {forge.kind} in {forge.owner}/{forge.name}. {hint}"
+        text = f"Branch {branch!r} in `{argument}` is not on {forge.kind} in {forge.full_name}. {hint}"
         raise ToolError(text, kind="invalid_input")
     if response.status != 200:
         raise _make_error(forge, response, f"Branch {branch!r}")
 
 
-async def _find_open(runtime: Runtime, forge: _BoundForge, base: str, head: str) -> Mapping[str, Any] | None:
-    """Return the open pull request of a branch into another, or None."""
+async def _find_open(
+    runtime: Runtime, forge: _BoundForge, base: str, source: _BoundForge, head: str
+) -> Mapping[str, Any] | None:
+    """Return the open pull request of a branch of ``source`` into a branch of ``forge``, or None."""
+    owners = {source.full_name.lower()}
+    if forge.is_same_repository(source):
+        owners.add("")  # some servers leave out the repository
     for page in range(1, _PAGES + 1):
         if forge.kind == "github":
-            url = forge.url("pulls", state="open", head=f"{forge.owner}:{head}", base=base, per_page=100, page=page)
+            url = forge.url("pulls", state="open", head=f"{source.owner}:{head}", base=base, per_page=100, page=page)
         else:
             url = forge.url("pulls", state="open", limit=50, page=page)
         items = _list(await _request(runtime, forge, "GET", url))
         for one in items:
             found = _object(one)
-            if _text(found, "head", "ref") == head and _text(found, "base", "ref") == base:
-                source = _text(found, "head", "repo", "full_name")
-                if source.lower() in ("", f"{forge.owner}/{forge.name}".lower()):
-                    return found
+            branches = _text(found, "head", "ref"), _text(found, "base", "ref")
+            if branches == (head, base) and _text(found, "head", "repo", "full_name").lower() in owners:
+                return found
         if len(items) < (100 if forge.kind == "github" else 50):
             return None
     return None
@@ -286,7 +314,7 @@ def _describe(forge: _BoundForge, found: Mapping[str, Any], *, existing: bool) -
     return {
         "number": found.get("number"),
         "url": _text(found, "html_url"),
-        "repository": f"{forge.owner}/{forge.name}",
+        "repository": forge.full_name,
         "title": title,
         "base": _text(found, "base", "ref"),
         "head": _text(found, "head", "ref"),
@@ -310,13 +338,13 @@ def _explain(response: HttpResponse) -> str:
     except (ValueError, RecursionError):
         return f"status {response.status}"
     further = [one if isinstance(one, str) else _text(one, "message") for one in _list(answer.get("errors"))]
-    said = "; ".join(part.rstrip(".") for part in (_text(answer, "message"), *further) if part)
-    return quote_excerpt(said, 300) if said else f"status {response.status}"
+    messages = "; ".join(part.rstrip(".") for part in (_text(answer, "message"), *further) if part)
+    return quote_excerpt(messages, 300) if messages else f"status {response.status}"
 
 
 def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> ToolError:
     """Return the error for an answer that is not the expected one."""
-    status, said, kind = response.status, _explain(response), forge.kind
+    status, explanation, kind = response.status, _explain(response), forge.kind
     wait = response.header("retry-after")
     if status == 429 or (status == 403 and (wait or response.header("x-ratelimit-remaining") == "0")):
         reset = response.header("x-ratelimit-reset")
@@ -324,10 +352,10 @@ def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> Too
         when = when or (f" The limit is reset at {quote_excerpt(reset, 40)} (Unix time)." if reset else "")
         return ToolError(f"{kind} allows no further request now.{when} Try again later.", kind="limit")
     if status == 401:
-        text = f'{kind} refused the token: {said}. Ask the user to renew {kind}_token under [tools."git.pr".config].'
+        text = f'{kind} refused the token: {explanation}. Ask the user to renew {kind}_token under [tools."git.pr".config].'
         return ToolError(text, kind="unavailable")
     if status == 403:
-        text = f"{kind} denied the request: {said}. Ask the user to give {kind}_token the right to open pull requests."
+        text = f"{kind} denied the request: {explanation}. Ask the user to give {kind}_token the right to open pull requests."
         return ToolError(text, kind="denied")
     if status == 404:
         text = f"{subject} was not found on {kind}, or its token cannot see it. Check the remote, or ask the user about {kind}_token."
@@ -335,8 +363,8 @@ def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> Too
     if 300 <= status < 400:
         text = f"{subject} has moved: {kind} redirects to another address. Ask the user to change the remote."
         return ToolError(text, kind="failed")
-    if status == 422 and "no commits between" in said.lower():
-        return ToolError(f"{subject} has no new commits: {said}. Commit and push first.", kind="invalid_input")
+    if status == 422 and "no commits between" in explanation.lower():
+        return ToolError(f"{subject} has no new commits: {explanation}. Commit and push first.", kind="invalid_input")
     if status in (400, 409, 422):
-        return ToolError(f"{subject} was refused by {kind}: {said}. Change the arguments.", kind="invalid_input")
-    return ToolError(f"{kind} answered with status {status}: {said}. Try again later.", kind="backend")
+        return ToolError(f"{subject} was refused by {kind}: {explanation}. Change the arguments.", kind="invalid_input")
+    return ToolError(f"{kind} answered with status {status}: {explanation}. Try again later.", kind="backend")

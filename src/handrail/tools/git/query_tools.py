@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime, find_meant_path, find_meant_paths
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git import git_output_parsers
@@ -26,10 +26,8 @@ from handrail.tools.git.git_repository import (
     GitCommandError,
     GitRepository,
     check_revision,
-    check_single_commit,
     decode_git_output,
-    find_meant_path,
-    find_meant_paths,
+    name_commit,
     open_repository,
     parse_git_output,
     run_in_thread_if_many,
@@ -228,7 +226,7 @@ class GitBlameTool(Tool):
         repository = await open_repository(runtime, folder or ("/" if path.startswith("/") else "."))
         first, count = args.get("first", 1), args.get("count", 300)
         words = ["blame", "--porcelain", "--no-textconv", "--no-progress", "-L", f"{first},+{count + 1}"]
-        words += [check_single_commit(args["ref"])] if "ref" in args else []
+        words += [name_commit(args["ref"])] if "ref" in args else []
         try:
             output = await repository.read_git_output(*words, "--", f"./{repository.to_work_tree_path(path)}")
         except GitCommandError as error:
@@ -420,7 +418,7 @@ class GitDiffTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         staged, base, to = args.get("staged", False), args.get("from"), args.get("to")
         repository = await open_repository(runtime, args.get("repository", "."))
-        ends = [check_single_commit(end) for end in (base, to) if end is not None]
+        ends = [name_commit(end) for end in (base, to) if end is not None]
         found = await make_diff_data(
             repository,
             ["--cached", *ends] if staged else ends,
@@ -464,12 +462,13 @@ class GitShowTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."))
-        ref = check_single_commit(args.get("ref", "HEAD"))
+        ref = args.get("ref", "HEAD")
+        commit_name = name_commit(ref)
         if "file" in args:
             return await _file_data(repository, ref, args["file"])
         words = ("log", "-z", "--max-count=1", "--no-color", "--no-show-signature", "--no-notes", "--decorate=short")
         found = await repository.parse_command_output(
-            git_output_parsers.parse_commits, *words, f"--format={git_output_parsers.COMMIT}", ref, "--"
+            git_output_parsers.parse_commits, *words, f"--format={git_output_parsers.COMMIT}", commit_name, "--"
         )
         if not found:
             raise ToolError(f"`ref` is not a commit: {ref}. Pass a commit, branch or tag.", kind="invalid_input")
@@ -483,7 +482,7 @@ class GitShowTool(Tool):
 
 async def _file_data(repository: GitRepository, ref: str, path: str) -> dict[str, Any]:
     inner = repository.to_work_tree_path(await find_meant_path(repository.runtime, path))
-    at = f"{ref}:{'' if inner == '.' else inner}"
+    at = f"{name_commit(ref)}:{'' if inner == '.' else inner}"
     kind = decode_git_output(await repository.read_git_output("cat-file", "-t", at)).strip()
     if kind != "blob":
         what = "a folder" if kind == "tree" else f"a {kind}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import git_server_command_option
-from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.services.tool_runtime import Runtime, find_meant_path, resolve_tool_path
 from handrail.contract.text.neutralisation import escape_terminal_controls, restore_path
 from handrail.contract.tool.requires import NetRequires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
@@ -18,7 +18,6 @@ from handrail.tools.git.git_output_parsers import FOLDER, WRITES_CONFIG
 from handrail.tools.git.git_repository import (
     GitRepository,
     decode_git_output,
-    find_meant_path,
     get_transport_kind,
     is_beneath,
     is_same_web_url,
@@ -26,7 +25,6 @@ from handrail.tools.git.git_repository import (
     make_git_error,
     open_repository,
     parse_web_url,
-    resolve_tool_path,
     run_git_unchecked,
     strip_url_credentials,
 )

@@ -7,8 +7,6 @@ import contextlib
 import os
 import ssl
 from collections.abc import Iterable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -16,9 +14,10 @@ import httpcore2
 import httpx2
 
 from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.contract.text.host_names import parse_host
 from handrail.sandbox.network.egress_check import EgressCheck
-from handrail.upstream.network_route import DIRECT_ROUTE, NetworkRoute, check_authorities
+from handrail.sandbox.network.trusted_authorities import load_trusted_authorities
 from handrail.upstream.oauth_sign_in import SignInRequired
 
 CONNECT_S = 30.0
@@ -208,25 +207,6 @@ class _EgressTransport(httpx2.AsyncHTTPTransport):
             await transport.aclose()
 
 
-@lru_cache(maxsize=4)
-def load_trusted_authorities(ca_file: str = "") -> ssl.SSLContext:
-    """Return the trusted authorities: those of the system, and those of a file.
-
-    :raises UsageError: if the file cannot be used
-    """
-    context = ssl.create_default_context()
-    if ca_file:
-        path = str(Path(ca_file).expanduser())
-        check_authorities(path)
-        try:
-            context.load_verify_locations(path)
-        except (ssl.SSLError, OSError) as error:
-            raise UsageError(
-                f"The `ca_file` of [mcp] is not valid: {path}: {error}. Give a file in PEM format."
-            ) from None
-    return context
-
-
 def make_checked_http_client(
     egress: EgressCheck, auth: httpx2.Auth | None = None, route: NetworkRoute = DIRECT_ROUTE
 ) -> httpx2.AsyncClient:
@@ -271,7 +251,7 @@ def describe_http_error(error: Exception) -> str:
 def _hint_for(text: str) -> str:
     """Return what an operator can do about a connection that failed."""
     if "certificate cannot be trusted" in text:
-        return ". If your network has its own certificate authority, set ca_file under [mcp]"
+        return ". If your network has its own certificate authority, set ca_file under [network]"
     if "could not be resolved" in text and any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy")):
-        return '. HTTPS_PROXY is set; to use it, set proxy = "environment" under [mcp]'
+        return '. HTTPS_PROXY is set; to use it, set proxy = "environment" under [network]'
     return ""

@@ -20,6 +20,7 @@ from urllib.parse import urljoin
 
 import httpx2
 
+from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.contract.text.host_names import parse_url
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck, HostGate
@@ -42,7 +43,6 @@ from handrail.upstream.client.upstream_session import (
     TransportCallbacks,
     UpstreamConnectionLost,
 )
-from handrail.upstream.network_route import DIRECT_ROUTE, NetworkRoute
 from handrail.upstream.oauth_sign_in import SignInPrompt, SignInRequired, UpstreamSignIn
 from handrail.upstream.server_definition import ServerDefinition
 
@@ -180,9 +180,9 @@ class StreamableHttpTransport:
                 "POST", self._url, content=encode_message(message), headers=self._make_request_headers()
             ) as response:
                 if self._session and response.status_code >= 400:
-                    said = await _read_error_body(response)
-                    if _is_about_ended_session(response.status_code, said):
-                        self._ears.on_connection_lost(_make_session_error(response.status_code, said))
+                    error_body = await _read_error_body(response)
+                    if _is_about_ended_session(response.status_code, error_body):
+                        self._ears.on_connection_lost(_make_session_error(response.status_code, error_body))
         except (httpx2.HTTPError, SignInRequired) as error:
             raise UpstreamConnectionLost(describe_http_error(error)) from None
 
@@ -227,12 +227,12 @@ class StreamableHttpTransport:
                 number, RpcError(-32600, "the server's answer has a content coding that was not requested")
             )
         elif status >= 300 or status == 202:
-            said = await _read_error_body(response)
-            if self._session and _is_about_ended_session(status, said):
-                ears.on_request_failed(number, _make_session_error(status, said))
-                ears.on_connection_lost(_make_session_error(status, said))
+            error_body = await _read_error_body(response)
+            if self._session and _is_about_ended_session(status, error_body):
+                ears.on_request_failed(number, _make_session_error(status, error_body))
+                ears.on_connection_lost(_make_session_error(status, error_body))
             else:
-                ears.on_request_failed(number, _response_error(response, said))
+                ears.on_request_failed(number, _response_error(response, error_body))
         elif kind == "text/event-stream":
             await self._read_stream(number, response)
         elif kind in ("", "text/plain") or kind.endswith("json"):
@@ -363,25 +363,25 @@ async def read_limited_body(response: httpx2.Response, handler: TransportCallbac
 
 async def _read_error_body(response: httpx2.Response) -> bytes:
     """Return the body of a response without an answer, cut at the limit of a message."""
-    said = bytearray()
+    body = bytearray()
     async for piece in response.aiter_raw():
-        said += piece
-        if len(said) > MAX_MESSAGE_BYTES:
+        body += piece
+        if len(body) > MAX_MESSAGE_BYTES:
             break
-    return bytes(said)
+    return bytes(body)
 
 
-def _is_about_ended_session(status: int, said: bytes) -> bool:
+def _is_about_ended_session(status: int, error_body: bytes) -> bool:
     """Return whether a refusal means that the server no longer knows the session.
 
     The protocol demands 404. Many servers answer 400 or another status, with a text about sessions.
     """
-    return status in (404, 410) or (status in _SESSION_STATUSES and b"session" in said[:_MAX_ERROR_BYTES].lower())
+    return status in (404, 410) or (status in _SESSION_STATUSES and b"session" in error_body[:_MAX_ERROR_BYTES].lower())
 
 
-def _make_session_error(status: int, said: bytes) -> UpstreamConnectionLost:
+def _make_session_error(status: int, error_body: bytes) -> UpstreamConnectionLost:
     text = f"the server has forgotten the session ({status})"
-    for message in parse_json_rpc_messages(said):
+    for message in parse_json_rpc_messages(error_body):
         if isinstance(error := message.get("error"), dict) and (
             words := str(cast("dict[str, Any]", error).get("message", ""))[:300]
         ):
@@ -389,12 +389,12 @@ def _make_session_error(status: int, said: bytes) -> UpstreamConnectionLost:
     return UpstreamConnectionLost(text, forgotten=True)
 
 
-def _response_error(response: httpx2.Response, said: bytes) -> Exception:
+def _response_error(response: httpx2.Response, error_body: bytes) -> Exception:
     """Return the error for a response without an answer, from its body or its status."""
     status = response.status_code
     if status == 202:
         return RpcError(-32600, "the server accepted a request as a notification (202)")
-    for message in parse_json_rpc_messages(said):
+    for message in parse_json_rpc_messages(error_body):
         error: Any = message.get("error")
         if isinstance(error, dict) and isinstance(error.get("code"), int):  # pyright: ignore[reportUnknownMemberType]
             return RpcError(error["code"], str(error.get("message", ""))[:4000], error.get("data"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]

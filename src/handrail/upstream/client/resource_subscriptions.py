@@ -64,9 +64,9 @@ class ServerResourceSubscriptions:
 
     def notify_subscribers(self, uri: str) -> None:
         """Notify the subscribers of a resource, or of a folder that has it."""
-        for wanted, told in tuple(self._told.items()):
+        for wanted, notified_uris in tuple(self._told.items()):
             if uri == wanted or uri.startswith(wanted.rstrip("/") + "/"):
-                for tell in tuple(told):
+                for tell in tuple(notified_uris):
                     tell(uri)
 
     async def subscribe_resource(self, uri: str, callback: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
-from handrail.registry.sources.executable_tools import cut_to_tail, describe_exit
+from handrail.registry.sources.executable_tools import describe_exit, keep_output_tail
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 from handrail.upstream.client.json_rpc_messages import (
     Message,
@@ -37,6 +37,7 @@ MAX_INVALID_LINES = 10_000
 _MOST_SHOWN = 8
 _READ_BYTES = 1 << 16
 _EDGE_BYTES = 256
+_HEADER = re.compile(rb"(?i)\Acontent-(?:length\s*:\s*(\d{1,15})|type\s*:.*)\s*\Z")
 _LEADING_ID = re.compile(rb'\A\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\b')
 _TRAILING_ID = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*\}\s*\Z')
 
@@ -55,6 +56,12 @@ class StdioTransport:
         self._reader: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._garbage = 0
+        self._announced: int | None = None
+        """The length in the headers that are being read."""
+        self._body_bytes: int | None = None
+        """The length of the message that comes next, if headers came before it."""
+        self.has_output = False
+        """Whether the program has written anything to its stdout."""
         self._closed = False
         self._calls = 0
         self._beginning = asyncio.Lock()
@@ -119,13 +126,17 @@ class StdioTransport:
                 await self._reader
 
     async def _read_messages(self, process: Process, handler: TransportCallbacks) -> None:
-        """Read lines until the end of the program, keeping at most one message in memory."""
+        """Read lines until the end of the program, keeping at most one message in memory.
+
+        A message after a ``Content-Length`` header, as language servers have it, needs no line break at its end.
+        """
         kept = bytearray()
         skipping = False
         try:
             while piece := await process.read(_READ_BYTES):
+                self.has_output = True
                 at = 0
-                while (end := piece.find(b"\n", at)) >= 0:
+                while (end := self._find_end(piece, at, len(kept))) >= 0:
                     if skipping:
                         kept += piece[max(at, end - _EDGE_BYTES) : end]
                         self._too_long(handler, bytes(kept))
@@ -136,7 +147,7 @@ class StdioTransport:
                     else:
                         self._line(handler, piece[at:end])
                     kept.clear()
-                    at = end + 1
+                    at = end + 1 if piece.startswith(b"\n", end) else end
                 rest = piece[at:]
                 if skipping:
                     kept[_EDGE_BYTES:] = (bytes(kept[_EDGE_BYTES:]) + rest)[-_EDGE_BYTES:]
@@ -157,11 +168,25 @@ class StdioTransport:
         except ToolError as error:
             handler.on_connection_lost(UpstreamConnectionLost(error.text))
 
+    def _find_end(self, piece: bytes, at: int, before: int) -> int:
+        """Return where the line or the message from ``at`` ends, or -1. ``before`` bytes of it were read earlier."""
+        if self._body_bytes is None:
+            return piece.find(b"\n", at)
+        end = at + self._body_bytes - before
+        return end if end <= len(piece) else -1
+
     def _line(self, ears: TransportCallbacks, line: bytes) -> None:
         if len(line) > MAX_MESSAGE_BYTES:
             self._too_long(ears, line[:_EDGE_BYTES] + line[-_EDGE_BYTES:])
             return
+        announced, self._announced, self._body_bytes = self._announced, None, None
         if not line.strip():
+            self._body_bytes = announced
+            return
+        if (header := _HEADER.match(line)) is not None:
+            self._announced = int(header[1]) if header[1] else announced
+            if self._announced is not None and self._announced > MAX_MESSAGE_BYTES:
+                self._announced = None
             return
         messages = parse_json_rpc_messages(line)
         for message in messages:
@@ -183,7 +208,7 @@ class StdioTransport:
         """Return how a program ended that closed its stdout."""
         try:
             async with asyncio.timeout(GRACE_S):
-                said = describe_exit(await process.wait())
+                exit_text = describe_exit(await process.wait())
         except TimeoutError:
             return "the program closed its stdout"
         except ToolError as error:
@@ -192,7 +217,7 @@ class StdioTransport:
         remedies = [
             f"; {path} exists but is not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
         ]
-        return f"{said}; stderr: {errors}{''.join(remedies)}" if errors else said
+        return f"{exit_text}; stderr: {errors}{''.join(remedies)}" if errors else exit_text
 
 
 def _find_id(edges: bytes) -> int | None:
@@ -228,4 +253,4 @@ async def _errors_of(process: Process) -> str:
         _, errors, _ = await process.communicate(b"", 0)
     except ToolError:
         return ""
-    return cut_to_tail(bytearray(errors))
+    return keep_output_tail(bytearray(errors))

@@ -101,7 +101,8 @@ async def answer_input_requests(
         asks[key] = ClientRequest(cast("ClientMethod", method), given, name)
     if runtime is None:
         raise ToolError(
-            f"MCP server {name} requested input outside a tool call. The request was rejected.", kind="unavailable"
+            f"MCP server {name} requested input outside a tool call, so the request was rejected. Continue without it.",
+            kind="unavailable",
         )
     return dict(await runtime.client.send_requests(asks))
 
@@ -241,12 +242,16 @@ async def _wait_until_done(
     updates: _TaskUpdates,
 ) -> dict[str, Any]:
     answered: set[str] = set()
-    told = ""
+    last_message = ""
     while True:
-        said = await updates.wait_for_next_state(task.get("pollIntervalMs"))
-        task = said if said is not None else await conversation.request("tasks/get", {"taskId": task_id}, runtime)
+        next_state = await updates.wait_for_next_state(task.get("pollIntervalMs"))
+        task = (
+            next_state
+            if next_state is not None
+            else await conversation.request("tasks/get", {"taskId": task_id}, runtime)
+        )
         message = task.get("statusMessage")
-        told = _report_progress(message, told, runtime)
+        last_message = _report_progress(message, last_message, runtime)
         match task.get("status"):
             case "working":
                 updates.subscribe_to_task()
@@ -263,7 +268,7 @@ async def _wait_until_done(
                 raise _task_error(_object(task.get("error")), message)
             case "cancelled":
                 raise ToolError(
-                    f"MCP server {conversation.name} cancelled the task: {told or 'no reason given'}. Try again, "
+                    f"MCP server {conversation.name} cancelled the task: {last_message or 'no reason given'}. Try again, "
                     "or continue without it."
                 )
             case other:
@@ -274,10 +279,10 @@ async def _wait_until_done(
                 )
 
 
-def _report_progress(message: object, told: str, runtime: Runtime | None) -> str:
+def _report_progress(message: object, last_message: str, runtime: Runtime | None) -> str:
     """Report a new status message of a task to its call, and return the message reported last."""
-    if runtime is None or not isinstance(message, str) or message in ("", told):
-        return told
+    if runtime is None or not isinstance(message, str) or message in ("", last_message):
+        return last_message
     runtime.report_progress(message)
     return message
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientMethod, ClientRequest
+from handrail.contract.struct import Struct, field
 from handrail.upstream.client.json_rpc_messages import Message
 from handrail.upstream.server_definition import CAPABILITY_BY_GRANT
 
@@ -166,8 +166,7 @@ GRANT_BY_METHOD: Mapping[str, str] = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class _PendingServerRequest:
+class _PendingServerRequest(Struct, eq=False):
     answer: asyncio.Future[dict[str, Any]]
     runtime: Runtime | None
     acknowledged: asyncio.Event | None = None
@@ -175,8 +174,7 @@ class _PendingServerRequest:
     server_requests: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamSessionCallbacks:
+class UpstreamSessionCallbacks(Struct, frozen=True):
     """The callbacks of a session to its owner. They must not block.
 
     :param on_list_changed: called when one of the server's lists has changed
@@ -507,8 +505,8 @@ class UpstreamSession:
             return
         whole = cast("float", total) if _is_number(total) and cast("float", total) > 0 else None
         share = None if whole is None else min(1.0, max(0.0, cast("float", done) / whole))
-        said = text if isinstance(text, str) else ""
-        pending.runtime.report_progress(said, fraction=share, done=cast("float", done), total=whole)
+        message = text if isinstance(text, str) else ""
+        pending.runtime.report_progress(message, fraction=share, done=cast("float", done), total=whole)
 
     def _handle_log(self, params: dict[str, Any], related: int | None) -> None:
         pending = self._find_related_call(params, related)

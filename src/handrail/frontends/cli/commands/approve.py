@@ -90,7 +90,7 @@ def command(
     only_list, request_id = request_id == "list", None if request_id == "list" else request_id
     given = _has_answer(choice, message, arguments, answers)
     if given and request_id is None:
-        raise click.UsageError("The ID of the request is missing. For example: handrail approve ID --once")
+        raise click.UsageError("The ID of the request is missing. Pass it, as in: handrail approve ID --once")
     if revoke is not None:
         return run_on_event_loop(lambda _: _revoke(setting, revoke))
     if rules_only:
@@ -111,12 +111,16 @@ def _has_answer(choice: str | None, message: str, arguments: str | None, answers
     """
     if arguments is not None and choice not in (None, "once"):
         raise click.UsageError(
-            "`--arguments` is allowed only with `--once`, because a stored rule applies to the shown arguments."
+            f"`--arguments` cannot be combined with `{choice}`: a stored rule applies to the shown arguments. Pass `--once`."
         )
     if answers and (choice is not None or arguments is not None):
-        raise click.UsageError("`--answer` is for questions and cannot be combined with options for approvals.")
+        raise click.UsageError(
+            "`--answer` is for questions, and `--once` and `--arguments` are for approvals. Pass only one kind."
+        )
     if message and choice not in ("reject", "reject-always", "stop"):
-        raise click.UsageError("`--message` requires `--reject`, `--reject-always` or `--stop-session`.")
+        raise click.UsageError(
+            "`--message` is only for rejections. Add `--reject`, `--reject-always` or `--stop-session`."
+        )
     return choice is not None or arguments is not None or bool(answers)
 
 
@@ -240,13 +244,13 @@ def _describe_askers(setting: CommandOptions, rows: Sequence[Approval]) -> dict[
     if not rows:
         return {}
     with open_sessions_and_log(setting) as (reader, log):
-        told: dict[str, str] = {}
+        descriptions: dict[str, str] = {}
         for session_id in {row.request.session_id for row in rows}:
             if (facts := reader.get(session_id)) is not None:
                 opener = next(reversed(log.list_openers(session_id)), None)
                 client = facts.frontend if opener is None else str(opener)
-                told[session_id] = f"agent {facts.agent} of session {session_id}, in {client}"
-    return told
+                descriptions[session_id] = f"agent {facts.agent} of session {session_id}, in {client}"
+    return descriptions
 
 
 def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
@@ -338,8 +342,8 @@ async def _show(row: Approval, workspace: str, place: str, agents: Mapping[str, 
         print_request(view, request, changes, place=place, asker=agents.get(request.session_id, ""))
         for options, verb, rule in _stored_rules(request):
             view.print_text((options, "bold"), f" {verb} the rule  {to_one_line(rule)}", indent="  ", further="      ")
-    told = f"session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}"
-    view.print_text((told, "dim"), indent="  ", further="    ")
+    heading = f"session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}"
+    view.print_text((heading, "dim"), indent="  ", further="    ")
     view.write_line()
 
 

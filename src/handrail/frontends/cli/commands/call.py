@@ -50,12 +50,16 @@ def command(setting: CommandOptions, tool: str | None, arguments: str | None, wa
     """
     if resume is not None:
         if tool is not None:
-            raise click.UsageError("`--resume` cannot be combined with TOOL, because it resumes the call as proposed.")
+            raise click.UsageError(
+                f"TOOL {tool!r} cannot be combined with `--resume`, which resumes the call as proposed. Leave TOOL out."
+            )
         return run_on_event_loop(
             lambda interruption: _resume(use_request_agent(setting, resume), resume, interruption, wait=wait)
         )
     if tool is None:
-        raise click.UsageError("TOOL is missing: handrail call TOOL [JSON]. `handrail tools` lists the tools.")
+        raise click.UsageError(
+            "TOOL is missing. Pass it, as in: handrail call TOOL [JSON]. `handrail tools` lists the tools."
+        )
     text = read_json_argument("{}" if arguments is None else arguments)
     return run_on_event_loop(lambda interruption: _call(setting, tool, text, interruption, wait=wait))
 

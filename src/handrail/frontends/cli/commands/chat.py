@@ -132,8 +132,10 @@ class ChatConversation:
     def introduce(self, model: str, *, resumed: bool) -> None:
         """Print what the user talks with."""
         view = TerminalRenderer(sys.stderr)
-        told = f"  {model}, mode {self._session.mode}, session {self._session.id}{' (resumed)' if resumed else ''}"
-        view.print_text(("handrail chat", "bold"), (told, "dim"), further="  ")
+        introduction = (
+            f"  {model}, mode {self._session.mode}, session {self._session.id}{' (resumed)' if resumed else ''}"
+        )
+        view.print_text(("handrail chat", "bold"), (introduction, "dim"), further="  ")
         view.print_text(("/help shows the commands. Ctrl-C interrupts a turn, Ctrl-D leaves.", "dim"))
         sys.stderr.flush()
 
@@ -203,8 +205,8 @@ class ChatConversation:
         widest = max(map(len, HELP))
         for name, effect in HELP.items():
             view.print_text((name.ljust(widest), "bold"), f"  {effect}", indent="  ", further=" " * (widest + 4))
-        told = "End a line with \\ to continue it. Pasted lines are one message. // begins a text with a slash."
-        view.print_text((told, "dim"), indent="  ", further="  ")
+        help_line = "End a line with \\ to continue it. Pasted lines are one message. // begins a text with a slash."
+        view.print_text((help_line, "dim"), indent="  ", further="  ")
         sys.stderr.flush()
 
     def _set_mode(self, mode: str) -> None:

@@ -127,5 +127,5 @@ def _print_outcomes(outcomes: list[CheckOutcome]) -> None:
     for one in outcomes:
         mark, colour = OUTCOMES[one.state]
         detail = f": {one.detail}" if one.detail else ""
-        told = f"  {one.name.ljust(names)}  {one.state}{detail}"
-        view.print_text((f"{mark} ", colour), (one.group.ljust(groups), "bold"), told, further="    ")
+        line = f"  {one.name.ljust(names)}  {one.state}{detail}"
+        view.print_text((f"{mark} ", colour), (one.group.ljust(groups), "bold"), line, further="    ")

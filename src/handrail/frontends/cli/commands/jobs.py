@@ -60,17 +60,23 @@ def command(
     goes_with = {"--lines": "read", "--follow": "read", "--timeout": "wait", "--session": "list"}
     for option, belongs in goes_with.items():
         if given[option] is not None and action != belongs:
-            raise click.UsageError(f"`{option}` is an option of `handrail jobs {belongs}`, not of `{action}`.")
+            raise click.UsageError(
+                f"`{option}` is an option of `handrail jobs {belongs}`, not of `{action}`. Leave it out."
+            )
     if running and action != "list":
-        raise click.UsageError(f"`--running` is an option of `handrail jobs list`, not of `{action}`.")
+        raise click.UsageError(f"`--running` is an option of `handrail jobs list`, not of `{action}`. Leave it out.")
     if action == "list":
         if job_id is not None:
-            raise click.UsageError("`list` takes no ID. To see the output of a job: handrail jobs read ID")
+            raise click.UsageError(
+                f"`list` takes no ID, and got {job_id!r}. To see the output of a job, run: handrail jobs read ID"
+            )
         return run_on_event_loop(lambda _: _list(setting, session_id, running=running))
     if action == "background":
         return run_on_event_loop(lambda _: _move_to_background(setting, job_id))
     if job_id is None:
-        raise click.UsageError(f"The job ID is missing: handrail jobs {action} ID. `handrail jobs` lists the jobs.")
+        raise click.UsageError(
+            f"The job ID is missing. Pass it, as in: handrail jobs {action} ID. `handrail jobs` lists the jobs."
+        )
     return run_on_event_loop(lambda _: _run_action(setting, action, job_id, lines, timeout, follow=follow))
 
 

@@ -91,12 +91,14 @@ def command(
 
     if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
         raise click.UsageError(
-            "`--before`, `--dry-run` and `--yes` require `purge`: handrail log purge --before DAYS|DATE"
+            "`--before`, `--dry-run` and `--yes` are options of `purge`. Run: handrail log purge --before DAYS|DATE"
         )
     _check_head(action, head)
     if action == "purge":
         if call is not None or records:
-            raise click.UsageError("`purge` accepts `--before` and `--session`, but not `--call` or `--records`.")
+            raise click.UsageError(
+                "`--call` and `--records` are not options of `purge`. Select with `--before` or `--session`."
+            )
         return run_log_purge(setting, before, session, dry_run=dry_run, yes=yes)
     if action == "acknowledge":
         return run_log_acknowledge(setting, yes=yes)
@@ -112,7 +114,7 @@ def command(
 
 def _check_head(action: str | None, head: str | None) -> None:
     if action != "verify" and head is not None:
-        raise click.UsageError("`--head` requires `verify`: handrail log verify --head HASH")
+        raise click.UsageError("`--head` is an option of `verify`. Run: handrail log verify --head HASH")
     if head is not None and not _HASH.fullmatch(head):
         raise click.UsageError(
             f"Invalid value for `--head`: {head!r}. Expected the 64 hexadecimal digits from `handrail log verify`."
@@ -216,8 +218,8 @@ def _show_calls(
 def _print_session(view: TerminalRenderer, reader: LogReader, session_id: str, opener: SessionOpener | None) -> None:
     """Print the head of the calls of one session: its client, its agent, and what its models used."""
     opener = opener or next(reversed(reader.list_openers(session_id)), None)
-    told = "" if opener is None else f"  {opener}, agent {opener.agent}, mode {opener.mode}"
-    view.print_text((session_id, "bold cyan"), told, further="    ")
+    session_text = "" if opener is None else f"  {opener}, agent {opener.agent}, mode {opener.mode}"
+    view.print_text((session_id, "bold cyan"), session_text, further="    ")
     for used in reader.read_usage(session_id):
         view.print_text((str(used), "dim"), indent="  ", further="    ")
 
@@ -257,7 +259,7 @@ def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
     body = row.body or {}
     name, about = row.kind, "redacted"
     if row.kind == "instructions-read":
-        name, about = "instructions", ", ".join(map(_reading_hint, body.get("files") or ()))
+        name, about = "instructions", ", ".join(map(_make_reading_hint, body.get("files") or ()))
     elif row.kind == "undone":
         calls = ", ".join(map(str, body.get("calls") or ()))
         name, about = f"undo {body.get('undo_id') or ''}".rstrip(), f"{body.get('path_count')} paths of {calls}"
@@ -276,7 +278,7 @@ def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
     )
 
 
-def _reading_hint(file: dict[str, Any]) -> str:
+def _make_reading_hint(file: dict[str, Any]) -> str:
     how = f"sha256 {str(file.get('sha256'))[:12]}" if "sha256" in file else f"skipped: {file.get('skipped_by')}"
     return f"{file.get('path')} ({how})"
 

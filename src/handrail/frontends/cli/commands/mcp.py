@@ -161,13 +161,13 @@ def command(
     if (further := context.invoked_subcommand) is not None:
         given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
         if given:
-            raise click.UsageError(f"Options must follow the command: handrail mcp {further} …")
+            raise click.UsageError(f"Options must follow the command. Run: handrail mcp {further} …")
         return OUTPUT
     if not can_import_module("mcp"):
         raise click.UsageError("The MCP server requires the extra 'mcp'. Install it: pip install 'handrail[mcp]'")
     if address is None and (token_file or auth_server or public_url or scopes or origins):
         raise click.UsageError(
-            "`--token-file`, `--auth-server`, `--public-url`, `--scope` and `--allow-origin` require `--http`."
+            "`--token-file`, `--auth-server`, `--public-url`, `--scope` and `--allow-origin` work only over HTTP. Add `--http`."
         )
     with defer_garbage_collection() as started:
         from handrail.frontends.mcp.tool_listing import McpFrontendSettings

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
+from handrail.contract.struct import Struct, field
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, configuration_options
 from handrail.frontends.cli.commands.config import read_configuration
@@ -43,8 +44,7 @@ _SECRETS = "secrets"
 """The folder next to the configuration, with a file for each secret of an imported server."""
 
 
-@dataclass(slots=True)
-class ImportOutcome:
+class ImportOutcome(Struct):
     """The outcome of an import, by server name.
 
     :ivar installed: the package of each installed server
@@ -465,7 +465,7 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
         servers = {name: one for name, one in servers.items() if not names or name in names}
     else:
         workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
-        command = _own_command()
+        command = _get_own_command()
         args = (
             *command[1:],
             "mcp",
@@ -485,7 +485,7 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
     return ERROR if done.left_out or not servers else OUTPUT
 
 
-def _own_command() -> tuple[str, ...]:
+def _get_own_command() -> tuple[str, ...]:
     """Return the command that starts this very program, by its absolute path, since a client may have another PATH."""
     program = Path(sys.argv[0]).absolute()
     if program.name in ("handrail", "handrail.exe") and program.is_file():

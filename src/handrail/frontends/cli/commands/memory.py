@@ -70,7 +70,9 @@ def command(setting: CommandOptions, action: str, ids: tuple[str, ...], **flags:
     if ids and action in ("list", "export"):
         raise click.UsageError(f"`{action}` takes no ID. To see one fact: handrail memory show ID")
     if not ids and not flags["everything"] and action in ("show", "confirm", "forget"):
-        raise click.UsageError(f"The ID is missing: handrail memory {action} ID. `handrail memory` lists the facts.")
+        raise click.UsageError(
+            f"The ID is missing. Pass it, as in: handrail memory {action} ID. `handrail memory` lists the facts."
+        )
     with closing(KnowledgeStore(find_state_root(setting.state))) as knowledge:
         try:
             return _run(setting, knowledge, action, ids, flags)

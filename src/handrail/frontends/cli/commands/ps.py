@@ -89,8 +89,8 @@ def _print_workspace(view: TerminalRenderer, one: WorkspaceActivity) -> None:
 def _print_session(view: TerminalRenderer, session: SessionActivity) -> None:
     client = "unknown client" if session.opener is None else str(session.opener)
     above = f"  sub-agent of {session.parent_session}" if session.parent_session else ""
-    told = f"  {client}, agent {session.agent}, opened {format_age(session.opened_ns)}{above}"
-    view.print_text((session.id, "bold"), told, indent="  ", further="      ")
+    session_text = f"  {client}, agent {session.agent}, opened {format_age(session.opened_ns)}{above}"
+    view.print_text((session.id, "bold"), session_text, indent="  ", further="      ")
     if session.task:
         view.print_text(("task: ", "dim"), to_one_line(session.task), indent="    ", further="      ")
     for used in session.usage:
@@ -100,19 +100,19 @@ def _print_session(view: TerminalRenderer, session: SessionActivity) -> None:
 def _print_running_call(view: TerminalRenderer, call: CallActivity) -> None:
     since = format_age(call.since_ns).removesuffix(" ago")
     state = "runs" if call.is_running else "waits for locks"
-    told = ((call.call_id, "dim"), (state if since == "now" else f"{state} since {since}", "dim"))
+    parts = ((call.call_id, "dim"), (state if since == "now" else f"{state} since {since}", "dim"))
     mark = ("▸", "green") if call.is_running else ("·", "dim")
-    view.print_call(mark, call.tool or "?", call.arguments, *told, indent="    ")
+    view.print_call(mark, call.tool or "?", call.arguments, *parts, indent="    ")
 
 
 def _print_waiting(view: TerminalRenderer, approval_id: str, request: Any) -> None:
-    told = (("waits for approval", "yellow"), (f"handrail approve {approval_id}", "cyan"))
-    view.print_call(("?", "yellow"), request.tool_id, request.arguments, *told, indent="    ")
+    parts = (("waits for approval", "yellow"), (f"handrail approve {approval_id}", "cyan"))
+    view.print_call(("?", "yellow"), request.tool_id, request.arguments, *parts, indent="    ")
 
 
 def _print_job(view: TerminalRenderer, job_id: str, tool: str, summary: str, created_ns: int, state: str) -> None:
-    told = ((job_id, "dim"), (state, "dim"), (f"since {format_age(created_ns).removesuffix(' ago')}", "dim"))
-    view.print_call(("↻", "blue"), tool, {"summary": summary} if summary else None, *told, indent="    ")
+    parts = ((job_id, "dim"), (state, "dim"), (f"since {format_age(created_ns).removesuffix(' ago')}", "dim"))
+    view.print_call(("↻", "blue"), tool, {"summary": summary} if summary else None, *parts, indent="    ")
 
 
 def _activity_data(one: WorkspaceActivity) -> Mapping[str, Any]:

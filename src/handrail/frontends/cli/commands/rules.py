@@ -71,7 +71,7 @@ def command(setting: CommandOptions, name: str | None, share: str | None, unshar
 
 def _change_project(setting: CommandOptions, share: str | None, unshare: str | None, *, adopt: bool) -> int:
     """Change which folder the stored answers hold for, or whose answers hold here."""
-    from handrail.store.project_identity import adopt_folder, is_same_project, share_answers
+    from handrail.store.project_identity import adopt_folder, is_same_project, set_answer_sharing
     from handrail.store.state_folders import prepare_folders, resolve_workspace
 
     folders = prepare_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
@@ -82,7 +82,7 @@ def _change_project(setting: CommandOptions, share: str | None, unshare: str | N
     for text, shares in ((share, True), (unshare, False)):
         if text is not None:
             other = resolve_workspace(Path(text), allow_home=True) if shares else Path(os.path.realpath(text))
-            share_answers(folders, other, shares=shares)
+            set_answer_sharing(folders, other, shares=shares)
             how = "hold here too" if shares else "hold here no longer"
             print_escaped_line(f"The stored answers of {other} {how}.")
     return OUTPUT

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.struct import Struct
 from handrail.frontends.cli.command_group import AWAITING_APPROVAL, ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, call_options, model_options
 from handrail.frontends.cli.command_runner import (
@@ -73,7 +73,7 @@ def command(
         if task is None:
             raise click.UsageError("TASK is missing. Pass a task, or resume a session with `--resume`.")
         if compact:
-            raise click.UsageError("`--compact` requires a session: handrail run --resume ID --compact")
+            raise click.UsageError("`--compact` requires a session. Run: handrail run --resume ID --compact")
     if resume is not None:
         resume = find_resumable_session(setting, resume).id
     if before := resume or fork:
@@ -83,8 +83,7 @@ def command(
     return run_on_event_loop(lambda interruption: _run(setting, begin, asked, interruption))
 
 
-@dataclass(frozen=True, slots=True)
-class RunStart:
+class RunStart(Struct, frozen=True):
     """The start of a run.
 
     :param task: the task; None to continue where a session stopped

@@ -63,7 +63,7 @@ def command(
     log of the calls stays. Listing and showing work while Handrail runs.
     """
     if unused_for is not None and action != "close":
-        raise click.UsageError("`--unused-for` requires `close`: handrail sessions close --unused-for DAYS")
+        raise click.UsageError("`--unused-for` is an option of `close`. Run: handrail sessions close --unused-for DAYS")
     if action == "close" and not ids and unused_for is None:
         raise click.UsageError("The sessions to close are missing. Pass their IDs, or `--unused-for DAYS`.")
     named = _single_id(action, ids) if action in ("show", "fork") else ""
@@ -85,7 +85,7 @@ def command(
     except DatabaseNotCreated:
         if ids:
             raise click.UsageError(
-                f"Session {ids[0][:80]!r} does not exist. This workspace has no sessions yet."
+                f"Session {ids[0][:80]!r} does not exist. This workspace has no sessions yet. Start one with `handrail run`."
             ) from None
         _list(setting, [])
     return OUTPUT

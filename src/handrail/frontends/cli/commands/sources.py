@@ -69,11 +69,13 @@ def command(
     of a SOURCE, or to the named ones. A running kernel applies it in its next generation.
     """
     if known is not None and action != "approve":
-        raise click.UsageError("`--hash` requires `approve`: handrail sources approve SOURCE --hash HASH")
+        raise click.UsageError("`--hash` is an option of `approve`. Run: handrail sources approve SOURCE --hash HASH")
     if action in (None, "list"):
         return _list(setting)
     if source is None:
-        raise click.UsageError(f"SOURCE is missing: handrail sources {action} SOURCE. `handrail sources` lists them.")
+        raise click.UsageError(
+            f"SOURCE is missing. Pass it, as in: handrail sources {action} SOURCE. `handrail sources` lists them."
+        )
     if action == "review":
         return _review(setting, source, tools, whole=whole or bool(tools))
     full = whole or bool(tools)
@@ -261,7 +263,9 @@ def _unknown_source_error(source: str, known: Collection[str]) -> click.UsageErr
 
 def _check_source_has_tools(source: str, tools: Sequence[str], ids: Collection[str]) -> None:
     if unknown := [tool_id for tool_id in tools if tool_id not in ids]:
-        raise click.UsageError(f"{source} has no tool {unknown[0]!r}. Its tools are: {', '.join(ids) or 'none'}.")
+        raise click.UsageError(
+            f"{source} has no tool {unknown[0]!r}. Pass another ID. Its tools are: {', '.join(ids) or 'none'}."
+        )
 
 
 def _by_source(generation: Generation) -> dict[str, dict[str, ToolEntry]]:

@@ -69,9 +69,11 @@ def command(setting: CommandOptions, action: str | None, values: tuple[str, ...]
         case "adopt":
             return _adopt(setting, _at_most_one(values, "KEY"), dry_run=flags["dry_run"], yes=flags["yes"])
         case "backup":
-            return _back_up(setting, _exactly_one(values, "backup"))
+            return _back_up(setting, _require_single_workspace(values, "backup"))
         case "restore":
-            return _restore(setting, _exactly_one(values, "restore"), replace=flags["replace"], yes=flags["yes"])
+            return _restore(
+                setting, _require_single_workspace(values, "restore"), replace=flags["replace"], yes=flags["yes"]
+            )
         case "export":
             return _export(setting, values, flags["out"])
         case "remove":
@@ -99,11 +101,11 @@ def _at_most_one(values: tuple[str, ...], name: str) -> str | None:
     return values[0] if values else None
 
 
-def _exactly_one(values: tuple[str, ...], action: str) -> Path:
+def _require_single_workspace(values: tuple[str, ...], action: str) -> Path:
     from pathlib import Path
 
     if (value := _at_most_one(values, "FOLDER")) is None:
-        raise click.UsageError(f"The folder is missing: handrail state {action} FOLDER")
+        raise click.UsageError(f"The folder is missing. Pass it, as in: handrail state {action} FOLDER")
     return Path(value).expanduser()
 
 
@@ -344,11 +346,11 @@ def _print_states(setting: CommandOptions, kept: Sequence[StateInventoryEntry]) 
     if not kept:
         print_note("No state is stored yet.")
         return
-    rows = [(one.key, format_bytes(one.size_bytes), _last_used(one), _about(one)) for one in kept]
+    rows = [(one.key, format_bytes(one.size_bytes), _last_used(one), _describe_state_entry(one)) for one in kept]
     TerminalRenderer().print_table(("KEY", "SIZE", "LAST USED", "WORKSPACE"), rows, right=(1,))
 
 
-def _about(one: StateInventoryEntry) -> str:
+def _describe_state_entry(one: StateInventoryEntry) -> str:
     from handrail.store.state_inventory import MEMORY, USER_DATA
 
     if one.key == USER_DATA:

@@ -102,9 +102,14 @@ def _show_tools(
     for entry in entries:
         style = "dim" * (entry.unavailable_reason is not None)
         name, status = f"bold {style}".strip(), statuses[entry.id].status
-        row = (entry.spec.id, name), (status, style), (view.status_of(entry), style), (entry.spec.side_effect, style)
-        about = (_about(entry, statuses[entry.id]), style)
-        groups.setdefault(view.category_of_any_tool(entry), []).append((*row, about))
+        row = (
+            (entry.spec.id, name),
+            (status, style),
+            (view.get_tool_status(entry), style),
+            (entry.spec.side_effect, style),
+        )
+        about = (_describe_tool(entry, statuses[entry.id]), style)
+        groups.setdefault(view.find_category_of_tool(entry), []).append((*row, about))
     titles = {name: f"{name} ({len(rows)})" for name, rows in groups.items()}
     ordered = sorted(groups, key=lambda name: name != "core")
     head = ("TOOL", "STATUS", "LOADING", "EFFECT", "DESCRIPTION")
@@ -117,7 +122,7 @@ def _status(entry: ToolEntry) -> ToolStatus:
     return ToolStatus(entry.id, entry.status, entry.unavailable_reason or "", entry.source)
 
 
-def _about(entry: ToolEntry, status: ToolStatus) -> str:
+def _describe_tool(entry: ToolEntry, status: ToolStatus) -> str:
     """Return why a tool is not ready, or what it does, and where it comes from."""
     if entry.unavailable_reason is not None:
         return f"unavailable: {entry.unavailable_reason}"
@@ -132,10 +137,10 @@ def _entries_in_category(name: str, entries: list[ToolEntry], view: CatalogView)
     """
     from handrail.contract.errors import UsageError
 
-    there = sorted({*(view.category_of_any_tool(entry) for entry in entries), *view.empty_categories})
+    there = sorted({*(view.find_category_of_tool(entry) for entry in entries), *view.empty_categories})
     if name not in there:
-        raise UsageError(f"Category {name!r} does not exist. The categories are: {', '.join(there)}.")
-    return [entry for entry in entries if view.category_of_any_tool(entry) == name]
+        raise UsageError(f"Category {name!r} does not exist. Pass one of: {', '.join(there)}.")
+    return [entry for entry in entries if view.find_category_of_tool(entry) == name]
 
 
 def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[str, object]:
@@ -145,8 +150,8 @@ def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[
         "status": status.status,
         "reason": status.reason or None,
         "answered_by": None if behind is None else behind.id,
-        "category": view.category_of_any_tool(entry),
-        "view": view.status_of(entry),
+        "category": view.find_category_of_tool(entry),
+        "view": view.get_tool_status(entry),
         "source": entry.source,
         "unavailable": entry.unavailable_reason,
         "definition_hash": entry.definition_hash,
@@ -194,18 +199,18 @@ def print_costs(costs: CatalogTokenCosts) -> None:
 
 
 def _share_row(one: GroupTokenCost, whole: int) -> tuple[str, ...]:
-    return one.name, f"{one.tools:,}", f"{one.in_view:,}", f"{one.tokens:,}", _bar(one.tokens, whole)
+    return one.name, f"{one.tools:,}", f"{one.in_view:,}", f"{one.tokens:,}", _format_bar(one.tokens, whole)
 
 
 def _tool_row(one: ToolTokenCost, whole: int) -> tuple[str, ...]:
-    return one.id, one.category, one.standing, f"{one.tokens:,}", _bar(one.tokens, whole)
+    return one.id, one.category, one.standing, f"{one.tokens:,}", _format_bar(one.tokens, whole)
 
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
 
 
-def _bar(part: int, whole: int) -> str:
+def _format_bar(part: int, whole: int) -> str:
     eighths = round(8 * _BAR * part / whole) if whole else 0
     bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
     return f"{_percent(part, whole):>7}  {bar}".rstrip()
