@@ -189,7 +189,7 @@ async def test_a_provider_that_stays_busy_ends_the_run_after_a_bounded_number_of
     model = PlaybackModel(*[[ProviderBusy("overloaded")] for _ in range(9)])
     outcome = await Agent(RecordingSession(), model, retry=RetryPolicy(attempts=3, sleep=sleeper([]))).complete("go")
     assert outcome.status == "failed"
-    assert "overloaded. All 3 attempts failed." in outcome.detail
+    assert "overloaded. All 3 attempts failed. Resume" in outcome.detail
     assert len(model.requests) == 3
 
 

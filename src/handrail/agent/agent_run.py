@@ -342,7 +342,9 @@ async def stream_reply_events(
             async for event in events:
                 yield event
         if assembly.reason is None:
-            run.error = ReplyStreamCut("The reply ended without the provider's end marker.")
+            run.error = ReplyStreamCut(
+                "The reply ended without the provider's end marker. Resume the run to ask again."
+            )
     except ReplyTooLong as error:
         run.error = ReplyStreamCut(str(error))
     except ProviderError as error:

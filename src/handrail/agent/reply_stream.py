@@ -95,7 +95,9 @@ async def stream_with_retries(
                     retry_after_s=asked_for_s,
                 ) from error
             if attempt == policy.attempts:
-                raise ProviderBusy(f"{str(error).rstrip('.')}. All {attempt} attempts failed.") from error
+                raise ProviderBusy(
+                    f"{str(error).rstrip('.')}. All {attempt} attempts failed. Resume the run later, or choose another model."
+                ) from error
             delay_s = policy.get_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
         finally:

@@ -141,7 +141,9 @@ class QueuedRequest:
         if self._grant is None:
             await self._wait_turn(timeout_s)
         if self._grant is None:
-            raise UsageError(f"The lock request {self!r} was withdrawn while it was awaited.")
+            raise UsageError(
+                f"The lock request {self!r} was withdrawn while it was awaited. Acquire the lock with a new request."
+            )
         self._state = "taken"
         return self._grant
 

@@ -93,7 +93,10 @@ class CallResourceAccess:
         offering, named = self._check_authorised(uri)
         lane = self._call.lane
         if lane.closed_reason is not None:
-            raise ToolError("The session is closing, so it takes no more subscriptions.", kind="cancelled")
+            raise ToolError(
+                "The session is closing, so it takes no more subscriptions. Subscribe in another session.",
+                kind="cancelled",
+            )
         if lane.subscriptions is None:
             lane.subscriptions = SessionResourceSubscriptions(
                 lambda changed: emit_event_without_call(lane, "resource-updated", {"uri": changed})

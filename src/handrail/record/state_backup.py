@@ -214,7 +214,9 @@ def restore_state(
         _copy_tree(backup / _ARTIFACTS, own / _ARTIFACTS, _ARTIFACTS, show)
         _copy_tree(backup / _OUTPUTS, outputs, _OUTPUTS, show)
         if problems := remove_workspace_state(folders.state, folders.key):  # also what is there without a database
-            raise StartError(f"The present state cannot be removed: {'; '.join(problems)}. Nothing was restored.")
+            raise StartError(
+                f"The present state cannot be removed: {'; '.join(problems)}. Nothing was restored. Check the permissions, then run the command again."
+            )
         refuse_if_held(folders)
         if outputs.exists():
             outputs.replace(folders.session_output_base)

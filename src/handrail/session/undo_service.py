@@ -124,7 +124,10 @@ class UndoService:
         snapshots.recover()
         store = snapshots.store
         if not store.exists:
-            raise ToolError("No call has changed this workspace yet. Nothing can be undone.", kind="unavailable")
+            raise ToolError(
+                "No call has changed this workspace yet, so nothing can be undone. `handrail log` lists the calls.",
+                kind="unavailable",
+            )
         plan = partial(plan_undo, snapshots, overwrite=overwrite)
         if call is None and session is None:
             return self._plan_last(snapshots, plan)
@@ -154,7 +157,8 @@ class UndoService:
                 if made.steps or made.left:
                     return made
         raise ToolError(
-            "The changes of all recorded calls are undone already. Nothing was changed.", kind="unavailable"
+            "The changes of all recorded calls are undone already. Nothing was changed. `handrail log` lists the calls.",
+            kind="unavailable",
         )
 
     def _list_children(self, session: str | None, call: str | None) -> Iterator[str]:

@@ -136,7 +136,9 @@ def set_answer_sharing(folders: StateFolders, other: Path, *, shares: bool) -> N
                 f"{other} has no stored answers in {folders.state}. Open the workspace once, or name another one."
             )
         if len(kept) >= _MOST_SHARED:
-            raise UsageError(f"Too many workspaces share their answers: {len(kept)}. The maximum is {_MOST_SHARED}.")
+            raise UsageError(
+                f"Too many workspaces share their answers: {len(kept)}. The maximum is {_MOST_SHARED}. Run `handrail rules --unshare` first."
+            )
         kept = (*kept, str(other))
     _write(folders, replace(record, shared=kept))
 

@@ -232,7 +232,9 @@ class AnthropicModel:
         except ValueError as error:
             raise make_stream_format_error(self.name, error) from error
         if not reader.finished:
-            raise ReplyStreamCut(f"{self.name}: The stream ended without message_stop.")
+            raise ReplyStreamCut(
+                f"{self.name}: The stream ended without the event message_stop. Resume the run to ask again."
+            )
 
 
 class _EventReader:

@@ -73,7 +73,9 @@ class EventStreamClient(httpx2.AsyncClient):
             async for piece in rest:
                 size += len(piece)
                 if size > MAX_WHOLE_BYTES:
-                    raise ProviderBusy(f"{self._name}: The answer is longer than {MAX_WHOLE_BYTES:,} bytes.")
+                    raise ProviderBusy(
+                        f"{self._name}: The answer is longer than {MAX_WHOLE_BYTES:,} bytes. Ask for a shorter one, or check the base URL."
+                    )
                 pieces.append(piece)
         finally:
             await response.aclose()
@@ -85,7 +87,9 @@ class EventStreamClient(httpx2.AsyncClient):
             given: Any = json.loads(text)
         except (ValueError, RecursionError):
             if text.lstrip()[:1] in ("{", "[", ""):
-                raise ReplyStreamCut(f"{self._name}: The answer is incomplete ({len(body):,} bytes).") from None
+                raise ReplyStreamCut(
+                    f"{self._name}: The answer is incomplete JSON ({len(body):,} bytes). Resume the run to ask again."
+                ) from None
             page_text = " ".join(describe_page(text).split())[:300]
             raise RequestRejected(
                 f"{self._name}: {response.request.url} returned a page instead of a reply ({page_text}). Check the base URL.",

@@ -117,10 +117,10 @@ class GeminiModel:
             raise make_stream_format_error(self.name, error) from error
         if reader.unreadable is not None:
             raise ReplyStreamCut(
-                f"{self.name}: The model wrote a call that the provider could not read ({reader.unreadable})."
+                f"{self.name}: The model wrote a call that the provider could not read ({reader.unreadable}). Resume the run to ask again."
             )
         if not reader.finished:
-            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason.")
+            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason. Resume the run to ask again.")
 
     def _make_error(self, error: errors.APIError) -> ProviderError:
         message = str(error.message or error.status or "no reason given")

@@ -221,9 +221,11 @@ class OpenAIModel:
         if reader.failure is not None:
             raise make_reported_error(self.name, KEY_VARIABLE, reader.failure)
         if reader.gave_up is not None:
-            raise ReplyStreamCut(f"{self.name}: The provider interrupted the reply ({reader.gave_up}).")
+            raise ReplyStreamCut(
+                f"{self.name}: The provider interrupted the reply ({reader.gave_up}). Resume the run to ask again."
+            )
         if not reader.finished:
-            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason.")
+            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason. Resume the run to ask again.")
 
 
 # Fields that servers add to a message or a call, such as ``reasoning_content`` or ``reasoning_details``.

@@ -190,7 +190,10 @@ def make_request_error(
         return too_long
     about = _find_rejected_part(text)
     if about == "no pictures" and (status or 0) >= 400 and status not in _BUSY_STATUS:
-        return RequestRejected(f"{name}: The provider rejected the request ({status}: {text}).", about=about)
+        return RequestRejected(
+            f"{name}: The provider rejected the request ({status}: {text}). Send it without the picture, or choose a model that takes pictures.",
+            about=about,
+        )
     if status in _BUSY_STATUS or (status is not None and status >= 500) or kind in _BUSY_TYPES:
         return ProviderBusy(
             f"{name}: The provider is busy or failing ({status if not is_in_stream else code}: {text}). Try again later.",
@@ -207,10 +210,13 @@ def make_request_error(
                 retry_after_s=find_retry_after_s(headers, text),
             )
         return ReplyStreamCut(
-            f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text})."
+            f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text}). Resume the run to ask again."
         )
     shown = code if is_in_stream else status
-    return RequestRejected(f"{name}: The provider rejected the request ({shown}: {text}).", about=about)
+    return RequestRejected(
+        f"{name}: The provider rejected the request ({shown}: {text}). Correct the setting or message that it names.",
+        about=about,
+    )
 
 
 def _find_rejected_part(text: str) -> RejectedPart:
@@ -258,7 +264,9 @@ def make_connection_error(name: str, address: object, error: Exception) -> Provi
 
 def make_stream_format_error(name: str, error: Exception) -> ReplyStreamCut:
     """Return the error for a stream that does not have the provider's format."""
-    return ReplyStreamCut(f"{name}: The provider sent an unreadable event ({str(error)[:300]}).")
+    return ReplyStreamCut(
+        f"{name}: The provider sent an unreadable event ({str(error)[:300]}). Resume the run to ask again, and check the base URL if it happens each time."
+    )
 
 
 def find_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | None:

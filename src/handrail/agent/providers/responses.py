@@ -131,7 +131,9 @@ class ResponsesModel:
         if reader.failure is not None:
             raise make_reported_error(self.name, KEY_VARIABLE, reader.failure)
         if not reader.finished:
-            raise ReplyStreamCut(f"{self.name}: The stream ended without response.completed.")
+            raise ReplyStreamCut(
+                f"{self.name}: The stream ended without the event response.completed. Resume the run to ask again."
+            )
 
 
 class _ItemReader:

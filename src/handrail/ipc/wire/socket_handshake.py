@@ -275,7 +275,7 @@ def _open_socket_file(
     try:
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
-        raise NoLeaseHolder(f"No process listens at {path}.") from None
+        raise NoLeaseHolder(f"No process listens at {path}. Start a Handrail process for this workspace.") from None
     except OSError as error:
         raise StartError(f"Cannot open {path}: {error.strerror or error}. Check its permissions.") from None
     try:

@@ -121,7 +121,8 @@ class OutputPipe:
             end = self._buffer.find(b"\n", self._searched)
             if end >= max_bytes or (end < 0 and len(self._buffer) >= max_bytes):
                 raise ToolError(
-                    f"A line of output is longer than {max_bytes} bytes. Shorter lines were expected.", kind="limit"
+                    f"A line of output is longer than {max_bytes} bytes. Shorter lines were expected. Redirect the output to a file, or make the program print shorter lines.",
+                    kind="limit",
                 )
             if end >= 0 or self._fd < 0:
                 line = bytes(self._buffer[: end + 1]) if end >= 0 else bytes(self._buffer)
