@@ -128,7 +128,8 @@ async def test_a_session_reads_neither_outputs_nor_scratch_of_another(kernel: Ke
     cut = await other.call("read", {"path": "long", "limit": 50_000})
     outputs = Path(session._lane.environment.roots.readable[0]).parent  # pyright: ignore[reportPrivateUsage]
     theirs = outputs / other.id
-    theirs.mkdir(parents=True, exist_ok=True)
+    for folder in (outputs.parent, outputs, theirs):  # each is made when a session first needs it
+        folder.mkdir(mode=0o700, exist_ok=True)
     (theirs / "kept.txt").write_text("OTHERS")
     assert cut.ok
     for name, arguments in [

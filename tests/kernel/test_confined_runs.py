@@ -55,14 +55,18 @@ async def test_a_confined_call_works_in_the_workspace_and_says_so(session: Sessi
 async def test_a_tool_that_runs_one_program_runs_confined(ground: Path) -> None:
     """No target of such a call is a command: the rule about the tool covers the program that the tool declares."""
     for rules in ([], ["allow python {confined}"], ["allow python {confined}", "allow shell.run {confined}"]):
-        async with open_kernel(ground / "ws", state=ground / "state", config=ground / "handrail.toml", rules=rules) as one:
+        async with open_kernel(
+            ground / "ws", state=ground / "state", config=ground / "handrail.toml", rules=rules
+        ) as one:
             done = await (await one.session()).call("python", {"code": "open('made', 'w').write('x'); print(6 * 7)"})
         assert done.ok and done.data == {"exit_code": 0, "output": "42\n"}, done
         assert done.metadata["confined"] is True
         assert (ground / "ws/made").read_text() == "x"
     for rule in ("deny shell.run python3 **", "ask shell.run python3 **"):
         rules = ["allow python {confined}", rule]
-        async with open_kernel(ground / "ws", state=ground / "state", config=ground / "handrail.toml", rules=rules) as one:
+        async with open_kernel(
+            ground / "ws", state=ground / "state", config=ground / "handrail.toml", rules=rules
+        ) as one:
             assert not (await (await one.session()).call("python", {"code": "print(1)"})).ok, rule
 
 

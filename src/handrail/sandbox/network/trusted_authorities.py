@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import UsageError
 
+_SYSTEM_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
-@lru_cache(maxsize=4)
+
 def load_trusted_authorities(ca_file: str = "") -> ssl.SSLContext:
-    """Return the trusted authorities: those of the system, and those of a file.
+    """Return the trusted authorities: those of the system or of ``SSL_CERT_FILE``, and those of a file.
 
     :raises UsageError: if the file cannot be used
     """
+    return _load(ca_file, *map(os.environ.get, _SYSTEM_VARIABLES))
+
+
+@lru_cache(maxsize=4)
+def _load(ca_file: str, *_system: str | None) -> ssl.SSLContext:
+    """Load the authorities. OpenSSL reads ``_system``, the variables of :data:`_SYSTEM_VARIABLES`, by itself."""
     context = ssl.create_default_context()
     if ca_file:
         path = str(Path(ca_file).expanduser())
