@@ -27,7 +27,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.kernel.kernel_interface import Kernel
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.artifacts import ArtifactStore
-from handrail.testing.provider_request_checks import SearchCitations, ServerToolUse
+from handrail.testing.provider_request_checks import ScriptedSearchCitations, ServerToolUse
 from handrail.testing.provider_servers import (
     AnthropicServer,
     ConnectionCut,
@@ -269,7 +269,10 @@ async def test_chat_completions_have_a_search_for_search_models_and_say_why_noth
     native = '[native.web_search.openai-chat]\nsearch_context_size = "low"\n[native.image_generation]\n'
     replies = [
         ScriptedReply(
-            "It is so", SearchCitations(["https://example.org/a"]), SearchCitations(["https://example.org/b"]), "."
+            "It is so",
+            ScriptedSearchCitations(["https://example.org/a"]),
+            ScriptedSearchCitations(["https://example.org/b"]),
+            ".",
         )
     ]
     async with kernel_with(tmp_path, native) as kernel, OpenAIServer(*replies, ScriptedReply("hm")) as server:

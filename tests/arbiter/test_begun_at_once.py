@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handrail import tool
-from handrail.arbiter.stoppable_execution import EagerTaskCoroutine, StoppableExecution, WorkStopped, start_eager_task
+from handrail.arbiter.stoppable_execution import EagerTaskCoroutine, StoppableTaskRunner, WorkStopped, start_eager_task
 from handrail.store.database.group_writer import UncancellableWriteFuture
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.proves("X-01", "X-08")
 MARK: ContextVar[str] = ContextVar("MARK", default="")
 
 
-async def beginning(work: Coroutine[Any, Any, Any], then: Callable[[StoppableExecution], object]) -> Any:
+async def beginning(work: Coroutine[Any, Any, Any], then: Callable[[StoppableTaskRunner], object]) -> Any:
     """Run ``work``, and do something else between its first step and its task's first turn."""
-    run = StoppableExecution(asyncio.get_running_loop(), 60)
+    run = StoppableTaskRunner(asyncio.get_running_loop(), 60)
     running = asyncio.ensure_future(run.run_in_separate_task(work, 60))
     asyncio.get_running_loop().call_soon(then, run)
     return await running
@@ -80,7 +80,7 @@ async def test_what_waits_for_nothing_or_for_what_is_there_is_stopped_too(ready:
             heard.append("cancelled")
             raise
 
-    def stop(run: StoppableExecution) -> None:
+    def stop(run: StoppableTaskRunner) -> None:
         arrives.set_result(None)
         run.stop("user")
 
@@ -147,7 +147,7 @@ async def test_whoever_awaits_it_themselves_gets_the_same(waits: bool) -> None:
 
 
 async def test_what_stops_itself_in_its_first_step_goes_on_to_where_it_waits() -> None:
-    run = StoppableExecution(asyncio.get_running_loop(), 60)
+    run = StoppableTaskRunner(asyncio.get_running_loop(), 60)
     seen: list[str] = []
 
     async def work() -> None:

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 import pytest
 
-from handrail.arbiter.stoppable_execution import StoppableExecution, WorkStillRunning, WorkStopped, run_uninterrupted
+from handrail.arbiter.stoppable_execution import StoppableTaskRunner, WorkStillRunning, WorkStopped, run_uninterrupted
 
 Way = Literal["inline", "apart"]
 both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
 pytestmark = pytest.mark.proves("X-08")
 
 
-def execution(grace_s: float = 0.01) -> StoppableExecution:
-    return StoppableExecution(asyncio.get_running_loop(), grace_s)
+def execution(grace_s: float = 0.01) -> StoppableTaskRunner:
+    return StoppableTaskRunner(asyncio.get_running_loop(), grace_s)
 
 
 def begin(
-    run: StoppableExecution, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60
+    run: StoppableTaskRunner, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60
 ) -> Coroutine[Any, Any, Any]:
     return run.run_in_current_task(work, timeout_s) if way == "inline" else run.run_in_separate_task(work, timeout_s)
 

@@ -13,7 +13,7 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
 from handrail.agent.agent_loop import Agent
-from handrail.arbiter.jobs.output_stream import MAX_HELD_CHARACTERS, JobOutputFile, OutputStream
+from handrail.arbiter.jobs.output_stream import MAX_HELD_CHARACTERS, CallOutputWriter, JobOutputFile
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.errors import LogUnavailable
@@ -416,7 +416,7 @@ async def test_a_call_whose_job_cannot_be_kept_goes_on_as_it_was(kernel: LocalKe
 
 @pytest.mark.proves("X-05")
 async def test_what_is_left_out_before_a_call_is_a_job_is_said(tmp_path: Path) -> None:
-    flow, output = OutputStream(SecretRedactor(), None, keep=True), JobOutputFile(tmp_path / "out.txt")
+    flow, output = CallOutputWriter(SecretRedactor(), None, keep=True), JobOutputFile(tmp_path / "out.txt")
     for piece in ("a" * (MAX_HELD_CHARACTERS - 1), "bcd", "efg"):
         flow.feed(piece)
     flow.start_storing_in_file(output)

@@ -124,13 +124,13 @@ async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_th
     desk: Callable[..., Desk],
 ) -> None:
     at = desk(ahead_s=0)
-    at.of.get_tools_for_turn(WHOLE)
+    at.of.begin_turn(WHOLE)
     narrow = generation(many(25), [built_in("browse_tools", core=True), built_in("load_tools", core=True)])
-    InteractionTools("t", CatalogOptions(), Memory(), at.searches).get_tools_for_turn(narrow)
+    InteractionTools("t", CatalogOptions(), Memory(), at.searches).begin_turn(narrow)
     await at.find(WHOLE, by_words=True)  # whatever was due at once has begun by now
     assert at.made == 0, "nothing can be searched for"
-    at.of.get_tools_for_turn(THERE)
-    at.of.get_tools_for_turn(THERE)
+    at.of.begin_turn(THERE)
+    at.of.begin_turn(THERE)
     await asyncio.to_thread(at.embedder.entered.wait)
     assert at.made == 1
     assert (await at.find()).search_method == "words and meaning" and at.made == 1
@@ -139,7 +139,7 @@ async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_th
 @pytest.mark.proves("D-05")
 async def test_an_embedder_elsewhere_is_sent_nothing_before_a_search(desk: Callable[..., Desk]) -> None:
     at = desk(ahead_s=None)
-    at.of.get_tools_for_turn(THERE)
+    at.of.begin_turn(THERE)
     await at.find(by_words=True)
     assert at.made == 0
     assert (await at.find()).search_method == "words and meaning"

@@ -99,7 +99,7 @@ async def test_a_view_is_never_larger_than_what_is_given_and_only_what_was_found
                 left = list(brought.unloaded)
                 stays.update(brought.tools)
             elif what == "turn":
-                turns.append((of.get_tools_for_turn(THERE), shown(of)))
+                turns.append((of.begin_turn(THERE), shown(of)))
             else:
                 of = again(of, copy)
         except ToolError as full_up:
@@ -167,11 +167,11 @@ def test_an_active_set_keeps_order_and_counts_each_once() -> None:
 
 def test_an_interaction_of_days_does_not_keep_all_that_ever_was_in_view() -> None:
     of = full()
-    first = of.get_tools_for_turn(THERE)
+    first = of.begin_turn(THERE)
     for number in range(2_000):
         of.load_tools(THERE, [STOCK[number % 40]], found=True)
     now = shown(of)
-    last = of.get_tools_for_turn(THERE)
+    last = of.begin_turn(THERE)
     assert len(of.active) < 100 and shown(of) == now
     assert [spec.id for spec in of.loaded_tool_specs(THERE, first)] == NAMES and [
         spec.id for spec in of.loaded_tool_specs(THERE, last)

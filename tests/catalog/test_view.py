@@ -105,7 +105,7 @@ async def test_a_category_a_tool_and_nothing_twice() -> None:
     there = generation(CORE, many(12), many(12, "sales"), entry("one.off", category="other"))
     of = interaction()
     door = of.make_catalog(there)
-    turn = of.get_tools_for_turn(there)
+    turn = of.begin_turn(there)
     brought = await door.load("sales")
     assert (brought.name, len(brought.tools), brought.added) == ("sales", 12, brought.tools)
     assert shown(of, there, turn) == NAMES, "the turn that is under way keeps what it began with"
@@ -171,7 +171,7 @@ def test_a_view_only_grows_at_its_end_until_the_next_interaction(data: st.DataOb
             history = [now]
         history.append(now)
         assert len(set(now)) == len(now) and now[: len(NAMES)] == NAMES
-        assert shown(of, there, of.get_tools_for_turn(there)) == now
+        assert shown(of, there, of.begin_turn(there)) == now
         assert all(of.was_schema_shown(there, tool_id) for tool_id in now)
 
 
@@ -180,7 +180,7 @@ def test_a_view_does_not_keep_its_generation() -> None:
     there = generation(CORE, many(3))
     of = interaction()
     get_view(there, CatalogOptions())
-    of.get_tools_for_turn(there)
+    of.begin_turn(there)
     gone = weakref.ref(there)
     del there
     gc.collect()

@@ -10,7 +10,7 @@ import click
 import pytest
 from tests.frontends.conftest import Here, Program, Terminals
 
-from handrail.frontends.cli.commands.log import parse_time_or_age
+from handrail.frontends.cli.commands.log import parse_time_or_days
 from handrail.store.state_folders import locate_folders
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone(timedelta(hours=2)))
@@ -117,10 +117,10 @@ def test_what_cannot_be_purged_is_told_in_a_line(here: Here, arguments: tuple[st
     ],
 )
 def test_moments_are_days_ago_or_dates(text: str, then: datetime) -> None:
-    assert parse_time_or_age(text, NOW) == int(then.timestamp()) * 1_000_000_000 + then.microsecond * 1000
+    assert parse_time_or_days(text, NOW) == int(then.timestamp()) * 1_000_000_000 + then.microsecond * 1000
 
 
 def test_a_date_without_an_offset_is_meant_here() -> None:
-    assert parse_time_or_age("2026-01-31", NOW) == int(datetime(2026, 1, 31).astimezone().timestamp()) * 1_000_000_000
+    assert parse_time_or_days("2026-01-31", NOW) == int(datetime(2026, 1, 31).astimezone().timestamp()) * 1_000_000_000
     with pytest.raises(click.UsageError, match="in the future"):
-        parse_time_or_age("2026-03-02T00:00+02:00", NOW)
+        parse_time_or_days("2026-03-02T00:00+02:00", NOW)

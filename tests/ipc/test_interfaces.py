@@ -36,7 +36,7 @@ from handrail.contract.services.channels_and_triggers import NotificationQueue
 from handrail.contract.services.client_services import ClientHandler, EditorClientHandler
 from handrail.contract.services.history_and_skill_services import ConversationHistory
 from handrail.contract.services.job_and_tool_services import ToolSearchResult, WorkspaceJobService
-from handrail.contract.services.resource_services import ResourceListing, SourceResponse
+from handrail.contract.services.resource_services import SourceResources, SourceResponse
 from handrail.contract.services.subagent_services import SubagentRunner
 from handrail.contract.services.tool_runtime import Runtime, UserContext
 from handrail.contract.tool.operator_tool_settings import ToolSettings
@@ -122,7 +122,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     return st.deferred(lambda: st.builds(made, **{name: values_of(hint) for name, hint in hints.items()}))
 
 
-_BY_HAND = (object, SourceResponse, ResourceListing)
+_BY_HAND = (object, SourceResponse, SourceResources)
 """What is packed or shown: see ``test_values`` and ``test_doors``."""
 
 

@@ -239,7 +239,7 @@ async def test_what_an_agent_requires_extends_its_set_and_no_tool_of_it(tmp_path
     async with held_only(tmp_path, "builder") as kernel:
         assert isinstance(kernel, LocalKernel)
         wide = kernel.own_context.authority.agent_layer
-        narrow = kernel.components.make_agent_context("narrow").authority.agent_layer
+        narrow = kernel.components.create_agent_environment("narrow").authority.agent_layer
         assert (wide.hosts, narrow.hosts) == (("pypi.org", "*"), ())
         assert not narrow.fs_write and not narrow.shell
         for tool_id, entry in kernel.generation.entries.items():

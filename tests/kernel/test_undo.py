@@ -22,7 +22,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.kernel.kernel_interface import Kernel
-from handrail.runtime.undo.file_tool_trackers import FileToolTracker
+from handrail.runtime.undo.file_tool_trackers import FileChangeRecorder
 from handrail.session.local_session import LocalSession
 
 Tree = dict[str, tuple[int, bytes | str | None]]
@@ -218,7 +218,7 @@ async def test_what_came_from_outside_the_workspace_stays(tmp_path: Path, worksp
         assert snapshots is not None
         target = session.lane.environment.roots.resolve_path("moved")
         source = ResolvedPath(str(tmp_path / "x"), "x", True, str(tmp_path), relative_path="x")
-        FileToolTracker(snapshots, target, (f"{session.id}/1.0",), "file.move").keep_moved(source, [""])
+        FileChangeRecorder(snapshots, target, (f"{session.id}/1.0",), "file.move").keep_moved(source, [""])
         (workspace / "moved").write_text("the only copy")
         report = await session.undo()
         assert report.problems and (workspace / "moved").read_text() == "the only copy"
@@ -427,7 +427,7 @@ async def test_undoing_an_undo_puts_no_content_of_a_call_under_a_protected_name(
         snapshots = session.lane.environment.snapshots
         assert snapshots is not None
         located = session.lane.environment.roots.resolve_path(".vscode/tasks.json")
-        tracker = FileToolTracker(snapshots, located, (f"{session.id}/1.0",), "test")
+        tracker = FileChangeRecorder(snapshots, located, (f"{session.id}/1.0",), "test")
         tracker.keep(b"mine", 0o644, b"planted", 0o644)
         protected.write_text("planted")
         undone = await session.undo()

@@ -17,7 +17,7 @@ from handrail.policy.call_targets import get_subject_kind
 from handrail.policy.rules.matchers import PathSubject, rank_rule
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.policy.rules.validation import (
-    check_rule,
+    check_rule_matches,
     explain_rule_matches_no_tool,
     find_contradictions,
     find_failing_example,
@@ -118,7 +118,7 @@ def rule(text: str, scope: Any = "session") -> Rule:
 )
 def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named: str) -> None:
     with pytest.raises(ValueError) as refused:
-        check_rule(rule(text), (), (), SPECS)
+        check_rule_matches(rule(text), (), (), SPECS)
     assert named in str(refused.value)
     assert text.split()[-1].replace("\\", "\\\\") in str(refused.value) or "''" in text
 
@@ -155,7 +155,7 @@ def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named
     ],
 )
 def test_what_can_match_is_not_refused(text: str) -> None:
-    check_rule(rule(text), (), (), SPECS)
+    check_rule_matches(rule(text), (), (), SPECS)
 
 
 _WORDS = st.sampled_from(["git", "a", "src", "**", "*", "a=b", "to=alice", "amount=5", "x.org", "..", "~", "|", "'|'", "{x}",

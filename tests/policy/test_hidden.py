@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import Desk, book
 
-from handrail.policy.path_denials import RulePathDenials, RulePathDenialsCache, path_denials_of_rules
+from handrail.policy.path_denials import HiddenPathRules, RulePathDenialsCache, path_denials_of_rules
 
 pytestmark = pytest.mark.proves("P-01")
 
 
-def of(desk: Desk, *rules: str) -> RulePathDenials:
+def of(desk: Desk, *rules: str) -> HiddenPathRules:
     return path_denials_of_rules(book(*rules), desk.roots.workspace)
 
 

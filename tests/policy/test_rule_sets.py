@@ -8,7 +8,7 @@ from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, rule
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, parse_entry
 from handrail.policy.rules.rules_and_modes import MODES, RuleBook, default_book, parse_rule, with_mode
-from handrail.policy.rules.validation import check_rule, find_contradictions
+from handrail.policy.rules.validation import check_rule_matches, find_contradictions
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell_tools import BashTool, PythonTool
 
@@ -67,7 +67,7 @@ def test_every_rule_of_a_set_can_match(desk: Desk) -> None:
             for text in one.texts
         ]
         for each in rules:
-            check_rule(each, (), (), SPECS)
+            check_rule_matches(each, (), (), SPECS)
         assert not find_contradictions(rules)
         assert len(set(one.texts)) == len(one.texts)
 

@@ -17,7 +17,7 @@ from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[repo
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT, run_command_line
 from handrail.kernel.doctor import run_doctor_checks
-from handrail.record.commit_log import CommitLog, Record, decode_journal_note, read_unwritten_records
+from handrail.record.commit_log import CommitLog, Record, decode_journaled_records, read_unwritten_records
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.database import journal, workspace_database
@@ -418,7 +418,7 @@ async def test_a_note_has_the_form_that_the_log_stores(place: Place, odd: object
     log = CommitLog(store.database)
     records = [Record("proposed", "ses_1", "third", {"arguments": odd}), *intended("third")]
     table, payload = log.make_atomic_work(records)
-    noted = decode_journal_note(encode_any_json([("record", table.pack(payload))]))
+    noted = decode_journaled_records(encode_any_json([("record", table.pack(payload))]))
     await log.commit(records)
     assert [(one.kind, one.body) for one in noted] == [(one.kind, one.body) for one in log.reader.records(call="third")]
     await store.aclose()

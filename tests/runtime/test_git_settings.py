@@ -202,9 +202,9 @@ def test_reading_the_settings_of_a_person_costs_a_look_at_each_file_once_they_ar
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workspace.parent / "home" / ".gitconfig").write_text("[core]\n\thooksPath = one\n")
-    first = git_config_reader.read_paths_named_by_user()
+    first = git_config_reader.read_user_and_system_git_paths()
     monkeypatch.setattr(os, "open", None)
-    assert git_config_reader.read_paths_named_by_user() == first
+    assert git_config_reader.read_user_and_system_git_paths() == first
 
 
 async def test_programs_are_held_to_what_the_person_s_settings_name(

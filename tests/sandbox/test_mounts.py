@@ -520,10 +520,10 @@ def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
         items = ["".join(lines), *("1:2" for _ in looked)]
         return b"".join(len(item).to_bytes(4, "big") + item.encode() for item in items)
 
-    assert mount_comparison.find_misplaced(table, described(parents)) is None
+    assert mount_comparison.find_first_mount_mismatch(table, described(parents)) is None
     for number in range(1, len(points)):
         elsewhere = [*parents[:number], 99 if parents[number] == 1 else 1, *parents[number + 1 :]]
-        assert mount_comparison.find_misplaced(table, described(elsewhere)) == points[number]
+        assert mount_comparison.find_first_mount_mismatch(table, described(elsewhere)) == points[number]
 
 
 def test_a_path_is_written_as_the_kernel_writes_it() -> None:

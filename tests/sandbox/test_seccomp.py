@@ -216,7 +216,7 @@ def under_the_filter(*argv: str) -> subprocess.CompletedProcess[bytes]:
 
 def test_a_program_gets_an_error_for_each_listed_call_and_each_family(sandbox: Sandbox) -> None:
     """Each is asked for with arguments that are senseless, so that a filter that is missing does no harm."""
-    machine = seccomp.detect_filter_architecture()
+    machine = seccomp.get_supported_architecture()
     assert machine is not None
     numbers = seccomp.NUMBERS[machine]
     listed = {name: numbers[name] for name in seccomp.NOT_PERMITTED + seccomp.NOT_IMPLEMENTED if name in numbers}
@@ -308,6 +308,6 @@ def test_there_is_no_filter_for_a_machine_that_nobody_made_one_for(monkeypatch: 
         machine = "riscv64"
 
     monkeypatch.setattr(seccomp.os, "uname", Other)
-    assert seccomp.detect_filter_architecture() is None
+    assert seccomp.get_supported_architecture() is None
     with pytest.raises(ValueError, match=r"filter exists for riscv64\. Use x86_64 or aarch64"):
         seccomp.build_filter.__wrapped__()

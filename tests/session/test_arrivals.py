@@ -178,7 +178,7 @@ async def test_one_that_fires_once_waits_until_it_can_be_told(tmp_path: Path, mo
         await there.clockwork.fire_due()
         (told,) = await there.told("s")
         assert [trigger.name for trigger in there.clockwork.list_triggers("s")] == ["second"]
-        await there.board.list_session_notifications("s").mark_delivered([told.id])
+        await there.board.attach_session("s").mark_delivered([told.id])
         clock.now += 60 * SECOND
         await there.clockwork.fire_due()
         assert [told.source for told in await there.told("s")] == ["second"] and not there.clockwork.list_triggers("s")
@@ -272,7 +272,7 @@ async def test_what_a_watcher_cannot_be_told_waits_where_it_is_and_fills_the_cha
         heard: list[str] = []
         while told := await there.told("s"):
             heard += [notice.text.rpartition(": ")[2] for notice in told]
-            await there.board.list_session_notifications("s").mark_delivered([notice.id for notice in told])
+            await there.board.attach_session("s").mark_delivered([notice.id for notice in told])
             await sender.send("c", "more") if len(heard) < 4 else None
         assert heard == ["0", "1", "2", "3"]
         message = (await sender.receive("c", timeout_ms=0)).message
@@ -382,7 +382,7 @@ async def told_of_a_message(kernel: LocalKernel, session: LocalSession) -> list[
     assert (await session.call("send_message", {"channel": "news", "message": "it rains"})).ok
     return [
         notice.source
-        for notice in await kernel.sessions.arrivals.notifications.list_session_notifications(session.id).list_pending()
+        for notice in await kernel.sessions.arrivals.notifications.attach_session(session.id).list_pending()
     ]
 
 

@@ -57,7 +57,7 @@ async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is
 async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_come(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.inbound_events.notifications.list_session_notifications(session.id)
+        notices = kernel.inbound_events.notifications.attach_session(session.id)
         assert not await notices.wait_for_next(), "nothing runs"
         notices.expect_from("bash_00000001")
         notices.expect_from("bash_00000002")
@@ -74,18 +74,18 @@ async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_com
 async def test_what_a_session_that_was_left_had_to_wait_for_is_let_go_when_that_has_ended(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         board = kernel.inbound_events.notifications
-        left = board.list_session_notifications("ses_left")
+        left = board.attach_session("ses_left")
         left.expect_from("bash_1")
         left.expect_from("bash_2")
         board.release_session("ses_left")
         left.stop_expecting("bash_1")
-        assert board.list_session_notifications("ses_left") is left, "opened again, it is still told of the other"
+        assert board.attach_session("ses_left") is left, "opened again, it is still told of the other"
         board.release_session("ses_left")
         left.stop_expecting("bash_2")
-        opened = board.list_session_notifications("ses_left")
+        opened = board.attach_session("ses_left")
         assert opened is not left
         left.stop_expecting("bash_2")
-        assert board.list_session_notifications("ses_left") is opened
+        assert board.attach_session("ses_left") is opened
 
 
 async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
@@ -109,7 +109,7 @@ async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
 async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobody_waiting(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.inbound_events.notifications.list_session_notifications(session.id)
+        notices = kernel.inbound_events.notifications.attach_session(session.id)
         for n in range(MAX_NOTIFICATIONS_AT_ONCE + 5):
             await notices.post(notice(session.id, f"n{n:03}"))
         assert [one.id for one in await notices.list_pending()] == [
@@ -128,7 +128,7 @@ async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobo
 async def test_what_was_taken_is_forgotten_when_it_is_very_many(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.inbound_events.notifications.list_session_notifications(session.id)
+        notices = kernel.inbound_events.notifications.attach_session(session.id)
         for n in range(1_005):
             await notices.post(notice(session.id, f"n{n}"))
         await notices.mark_delivered([f"n{n}" for n in range(1_005)])

@@ -57,7 +57,7 @@ async def heard_after(folder: Path, there: Place, clock: Clock, store: Workspace
     await there.clockwork.start_stored_triggers()
     conversation = Conversation(Kept(store))
     await conversation.load_stored_messages()
-    await deliver_notifications(there.board.list_session_notifications("s"), conversation)
+    await deliver_notifications(there.board.attach_session("s"), conversation)
     rows = await store.messages.read("s")
     return [line for _, data in rows for line in str(data["text"]).splitlines()[1:]]
 

@@ -50,7 +50,7 @@ class Wire:
     def abandon_request(self, request: int) -> bool:
         return True
 
-    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
+    def watch_protected_paths(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
     def set_version(self, protocol: str, *, modern: bool) -> None:

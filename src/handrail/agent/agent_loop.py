@@ -37,7 +37,7 @@ from handrail.agent.model_protocol import (
     TextDelta,
     get_model_origin,
 )
-from handrail.agent.refusal_recovery import RefusalRecovery
+from handrail.agent.rejected_request_recovery import RejectedRequestRecovery
 from handrail.agent.reply_assembly import ModelReply, ReplyAssembly
 from handrail.agent.reply_stream import EventHandler, RetryDelayed, RetryPolicy
 from handrail.agent.run_budget import Budget, RunUsage, estimate_tokens
@@ -264,7 +264,7 @@ class Agent:
             session.history, repeat_reads=self.budget.repeat_reads, origin=get_model_origin(model)
         )
         self._compactor = ConversationCompactor(self._conversation, session.history, model, self._retry, self.budget)
-        self._recovery = RefusalRecovery(self._conversation, self._compactor, model)
+        self._recovery = RejectedRequestRecovery(self._conversation, self._compactor, model)
         self._provider_tools = AgentProviderTools(model, session.history)
         self._make_usage = make_usage
         self._models = models
@@ -626,7 +626,7 @@ class Agent:
                 project=self._project or "",
                 instructions=self._instructions,
             )
-        messages = self._recovery.make_messages()
+        messages = self._recovery.build_request_messages()
         return ModelRequest(self._system, messages, views, self._max_output_tokens, self._provider_tools.forms)
 
     def _make_event_handler(self, assembly: ReplyAssembly, dispatch: ReplyCallDispatcher) -> EventHandler[AgentEvent]:

@@ -31,7 +31,7 @@ from handrail.arbiter.jobs.job_views import JobView
 from handrail.arbiter.lock_table import LockResolver, LockTable, RequiredLock, format_locks
 from handrail.arbiter.output.shaper import AudienceOutputs, OutputShaper, finished_event_data, shape_recorded_result
 from handrail.arbiter.stoppable_execution import (
-    StoppableExecution,
+    StoppableTaskRunner,
     WorkTransferred,
     run_uninterrupted,
     start_eager_task,
@@ -693,7 +693,7 @@ class Arbiter:
         :param preceding_message: the write of the latest message before its proposal
         :param prevalidated: the results of the prevalidation, which are used if the proposal is the same
         """
-        execution = StoppableExecution(asyncio.get_running_loop(), self.limits.grace_ms / 1000)
+        execution = StoppableTaskRunner(asyncio.get_running_loop(), self.limits.grace_ms / 1000)
         call = Call(call_id, proposed, lane, generation, execution, self.log, self.shaper.redactor)
         if parent is not None:
             call.parent = parent

@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from handrail.arbiter.generator_steps import GeneratorSteps
-from handrail.arbiter.jobs.output_stream import JobOutputFile, OutputStream
+from handrail.arbiter.jobs.output_stream import CallOutputWriter, JobOutputFile
 from handrail.arbiter.lock_table import LockGrant, RequiredLock
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.session_subscriptions import SessionResourceSubscriptions
 from handrail.arbiter.stoppable_execution import (
     STOPPED_TEXT,
-    StoppableExecution,
+    StoppableTaskRunner,
     WorkStopped,
     run_uninterrupted,
     stop_error_kind,
@@ -404,7 +404,7 @@ class Call:
     """Set when it is answered; None unless its caller waits for that."""
     artifacts: tuple[str, ...] = ()
     """The artifacts in the answers to its nested calls."""
-    output_stream: OutputStream | None = None
+    output_stream: CallOutputWriter | None = None
     """The output of its tool while it runs; None before there is any."""
     network_attempts: tuple[ConnectionAttempt, ...] = ()
     """The hosts that it tried to reach, each once, up to a limit."""
@@ -436,7 +436,7 @@ class Call:
         proposed: ProposedCall,
         lane: Lane,
         generation: Generation,
-        execution: StoppableExecution,
+        execution: StoppableTaskRunner,
         log: CommitLog,
         redactor: SecretRedactor,
     ) -> None:

@@ -239,7 +239,7 @@ class WorkTransferred(BaseException):
     """
 
 
-class StoppableExecution:
+class StoppableTaskRunner:
     """A runner of one piece of work at a time, which can be asked to stop on the same event loop.
 
     It is also the :class:`~handrail.contract.services.tool_runtime.CancellationToken` that the tool sees.
@@ -511,7 +511,7 @@ async def _contain_failures(work: Coroutine[Any, Any, T]) -> T:
         raise _wrap_failure(error) from error
 
 
-async def wait_until_records_written(written: UncancellableWriteFuture, execution: StoppableExecution) -> None:
+async def wait_until_records_written(written: UncancellableWriteFuture, execution: StoppableTaskRunner) -> None:
     """Wait until records are durable or failed. A cancellation of this task is raised later, as ``execution.owed_cancellation``.
 
     :raises LogUnavailable: if they could not be written
@@ -523,7 +523,7 @@ async def wait_until_records_written(written: UncancellableWriteFuture, executio
         written.result()
 
 
-async def run_uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: StoppableExecution) -> T:
+async def run_uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: StoppableTaskRunner) -> T:
     """Await ``work`` to its end. A cancellation of this task is raised later, as ``execution.owed_cancellation``."""
     task = asyncio.ensure_future(work)
     while not task.done():

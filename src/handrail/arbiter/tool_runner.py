@@ -24,14 +24,14 @@ from handrail.arbiter.client_requests import (
 )
 from handrail.arbiter.jobs.background_jobs import BackgroundJobs
 from handrail.arbiter.jobs.job_views import SessionJobView
-from handrail.arbiter.jobs.output_stream import OutputStream
+from handrail.arbiter.jobs.output_stream import CallOutputWriter
 from handrail.arbiter.lock_table import LockTable
 from handrail.arbiter.output.audience_views import SEEN_BY_FRONTEND, SEEN_BY_MODEL
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.resource_access import CallResourceAccess
 from handrail.arbiter.stoppable_execution import (
     STOPPED_TEXT,
-    StoppableExecution,
+    StoppableTaskRunner,
     WorkStillRunning,
     WorkStopped,
     WorkTransferred,
@@ -299,7 +299,7 @@ class _CallServices:
         self.of = of
 
     @property
-    def cancellation(self) -> StoppableExecution:
+    def cancellation(self) -> StoppableTaskRunner:
         return self.of.execution
 
     def build_access_check(self) -> AccessCheck:
@@ -480,14 +480,14 @@ async def run_in_daemon_thread(work: Callable[[], object], name: str) -> object:
     return await ended
 
 
-def get_output_stream(call: Call) -> OutputStream:
+def get_output_stream(call: Call) -> CallOutputWriter:
     """Return the output stream of the call, created with the first piece. Use it on the kernel's event loop."""
     if call.output_stream is None:
         assert call.entry is not None
         spec = call.entry.spec
         tell = partial(_emit_output, call) if spec.exposure in SEEN_BY_FRONTEND else None
         keep = spec.exposure in SEEN_BY_MODEL and not spec.prompt_mask and (call.job is not None or spec.promotable)
-        call.output_stream = OutputStream(call.redactor, tell, keep=keep)
+        call.output_stream = CallOutputWriter(call.redactor, tell, keep=keep)
         if call.job is not None:
             call.output_stream.start_storing_in_file(call.job.output)
     return call.output_stream

@@ -29,7 +29,7 @@ from handrail.contract.schema.argument_validation import InvalidSchema, compile_
 from handrail.contract.struct import Struct
 from handrail.contract.text.strict_json import InvalidJsonText, parse_object
 from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
-from handrail.contract.tool.spec import ToolSpec, get_object_properties
+from handrail.contract.tool.spec import ToolSpec, get_property_schemas
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank, ToolSource
 from handrail.registry.generation_loader import load_generation
@@ -512,7 +512,7 @@ def _check_build(spec: ToolSpec, found: DiscoveredTool) -> Iterator[tuple[str, s
 
 def _check_parameters(spec: ToolSpec, found: DiscoveredTool) -> Iterator[tuple[str, str]]:
     text = _get_tool_source_text(found.tool)
-    for name, schema in get_object_properties(spec.parameters).items():
+    for name, schema in get_property_schemas(spec.parameters).items():
         place = f"parameters.{name}"
         if not schema.get("description") and not schema.get("enum"):
             yield place, "has no description; describe the value, with its unit or format"

@@ -353,7 +353,7 @@ class InteractionTools:
         ):
             self._finder.preload_index(generation)
 
-    def get_tools_for_turn(self, generation: Generation) -> ActiveState:
+    def begin_turn(self, generation: Generation) -> ActiveState:
         """Start a turn. Return its loaded tools, for :meth:`loaded_tool_specs`."""
         self.preload_index(generation)
         self.active = self.active.compact_steps()
@@ -363,7 +363,7 @@ class InteractionTools:
     def loaded_tool_specs(self, generation: Generation, in_view: ActiveState | None = None) -> list[ToolSpec]:
         """Return the loaded tools, in order.
 
-        :param in_view: the result of :meth:`get_tools_for_turn`; None for the tools that are loaded now
+        :param in_view: the result of :meth:`begin_turn`; None for the tools that are loaded now
         """
         view = self.get_view(generation)
         active, count = in_view or (self.active, None)

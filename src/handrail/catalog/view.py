@@ -262,7 +262,7 @@ class CatalogView:
     )
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
-        idle = list_useless_tools(generation)
+        idle = list_tools_without_source(generation)
         self.barred_agents = frozenset(_iterate_excluded_agent_tools(generation, options.above))
         ready = {
             tool_id: entry
@@ -361,7 +361,7 @@ class CatalogView:
 _views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, CatalogView]] = weakref.WeakKeyDictionary()
 
 
-def list_useless_tools(generation: Generation) -> Collection[str]:
+def list_tools_without_source(generation: Generation) -> Collection[str]:
     """Return the ids of tools that are useless here and hidden from models.
 
     They are the tools for resources and prompts, if no source has any.

@@ -18,7 +18,7 @@ from handrail.config.operator_settings import (
     list_setting_keys,
     split_setting_key,
 )
-from handrail.config.secret_references import find_secret_table_faults, find_tool_settings_faults
+from handrail.config.secret_references import find_secret_table_faults, find_tools_table_faults
 from handrail.config.toml_file import find_unsupported_values
 from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.permission_modes import MODES, Mode
@@ -30,7 +30,7 @@ from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 LayerKind = Literal["default", "configuration", "workspace", "environment", "flag"]
 
 
-_TABLE_CHECKS = {"secrets": find_secret_table_faults, "tools": find_tool_settings_faults}
+_TABLE_CHECKS = {"secrets": find_secret_table_faults, "tools": find_tools_table_faults}
 
 
 class SettingOrigin(Struct, frozen=True):

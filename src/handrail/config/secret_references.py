@@ -58,7 +58,7 @@ def find_secret_table_faults(given: Any) -> Iterator[tuple[str, str]]:
         yield from ((place, problem) for problem in _faults_in_reference(name, reference))
 
 
-def find_tool_settings_faults(given: Any) -> Iterator[tuple[str, str]]:
+def find_tools_table_faults(given: Any) -> Iterator[tuple[str, str]]:
     """Yield ``(place, problem)`` of the tables of tools, by their ids, without values that may be secret."""
     form = '[tools."ID"] with enabled, timeout_ms, max_output or max_entries, or [tools."ID".config] with lines such as KEY = "VALUE"'
     if not isinstance(given, Mapping):

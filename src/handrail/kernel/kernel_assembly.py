@@ -53,7 +53,7 @@ from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling
 from handrail.policy.path_denials import path_denials_of_rules as hides
 from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_rules, with_mode
-from handrail.policy.rules.validation import check_rule, fault_outside_folders, find_contradictions, get_specs
+from handrail.policy.rules.validation import check_rule_matches, fault_outside_folders, find_contradictions, get_specs
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
 from handrail.record.commit_log import CommitLog, InterruptedCall, Record
@@ -131,7 +131,7 @@ class KernelComponents(Struct):
     _context_lock: threading.Lock = field(default_factory=threading.Lock)
     """Locked while a thread creates a context, so that the contexts of one agent share a shelf."""
 
-    def make_agent_context(
+    def create_agent_environment(
         self,
         agent: str,
         registrations: ClientProcessRegistrations | None = None,
@@ -482,7 +482,7 @@ def parse_rule_texts(texts: Iterable[RuleText], generation: Generation | None) -
         try:
             parsed = parse_entry(given.text, scope=given.scope, source=given.source, known=known)
             for rule in parsed if find_rule_set(given.text) is None else ():  # shipped rules are checked by tests
-                check_rule(rule, given.match, given.not_match, specs)
+                check_rule_matches(rule, given.match, given.not_match, specs)
         except ValueError as error:
             faults.append(Diagnostic(given.source, "", str(error)))  # which names the rule
             continue

@@ -303,7 +303,7 @@ class LocalKernel(Kernel):
             return self.own_context
         context = self._other_contexts.get(agent)
         if context is None:
-            context = self._other_contexts[agent] = self.components.make_agent_context(agent, self._registrations)
+            context = self._other_contexts[agent] = self.components.create_agent_environment(agent, self._registrations)
         return context
 
     async def fork_session(self, id: str) -> str:
@@ -346,8 +346,8 @@ class LocalKernel(Kernel):
         tier = WIRE_CODEC.encode_value(SandboxTier, self.sandbox_tier)
         return {"workspace": self.workdir, "token": self.components.store.lease.token, "tier": tier}
 
-    def make_agent_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
-        return self.components.make_agent_context(agent, registrations)
+    def create_agent_environment(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
+        return self.components.create_agent_environment(agent, registrations)
 
     async def open_session(self, opening: SessionOpening, id: str | None = None) -> LocalSession:
         return await self.sessions.open_in_context(opening, id)
@@ -567,7 +567,7 @@ async def open_local_kernel(
         await rooms.arbiter.recover_unfinished_work(rooms.interrupted_calls)
         stack.enter_context(redact_logs(rooms.arbiter.shaper.redactor))
         agent = registrations.agent or settings.settings.agent
-        own = await asyncio.to_thread(rooms.make_agent_context, agent, registrations)
+        own = await asyncio.to_thread(rooms.create_agent_environment, agent, registrations)
         kernel = LocalKernel(rooms, own, registrations.frontend, registrations, joining)
         stack.push_async_callback(kernel.shut_down)
         loop = asyncio.get_running_loop()

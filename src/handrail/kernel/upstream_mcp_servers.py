@@ -189,13 +189,13 @@ class LocalMcpServers(McpServers):
         **settings: Any,
     ) -> AsyncGenerator[ConnectedMcpServer]:
         server = _parse_server_settings(name, command=command, url=url, **settings)
-        connected = await self.connect_until_removed(name, server, prompt)
+        connected = await self.connect_permanently(name, server, prompt)
         try:
             yield connected
         finally:
             await self.disconnect_server(name)
 
-    async def connect_until_removed(
+    async def connect_permanently(
         self, name: str, server: UpstreamServerSettings, prompt: SignInPrompt | None
     ) -> ConnectedMcpServer:
         """Connect a server until :meth:`disconnect_server`; see :meth:`connect`."""
@@ -275,7 +275,7 @@ class ClientMcpServers:
             from handrail.upstream.oauth_sign_in import SignInPrompt
 
             prompt = SignInPrompt(redirect, lambda url: self._open_address(name, url))
-        connected = await self._get_servers().connect_until_removed(name, server, prompt)
+        connected = await self._get_servers().connect_permanently(name, server, prompt)
         if self._client.connection.lost_reason is not None:
             await self._get_servers().disconnect_all_servers()
         return WIRE_CODEC.encode_value(ServerListing, connected.listing)

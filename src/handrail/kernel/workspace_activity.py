@@ -86,7 +86,7 @@ class WorkspaceActivity(Struct, frozen=True):
         return not (self.holder or self.sessions or self.approvals or self.jobs or self.problem)
 
 
-def read_activity(state: Path) -> list[WorkspaceActivity]:
+def list_active_workspaces(state: Path) -> list[WorkspaceActivity]:
     """Return what goes on in each workspace of a state folder, without the idle ones.
 
     :raises StartError: if the state folder cannot be read
@@ -150,7 +150,7 @@ def _arguments_of(log: LogReader, call_id: str) -> Mapping[str, Any] | None:
     return given if isinstance(given, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
 
-async def request_stop(activity: WorkspaceActivity, target: str, *, by: str) -> StoppedWork:
+async def stop_matching_work(activity: WorkspaceActivity, target: str, *, by: str) -> StoppedWork:
     """Ask the process that holds a workspace to stop work there, and return what it stopped.
 
     :param target: the id of a call, a job or a session; ``""`` for everything

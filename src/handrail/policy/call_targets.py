@@ -29,7 +29,7 @@ from handrail.contract.tool.spec import (
     ToolSpec,
     fill_template,
     find_patch_arguments,
-    get_object_properties,
+    get_property_schemas,
     template_argument_names,
 )
 from handrail.origins.listed_paths import find_listed_path, folds_names
@@ -210,7 +210,7 @@ def _sole_template_argument(template: str) -> str | None:
 
 
 def _default_of(name: str, spec: ToolSpec) -> object:
-    return get_object_properties(spec.parameters).get(name, {}).get("default")
+    return get_property_schemas(spec.parameters).get(name, {}).get("default")
 
 
 def _texts(value: object, missing: str | None) -> list[str]:

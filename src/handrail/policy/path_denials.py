@@ -49,7 +49,7 @@ class _HashedKey:
         )
 
 
-class RulePathDenials:
+class HiddenPathRules:
     """The paths that a rule book hides from programs, or protects from writing.
 
     Implements :class:`handrail.contract.sandbox_protocol.PathDenials`.
@@ -64,7 +64,7 @@ class RulePathDenials:
         reading: tuple[Rule, ...],
         writing: tuple[Rule, ...],
         everything: tuple[Rule, ...],
-        above: RulePathDenials | None = None,
+        above: HiddenPathRules | None = None,
     ) -> None:
         self.key: Hashable = _HashedKey((workspace, reading, writing, everything, None if above is None else above.key))
         about_here = tuple(rule for rule in reading if not _only_shows_elsewhere(rule, workspace))
@@ -84,7 +84,7 @@ class RulePathDenials:
         self._folder_rule: RankedRule | None = None
         """The shipped rule about the session's own folder."""
 
-    def with_folder_rule(self, rule: Rule) -> RulePathDenials:
+    def with_folder_rule(self, rule: Rule) -> HiddenPathRules:
         """Return the same denials in a session with this rule about its own folder. Both share what is prepared."""
         other = copy.copy(self)
         other.key = (self.key, rule)
@@ -174,7 +174,7 @@ class RulePathDenials:
         return make_path_subject(path, self._workspace)
 
 
-def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
+def path_denials_of_rules(rules: RuleBook, workspace: str) -> HiddenPathRules:
     """Return what these rules hide from programs.
 
     :returns: the same object for books with the same rules about paths
@@ -186,7 +186,7 @@ def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
     return rules.prepare(("path denials", workspace), lambda: denials.with_folder_rule(rule))
 
 
-def _make_path_denials(rules: RuleBook, workspace: str) -> RulePathDenials:
+def _make_path_denials(rules: RuleBook, workspace: str) -> HiddenPathRules:
     reading, writing = rules.list_rules_about_capability("fs.read"), rules.list_rules_about_capability("fs.write")
     everything = tuple(rule for rule in rules if rule.permission == "*" and rule.is_unconditional)
     above = None if rules.parent is None else path_denials_of_rules(rules.parent.inherited_rules, workspace)
@@ -199,9 +199,9 @@ def _cached_hidden_paths(
     reading: tuple[Rule, ...],
     writing: tuple[Rule, ...],
     everything: tuple[Rule, ...],
-    above: RulePathDenials | None,
-) -> RulePathDenials:
-    return RulePathDenials(workspace, reading, writing, everything, above)
+    above: HiddenPathRules | None,
+) -> HiddenPathRules:
+    return HiddenPathRules(workspace, reading, writing, everything, above)
 
 
 def list_deletion_rules(book: RuleBook, spec: ToolSpec, counted: Iterable[Rule]) -> list[Rule]:
@@ -226,9 +226,9 @@ class RulePathDenialsCache:
 
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace
-        self._last: tuple[RuleBook, RulePathDenials] | None = None
+        self._last: tuple[RuleBook, HiddenPathRules] | None = None
 
-    def for_rules(self, rules: RuleBook) -> RulePathDenials:
+    def for_rules(self, rules: RuleBook) -> HiddenPathRules:
         """Return what these rules hide."""
         if self._last is None or self._last[0] is not rules:
             self._last = (rules, path_denials_of_rules(rules, self._workspace))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.text.glob_patterns import escape_as_pattern
-from handrail.contract.tool.spec import get_object_properties
+from handrail.contract.tool.spec import get_property_schemas
 from handrail.policy.call_evaluation import PolicyVerdict, format_reason
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
@@ -207,7 +207,7 @@ def _rules_by_arguments(verdict: PolicyVerdict) -> Iterator[str]:
     if (pattern := exact_server_request_pattern(prepared.origin, verdict.arguments)) is not None:
         yield f"allow {prepared.origin} {pattern}"
     words = _argument_words(verdict.arguments)
-    if words or not get_object_properties(prepared.spec.parameters):
+    if words or not get_property_schemas(prepared.spec.parameters):
         yield f"allow {prepared.spec.id} {words}".rstrip(" ")
 
 

@@ -563,7 +563,7 @@ def _as_fragment(body: bytes) -> object:
     return decode_any_json(body) if body[:1] == b" " else orjson.Fragment(body)
 
 
-def decode_journal_note(note: bytes) -> list[Record]:
+def decode_journaled_records(note: bytes) -> list[Record]:
     """Return the records in a note of the journal.
 
     :raises ValueError, TypeError, LookupError: if the note has another form
@@ -625,7 +625,7 @@ def read_unwritten_records(connection: sqlite3.Connection, folder: Path) -> list
     records: list[Record] = []
     for path, note in skip_written_notes(before, read_written_journal_note(connection)):
         try:
-            records += decode_journal_note(note)
+            records += decode_journaled_records(note)
         except (LookupError, TypeError, ValueError):
             raise StartError(unreadable_text(path)) from None
     return records

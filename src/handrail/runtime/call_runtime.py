@@ -54,7 +54,7 @@ from handrail.runtime.ripgrep import HiddenFileRecord
 from handrail.runtime.search_service import RipgrepSearch
 from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore, list_secret_settings
 from handrail.runtime.shell_service import CallTerminals, SandboxedShell, SessionTerminals
-from handrail.runtime.undo.file_tool_trackers import FileToolTracker
+from handrail.runtime.undo.file_tool_trackers import FileChangeRecorder
 from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots
 
 if TYPE_CHECKING:
@@ -331,9 +331,11 @@ class CallRuntime:
                 )
         return self._files
 
-    def _track_change(self, located: ResolvedPath) -> FileToolTracker | None:
+    def _track_change(self, located: ResolvedPath) -> FileChangeRecorder | None:
         snapshots, callers = self._environment.snapshots, self._services.calling_call_ids
-        return None if snapshots is None or not callers else FileToolTracker(snapshots, located, callers, self.tool_id)
+        return (
+            None if snapshots is None or not callers else FileChangeRecorder(snapshots, located, callers, self.tool_id)
+        )
 
     @property
     def search(self) -> SearchService:

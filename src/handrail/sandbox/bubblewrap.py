@@ -108,7 +108,7 @@ class BubblewrapSandbox:
         if plan.terminal is None:
             return await self.begin_program(process, plan, capabilities, profile, place)
         held = terminal.SandboxTerminal(process)
-        return held.wrap_process(await self.begin_program(process, plan, capabilities, profile, place))
+        return held.replace_process(await self.begin_program(process, plan, capabilities, profile, place))
 
     async def find_network(
         self, capabilities: CapabilitySet, profile: SandboxProfile

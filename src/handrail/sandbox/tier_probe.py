@@ -232,7 +232,7 @@ async def _run_trial(binary: str, place: str) -> _ObservedConfinement | str:
     workspace.mkdir()
     scratch.mkdir()
     whole = CapabilityLayer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),), hosts=("probe.invalid",))
-    system_calls = None if seccomp.detect_filter_architecture() else b""
+    system_calls = None if seccomp.get_supported_architecture() else b""
     sandbox = BubblewrapSandbox(binary, SandboxTier("probe", ""), system_calls=system_calls)
     profile, argv = SandboxProfile(str(workspace), str(scratch)), ("/bin/sh", "-c", _TRIAL_SCRIPT)
     no_hosts: str | None = None
@@ -334,7 +334,7 @@ def _privileges(seen: _ObservedConfinement) -> SandboxMechanism:
 
 
 def _seccomp(seen: _ObservedConfinement) -> SandboxMechanism:
-    machine = seccomp.detect_filter_architecture()
+    machine = seccomp.get_supported_architecture()
     if machine is None:
         about = f"Handrail has no system call filter for {os.uname().machine}"
         return SandboxMechanism("seccomp", False, about, f"use x86_64 or aarch64; {_disabled_detail('seccomp')}")

@@ -22,7 +22,7 @@ from handrail.policy.rule_suggestions import PROJECT_SOURCE, REJECTION_SOURCE
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.record.commit_log import CommitLog
 from handrail.store.database.sqlite_connection import open_reader
-from handrail.store.project_identity import is_same_project, list_shared_states
+from handrail.store.project_identity import is_same_project, list_workspaces_with_shared_answers
 from handrail.store.state_folders import StateFolders
 from handrail.store.tables.approval_tables import ApprovalReader
 
@@ -149,7 +149,7 @@ def load_project_rules(approvals: ApprovalBroker, folders: StateFolders) -> list
     own = _parse_stored_rules(approvals.list_rules(), "")
     if not is_same_project(folders):
         return [rule for rule in own if rule.action == "deny"]
-    for path, state in list_shared_states(folders):
+    for path, state in list_workspaces_with_shared_answers(folders):
         with suppress(StartError), closing(open_reader(state / folders.database_file.name)) as connection:
             own += _parse_stored_rules(ApprovalReader(connection).list_rules(), f", in {path}")
     return list(dict.fromkeys(own))
@@ -170,7 +170,7 @@ def _parse_stored_rules(rules: Iterable[StoredProjectRule], place: str) -> list[
     return found
 
 
-class EarlierCallResolver:
+class EarlierCallRecovery:
     """A resolver of the earlier calls of one session: it recovers answers and resumes suspended calls.
 
     :param generation: returns the current tools
@@ -197,7 +197,7 @@ class EarlierCallResolver:
         finally:
             self._lookups.remove(stopped)
 
-    async def recover_answers(self, call_ids: Sequence[str]) -> list[CallAnswer]:
+    async def resume_or_read_answers(self, call_ids: Sequence[str]) -> list[CallAnswer]:
         """Return the answers to earlier calls, in order; see ``Session.recover_results``."""
         stopped = self._start_lookup()
         try:

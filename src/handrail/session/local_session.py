@@ -44,9 +44,9 @@ from handrail.contract.undo_reports import UndoReport
 from handrail.policy.call_authorizer import restrict_provider_offer
 from handrail.policy.rules.rule_sets import SET_SOURCE, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, parse_mode, parse_optional_mode, parse_rule
-from handrail.policy.rules.validation import check_rule, get_specs
+from handrail.policy.rules.validation import check_rule_matches, get_specs
 from handrail.record.commit_log import Record
-from handrail.session.call_recovery import EarlierCallResolver
+from handrail.session.call_recovery import EarlierCallRecovery
 from handrail.session.instruction_files import make_read_check, read_parent_instructions
 from handrail.session.session_events import ChangeNotifier, EventQueue, iterate_events
 from handrail.session.turn import LocalTurn
@@ -76,7 +76,7 @@ def check_rules_match(rules: Iterable[Rule], tools: Generation) -> None:
         if rule.source.startswith(SET_SOURCE):
             continue
         parse_rule(rule.text, scope="session", known=known)
-        check_rule(rule, (), (), specs)
+        check_rule_matches(rule, (), (), specs)
 
 
 CLOSED = "is closed. Open another session with kernel.session()."
@@ -125,7 +125,7 @@ class LocalSession:
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._last_turn = turns
-        self._earlier_calls = EarlierCallResolver(arbiter, lane, lane.current_generation)
+        self._earlier_calls = EarlierCallRecovery(arbiter, lane, lane.current_generation)
         self._skipped: dict[int, None] = {}
         """The turns that have a number and have not started."""
         self.id = lane.session_id
@@ -298,7 +298,7 @@ class LocalSession:
     ) -> Coroutine[Any, Any, CallAnswer]:
         """Run the only call of a turn; see :meth:`open_numbered_turn`."""
         self._claim_turn_number(number)
-        self._catalog.get_tools_for_turn(generation)
+        self._catalog.begin_turn(generation)
         return self._arbiter.carry_out(
             self._arbiter.create_call(f"{self.id}/{number}.0", proposed, self._lane, generation)
         )
@@ -333,7 +333,7 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return await successor.recover_result(call_id)
         self._check_open()
-        return (await self._earlier_calls.recover_answers((call_id,)))[0]
+        return (await self._earlier_calls.resume_or_read_answers((call_id,)))[0]
 
     async def recover_results(self, call_ids: Sequence[str]) -> list[CallAnswer]:
         """Return the answers to several earlier calls, in order; see :meth:`recover_result`.
@@ -343,7 +343,7 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return await successor.recover_results(call_ids)
         self._check_open()
-        return await self._earlier_calls.recover_answers(call_ids)
+        return await self._earlier_calls.resume_or_read_answers(call_ids)
 
     async def calls_awaiting_approval(self) -> list[str]:
         """Return the ids of the calls that :meth:`resume_suspended_calls` would resume.

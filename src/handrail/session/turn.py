@@ -39,7 +39,7 @@ class LocalTurn:
     ) -> None:
         self._arbiter = arbiter
         self._catalog = catalog
-        self._active_tools = catalog.get_tools_for_turn(generation)
+        self._active_tools = catalog.begin_turn(generation)
         self._lane = lane
         self.generation = generation
         self.number = number

@@ -11,7 +11,7 @@ from typing import Any
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import ToolError
 from handrail.contract.json_codec import MalformedData, reader_of
-from handrail.contract.services.task_services import TaskPage, TaskStatus, WorkspaceTask
+from handrail.contract.services.task_services import TaskList, TaskStatus, WorkspaceTask
 from handrail.contract.struct import Struct
 from handrail.store.database.sqlite_connection import damaged_row_error
 from handrail.store.tables.task_table import TaskTable
@@ -219,7 +219,7 @@ class SessionTasks:
         words: str = "",
         limit: int = 50,
         offset: int = 0,
-    ) -> TaskPage:
+    ) -> TaskList:
         wanted = words.casefold().split()
 
         def accepts(task: WorkspaceTask) -> bool:
@@ -232,7 +232,7 @@ class SessionTasks:
             )
 
         found = self._tasks.list_matching(self._session_id, accepts)
-        return TaskPage(tuple(found[offset : offset + limit]), len(found))
+        return TaskList(tuple(found[offset : offset + limit]), len(found))
 
 
 def _read_task(number: int, fields: Mapping[str, Any]) -> _StoredTask:

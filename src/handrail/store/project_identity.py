@@ -143,7 +143,7 @@ def set_answer_sharing(folders: StateFolders, other: Path, *, shares: bool) -> N
     _write(folders, replace(record, shared=kept))
 
 
-def list_shared_states(folders: StateFolders) -> Iterator[tuple[str, Path]]:
+def list_workspaces_with_shared_answers(folders: StateFolders) -> Iterator[tuple[str, Path]]:
     """Yield the path and the state folder of each workspace whose standing answers hold here too.
 
     A folder that another one has replaced since is left out.

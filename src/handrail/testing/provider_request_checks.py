@@ -58,7 +58,7 @@ class ServerToolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchCitations:
+class ScriptedSearchCitations:
     """The cited sources of a provider's search (OpenAI)."""
 
     urls: Sequence[str]
@@ -73,7 +73,7 @@ class SearchCitations:
         ]
 
 
-def split_into_block_starts(part: ServerToolUse) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] | None]]:
+def make_content_blocks(part: ServerToolUse) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] | None]]:
     """Yield each block as it starts, with the arguments that follow in pieces."""
     if part.is_used:
         yield {"type": "server_tool_use", "id": part.id, "name": part.name, "input": {}}, part.arguments

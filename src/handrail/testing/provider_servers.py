@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 
 from handrail.testing.provider_request_checks import (
     ReplyPause,
-    SearchCitations,
+    ScriptedSearchCitations,
     ServerToolUse,
     check_arguments_json,
     check_call_id,
@@ -30,7 +30,7 @@ from handrail.testing.provider_request_checks import (
     find_anthropic_faults,
     find_openai_faults,
     find_tool_entry_faults,
-    split_into_block_starts,
+    make_content_blocks,
 )
 
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
@@ -86,7 +86,15 @@ class ThinkingBlock:
 
 
 Part = (
-    str | ReplyCall | ThinkingBlock | ServerToolUse | SearchCitations | ConnectionCut | ReplyPause | StreamError | bytes
+    str
+    | ReplyCall
+    | ThinkingBlock
+    | ServerToolUse
+    | ScriptedSearchCitations
+    | ConnectionCut
+    | ReplyPause
+    | StreamError
+    | bytes
 )
 """Text, a call, reasoning, a provider tool use, a break, a pause, an error event, or raw bytes as one event's data."""
 
@@ -345,7 +353,7 @@ class OpenAIServer(ProviderServer):
                     number += 1
                 case ThinkingBlock() | ServerToolUse():
                     pass
-                case SearchCitations():
+                case ScriptedSearchCitations():
                     yield chunk({"annotations": part.annotations()})
                 case StreamError(code, message):
                     yield ServerSentChunk(json.dumps(self._error(code, message)).encode())
@@ -417,10 +425,10 @@ class AnthropicServer(ProviderServer):
                     yield from _whole_block(number, {"type": "thinking", "thinking": "", "signature": ""}, deltas)
                     number += 1
                 case ServerToolUse():
-                    for block, asked in split_into_block_starts(part):
+                    for block, asked in make_content_blocks(part):
                         yield from _whole_block(number, block, () if asked is None else _deltas_of(asked))
                         number += 1
-                case SearchCitations():
+                case ScriptedSearchCitations():
                     pass
                 case StreamError(code, text):
                     yield _event("error", error={"type": code, "message": text})
@@ -538,7 +546,7 @@ class ResponsesServer(ProviderServer):
                 case ServerToolUse():
                     item = {"type": f"{part.name}_call", "id": f"ws_{number}", **cast("dict[str, Any]", part.content)}
                     yield event("response.output_item.done", output_index=number, item=item)
-                case SearchCitations():
+                case ScriptedSearchCitations():
                     pass
                 case StreamError(code, text):
                     yield event("error", code=code, message=text, param=None)
@@ -692,7 +700,7 @@ class GeminiServer(ProviderServer):
                 case ThinkingBlock(text, signature):
                     yield chunk({"text": text, "thought": True})
                     signed = {"thoughtSignature": base64.b64encode(signature.encode()).decode()}
-                case ServerToolUse() | SearchCitations():
+                case ServerToolUse() | ScriptedSearchCitations():
                     pass
                 case StreamError(code, text):
                     yield ServerSentChunk(

@@ -205,7 +205,7 @@ def _with_default(name: str, text: str) -> dict[str, Any]:
     return {**_FIELDS[name], "description": f"{_FIELDS[name]['description']}. {text}"}
 
 
-class CreateTaskTool(Tool):
+class CreateWorkspaceTaskTool(Tool):
     spec = _task_spec(
         id="create_task",
         description=(
@@ -397,7 +397,7 @@ def _format_time(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="seconds")
 
 
-TASK_TOOLS: tuple[Tool, ...] = (CreateTaskTool(), ListTasksTool(), EditTaskTool(), GetTaskTool())
+TASK_TOOLS: tuple[Tool, ...] = (CreateWorkspaceTaskTool(), ListTasksTool(), EditTaskTool(), GetTaskTool())
 
 
 # browse_rules, load_rule, save_rule, delete_rule: deprecated names, which only the profile tiered-tools has.

@@ -16,10 +16,10 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.resource_services import (
     SOURCE_PREFIX,
     PromptSpec,
-    ResourceListing,
     ResourceSpec,
     ResourceTemplate,
     SourceRequest,
+    SourceResources,
     SourceResponse,
 )
 from handrail.contract.services.tool_runtime import Runtime
@@ -242,7 +242,7 @@ RESOURCE_TOOLS: tuple[Tool, ...] = (
 )
 
 
-def _listings_of(offerings: Sequence[ResourceListing], source: str | None) -> Sequence[ResourceListing]:
+def _listings_of(offerings: Sequence[SourceResources], source: str | None) -> Sequence[SourceResources]:
     """Return the listings of one source, or all.
 
     :raises ToolError: if the source does not exist
@@ -258,7 +258,7 @@ def _listings_of(offerings: Sequence[ResourceListing], source: str | None) -> Se
     return found
 
 
-def _unique_name(name: str, offering: ResourceListing, seen: set[str]) -> str:
+def _unique_name(name: str, offering: SourceResources, seen: set[str]) -> str:
     """Return a name, with its source as prefix if an earlier source has the same name."""
     if name in seen and offering.is_third_party:
         return f"{SOURCE_PREFIX}{offering.source}:{name}"
@@ -266,7 +266,7 @@ def _unique_name(name: str, offering: ResourceListing, seen: set[str]) -> str:
     return name
 
 
-def _source_data(offering: ResourceListing) -> dict[str, str]:
+def _source_data(offering: SourceResources) -> dict[str, str]:
     return {"source": offering.source} if offering.is_third_party else {}
 
 
@@ -298,6 +298,6 @@ def _content_result(given: SourceResponse) -> object:
     return Result.output(data, untrusted_source=given.source) if given.source else data
 
 
-def _label_untrusted(fields: dict[str, Any], offerings: Sequence[ResourceListing]) -> object:
+def _label_untrusted(fields: dict[str, Any], offerings: Sequence[SourceResources]) -> object:
     sources = [one.source for one in offerings if one.is_third_party]
     return Result.output(fields, untrusted_source=", ".join(sorted(set(sources)))) if sources else fields

@@ -16,7 +16,7 @@ from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import ConfigKey, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.document_text import PDF_START, detect_image_type, make_pdf_answer
+from handrail.tools.files.document_text import PDF_START, detect_image_type, read_pdf_pages
 from handrail.tools.files.reading_and_search import get_max_answer_bytes
 from handrail.tools.tool_declarations import MAX_OUTPUT, make_closed_object_schema
 
@@ -168,7 +168,7 @@ async def _read_pdf(runtime: Runtime, response: HttpResponse) -> dict[str, Any]:
             "the file with read.",
             kind="limit",
         )
-    found = await make_pdf_answer(runtime, response.body, response.url, 1, None, get_max_answer_bytes(runtime))
+    found = await read_pdf_pages(runtime, response.body, response.url, 1, None, get_max_answer_bytes(runtime))
     last, total = found["last_page"], found["total_pages"]
     answer: dict[str, Any] = {"text": found["text"], "last_page": last, "total_pages": total}
     if found["next"] is not None:

@@ -243,7 +243,7 @@ class UpstreamServerConnection:
             check_current()
             try:
                 if self.definition.write:
-                    async with conversation.transport.guard_protected_names():
+                    async with conversation.transport.watch_protected_paths():
                         return await made(conversation, fields)
                 return await made(conversation, fields)
             except UpstreamConnectionLost as lost:

@@ -120,7 +120,7 @@ class JobOutputFile:
             os.close(descriptor)
 
 
-class OutputStream:
+class CallOutputWriter:
     """The output of one call. Use it on the kernel's event loop.
 
     :param tell: called with each piece while there are listeners; None if the frontend may not see the output

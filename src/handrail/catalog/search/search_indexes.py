@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handrail.catalog.embedders.embedder_selection import EmbedderChoice, make_encoder_factory
-from handrail.catalog.view import find_category_name, is_extension, list_useless_tools
+from handrail.catalog.view import find_category_name, is_extension, list_tools_without_source
 from handrail.contract.errors import ToolError
 from handrail.contract.services.job_and_tool_services import ToolMatch, ToolSearchResult
 from handrail.contract.tool_generation import BUILT_IN, Generation, ToolEntry
@@ -262,7 +262,7 @@ def _make_documents(generation: Generation) -> dict[str, SearchableTool]:
     """Return the searched documents: the tools that can be called."""
     from handrail.catalog.search.lexical_index import SearchableTool
 
-    idle = list_useless_tools(generation)
+    idle = list_tools_without_source(generation)
     aliases: dict[str, list[str]] = {}
     for alias, tool_id in generation.aliases.items():
         aliases.setdefault(tool_id, []).append(alias)

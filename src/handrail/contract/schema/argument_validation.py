@@ -39,7 +39,7 @@ from handrail.contract.schema.schema_check_cost import (
 )
 from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.strict_json import MAX_ARGUMENT_DEPTH, json_type_name
-from handrail.contract.tool.spec import get_object_properties, iterate_schema_branches, members_or_nothing
+from handrail.contract.tool.spec import get_property_schemas, iterate_schema_branches, members_or_nothing
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 # Integers: the places where a schema asks for them, and a conversion of whole numbers. JSON Schema counts ``1.0`` as an
@@ -55,7 +55,7 @@ def find_possible_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tupl
         return (), ()
     integers: list[str] = []
     within: list[str] = []
-    for name, property_schema in get_object_properties(parameters).items():
+    for name, property_schema in get_property_schemas(parameters).items():
         refers = _mentions_type(property_schema, b'ef":')  # $ref, $dynamicRef: to what is looked up nowhere here
         kinds = _types_allowed_by(property_schema)
         if refers or ("integer" in kinds and "number" not in kinds):
@@ -251,7 +251,7 @@ class ParametersSchema:
 
     def _problems_by_argument(self, arguments: dict[str, Any]) -> list[str]:
         """Return texts about missing and wrong arguments, with details where they cost little."""
-        properties = get_object_properties(self.parameters)
+        properties = get_property_schemas(self.parameters)
         texts = [
             f"`{format_json_path([name])}` is missing (expected {_expected_of(properties.get(name, {}))})"
             for name in members_or_nothing(self.parameters.get("required"))
@@ -625,7 +625,7 @@ def _sibling_properties(schema: Mapping[str, Any], schema_path: Path) -> dict[st
             node = node[part]
         except (KeyError, IndexError, TypeError):
             return {}
-    return get_object_properties(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
+    return get_property_schemas(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
 
 
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {

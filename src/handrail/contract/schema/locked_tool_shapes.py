@@ -10,7 +10,7 @@ from typing import Any
 
 from handrail.contract.schema.argument_validation import ParametersSchema
 from handrail.contract.struct import Struct
-from handrail.contract.tool.spec import TargetTemplates, ToolKind, ToolSpec, get_object_properties
+from handrail.contract.tool.spec import TargetTemplates, ToolKind, ToolSpec, get_property_schemas
 
 _LONGEST = 4_000
 
@@ -72,7 +72,7 @@ class LockedToolShape(Struct, frozen=True):
         if answering.mode != "direct":
             yield f"its mode is {answering.mode!r}; {tool_id} requires the mode 'direct'"
         names = list(self.parameters["properties"])
-        if missing := [name for name in names if name not in get_object_properties(answering.parameters)]:
+        if missing := [name for name in names if name not in get_property_schemas(answering.parameters)]:
             yield f"the parameter {' and '.join(missing)} is missing; {tool_id} requires {', '.join(names)}"
             return
         for example in self.examples:

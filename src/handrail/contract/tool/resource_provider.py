@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
-from handrail.contract.services.resource_services import SOURCE_PREFIX, ResourceListing, SourceRequest
+from handrail.contract.services.resource_services import SOURCE_PREFIX, SourceRequest, SourceResources
 from handrail.contract.services.tool_runtime import Runtime
 
 
-class ResourceProvider(ResourceListing, Protocol):
+class ResourceProvider(SourceResources, Protocol):
     """The resources and prompts of one source, and the methods to get them.
 
     It accepts the names and URIs that it lists. It returns MCP's results as plain data, with binary parts as

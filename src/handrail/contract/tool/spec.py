@@ -291,7 +291,7 @@ def to_template_tuple(templates: str | Sequence[str]) -> tuple[str, ...]:
 def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, tuple[str, ...]]:
     """Infer targets from ``format: path | host | command`` of all top-level parameters, also within lists."""
     found: dict[str, tuple[str, ...]] = {}
-    for name, schema in get_object_properties(parameters).items():
+    for name, schema in get_property_schemas(parameters).items():
         for declared in _formats_of(schema):
             capability = (
                 ("fs.read" if side_effect == "read" else "fs.write")
@@ -305,7 +305,7 @@ def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dic
 
 def find_path_arguments(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parameters with ``format: path``, or with a list of such texts."""
-    properties = get_object_properties(parameters)
+    properties = get_property_schemas(parameters)
     return tuple(name for name, schema in properties.items() if "path" in _formats_of(schema))
 
 
@@ -315,7 +315,7 @@ def find_patch_arguments(parameters: Mapping[str, Any]) -> frozenset[str]:
     A template of one of them in ``targets`` or ``locks`` stands for the paths of the patch. For ``fs.read`` these are the files
     whose content decides about the change.
     """
-    properties = get_object_properties(parameters)
+    properties = get_property_schemas(parameters)
     return frozenset(name for name, schema in properties.items() if schema.get("format") == "patch")
 
 
@@ -326,7 +326,7 @@ def _formats_of(schema: Mapping[str, Any]) -> Iterable[str]:
     return dict.fromkeys(str(one["format"]) for one in (*alternatives, *items) if "format" in one)
 
 
-def get_object_properties(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def get_property_schemas(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the top-level properties that are objects."""
     properties: Any = parameters.get("properties")
     if not isinstance(properties, Mapping):
@@ -388,7 +388,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     for place, choices in _CHOICES.items():  # Python does not enforce a Literal
         if (chosen := getattr(spec, place)) not in choices:
             found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
-    known = get_object_properties(spec.parameters)
+    known = get_property_schemas(spec.parameters)
     for field_name in ("locks", "locks_background"):
         declared: Sequence[LockSpec] = getattr(spec, field_name) or ()
         for index, lock in enumerate(declared):

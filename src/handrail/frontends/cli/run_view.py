@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class JsonView:
     """A view that prints one JSON object per line on stdout."""
 
-    def show_session(self, session_id: str) -> None:
+    def receive_session_opened(self, session_id: str) -> None:
         print_json({"event": "session", "id": session_id}, lines=True)
         sys.stdout.flush()
 
@@ -104,7 +104,7 @@ class RunView:
         self._is_after_call = False
         self._session_id = ""
 
-    def show_session(self, session_id: str) -> None:
+    def receive_session_opened(self, session_id: str) -> None:
         self._session_id = session_id
 
     def show(self, event: AgentEvent) -> None:

@@ -106,10 +106,10 @@ def _calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 def _running_work(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield the sessions, calls and jobs that run now in any workspace."""
-    from handrail.kernel.workspace_activity import read_activity
+    from handrail.kernel.workspace_activity import list_active_workspaces
     from handrail.store.state_folders import find_state_root
 
-    for one in read_activity(find_state_root(ctx.params.get("state"))):
+    for one in list_active_workspaces(find_state_root(ctx.params.get("state"))):
         for session in one.sessions:
             yield session.id, _one_line(session.task)
             yield from ((call.call_id, call.tool or "") for call in session.calls)

@@ -585,7 +585,7 @@ class RemoteTurn:
     ) -> None:
         self._execute_calls = execute_calls
         self._catalog = catalog
-        self._loaded = catalog.get_tools_for_turn(generation)
+        self._loaded = catalog.begin_turn(generation)
         self._provider_tools = ruled
         self._delegates = delegates
         self._token = token

@@ -23,7 +23,7 @@ from handrail.contract.services.history_and_skill_services import SkillService, 
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.language_services import LanguageService
 from handrail.contract.services.memory_service import MemoryService
-from handrail.contract.services.resource_services import ResourceListing, ResourceService, SourceResponse
+from handrail.contract.services.resource_services import ResourceService, SourceResources, SourceResponse
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import (
@@ -86,7 +86,7 @@ def _read_trigger_class(value: Any) -> TriggerClassRef:
     return WIRE_CODEC.get_type_reader(TriggerClassRef)(value)
 
 
-def _write_listing(one: ResourceListing) -> Any:
+def _write_listing(one: SourceResources) -> Any:
     return WIRE_CODEC.encode_value(ResourceProviderListing, wire_encoding.snapshot_provider_listing(one))
 
 
@@ -98,7 +98,7 @@ WIRE_CODEC = Codec(
             (SourceResponse,),
             lambda given: {"data": encode_return_value(dict(given.data)), "source": given.source},
         ),
-        ResourceListing: TypeJsonForm(_read_listing, (object,), _write_listing),
+        SourceResources: TypeJsonForm(_read_listing, (object,), _write_listing),
         ProposedCall: TypeJsonForm(decode_written_call, (ProposedCall,), wire_encoding.write_call),
         CustomTriggerTool: TypeJsonForm(
             _read_trigger_class,

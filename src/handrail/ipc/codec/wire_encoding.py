@@ -24,10 +24,10 @@ from handrail.contract.rule_forms import RuleWithExamples
 from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.services.resource_services import (
     PromptSpec,
-    ResourceListing,
     ResourceSpec,
     ResourceTemplate,
     SourceRequest,
+    SourceResources,
 )
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct, field
@@ -212,7 +212,7 @@ class ResourceProviderListing(Struct, frozen=True):
         )
 
 
-def snapshot_provider_listing(one: ResourceListing) -> ResourceProviderListing:
+def snapshot_provider_listing(one: SourceResources) -> ResourceProviderListing:
     """Return a snapshot of the listing of a source."""
     return ResourceProviderListing(
         one.source, one.is_third_party, tuple(one.resources), tuple(one.templates), tuple(one.prompts)
@@ -275,7 +275,7 @@ class ClientGreeting(Struct, frozen=True):
     builtins: bool = True
 
 
-def read_client_greeting(fields: Message) -> ClientGreeting:
+def parse_client_greeting(fields: Message) -> ClientGreeting:
     """Read a greeting.
 
     :raises Refused: if a field is invalid; the text names it

@@ -156,7 +156,7 @@ class KernelForClients(Protocol):
         """Stop a call, a job, a session or everything; see :meth:`SessionManager.stop_work`."""
         ...
 
-    def make_agent_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
+    def create_agent_environment(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
         """Return a new context of an agent with the registrations of a process.
 
         :raises LoadError: with all faults
@@ -240,7 +240,7 @@ class ClientProcess:
         """The number of the newest generation that was dropped."""
         self._contexts: dict[str, AgentContext] = {}
         """By agent: the context of the process, and those of further agents that its sessions use."""
-        greeting = wire_encoding.read_client_greeting(hello)
+        greeting = wire_encoding.parse_client_greeting(hello)
         self.frontend: str = greeting.face[:_MAX_FRONTEND_CHARS]
         self._secrets = greeting.secrets
         self._cleanups: list[Callable[[], Awaitable[object]]] = []
@@ -381,7 +381,9 @@ class ClientProcess:
         return context
 
     def _make_context(self, agent: str) -> AgentContext:
-        return self._host.make_agent_context(agent, replace(self._registrations, tools=tuple(self._client_tools.tools)))
+        return self._host.create_agent_environment(
+            agent, replace(self._registrations, tools=tuple(self._client_tools.tools))
+        )
 
     def _make_providers(
         self, told: Sequence[wire_encoding.ResourceProviderDescription]

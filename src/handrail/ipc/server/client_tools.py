@@ -17,7 +17,7 @@ import orjson
 
 from handrail.arbiter.client_requests import MAX_PROGRESS_CHARACTERS
 from handrail.arbiter.generator_steps import END_OF_STEPS, unwrap_runtime
-from handrail.arbiter.stoppable_execution import StoppableExecution
+from handrail.arbiter.stoppable_execution import StoppableTaskRunner
 from handrail.contract.errors import ToolError
 from handrail.contract.json_codec import MalformedData, expect_object, read_exact_fields
 from handrail.contract.services.client_services import METHOD_CAPABILITIES, LogLevel
@@ -158,7 +158,7 @@ class ClientProcessTools:
             raise asyncio.CancelledError
         run = _RunningToolCall(next(self._numbers), tool_id, runtime)
         self._runs[run.number] = run
-        if isinstance(cancellation, StoppableExecution):
+        if isinstance(cancellation, StoppableTaskRunner):
             cancellation.on_stop = partial(self._stop, run)
         try:
             asking = asyncio.ensure_future(self._connection.request(op, {"run": run.number, **body}))
@@ -173,7 +173,7 @@ class ClientProcessTools:
                 kind="backend",
             ) from None
         finally:
-            if isinstance(cancellation, StoppableExecution):
+            if isinstance(cancellation, StoppableTaskRunner):
                 cancellation.on_stop = None
             run.over = True
             del self._runs[run.number]

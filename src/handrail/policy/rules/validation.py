@@ -17,7 +17,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.rule_forms import RuleExample, to_rule_with_examples
 from handrail.contract.text.glob_patterns import compile_text_glob, has_wildcard, literal_prefix
 from handrail.contract.tool.requires import CAPABILITIES, CapabilityLayer
-from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, get_object_properties
+from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, get_property_schemas
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.policy.call_targets import get_subject_kind, host_of_url
 from handrail.policy.rules.matchers import (
@@ -191,7 +191,7 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
         words = split_pattern(rule.pattern)
     except PatternSyntaxError as fault:
         return str(fault)
-    properties = get_object_properties(spec.parameters)
+    properties = get_property_schemas(spec.parameters)
     if spec.mode == "stateful":
         properties = {**properties, STEP_INPUT: spec.step_parameters or {}}
     words = tuple("*" if word == ANY_ARGUMENTS else word for word in words)
@@ -259,7 +259,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def check_rule(
+def check_rule_matches(
     rule: Rule, match: Sequence[RuleExample], not_match: Sequence[RuleExample], specs: Mapping[str, ToolSpec] | None
 ) -> None:
     """Check one rule by itself, and against the available tools.
@@ -555,7 +555,7 @@ def load_agent_rules(
             rule = parse_rule(text, scope="manifest", source=source, known=known)
             if known is not None:
                 _check_glob_matches_a_tool(rule, known)
-            check_rule(rule, entry.match, entry.not_match, specs)
+            check_rule_matches(rule, entry.match, entry.not_match, specs)
         except ValueError as error:
             faults.append((f"rules[{index}]", _explain_in_agent_names(text, agent, others, str(error))))
         else:

@@ -64,7 +64,7 @@ def find_paths_named_by_git(tree: FolderTree) -> GitNamedPaths:
     tree.
     """
     places = [*((folder, None) for folder in tree.list_repositories()), *_find_outer_repositories(tree.root)]
-    person = git_config_reader.read_paths_named_by_user()
+    person = git_config_reader.read_user_and_system_git_paths()
     key = (
         tree.version,
         person,
@@ -96,7 +96,7 @@ def find_paths_git_names_near(root: str, path: str) -> Iterator[str]:
     """
     if root in _GIT_TARGETS:
         yield from _GIT_TARGETS[root][1].targets
-    person = git_config_reader.read_paths_named_by_user()
+    person = git_config_reader.read_user_and_system_git_paths()
     yield from _resolve_named(root, person, root, {})
     folder = path.rpartition("/")[0]
     while folder:

@@ -354,7 +354,7 @@ def read_paths_named_in_file(
     return tuple(found), entries
 
 
-def read_paths_named_by_user(environment: Mapping[str, str] | None = None) -> tuple[GitNamedPath, ...]:
+def read_user_and_system_git_paths(environment: Mapping[str, str] | None = None) -> tuple[GitNamedPath, ...]:
     """Return the paths that the settings of the user and of the machine name, for any repository.
 
     :param environment: the environment of this process if None

@@ -18,7 +18,7 @@ from handrail.store.undo_store import ABSENT, PathChange, PathState, UndoableOpe
 logger = logging.getLogger("handrail.runtime")
 
 
-class FileToolTracker:
+class FileChangeRecorder:
     """The tracker of one change by a file tool.
 
     :param located: the path that is written, deleted, or the target of a move

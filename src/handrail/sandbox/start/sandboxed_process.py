@@ -259,7 +259,7 @@ class SandboxedProcess(PipedProcess):
         if described is None:
             return
         mounts, self._answer = described
-        wrong = mount_comparison.find_misplaced(table, mounts)
+        wrong = mount_comparison.find_first_mount_mismatch(table, mounts)
         if wrong is not None:
             mount_comparison.host_mounts.forget()
             self._read_bubblewrap_status()
@@ -525,7 +525,7 @@ class SandboxTerminal(ProcessWrapper):
         self._descriptor = os.dup(process.stdin_descriptor)
         process.add_sandbox_empty_callback(self._close)
 
-    def wrap_process(self, process: Process) -> SandboxTerminal:
+    def replace_process(self, process: Process) -> SandboxTerminal:
         """Use another wrapper around its process, and return this terminal."""
         self._process = process
         return self

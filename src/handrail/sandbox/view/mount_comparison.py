@@ -325,12 +325,12 @@ def _index_mounts(table: ExpectedMounts) -> tuple[dict[str, _RequiredMountAtPlac
 
 
 def list_checked_paths(table: ExpectedMounts) -> tuple[str, ...]:
-    """Return the paths in the sandbox whose device and inode :func:`find_misplaced` needs."""
+    """Return the paths in the sandbox whose device and inode :func:`find_first_mount_mismatch` needs."""
     return _index_mounts(table)[1]
 
 
 @lru_cache(maxsize=64)  # the kernel gives the same numbers again once they are free
-def find_misplaced(table: ExpectedMounts, described: bytes) -> str | None:
+def find_first_mount_mismatch(table: ExpectedMounts, described: bytes) -> str | None:
     """Return the first path in a sandbox whose mount is not the expected one; None if all are right.
 
     :param described: items, each after its length in 4 bytes: the sandbox's own mountinfo(5), and ``DEVICE:INODE`` of

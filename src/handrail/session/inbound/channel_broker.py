@@ -432,7 +432,7 @@ class WorkspaceNotifications:
         self._redactor = redactor
         self._sessions: dict[str, SessionNotifications] = {}
 
-    def list_session_notifications(self, session_id: str) -> SessionNotifications:
+    def attach_session(self, session_id: str) -> SessionNotifications:
         """Return the notifications of a session."""
         found = self._sessions.get(session_id)
         if found is None:

@@ -658,9 +658,7 @@ class WorkspaceInboundServices:
         channels = SessionChannels(self.channels, session_id, root_id, agent)
         triggers = SessionTriggers(self.triggers, session_id, channels, workdir, partial(_find_trigger_class, current))
         transcript = SessionTranscript(session_id, self._database, self._comparer)
-        return SessionInboundServices(
-            self.notifications.list_session_notifications(session_id), channels, triggers, transcript
-        )
+        return SessionInboundServices(self.notifications.attach_session(session_id), channels, triggers, transcript)
 
     async def resume_session(self, triggers: SessionTriggers) -> None:
         """Resume the triggers of a session that is open. The first session starts the triggers of all."""

@@ -40,11 +40,11 @@ async def read_pdf(runtime: Runtime, path: str, first: int, count: int | None, m
     :raises ToolError: ``invalid_input`` for pages beyond the end, ``limit`` for a file that is too large
     """
     shown, document = await _read_whole_file(runtime, path)
-    answer = await make_pdf_answer(runtime, document, shown, first, count, max_bytes)
+    answer = await read_pdf_pages(runtime, document, shown, first, count, max_bytes)
     return {"path": shown, **answer, "size": len(document)}
 
 
-async def make_pdf_answer(
+async def read_pdf_pages(
     runtime: Runtime, document: bytes, name: str, first: int, count: int | None, max_bytes: int
 ) -> dict[str, object]:
     """Return the text of the pages from ``first`` on that fit, with their numbers and the number of all pages.

@@ -156,7 +156,7 @@ class WriteTool(Tool):
             "created": False,
             "size": written.size,
             **diff,
-            **describe_change(file, text, notes),
+            **describe_text_format(file, text, notes),
         }
 
 
@@ -379,7 +379,7 @@ class _ChangedFile(Struct, frozen=True):
         return make_diff_of_replacements(path, split_lines(self.file.text, mark), self.blocks, mark=mark)
 
 
-def describe_change(file: FileText, text: str, notes: EscapeNotes) -> dict[str, object]:
+def describe_text_format(file: FileText, text: str, notes: EscapeNotes) -> dict[str, object]:
     """Return what is special about a changed file: its encoding, its line ends, escapes and invalid bytes."""
     found: dict[str, object] = {}
     if file.encoding != UTF_8:
@@ -417,7 +417,7 @@ async def _replace_file(path: str, changed: _ChangedFile, notes: EscapeNotes, ru
         "path": written.path,
         "size": written.size,
         **diff.to_data(),
-        **describe_change(changed.file, changed.text, notes),
+        **describe_text_format(changed.file, changed.text, notes),
     }
 
 

@@ -120,7 +120,7 @@ class FileLines:
         """Return whether these lines are exactly here."""
         return start >= 0 and list(self.bodies[start : start + len(wanted)]) == list(wanted)
 
-    def find_line(self, text: str) -> Sequence[int]:
+    def find_similar_lines(self, text: str) -> Sequence[int]:
         """Return the indexes of the lines that are ``text`` without the blanks around it, or else begin with it."""
         for grade in ("indent", "typography"):
             keys = self._keys_of(grade, grade, as_shown=False)
@@ -256,7 +256,7 @@ def _find_scopes(file: FileLines, anchors: Sequence[str]) -> list[tuple[int, int
     """
     scopes = [(-1, len(file.bodies))]
     for anchor in anchors:
-        within = (line for line in file.find_line(anchor) if any(first < line < end for first, end in scopes))
+        within = (line for line in file.find_similar_lines(anchor) if any(first < line < end for first, end in scopes))
         inner = list(islice(within, _MOST_SCOPES + 1))
         if not inner:
             return None

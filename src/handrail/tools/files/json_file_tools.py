@@ -16,7 +16,7 @@ from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_
 from handrail.contract.text.strict_json import json_type_name
 from handrail.contract.text.text_encodings import UTF_8, FileText, TextEncoding, read_file_text
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.editing_tools import describe_change, read_if_seen
+from handrail.tools.files.editing_tools import describe_text_format, read_if_seen
 from handrail.tools.files.lines_and_diffs import (
     convert_line_ends,
     detect_line_end,
@@ -379,7 +379,7 @@ class JsonWriteTool(Tool):
             "created": created,
             "size": written.size,
             **diff.to_data(),
-            **describe_change(file, text, notes),
+            **describe_text_format(file, text, notes),
         }
 
 

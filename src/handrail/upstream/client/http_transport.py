@@ -137,7 +137,7 @@ class StreamableHttpTransport:
             asyncio.get_running_loop().call_later(_ABANDON_S, task.cancel)
         return self._modern
 
-    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
+    def watch_protected_paths(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()  # a remote server cannot write here
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
@@ -449,7 +449,7 @@ class LegacySseTransport:
     def abandon_request(self, request: int) -> bool:
         return False
 
-    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
+    def watch_protected_paths(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()  # a remote server cannot write here
 
     def set_version(self, protocol: str, *, modern: bool) -> None:

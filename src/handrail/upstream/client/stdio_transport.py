@@ -87,7 +87,7 @@ class StdioTransport:
         return False
 
     @asynccontextmanager
-    async def guard_protected_names(self) -> AsyncGenerator[None]:
+    async def watch_protected_paths(self) -> AsyncGenerator[None]:
         guarded = self._process if isinstance(self._process, GuardedProcess) else None
         if guarded is None:
             yield

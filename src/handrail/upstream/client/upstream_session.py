@@ -123,7 +123,7 @@ class McpTransport(Protocol):
         """Abandon a request, and return whether the transport itself notifies the server."""
         ...
 
-    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
+    def watch_protected_paths(self) -> AbstractAsyncContextManager[None]:
         """Return a context for a call, which fails if the call changes a protected name.
 
         :raises ToolError: ``denied``, at the end of the context

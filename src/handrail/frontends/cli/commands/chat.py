@@ -92,7 +92,7 @@ async def _chat(
         budget = asked.make_run_budget(manifest)
         agent = Agent(session, model, workspace=session.workdir, instructions=manifest.prompt, budget=budget)
         view = JsonView() if setting.json else RunView(None)
-        view.show_session(session.id)
+        view.receive_session_opened(session.id)
         reader = MessageReader(people if isinstance(people, TerminalApprovalHandler) else None)
         chat = ChatConversation(kernel, session, agent, view, reader, interruption)
         if not setting.json:

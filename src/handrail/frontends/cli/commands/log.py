@@ -367,7 +367,7 @@ def _selection(before: str | None, session: str | None) -> PurgeSelection:
         )
     if session is not None:
         check_session_id(session)
-    return PurgeSelection(None if before is None else parse_time_or_age(before, datetime.now().astimezone()), session)
+    return PurgeSelection(None if before is None else parse_time_or_days(before, datetime.now().astimezone()), session)
 
 
 def _print_purge_result(setting: CommandOptions, done: PurgeResult, verified: LogVerification) -> None:
@@ -418,7 +418,7 @@ def require_confirmation(yes: bool, question: str, done: str = "removed") -> Non
         raise click.Abort
 
 
-def parse_time_or_age(text: str, now: datetime) -> int:
+def parse_time_or_days(text: str, now: datetime) -> int:
     """Parse a time: ``30`` or ``30d`` for days ago, or a date or time in ISO form.
 
     :return: wall-clock nanoseconds

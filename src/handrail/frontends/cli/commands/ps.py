@@ -48,12 +48,12 @@ def read_chosen_activity(setting: CommandOptions) -> list[WorkspaceActivity]:
 
     :raises StartError: if the workspace or the state folder cannot be used
     """
-    from handrail.kernel.workspace_activity import read_activity, read_workspace_activity
+    from handrail.kernel.workspace_activity import list_active_workspaces, read_workspace_activity
     from handrail.store.state_folders import find_state_root, locate_folders
 
     source = click.get_current_context().get_parameter_source("workspace")
     if source is click.core.ParameterSource.DEFAULT:
-        return read_activity(find_state_root(setting.state))
+        return list_active_workspaces(find_state_root(setting.state))
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     return [read_workspace_activity(folders)] if folders.database_file.exists() else []
 

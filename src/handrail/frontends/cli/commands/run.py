@@ -127,7 +127,7 @@ async def _run(
         at_the_end.push_async_callback(model.aclose)  # sub-agents use the model until the kernel ends
         session = await _open_session(setting, kernel, begin)
         view = JsonView() if setting.json else RunView(asked.resume_options)
-        view.show_session(session.id)
+        view.receive_session_opened(session.id)
         agent = Agent(
             session,
             model,

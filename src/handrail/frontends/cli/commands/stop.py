@@ -45,7 +45,7 @@ def command(setting: CommandOptions, target: str | None, everything: bool) -> in
 
 async def _stop(setting: CommandOptions, target: str) -> int:
     from handrail.contract.errors import StartError, ToolError
-    from handrail.kernel.workspace_activity import request_stop
+    from handrail.kernel.workspace_activity import stop_matching_work
 
     found = read_chosen_activity(setting)
     held = [one for one in found if one.holder is not None]
@@ -54,7 +54,7 @@ async def _stop(setting: CommandOptions, target: str) -> int:
     problems: list[str] = []
     for one in chosen:
         try:
-            stopped.append((one, await request_stop(one, target, by=STOPPED_BY)))
+            stopped.append((one, await stop_matching_work(one, target, by=STOPPED_BY)))
         except ToolError as error:
             problems.append(str(error))
         except StartError as error:

@@ -38,7 +38,7 @@ PICTURE_LEFT_OUT = "[The image here is left out: the request has too many images
 """The note in place of an earlier picture for which a request has no room."""
 
 
-class RefusalRecovery:
+class RejectedRequestRecovery:
     """The recovery of one agent from rejected requests.
 
     :param conversation: the agent's conversation
@@ -55,7 +55,7 @@ class RefusalRecovery:
         self._rounds_left = MAX_ROUNDS
         """The number of times that a request may still be compacted."""
 
-    def make_messages(self) -> tuple[Message, ...]:
+    def build_request_messages(self) -> tuple[Message, ...]:
         """Return the messages of the next request, in the form for the model."""
         messages: Sequence[Message] = self._conversation.messages
         if self._trial is not None:
