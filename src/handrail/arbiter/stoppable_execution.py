@@ -275,7 +275,10 @@ class StoppableTaskRunner:
 
     def raise_if_requested(self) -> None:
         if self.reason is not None:
-            raise ToolError(f"The call was {STOPPED_TEXT[self.reason]}.", kind=stop_error_kind(self.reason))
+            raise ToolError(
+                f"The call was {STOPPED_TEXT[self.reason]}. Check its effect before you repeat it.",
+                kind=stop_error_kind(self.reason),
+            )
 
     def stop(self, reason: StopReason) -> None:
         """Ask the work to stop. The first reason counts, also if nothing runs yet or any more."""

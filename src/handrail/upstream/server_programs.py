@@ -460,7 +460,9 @@ def _run_package_manager(command: Sequence[str], folder: Path, first: Path | Non
         ) from None
     if done.returncode != 0:
         output_text = (done.stderr.strip() or done.stdout.strip())[-800:]
-        raise UsageError(f"{Path(command[0]).name} could not install the package: {output_text}")
+        raise UsageError(
+            f"{Path(command[0]).name} could not install the package. Correct the name, or try it in your terminal: {output_text}"
+        )
     return done.stdout
 
 

@@ -199,7 +199,10 @@ class HostRequests:
         except (ToolError, LogUnavailable):
             raise
         except Exception as error:
-            raise ToolError(f"{type(error).__name__} in the approval handler.", kind="unavailable") from None
+            raise ToolError(
+                f"{type(error).__name__} in the approval handler. The user can correct it; continue without this host.",
+                kind="unavailable",
+            ) from None
 
 
 def _refuse_changes(row: Approval, _changed: Mapping[str, Any]) -> Mapping[str, str]:

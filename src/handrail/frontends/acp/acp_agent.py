@@ -263,7 +263,9 @@ class AcpAgent:
         except StartError:
             return []  # the workspace has no stored state
         except sqlite3.Error as error:
-            raise StartError(f"Could not read the stored sessions of {folder}: {error}") from None
+            raise StartError(
+                f"Could not read the stored sessions of {folder}: {error}. Run `handrail doctor`"
+            ) from None
 
     @map_request_failures
     async def close_session(self, session_id: str) -> schema.CloseSessionResponse:

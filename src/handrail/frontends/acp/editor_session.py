@@ -360,7 +360,9 @@ class EditorSession(Struct, eq=False):
             self.updates.queue_update(update)
         await self.updates.wait_until_delivered()
         if (failure := self.updates.failure) is not None:
-            raise UsageError(f"Could not send part of the conversation: {type(failure).__name__}: {failure}.")
+            raise UsageError(
+                f"Could not send part of the conversation: {type(failure).__name__}: {failure}. Load the session again."
+            )
         if self.updates.is_closed:
             raise UsageError(
                 "The session was closed, or the client disconnected, before the conversation was sent. Load the session again."

@@ -85,7 +85,7 @@ def read_token_file(path: str) -> dict[str, str]:
                 raise StartError(f"Other users can read {path}. Run `chmod 600` on it.")
             text = file.read(MAX_TOKEN_FILE_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeError) as error:
-        raise StartError(f"Could not read the tokens in {path}: {error}") from None
+        raise StartError(f"Could not read the tokens in {path}: {error}. Check the path and its permissions.") from None
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()

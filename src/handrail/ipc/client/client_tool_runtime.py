@@ -94,7 +94,10 @@ class RemoteCancellationToken:
 
     def raise_if_requested(self) -> None:
         if self.reason is not None:
-            raise ToolError(f"The call was {STOPPED_TEXT[self.reason]}.", kind=stop_error_kind(self.reason))
+            raise ToolError(
+                f"The call was {STOPPED_TEXT[self.reason]}. Check its effect before you repeat it.",
+                kind=stop_error_kind(self.reason),
+            )
 
 
 _MAX_PIECE_BYTES = 64 * 1024

@@ -61,7 +61,9 @@ def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.
     except (sqlite3.Error, StartError):
         raise
     except Exception as error:
-        raise StartError(f"Store `{name}` cannot open {path}: {type(error).__name__}: {error}") from error
+        raise StartError(
+            f"Store `{name}` cannot open {path}: {type(error).__name__}: {error}. Check the path and its permissions"
+        ) from error
     if not isinstance(connection, sqlite3.Connection):
         raise StartError(
             f"Store `{name}` returned {type(connection).__name__} for {path}. Expected sqlite3.Connection. "
@@ -123,7 +125,7 @@ def _load_engine(name: str) -> Engine:
         made: Any = points[name].load()
     except Exception as error:
         raise StartError(
-            f"Store `{name}` from {points[name].value} cannot be loaded: {type(error).__name__}: {error}"
+            f"Store `{name}` from {points[name].value} cannot be loaded: {type(error).__name__}: {error}. Install its package, or correct the setting `store`"
         ) from error
     if not callable(made):
         raise StartError(

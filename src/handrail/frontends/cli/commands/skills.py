@@ -70,7 +70,7 @@ def _print_skill(setting: CommandOptions, name: str, found: list[FoundSkill]) ->
     try:
         body, _, files = read_skill(usable[name])
     except ValueError as error:
-        raise click.UsageError(f"Could not read skill {name}: its SKILL.md {error}") from None
+        raise click.UsageError(f"Could not read skill {name}: its SKILL.md {error}. Correct the file") from None
     if setting.json:
         whole = {**asdict(usable[name].skill), "body": body, "files": list(files)}
         print_json(whole, lines=True)
