@@ -165,6 +165,14 @@ MEETINGS: dict[str, tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]]
         {"a": {"X": "${input:api_key}"}, "b": {"X": "${API_KEY}"}},
         {"a": {"X": ""}, "b": {"X": "the operator's"}},
     ),
+    "an input and a variable of another server": (
+        {"a": {"KEY": "${input:key}"}, "b": {"X": "${MCP_A_KEY}", "Y": "y-${MCP_A_KEY_2}"}},
+        {"a": {"KEY": ""}, "b": {"X": "the operator's", "Y": "y-the operator's"}},
+    ),
+    "a variable in a text and a value": (
+        {"api": {"KEY": "of api"}, "b": {"X": "x-${API_KEY}", "TOKEN": "${API_KEY}"}},
+        {"api": {"KEY": "of api"}, "b": {"X": "x-the operator's", "TOKEN": "the operator's"}},
+    ),
     "two inputs": (
         {"a": {"X": "${input:the-key}", "Y": "${input:the.key}"}, "b": {"X": "${input:THE_KEY}"}},
         {"a": {"X": "", "Y": ""}, "b": {"X": ""}},
@@ -194,9 +202,10 @@ def test_each_server_gets_exactly_its_own_secrets(
             _all_good(tmp_path, given, place)
         return
     found = _all_good(tmp_path, given, place)
-    assert values_of(found, {"API_KEY": "the operator's", "THE_KEY": "the operator's"}) == own
+    known: dict[str, str] = dict.fromkeys(("API_KEY", "THE_KEY", "MCP_A_KEY", "MCP_A_KEY_2"), "the operator's")
+    assert values_of(found, known) == own
     variables = [variable for one in found for variable in one.variables.values()]
-    inputs = [variable for variable in variables if variable not in ("API_KEY", "THE_KEY")]
+    inputs = [variable for variable in variables if variable not in known]
     assert len(inputs) == len(set(inputs))
 
 
@@ -207,6 +216,35 @@ def _all_good(tmp_path: Path, given: dict[str, dict[str, str]], place: str) -> l
     found = import_mcp_servers(file, tmp_path)
     assert not [one.problem for one in found if one.problem]
     return found
+
+
+def test_an_input_never_gets_a_variable_that_is_set(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps({"servers": {"a": {"command": "x", "env": {"KEY": "${input:k}"}}}}))
+    (one,) = import_mcp_servers(file, tmp_path, (), {"MCP_A_KEY": "of another", "A_KEY": "of another"})
+    assert one.variables == {"MCP_A_KEY_2": "MCP_A_KEY_2"}
+
+
+@pytest.mark.parametrize("text", ["${input:host}/${input:pin}", "${input:host}/${input:other}", "${input:host_token}"])
+@pytest.mark.parametrize("key", ["args", "command", "cwd"])
+def test_an_argument_gets_the_default_of_its_own_input_alone(tmp_path: Path, text: str, key: str) -> None:
+    inputs = [
+        {"id": "host", "default": "h.example"},
+        {"id": "pin", "password": True, "default": "sesame99"},
+        {"id": "host_token", "default": "sesame99"},
+    ]
+    server = {"command": "x", key: [text] if key == "args" else text}
+    (tmp_path / "other.json").write_text(json.dumps({"inputs": inputs, "servers": {"s": server}}))
+    (one,) = import_mcp_servers(tmp_path / "other.json", tmp_path, (), {})
+    assert "possible only in env and headers" in f"{one.problem} {one.ignored_keys}"
+    assert "sesame99" not in str(one.table) and "h.example" not in str(one.table)
+
+
+def test_a_list_keeps_each_of_its_servers(tmp_path: Path) -> None:
+    listed = [{"name": name, "command": f"x{number}"} for number, name in enumerate(("a", "a 3", "a", "a 3 3"))]
+    (tmp_path / "other.json").write_text(json.dumps({"servers": listed}))
+    found = import_mcp_servers(tmp_path / "other.json", tmp_path, (), {})
+    assert {one.table["command"] for one in found} == {"x0", "x1", "x2", "x3"}
 
 
 def test_a_name_that_stands_for_something_already_is_not_used(tmp_path: Path) -> None:

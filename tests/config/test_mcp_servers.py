@@ -38,6 +38,27 @@ def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gi
     assert "sesame" not in repr(files)
 
 
+def test_no_file_that_a_model_can_write_gives_servers_or_their_variables(layers: Layers, tmp_path: Path) -> None:
+    """Also in a workspace that has no ``handrail.toml``."""
+    cfg, workspace = layers.config.parent, layers.folders.workspace
+    own = {"mcpServers": {"own": {"command": "x"}}}
+    (workspace / "mcp.json").write_text(json.dumps(own))
+    (cfg / "link.json").symlink_to(workspace / "mcp.json")
+    for folder in (cfg, workspace):
+        (folder / ".env").write_text(f"PLACE={folder.name}\n")
+    (cfg / "link.env").symlink_to(workspace / ".env")
+    files = {"near": ".env", "far": str(workspace / ".env"), "link": "link.env"}
+    servers = {name: {"command": "x", "envFile": file} for name, file in files.items()}
+    (cfg / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    layers.config.write_text(f'[mcp]\nfiles = ["mcp.json", "link.json", "{workspace}/mcp.json"]\n')
+    config = layers.load()
+    found = {one.name: one for one in load_enabled_servers(config)}
+    assert found.keys() == files.keys() and found["near"].environment == {"PLACE": cfg.name}
+    for name in ("far", "link"):
+        assert "is in the workspace" in found[name].missing_reason and not found[name].environment
+    assert str(find_unlisted_faults(config)).count("is in the workspace") == 2
+
+
 def test_a_faulty_server_costs_itself_and_says_everything_that_is_wrong_with_it(layers: Layers) -> None:
     (layers.config.parent / "mcp.json").write_text(
         '{"mcpServers": {"bad name": {"command": "x"}, "none": {}, "var": {"command": "${NO}"}, "good": {"command": "g"}}}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,30 @@ def test_an_env_file_gives_its_variables_and_the_server_overrides_them(tmp_path:
         "MODE2": "",
     }
     assert one.secrets == {"S_A_TOKEN": "abc def 123"}
+
+
+@pytest.mark.parametrize("place", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("subject", ["file", "envFile"])
+def test_a_file_that_is_no_regular_file_is_never_waited_for(tmp_path: Path, place: str, subject: str) -> None:
+    odd = tmp_path / "odd.json"
+    if place == "pipe":
+        os.mkfifo(odd)
+    elif place == "device":
+        odd.symlink_to("/dev/zero")
+    else:
+        odd.mkdir()
+    reason = "Is a directory" if place == "folder" else "is not a regular file"
+    if subject == "file":
+        with pytest.raises(UsageError, match=reason):
+            import_mcp_servers(odd, tmp_path)
+        return
+    one = read(tmp_path, {"s": {"command": "x", "envFile": str(odd)}})["s"]
+    assert not one.problem and [why for why in one.ignored_keys if reason in why]
+    configured = tmp_path / "handrail.toml"
+    configured.write_text('[mcp]\nfiles = ["mcp.json"]\n')
+    configured.chmod(0o600)
+    (loaded,) = load_enabled_servers(config.load_configuration(configured))
+    assert reason in loaded.missing_reason
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

@@ -11,7 +11,7 @@ import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider
 from tests.field.openai_chunks import chunk, streamed
 
-from handrail.agent.providers.provider_errors import find_retry_after_s, make_reported_error
+from handrail.agent.providers.provider_errors import describe_page, find_retry_after_s, make_reported_error
 from handrail.testing.provider_servers import ErrorReply, RawReply, ScriptedReply, StreamError
 
 OK = ScriptedReply("ok")
@@ -164,3 +164,9 @@ async def test_an_overload_in_the_middle_of_a_reply_is_asked_again_at_once_altho
         assert (await b.run()).text == "ok"
         b.accepted()
     assert b.naps == [42]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", [" " * 100_000 + "x", " \ufeff" + " " * 100_000, "<!--" * 20_000, "1" * 100_000])
+def test_a_page_in_the_place_of_an_error_is_read_in_one_pass(text: str) -> None:
+    assert describe_page(text) == text

@@ -54,3 +54,9 @@ def result(name, args):
         async with odd_server(tmp_path, habit) as (_, session):
             for name, tool_id in make_tool_ids("t", names).items():
                 assert (await session.call(tool_id, {})).data == name
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["_" * 100_000 + "!", "_u0000" * 20_000, "a__" * 30_000 + "u00e9_"])
+def test_a_long_name_is_spelled_in_one_pass(name: str) -> None:
+    assert len(make_tool_ids("server", [name])[name]) < 200

@@ -203,6 +203,7 @@ async def test_only_known_hosts_and_origins_are_answered(tmp_path: Path) -> None
             "https://app.example.org.evil",
         ):
             assert (await rpc.post(ping, Origin=origin)).status_code == 403, origin
+        assert (await rpc.post(ping, Origin="")).status_code == 400
         for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost"):
             assert (await rpc.post(ping, Host=host)).status_code not in (403, 421), host
         assert (await rpc.post(ping, Origin="https://app.example.org")).status_code not in (403, 421)

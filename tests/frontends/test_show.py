@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.frontends.cli.renderer import TerminalRenderer, describe_arguments, summarize_result
+from handrail.frontends.cli.renderer import MarkdownFormatter, TerminalRenderer, describe_arguments, summarize_result
 from handrail.frontends.cli.terminal_output import escape_controls, format_data_as_lines
 from handrail.frontends.cli.text_layout import count_cells
 
@@ -162,3 +162,24 @@ def test_a_call_is_named_by_its_most_telling_argument(arguments: dict[str, objec
 )
 def test_a_result_is_shown_by_its_most_telling_list(data: dict[str, object], lines: list[str]) -> None:
     assert summarize_result(data) == (lines, False)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# a " + "#" * 100_000 + "x",
+        "# a" + " " * 100_000 + "x",
+        "- " + " " * 100_000 + "x",
+        "`" * 100_000,
+        "**a" * 30_000,
+    ],
+)
+def test_a_line_made_to_be_slow_is_formatted_in_one_pass(line: str) -> None:
+    formatted = MarkdownFormatter().format_line(line)
+    assert formatted is None or formatted[2]
+
+
+def test_a_heading_has_no_closing_signs() -> None:
+    shown = [MarkdownFormatter().format_line(line) for line in ("# a b ##", "## a#b", "# a #b")]
+    assert [one[2][0][0] for one in shown if one is not None] == ["a b", "a#b", "a #b"]

@@ -119,6 +119,21 @@ def test_a_changed_ignore_file_or_index_is_not_trusted_too_far(repository: Desk)
         ignore.write_text(before)
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("content", [b"dist/" * 2_000_000, b"tracked.py\0" * 1_000_000, b"\0" * 15_000_000])
+def test_an_index_that_takes_too_long_to_search_proves_nothing(repository: Desk, content: bytes) -> None:
+    index = Path(repository.path(".git/index"))
+    before = index.read_bytes()
+    try:
+        index.write_bytes(b"DIRC\0\0\0\2\0\0\0\1" + content)
+        assert find_losses(parse_script("rm tracked.py"), repository.roots) == ("tracked.py",)
+        assert not content.startswith(b"dist") or find_losses(parse_script("rm -rf dist"), repository.roots) == (
+            "dist",
+        )
+    finally:
+        index.write_bytes(before)
+
+
 CONFINED = [
     "pytest -q", "python -m pytest -x", "python script.py", "./run.sh", "make test CI=1", "npm test", "npx --no-install tsc", "uv run pytest -q",
     "sed -i s/a/b/ f", "sed -i s/a/b/ *.py", "ls | xargs sed -i s/a/b/", "find . -name '*.py' -exec grep -n x {} +", "find . -name '*.pyc' -delete",

@@ -149,3 +149,22 @@ def test_a_key_is_found_wherever_it_stands_in_a_long_text() -> None:
     for before in ("", "x-", "Bearer ", '"'):
         assert find_known_key_kind("a" * 100_000 + " " + before + token + " " + "b" * 100_000) == "a JSON web token"
     assert find_known_key_kind("xAKIA" + "Q3EGRZ7WXKD5BTLM") is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for x in a; do ls $x;" + "\n" * 60_000 + "done",
+        "for x in a b; do" + "\r\n" * 30_000 + "ls $x; done",
+        'x=a; ls "$x' + "\n" * 60_000 + '"',
+        "x=a\n'" + "\n" * 60_000 + "'\nls $x",
+        "ls " + "a=b;" * 15_000,
+        "a=b\n" * 15_000 + "ls $a",
+        "for a in b; do ls $a; done;" * 2_000,
+    ],
+    ids=lambda text: repr(text[:24]),
+)
+def test_the_uses_of_a_variable_are_found_in_one_pass(text: str) -> None:
+    """Also if something else in the text is long. Each took minutes."""
+    parse_script(text)

@@ -130,3 +130,17 @@ async def test_a_program_that_the_sandbox_does_not_show_is_named_with_its_place(
     notes = await notes_of(sandbox, workspace, command)
     assert "`only-here` is in" in notes and ".cargo/bin" in notes and "PATH" in notes
     assert await notes_of(sandbox, workspace, f"{command} || true") == ""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("unit", ["/", "/a", "a/b.", "object directory a", "x: ", "'/a", "127.0.0.1 "])
+async def test_a_long_last_line_is_searched_in_one_pass(sandbox: Sandbox, workspace: Path, unit: str) -> None:
+    """Each of these took minutes, in which nothing else was answered."""
+    (workspace / "said").write_text(unit * (100_000 // len(unit)))
+    assert OUTSIDE not in await notes_of(sandbox, workspace, "cat said >&2; exit 1")
+
+
+async def test_a_missing_path_is_found_after_any_sign(sandbox: Sandbox, workspace: Path) -> None:
+    for said in ("cat: /srv/a/b", "open '/srv/a/b'", "x=/srv/a/b", "(/srv/a/b", "a:/srv/a/b"):
+        (workspace / "said").write_text(f"{said}: No such file or directory")
+        assert "/srv/a/b" in await notes_of(sandbox, workspace, "cat said >&2; exit 1"), said

@@ -72,6 +72,7 @@ async def test_a_name_that_is_not_the_keys_own_is_not_believed(place: Place, nam
     folders.workspace_path_file.unlink()
     os.mkfifo(folders.workspace_path_file)
     assert list_stored_state(place.state)[0].workspace is None
+    await used(place)  # a pipe is not waited for
 
 
 async def test_the_name_is_written_again_where_it_was_lost(place: Place) -> None:

@@ -266,3 +266,14 @@ def test_replaced_and_absent_files_leave_the_index(monkeypatch: pytest.MonkeyPat
     index.update(many, lambda n: b"zebra")
     index.update([("/a.txt", "a.txt", IndexedFileState(1, 1, 1, 9, 9))], lambda _: b"zebra")
     assert index.count_lines("/3.txt") is None and index.count_lines("/a.txt") == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name", ["justfile", "Makefile", "package.json", "pyproject.toml", "setup.cfg", "Cargo.toml", "go.mod"]
+)
+@pytest.mark.parametrize("unit", ["A", "a-", "a\n", "a ", "@a ", "[", '{"a":', "module "])
+async def test_a_manifest_made_to_be_slow_is_read_in_one_pass(tmp_path: Path, name: str, unit: str) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        put(tmp_path / "ws", {name: unit * (250_000 // len(unit)), "src/parser.py": FILES["src/parser.py"]})
+        await overview(await kernel.session())

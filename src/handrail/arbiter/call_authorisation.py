@@ -38,13 +38,17 @@ class CallAuthorisation:
         else:
             verdict = self.evaluate(call, call.resolved_paths)
         call.resolved_paths = None
-        if verdict.action != "deny" and (unread := lane.authority.list_unread_histories(verdict)):
-            return self._read_histories_and_authorise(call, unread)
+        if verdict.action != "deny" and lane.authority.list_unread_histories(verdict):
+            return self._read_histories_and_authorise(call)
         return self._authorise(call, verdict)
 
-    async def _read_histories_and_authorise(self, call: Call, unread: Sequence[PrintedRepository]) -> None:
+    async def _read_histories_and_authorise(self, call: Call) -> None:
         """Decide a call that may print stored files, after the stored paths are known."""
-        await call.await_interruptible("authorise", lambda: load_histories(unread))
+
+        def list_unread() -> Sequence[PrintedRepository]:
+            return call.lane.authority.list_unread_histories(self.evaluate(call))
+
+        await call.await_interruptible("authorise", lambda: load_histories(list_unread))
         rest = self._authorise(call, self.evaluate(call))
         if rest is not None:
             await rest

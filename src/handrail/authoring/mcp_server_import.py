@@ -6,13 +6,13 @@ names it. Permissions in a file (``autoApprove`` and similar) are reported and l
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path, PurePath
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -38,7 +38,6 @@ _CHOICE = re.compile(
 )
 _PATH = re.compile(r"(?:~|\.{0,2})(?:/[\w.@ -]+)+/?")
 _RANDOM = re.compile(r"(?=[^/]*[a-z])(?=[^/]*[A-Z])(?=[^/]*\d)[^/.]{16,}")
-_MAX_ENV_FILE = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -65,28 +64,34 @@ class ImportedMcpServer:
 
 
 class SecretNameAllocator:
-    """An allocator of unique names for the secrets of servers.
+    """An allocator of unique names for the secrets of servers, and for the variables that a user sets for them.
 
     :param taken: names in use, such as those of the operator's own secrets and files
+    :param variables: the variables that have other values
     """
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
+    def __init__(self, taken: Iterable[str] = (), variables: Iterable[str] = ()) -> None:
         self._taken = {name.casefold() for name in taken}
+        self._variables = {name.casefold() for name in variables}
 
-    def allocate_name(self, *parts: str) -> str:
-        """Return a new name made of ``parts``, unique without regard to case."""
+    def allocate_name(self, *parts: str, is_variable: bool = False) -> str:
+        """Return a new name made of ``parts``, unique without regard to case.
+
+        :param is_variable: whether it is also the name of a new environment variable
+        """
         written = [re.sub(r"[^A-Za-z0-9_]", "_", part).upper() for part in parts]
         if len(written) > 1 and written[-1].startswith(f"{written[-2]}_"):  # GITHUB_TOKEN of the server github
             del written[-2]
         base = "_".join(written)[:MAX_NAME_CHARS]
-        name = next(name for name in _iterate_numbered_names(base) if name.casefold() not in self._taken)
+        used = self._taken | self._variables if is_variable else self._taken
+        name = next(name for name in _iterate_numbered_names(base) if name.casefold() not in used)
         self._taken.add(name.casefold())
         return name
 
 
 def _iterate_numbered_names(base: str) -> Iterator[str]:
     yield base
-    yield from (f"{base}_{number}" for number in count(2))
+    yield from (f"{base}_{number}" for number in itertools.count(2))
 
 
 def do_server_names_collide(name: str, other: str) -> bool:
@@ -113,8 +118,23 @@ def import_mcp_servers(
     except ValueError as error:
         raise UsageError(f"{path} {error}.") from None
     known = os.environ if environment is None else environment
-    importer = _ServerImporter(workspace, SecretNameAllocator(taken), read.inputs, known)
+    names = SecretNameAllocator(taken, itertools.chain(known, _find_variables(read.servers)))
+    importer = _ServerImporter(workspace, names, read.inputs, known)
     return [importer.import_server(server) for server in read.servers]
+
+
+def _find_variables(servers: Iterable[ForeignServer]) -> Iterator[str]:
+    """Yield the variables that servers name. A variable for another value must have another name."""
+    for server in servers:
+        for text in (
+            server.url,
+            server.command,
+            server.cwd,
+            *server.args,
+            *server.env.values(),
+            *server.headers.values(),
+        ):
+            yield from (match[1] for match in VARIABLE.finditer(text))
 
 
 class _ServerImporter:
@@ -131,7 +151,8 @@ class _ServerImporter:
         self._names = names
         self._inputs = inputs
         self._environment = environment
-        self._secret_inputs: set[str] = set()
+        self._variables_of_inputs: dict[str, bool] = {}
+        """Whether the value is a secret, by the variable that the user sets."""
 
     def import_server(self, server: ForeignServer) -> ImportedMcpServer:
         """Return one server as a table, or with the reason why it cannot be one."""
@@ -198,13 +219,7 @@ class _ServerImporter:
         if not server.env_file:
             return server.env
         try:
-            file = self._workspace / Path(server.env_file).expanduser()
-            if file.stat().st_size > _MAX_ENV_FILE:
-                raise ValueError(f"{file} is too large; the limit is {_MAX_ENV_FILE // 2**20} MiB")
-            given = read_env_file(str(file))
-        except OSError as error:
-            found.ignored_keys.append(f"envFile: {server.env_file} cannot be read: {error.strerror}")
-            return server.env
+            given = read_env_file(self._workspace / Path(server.env_file).expanduser())
         except ValueError as error:
             found.ignored_keys.append(f"envFile: {error}")
             return server.env
@@ -219,9 +234,10 @@ class _ServerImporter:
             secret = said.is_password or is_secret_name(key) or is_secret_name(match[1])
             if said.default and not secret:
                 return said.default
-            name = self._names.allocate_name("mcp", found.name, key)
-            if secret:
-                self._secret_inputs.add(name)
+            is_part = secret and INPUT.fullmatch(text) is None and not is_secret_name(key)
+            parts = ("mcp", found.name, key, *(["secret"] if is_part else []))  # so that its value is redacted
+            name = self._names.allocate_name(*parts, is_variable=True)
+            self._variables_of_inputs[name] = secret
             found.required.append(name)
             return f"${{{name}}}"
 
@@ -232,14 +248,18 @@ class _ServerImporter:
 
         :raises ValueError: for a variable that is not set, or that may be a secret
         """
-        if (asked := INPUT.search(text)) is not None:
-            declaration = self._inputs.get(asked[1])
-            if declaration is None or not declaration.default or declaration.is_password:
+        given = text
+
+        def fill_input(asked: re.Match[str]) -> str:
+            declaration = self._inputs.get(asked[1], InputDeclaration())
+            if not declaration.default or declaration.is_password or is_secret_name(asked[1]):
                 raise ValueError(
                     f"its {what} has {asked[0]}, which is possible only in env and headers; write the value itself, "
                     "or pass it by env"
                 )
-            text = INPUT.sub(lambda match: self._inputs.get(match[1], declaration).default, text)
+            return declaration.default
+
+        text = INPUT.sub(fill_input, text)
 
         def check(name: str, value: str) -> None:
             if is_secret_value(value) or (is_secret_name(name) and not _is_plain(value)):
@@ -255,8 +275,8 @@ class _ServerImporter:
             raise ValueError(
                 message if message.startswith("its") else f"its {what} {message}; set it, or write the value"
             ) from None
-        if filled != text:
-            found.ignored_keys.append(f"{what} {text}: written as {filled}")
+        if filled != given:
+            found.ignored_keys.append(f"{what} {given}: written as {filled}")
         return filled
 
     def _write_values(self, found: ImportedMcpServer, given: Mapping[str, str]) -> dict[str, Any]:
@@ -280,7 +300,7 @@ class _ServerImporter:
         reference = {"prefix": prefix} if prefix else {}
         whole = VARIABLE.fullmatch(bare)
         if whole is not None and whole[2] is None and self._is_secret_variable(key, prefix, whole[1]):
-            name = whole[1] if whole[1] in found.required else self._names.allocate_name(found.name, key)
+            name = whole[1] if whole[1] in self._variables_of_inputs else self._names.allocate_name(found.name, key)
             found.variables[name] = whole[1]
             return {"secret": name, **reference}
         literal = VARIABLE.sub("", bare)
@@ -300,7 +320,7 @@ class _ServerImporter:
     def _is_secret_variable(self, key: str, prefix: str, variable: str) -> bool:
         """Return whether the name or the present value of a variable says that it is a secret."""
         value = self._environment.get(variable, "")
-        if prefix or variable in self._secret_inputs or is_secret_value(value):
+        if prefix or self._variables_of_inputs.get(variable) or is_secret_value(value):
             return True
         return (is_secret_name(key) or is_secret_name(variable)) and not (value and _is_plain(value))
 

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.text_encodings import read_settings_text
 
 MAX_BYTES = 16 * 1024 * 1024
+_MAX_ENV_BYTES = 1024 * 1024
 VARIABLE = compile_on_first_use(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """A variable in a text, with an optional default."""
 INPUT = compile_on_first_use(r"\$\{input:([\w.-]+)\}")
@@ -180,13 +182,11 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServe
     :raises ValueError: if the file cannot be read or has no servers; the text continues a sentence about the file
     """
     try:
-        content = path.read_bytes()
+        content = _read_regular_file(path, MAX_BYTES)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}. Check the path and its permissions") from None
-    if len(content) > MAX_BYTES:
-        raise ValueError(
-            f"is too large. The limit is {MAX_BYTES // 2**20} MiB. Give a configuration file of MCP servers"
-        )
+    except ValueError as error:
+        raise ValueError(f"{error}. Give a configuration file of MCP servers") from None
     whole = _parse(path, content)
     tables = list(_find_server_tables(whole, workspace))
     if path.suffix.lower() in _YAML and (extensions := _object(_object(whole).get("extensions"))):
@@ -200,6 +200,21 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServe
     bare = bool({".gemini", ".qwen"} & {*path.parts}) or any("httpUrl" in _object(said) for _, said in named)
     servers = [_normalize_server(name, said, workspace, bare=bare) for name, said in named]
     return ForeignServerFile(tuple(servers), _read_inputs(whole))
+
+
+def _read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file, without waiting for a pipe or a device.
+
+    :raises OSError: if it cannot be opened or read
+    :raises ValueError: if it is not a regular file, or too large; the text continues a sentence about the file
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("is not a regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"is too large. The limit is {max_bytes // 2**20} MiB")
+    return content
 
 
 def _parse(path: Path, content: bytes) -> Any:
@@ -314,7 +329,9 @@ def _by_name(value: object) -> object:
     listed = cast("list[object]", value)
     for number, one in enumerate(listed if any(isinstance(one, dict) for one in listed) else [], 1):
         name = str(_object(one).get("name") or f"server {number}")
-        found[name if name not in found else f"{name} {number}"] = one
+        while name in found:
+            name = f"{name} {number}"
+        found[name] = one
     return found
 
 
@@ -553,16 +570,19 @@ def _reject_ambiguous_headers(fields: Iterable[str]) -> None:
         seen.add(key.lower())
 
 
-def read_env_file(file: str) -> dict[str, str]:
+def read_env_file(file: Path) -> dict[str, str]:
     """Return the variables of an ``envFile``, with lines such as ``NAME=value``.
 
     :raises ValueError: if the file cannot be read
     """
     try:
-        text = read_settings_text(Path(file).expanduser().read_bytes())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ValueError(f"its envFile {file} cannot be read: {reason}; check its path") from None
+        text = read_settings_text(_read_regular_file(file, _MAX_ENV_BYTES))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}; check its path") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} cannot be read: it is not UTF-8 text; check its path") from None
+    except ValueError as error:
+        raise ValueError(f"{file} {error}; check its path") from None
     found: dict[str, str] = {}
     for match in _ENV_LINE.finditer(text):
         name, double, single, plain = match.groups()

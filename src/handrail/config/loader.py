@@ -156,6 +156,7 @@ class MergedConfiguration(Struct, frozen=True):
     :param file: the configuration file, or None if there is none
     :param values: the values of all layers, also those without effect
     :param workspace: the workspace file; None if there is none or it was not requested
+    :param workspace_folder: the folder where a model can write; None if no workspace was requested
     :param unsound_servers: the faults of the MCP servers that are not valid, by name; ``settings`` does not have them
     """
 
@@ -165,6 +166,7 @@ class MergedConfiguration(Struct, frozen=True):
     values: tuple[LayerValue, ...] = ()
     workspace: WorkspaceFile | None = None
     unsound_servers: Mapping[str, tuple[Diagnostic, ...]] = field(default_factory=dict[str, tuple[Diagnostic, ...]])
+    workspace_folder: Path | None = None
 
     def tool_folders(self, agent: str) -> tuple[tuple[str, Path], ...]:
         """Return ``(name, folder)`` of the global and the agent's tool folder, in loading order."""
@@ -290,7 +292,10 @@ def load_configuration(
     if faults:
         raise LoadError(faults)
     settings, values = merge_layers(layers)
-    return MergedConfiguration(settings, path.parent, path if content is not None else None, values, own, unsound)
+    folder = None if folders is None else folders.workspace
+    return MergedConfiguration(
+        settings, path.parent, path if content is not None else None, values, own, unsound, folder
+    )
 
 
 def check_outside_workspace(settings: MergedConfiguration, workspace: Path) -> None:

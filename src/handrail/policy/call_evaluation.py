@@ -374,13 +374,9 @@ class ToolPolicy:
     def _find_printed_hidden_files(self, target: CallTarget) -> list[PolicyFinding]:
         """Return a finding that asks if a text may print what a repository stores of a file that rules hide."""
         for one in target.printed:
-            paths = one.list_paths()
-            hidden = (
-                ""
-                if paths is None
-                else path_denials_of_rules(self.rules, one.work_tree).find_hidden(one.work_tree, paths)
-            )
-            if paths is None:
+            denials = path_denials_of_rules(self.rules, one.work_tree)
+            hidden = one.find_hidden(denials.find_hidden, denials.finds_hidden_quickly)
+            if hidden is None:
                 note = f"{one.shown} can print hidden files as the repository stores them, and its stored files are unknown"
             elif hidden:
                 note = f"{one.shown} can print {quote_excerpt(hidden, 80)} as the repository stores it, and the rules hide that file"

@@ -280,8 +280,8 @@ async def explain(
         )
 
     verdict = evaluate()
-    if unread := authority.list_unread_histories(verdict):
-        await load_histories(unread)
+    if authority.list_unread_histories(verdict):
+        await load_histories(lambda: authority.list_unread_histories(evaluate()))
         verdict = evaluate()
     verdict = await authority.ask_watchdogs(verdict, spec, arguments, session_id)
     effective: Action = "deny" if headless and verdict.action == "ask" else verdict.action

@@ -643,6 +643,7 @@ def _prepare_private(path: Path, *, given_away: bool = False) -> None:
 def _write_name(folders: StateFolders) -> None:
     name = os.fsencode(folders.workspace)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe in its place is not waited for
     try:
         descriptor = os.open(folders.workspace_path_file, flags, 0o600)
         try:

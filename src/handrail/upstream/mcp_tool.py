@@ -73,7 +73,7 @@ def _plain_id(prefix: str, name: str) -> str:
     """Return the id of a tool, without regard to its length and to other tools."""
     folded = unicodedata.normalize("NFKD", name)
     spelled = "".join(_spell(one) for one in folded if not unicodedata.combining(one))
-    own = re.sub(r"(?<=[A-Za-z0-9])_(?=u[0-9a-f]{4,6}_)|__+(?=u[0-9a-f]{4,6}_)", "_", spelled)
+    own = re.sub(r"(?<=[A-Za-z0-9])_(?=u[0-9a-f]{4,6}_)|(?<!_)__++(?=u[0-9a-f]{4,6}_)", "_", spelled)
     own = own if own == name else own.strip("_") or "tool"
     return f"{prefix}_{remove_own_prefix(prefix, own)}" if prefix else own if own[0].isalpha() else f"t_{own}"
 

@@ -123,7 +123,7 @@ def _read_server_files(
         path = Path(file).expanduser()
         if not path.is_absolute():
             path = config.folder / path
-        if (workspace := config.workspace) is not None and is_path_inside(path, workspace.path.parent):
+        if _is_in_workspace(path, config):
             problem = "is in the workspace, where a model can write; move it out of the workspace"
             read.general.append(Diagnostic("mcp.files", file, problem))
             continue
@@ -134,17 +134,23 @@ def _read_server_files(
             continue
         for server in servers:
             if server.enabled:
-                _add_foreign_server(read, server, str(path), environment, register_secret)
+                _add_foreign_server(read, server, path, config, environment, register_secret)
+
+
+def _is_in_workspace(path: Path, config: MergedConfiguration) -> bool:
+    return config.workspace_folder is not None and is_path_inside(path, config.workspace_folder)
 
 
 def _add_foreign_server(
     read: _ReadServers,
     server: ForeignServer,
-    path: str,
+    file: Path,
+    config: MergedConfiguration,
     environment: Mapping[str, str],
     register_secret: Callable[[str], None],
 ) -> None:
     """Add a server of a file of another program."""
+    path = str(file)
     where = f"mcpServers.{server.name[:60]}"
     if re.fullmatch(SERVER_NAME_PATTERN, server.name) is None:
         problem = "is not a valid name; expected letters, digits, '-' and '_', a letter first, at most 40 characters"
@@ -156,16 +162,38 @@ def _add_foreign_server(
         read.add_fault(server.name, Diagnostic(path, where, server.problem))
     else:
         try:
-            read.servers[server.name] = _to_settings(server, environment, register_secret), path
+            variables = _read_variables(server, file.parent, config)
+            read.servers[server.name] = _to_settings(server, variables, environment, register_secret), path
         except ValueError as error:
             read.add_fault(server.name, Diagnostic(path, where, str(error)))
 
 
+def _read_variables(server: ForeignServer, folder: Path, config: MergedConfiguration) -> Mapping[str, str]:
+    """Return the variables of a server, with those of its ``envFile``, which are weaker.
+
+    :param folder: the folder that the path of its ``envFile`` is relative to
+    :raises ValueError: if its ``envFile`` cannot be read, or a model can write it
+    """
+    if not server.env_file:
+        return server.env
+    file = folder / Path(server.env_file).expanduser()
+    if _is_in_workspace(file, config):
+        raise ValueError(f"envFile: {file} is in the workspace, where a model can write; move it out of the workspace")
+    try:
+        return {**read_env_file(file), **server.env}
+    except ValueError as error:
+        raise ValueError(f"envFile: {error}") from None
+
+
 def _to_settings(
-    server: ForeignServer, environment: Mapping[str, str], register_secret: Callable[[str], None]
+    server: ForeignServer,
+    variables: Mapping[str, str],
+    environment: Mapping[str, str],
+    register_secret: Callable[[str], None],
 ) -> UpstreamServerSettings:
     """Return the settings of a server of another program, with its variables replaced.
 
+    :param variables: the variables that the server gets
     :raises ValueError: if they are not valid, or a variable is not set
     """
 
@@ -185,8 +213,7 @@ def _to_settings(
         given = {"url": text(server.url), "transport": server.transport, "headers": fields(server.headers)}
         given |= {"oauth": server.oauth} if server.oauth else {}
     else:
-        env = {**read_env_file(server.env_file), **server.env} if server.env_file else server.env
-        given = {"command": text(server.command), "args": [text(one) for one in server.args], "env": fields(env)}
+        given = {"command": text(server.command), "args": [text(one) for one in server.args], "env": fields(variables)}
         given["cwd"] = text(server.cwd)
     given |= {key: value for key in ("timeout_ms", "connect_timeout_ms") if (value := getattr(server, key)) is not None}
     if problems := find_server_faults(server.name, given := {key: one for key, one in given.items() if one}):

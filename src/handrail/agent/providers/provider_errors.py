@@ -116,7 +116,7 @@ def describe_page(text: str) -> str:
     """Return a text without markup if it is an HTML page: its title, or the words on it."""
     head = text[:20_000]
     if not re.match(
-        r"(?is)\s*(?:\ufeff)?\s*(?:<!--.{0,2000}?-->\s*)?<(?:!doctype\s+html|html|head|body|title|h1|center)\b", head
+        r"(?is)\s*+(?:\ufeff)?\s*+(?:<!--.{0,2000}?-->\s*+)?<(?:!doctype\s+html|html|head|body|title|h1|center)\b", head
     ):
         return text
     title = _TITLE.search(head)

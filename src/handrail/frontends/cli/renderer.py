@@ -396,7 +396,7 @@ def _choose_widths(head: Sequence[str], rows: Sequence[Sequence[StyledText]], ro
 # Markdown of a model, line by line as it arrives. Nothing is hidden: an address stays visible, and HTML is text.
 
 _FENCE = re.compile(r"\s{0,3}(```+|~~~+)\s*([\w+-]*)")
-_HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*$")
+_HEADING = re.compile(r"(#{1,6})\s+(.*)$")
 _ITEM = re.compile(r"(\s*)([-*+]|\d{1,3}[.)])\s+(.*)$")
 _QUOTE = re.compile(r"\s{0,3}>\s?(.*)$")
 _LINE = re.compile(r"\s{0,3}([-*_])(\s*\1){2,}\s*$")
@@ -434,7 +434,7 @@ class MarkdownFormatter:
             self._fence = fence[1]
             return None
         if found := _HEADING.match(line):
-            return "", "", [(found[2], "bold underline" if len(found[1]) == 1 else "bold")], False
+            return "", "", [(found[2].rstrip("#").rstrip(), "bold underline" if len(found[1]) == 1 else "bold")], False
         if _LINE.match(line):
             return "", "", [("─" * 20, "dim")], False
         if found := _ITEM.match(line):

@@ -64,6 +64,8 @@ def find_request_ambiguity(scope: Scope) -> str | None:
         before = found.setdefault(name, value)
         if before is not value and (name in _SINGLE_FIELDS or before != value):
             return f"Its header field {name.decode('latin-1')!r} occurs twice. Send it once."
+        if name in _SINGLE_FIELDS and not value:
+            return f"Its header field {name.decode('latin-1')!r} is empty. Send its value, or leave it out."
     if b"content-length" in found and b"transfer-encoding" in found:
         return "It has both Content-Length and Transfer-Encoding. Send only one of the two."
     return None

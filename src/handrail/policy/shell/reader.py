@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from handrail.policy.shell.simple_commands import (
     SPLIT_OR_EXPANDED,
     ShellCommand,
     ShellRedirection,
+    count_assignable_names,
     count_printed_words,
     is_marked,
     merge_folders,
@@ -103,8 +104,6 @@ _HOME_IN_VALUE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?:.*:)?~")
 _DESCRIPTOR_NAME = compile_on_first_use(r"\{[A-Za-z_]\w*\}")
 _NUMBERS = compile_on_first_use(r"\{\d+\.\.\d+\}")
 _WILDCARDS = compile_on_first_use(r"[*?]+")
-_QUOTES = compile_on_first_use(r"[\"'\\]")
-_RUNS_TEXT = compile_on_first_use(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)\s*\.\s")
 _HEREDOC_WORD = compile_on_first_use(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
 _RESERVED_INITIALS = frozenset(word[0] for word in RESERVED_WORDS)
 OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
@@ -135,6 +134,7 @@ class _TextReader:
         self._folders: tuple[str, ...] = (".",)
         self.documents: list[_HereDocument] = []
         self._values: dict[str, str] = {}
+        self._names: Mapping[str, int] | None = None
         self._assigned: tuple[str, str] | None = None
         """The variable that the last command only sets, and its literal value."""
         self._depth = 0
@@ -320,8 +320,9 @@ class _TextReader:
 
     def _is_assigned_once(self, name: str) -> bool:
         """Return whether nothing in the text but one loop or assignment can set this variable."""
-        bare = _QUOTES.sub("", self.text)
-        return _RUNS_TEXT.search(bare) is None and len(re.findall(rf"(?<![\w$.{{/-]){name}(?!\w)", bare)) == 1
+        if self._names is None:
+            self._names = count_assignable_names(self.text)
+        return self._names.get(name) == 1
 
     def _leave_loop(self, before: tuple[str, ...], first: tuple[int, int]) -> None:
         """Leave a loop. If it changes the folder, no folder of its commands is known."""

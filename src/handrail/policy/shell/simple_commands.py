@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +25,9 @@ No text that is understood has such a character, so a marked word equals no lite
 _MARKS = compile_on_first_use(r"[\x01-\x04]")
 SPLIT_OR_EXPANDED = compile_on_first_use(r"[\s*?\[\]\\]")
 """The characters of a variable's value that a shell splits or expands if the variable is not quoted."""
+_QUOTES = compile_on_first_use(r"[\"'\\]")
+_RUNS_TEXT = compile_on_first_use(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)[^\S\n]*\.\s")
+_NAME = compile_on_first_use(r"(?<![\w$.{/-])[A-Za-z_]\w*")
 _MAX_FOLDERS = 4
 _SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SPLIT: "$…"})
 
@@ -127,6 +131,12 @@ def redirection_capability(operator: str, target: str) -> Literal["fs.read", "fs
     if operator.endswith(">&") and target.isascii() and target.isdigit():
         return None
     return "fs.read" if operator.lstrip("0123456789") == "<" else "fs.write"
+
+
+def count_assignable_names(text: str) -> Mapping[str, int]:
+    """Return how often a text has each name that a command could set; nothing if it can run a text that is not in it."""
+    bare = _QUOTES.sub("", text)
+    return {} if _RUNS_TEXT.search(bare) is not None else Counter(_NAME.findall(bare))
 
 
 def count_printed_words(argv: tuple[str, ...]) -> int:

@@ -94,11 +94,11 @@ _MISSING_PROGRAM = compile_on_first_use(
     re.MULTILINE,
 )
 _MISSING_PATH = compile_on_first_use(
-    r"(/[^\s:'\"\u2018\u2019]+)['\"\u2019]?: No such file or directory"
+    r"(?<![^\s:'\"\u2018\u2019])[^\s:'\"\u2018\u2019/]*+(/[^\s:'\"\u2018\u2019]++)['\"\u2019]?: No such file or directory"
     r"|No such file or directory[^\n/]{0,20}['\" ](/[^\s:'\"]+)"
 )
 _NO_REPOSITORY = compile_on_first_use(
-    rb"not a git repository|object directory [^\n]+ does not exist; check|unable to normalize alternate object path"
+    rb"not a git repository|does not exist; check \.git/objects/info/alternates|unable to normalize alternate object path"
 )
 _PRIVATE_FOLDERS = ("/etc", "/tmp", "/dev", "/proc", "/run")  # noqa: S108 - names to compare with
 _HOME_PROGRAMS = (
