@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.policy.rules.pattern_faults import READ_ONLY_VARIABLE
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_RULE_TEXTS,
     MODE_RULE_TEXTS,
-    READ_ONLY_VARIABLE,
     Rule,
     Scope,
     format_shipped_rules,
