@@ -563,7 +563,9 @@ _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git
 """The built-in git tools that change only the workspace, like the commands that this mode allows."""
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_FILE_NAMES)
 _EXAMPLES = tuple(f"allow fs.write **/{name}" for name in SECRET_NAME_EXCEPTIONS)
-_NAMES = frozenset((*_SECRETS, *_EXAMPLES))
+EXAMPLE_DENIALS = tuple(f"deny fs.write **/{name}" for name in SECRET_NAME_EXCEPTIONS)
+"""The rules that deny to write the files for which the mode ``auto`` has rules that allow it."""
+_NAMES = frozenset((*_SECRETS, *_EXAMPLES, *EXAMPLE_DENIALS))
 
 MODE_DESCRIPTIONS: Mapping[Mode, str] = {
     "plan": "Read only: denies tools that write or have external effects. Runs commands that provably change nothing, and tools that "
@@ -601,7 +603,13 @@ def format_shipped_rules(texts: Sequence[str]) -> list[str]:
     """Return shipped rules as lines for people. Rules about secret names become one line."""
     lines = [text for text in texts if text not in _NAMES]
     if not _NAMES.isdisjoint(texts):
-        lines.append(f"ask fs.write **/NAME, for each of {len(_SECRETS)} names of secret files (--json lists them)")
+        about = "names of secret files (--json lists them)"
+        denies = not set(EXAMPLE_DENIALS).isdisjoint(texts)
+        lines.append(
+            f"deny fs.write **/NAME, for each of {len(EXAMPLE_DENIALS)} examples of {about}"
+            if denies
+            else f"ask fs.write **/NAME, for each of {len(_SECRETS)} {about}"
+        )
     return lines
 
 
