@@ -485,7 +485,8 @@ def format_undo_report(report: UndoReport) -> Iterator[str]:
         yield f"{verb} {shown}: {given_back:,} {'path' if given_back == 1 else 'paths'}."
     elif report.paths:
         yield (
-            f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them."
+            f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them. "
+            "`handrail undo CALL` undoes another call."
         )
     else:
         yield f"Nothing to undo: the changes of {shown} are undone already."
