@@ -86,9 +86,10 @@ class TerminalRenderer:
             place a line of its own at the left edge
         """
         rest = " " * max(2, count_cells(indent)) if further is None else further
+        room = self.width - max(count_cells(indent), count_cells(rest))
         first = True
         for line in _split_lines(parts):
-            for piece in wrap_styled(line, self.width - count_cells(indent), break_words=self._breaks_words):
+            for piece in wrap_styled(line, room, break_words=self._breaks_words):
                 self.write_line((indent if first else rest, ""), *piece)
                 first = False
 
