@@ -86,10 +86,11 @@ class TerminalRenderer:
             place a line of its own at the left edge
         """
         rest = " " * max(2, count_cells(indent)) if further is None else further
-        room = self.width - max(count_cells(indent), count_cells(rest))
+        room, first_room = self.width - count_cells(rest), self.width - count_cells(indent)
         first = True
         for line in _split_lines(parts):
-            for piece in wrap_styled(line, room, break_words=self._breaks_words):
+            first_width = first_room if first else room
+            for piece in wrap_styled(line, room, break_words=self._breaks_words, first_width=first_width):
                 self.write_line((indent if first else rest, ""), *piece)
                 first = False
 

@@ -282,7 +282,8 @@ class WorkspaceFolder:
         except OSError:
             return []
         try:
-            return [os.fsencode(name) for name in os.listdir(descriptor)]
+            with os.scandir(descriptor) as entries:
+                return [os.fsencode(one.name) for one in entries]
         finally:
             os.close(descriptor)
 
