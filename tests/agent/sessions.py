@@ -134,6 +134,9 @@ class RecordingSession(_Rest):
         self.turns += 1
         return RecordingTurn(self)
 
+    def watch_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
     def cancel_running_calls(self, reason: str) -> None:
         self.cancelled.append(reason)
         self.release.set()

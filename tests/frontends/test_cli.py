@@ -168,6 +168,14 @@ def test_bad_arguments_are_an_error_result_that_says_what_is_wrong(here: Here, a
     assert done.code == 1 and result["metadata"]["error_kind"] == "invalid_input" and said in result["error_text"]
 
 
+def test_bad_arguments_say_which_command_shows_the_arguments(here: Here) -> None:
+    for arguments in ("note.txt", "{}", '{"pth": "note.txt"}'):
+        shown = here("call", "read", arguments).err
+        assert """To see them, run: handrail call info '{"tool": "read"}'""" in shown
+    assert "handrail call info" not in here("call", "read", '{"path": "none.txt"}').err
+    assert here("call", "info", '{"tool": "read"}').code == 0
+
+
 def test_an_unknown_tool_names_the_nearest(here: Here) -> None:
     done = here("call", "raed", "{}")
     assert done.code == 1 and done.err.startswith("unknown_tool: ") and "read" in done.err

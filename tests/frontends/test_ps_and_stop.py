@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,57 @@ def test_a_paused_process_is_said_to_be_paused(handrail: Program, here: Here, st
         assert done.code == 1 and f"{pid}" in done.err
     finally:
         os.kill(pid, 18)
+
+
+class _EndlessModel(ThreadingHTTPServer):
+    """A provider whose replies begin and never end. It counts the readers that it has, and that have left."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _EndlessReply)
+        self.begun, self.left = threading.Semaphore(0), threading.Semaphore(0)
+
+
+class _EndlessReply(BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        delta = {"role": "assistant", "content": "And so on.\n"}
+        piece = {"id": "1", "object": "chat.completion.chunk", "model": "m", "choices": [{"index": 0, "delta": delta}]}
+        self.wfile.write(f"data: {json.dumps(piece)}\n\n".encode())
+        assert isinstance(self.server, _EndlessModel)
+        self.server.begun.release()
+        self.connection.recv(1)  # returns when the client has left
+        self.server.left.release()
+
+
+@pytest.mark.parametrize("target", ["session", "--all"])
+def test_a_stop_ends_the_reply_of_a_model_also_of_a_connected_process(
+    handrail: Program, here: Here, target: str
+) -> None:
+    with _EndlessModel() as model:
+        threading.Thread(target=model.serve_forever, daemon=True).start()
+        options = ("--model", "openai:m", "--base-url", f"http://127.0.0.1:{model.server_port}/v1")
+        running: list[subprocess.Popen[str]] = []
+        for task in ("first", "second"):
+            command = handrail.command("run", task, *options)
+            environment = {**os.environ, "OPENAI_API_KEY": "k"}
+            running.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+            )
+            assert model.begun.acquire(timeout=60)
+        sessions = [session["id"] for one in seen(here) for session in one["sessions"]]
+        assert len(sessions) == 2
+        for words in [(target,)] if target == "--all" else [(one,) for one in sessions]:
+            assert here("stop", *words).code == 0
+        for run in running:
+            assert model.left.acquire(timeout=60)
+            _, err = run.communicate()
+            assert run.returncode == 1 and "cancelled: The user stopped the run." in err
+        model.shutdown()

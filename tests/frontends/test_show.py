@@ -96,6 +96,16 @@ def test_whatever_is_rendered_acts_on_no_terminal_loses_no_word_and_fits_the_wid
             assert "".join(shown.split()) == "".join(escape_controls(text).split())
 
 
+@pytest.mark.parametrize(("indent", "further"), [("", None), ("  ! ", "      "), ("    ", "      "), ("  ", "")])
+def test_further_lines_fit_the_width_also_if_they_are_indented_more(indent: str, further: str | None) -> None:
+    words = [("word", "words of it", "a")[number % 3] for number in range(200)]
+    for width in (80, 120):
+        stream, view = written(width)
+        view.print_text(" ".join(words), indent=indent, further=further)
+        lines = stream.getvalue().splitlines()
+        assert max(map(count_cells, lines)) <= width < min(map(count_cells, lines[:-1])) + 14, "as long as words allow"
+
+
 @pytest.mark.parametrize(
     ("markdown", "shown"),
     [

@@ -52,6 +52,25 @@ async def test_a_confined_call_works_in_the_workspace_and_says_so(session: Sessi
     assert Path(session.workdir, "out/made").read_text() == "x"
 
 
+async def test_a_confined_call_that_needs_a_host_says_which_rules_would_give_it_one(ground: Path) -> None:
+    (ground / "ws" / "fetch.sh").write_text("curl -sS https://example.org\n")
+    calls = (
+        ("bash", {"command": "sh fetch.sh"}),
+        ("python", {"code": "import socket; socket.create_connection(('example.org', 80))"}),
+    )
+    for rules in ([], ["allow net.fetch example.org"]):
+        async with open_kernel(
+            ground / "ws", state=ground / "state", config=ground / "handrail.toml", rules=rules
+        ) as one:
+            session = await one.session()
+            for tool, arguments in calls:
+                done = await session.call(tool, arguments)
+                assert done.metadata["network"]["unavailable"] == "the call ran confined"
+                assert any(
+                    "it runs confined" in note and "`allow net.fetch HOST`" in note for note in done.data["notes"]
+                )
+
+
 async def test_a_tool_that_runs_one_program_runs_confined(ground: Path) -> None:
     """No target of such a call is a command: the rule about the tool covers the program that the tool declares."""
     for rules in ([], ["allow python {confined}"], ["allow python {confined}", "allow shell.run {confined}"]):

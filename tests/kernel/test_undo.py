@@ -264,6 +264,23 @@ async def test_a_file_that_changed_since_is_a_conflict_and_its_newer_version_sta
         ).read_text() == "a file of the user"
 
 
+async def test_a_dry_run_says_which_folders_stay_for_their_newer_files(tmp_path: Path, workspace: Path) -> None:
+    async with opened(tmp_path) as (kernel, session):
+        await session.call("bash", {"command": "mkdir -p new/inner other; touch new/inner/one other/two"})
+        await session.call("bash", {"command": "touch new/inner/later"})
+        foreseen = await kernel.undo(f"{session.id}/1.0", dry_run=True)
+        done = await kernel.undo(f"{session.id}/1.0")
+    assert foreseen.paths == done.paths
+    assert {one.path: one.outcome for one in done.paths} == {
+        "new": "conflict",
+        "new/inner": "conflict",
+        "new/inner/one": "removed",
+        "other": "removed",
+        "other/two": "removed",
+    }
+    assert os.listdir(workspace / "new" / "inner") == ["later"] and not (workspace / "other").exists()
+
+
 async def test_an_undo_leaves_what_an_overlapping_job_may_have_changed(tmp_path: Path, workspace: Path) -> None:
     async with opened(tmp_path) as (kernel, session):
         job = await session.call(

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, rule
 
+from handrail.contract.permission_modes import Mode
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, parse_entry
 from handrail.policy.rules.rules_and_modes import MODES, RuleBook, default_book, parse_rule, with_mode
+<<<<<<< HEAD
 from handrail.policy.rules.validation import check_rule_matches, find_contradictions
+=======
+from handrail.policy.rules.validation import check_rule_matches, find_contradictions
+from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
+>>>>>>> hour
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell_tools import BashTool, PythonTool
 
@@ -62,7 +68,10 @@ def test_every_rule_of_a_set_can_match(desk: Desk) -> None:
             parse_rule(
                 text,
                 scope="session",
-                known=SPECS | dict.fromkeys(("multi_edit", "file.patch", "apply_patch", "file.move", "json_write"), 0),
+                known=SPECS
+                | dict.fromkeys(
+                    ("multi_edit", "file.patch", "apply_patch", "file.move", "file.delete", "json_write"), 0
+                ),
             )
             for text in one.texts
         ]
@@ -70,6 +79,19 @@ def test_every_rule_of_a_set_can_match(desk: Desk) -> None:
             check_rule_matches(each, (), (), SPECS)
         assert not find_contradictions(rules)
         assert len(set(one.texts)) == len(one.texts)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reviewer_writes_in_no_mode(desk: Desk, mode: Mode) -> None:
+    rules = with_mode(chosen("@reviewer"), mode)
+    repository = {"git.merge": {"ref": "x"}, "git.checkout": {"ref": "x"}, "git.create_branch": {"name": "x"}}
+    for tool in ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init"):
+        assert desk.judge(GIT[tool], repository.get(tool, {"message": "x"}), rules).action == "deny", tool
+    for tool in (FileMoveTool(), FileDeleteTool()):
+        assert desk.judge(tool.spec, {"path": "src/a.py", "to": "src/b.py"}, rules).action == "deny", tool.spec.id
+    assert desk.judge(WRITE, {"path": "src/a.py"}, rules).action == "deny"
+    for name in ("src/a.py", ".env.example", ".ENV.Example"):
+        assert desk.judge(SHELL, {"command": f"echo x > {name}"}, rules).action == "deny", name
 
 
 def test_no_set_opens_what_plan_mode_denies(desk: Desk) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
 
-from handrail.policy.rules.matchers import RuleRanking
+from handrail.policy.rules.matchers import PathSubject, RuleRanking
+from handrail.policy.rules.pattern_faults import escape_as_path_pattern
 from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, quote_argv, split_pattern
 from handrail.policy.rules.rules_and_modes import Action, Rule, RuleBook, parse_rule
 
@@ -390,3 +391,18 @@ def test_a_quoted_command_with_dots_matches_itself_alone(words: list[str]) -> No
     assert pattern.matches(argv)
     assert not pattern.matches((*argv, "more"))
     assert not pattern.matches(argv[:-1])
+
+
+_NAMES = st.text(st.sampled_from("ab '\"!^~$\\*?[]{},.x"), min_size=1, max_size=8).filter(
+    lambda name: bool(name.strip(".")) and name == name.strip()
+)
+
+
+@pytest.mark.proves("P-02")
+@given(st.lists(_NAMES, min_size=1, max_size=3))
+def test_a_rule_for_exactly_a_path_loads_and_holds_for_it_alone(names: list[str]) -> None:
+    path = "/".join(names)
+    made = parse_rule(f"allow fs.write {escape_as_path_pattern(path)}", scope="session")
+    (ranked,) = RuleRanking([made], "path").ranked
+    assert ranked.matches(PathSubject(f"/ws/{path}", path))
+    assert not ranked.matches(PathSubject(f"/ws/{path}x", f"{path}x"))

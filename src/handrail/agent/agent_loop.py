@@ -388,6 +388,7 @@ class Agent:
             raise UsageError("This agent is running a task. Wait for it, or use a separate agent for each task.")
         spent = self._usages = self._make_usage(self.budget, asyncio.get_running_loop().time())
         run = self._run = AgentRunState(spent)
+        unwatch = self.session.watch_stop(self.cancel)
         try:
             await self._conversation.load_stored_messages()
             async with aclosing(self._answer_open_calls(run)) as settled:
@@ -416,6 +417,7 @@ class Agent:
         finally:
             if run.waiting is not None:
                 run.waiting.cancel()
+            unwatch()
             self._run = None
 
     async def _answer_open_calls(self, run: AgentRunState) -> AsyncGenerator[AgentEvent, None]:

@@ -588,8 +588,9 @@ class Call:
         capabilities = None if self.verdict is None else self.verdict.capabilities
         if self.read_only or capabilities is None or capabilities.may_allow_any_target("net.fetch"):
             return {}
-        owner = next((layer.owner for layer in capabilities.layers if not layer.hosts), "this call")
-        return {"network": {"reached": [], "refused": [], "unavailable": f"{owner} has no hosts"}}
+        owner = capabilities.find_owner_without_hosts(is_confined=self.confinement is not None)
+        reason = "the call ran confined" if owner is None else f"{owner} has no hosts"
+        return {"network": {"reached": [], "refused": [], "unavailable": reason}}
 
     def error_result(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
         return Result.error(kind, text, data, duration_ms=self.elapsed_ms, **metadata)

@@ -108,6 +108,7 @@ class RemoteKernel(Kernel):
                 "event": self._receive_event,
                 "loaded_tools": self._receive_loaded_tools,
                 "mode": self._receive_mode,
+                "stopped": self._receive_stop,
                 "generation": self._receive_generation,
                 **self._tool_host.notifications,
                 **serving.notifications,
@@ -171,6 +172,11 @@ class RemoteKernel(Kernel):
         session = self._sessions.get(body["session_id"])
         if session is not None:
             session.update_mode(body["mode"])
+
+    def _receive_stop(self, body: Any) -> None:
+        session = self._sessions.get(body["session_id"])
+        for listener in () if session is None else tuple(session.stop_listeners):
+            listener()
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 

@@ -45,9 +45,9 @@ from handrail.policy.rules.matchers import (
     rank_rule_book,
     rank_rules,
 )
+from handrail.policy.rules.pattern_faults import READ_ONLY_VARIABLE
 from handrail.policy.rules.pattern_lexer import bare_program_name, split_pattern
 from handrail.policy.rules.rules_and_modes import (
-    READ_ONLY_VARIABLE,
     STRICTNESS,
     Action,
     Rule,

@@ -21,10 +21,10 @@ from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_p
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, permission_rank
+from handrail.policy.rules.pattern_faults import CONFINED_VARIABLE
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
 from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import (
-    CONFINED_VARIABLE,
     Rule,
     RuleBook,
     is_about_capability,

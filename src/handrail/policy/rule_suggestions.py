@@ -9,12 +9,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+<<<<<<< HEAD
 from handrail.contract.text.glob_patterns import escape_as_pattern
 from handrail.contract.tool.spec import get_property_schemas
+=======
+from handrail.contract.tool.spec import get_property_schemas
+>>>>>>> hour
 from handrail.policy.call_evaluation import PolicyVerdict, format_reason
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, exact_server_request_pattern, format_value_for_rule
+from handrail.policy.rules.pattern_faults import escape_as_path_pattern
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, quote_argv
 from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import parse_rule
@@ -134,7 +139,7 @@ def _written_folder_pattern(target: CallTarget) -> str | None:
     folder, _, _ = (target.subject.relative or "").rpartition("/")
     if not folder or any(name.startswith(".") for name in folder.split("/")):
         return None
-    return f"{escape_as_pattern(folder).replace('{', '[{]')}/**"
+    return f"{escape_as_path_pattern(folder)}/**"
 
 
 def _command_with_any_words(argv: Sequence[str]) -> str | None:
@@ -223,7 +228,7 @@ def exact_target_pattern(target: CallTarget) -> str | None:
     if isinstance(subject, ShellScript):
         return None
     if isinstance(subject, PathSubject):
-        return escape_as_pattern(subject.absolute if subject.relative is None else subject.relative).replace("{", "[{]")
+        return escape_as_path_pattern(subject.absolute if subject.relative is None else subject.relative)
     return subject
 
 

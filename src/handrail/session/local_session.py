@@ -48,7 +48,7 @@ from handrail.policy.rules.validation import check_rule_matches, get_specs
 from handrail.record.commit_log import Record
 from handrail.session.call_recovery import EarlierCallRecovery
 from handrail.session.instruction_files import make_read_check, read_parent_instructions
-from handrail.session.session_events import ChangeNotifier, EventQueue, iterate_events
+from handrail.session.session_events import ChangeNotifier, EventQueue, add_listener, iterate_events
 from handrail.session.turn import LocalTurn
 from handrail.session.undo_service import UndoService
 
@@ -138,6 +138,7 @@ class LocalSession:
         self.notifications: NotificationQueue | None = lane.notifications
         """The notifications for its agent."""
         self.successor: Session | None = None
+        self._stop_listeners: list[Callable[[], None]] = []
         """The same session in the process that now holds the workspace. It is set once this process is connected to that one."""
         self.tree_node = tree_node
         self.client_info: ClientInfo | None = None
@@ -408,6 +409,8 @@ class LocalSession:
                     successor.add_rules(text)
         for listener in self._lane.listeners:
             successor.watch_events(listener)
+        for stop_listener in self._stop_listeners:
+            successor.watch_stop(stop_listener)
         if self._lane.subagent_runner is not None:
             successor.set_subagent_runner(self._lane.subagent_runner)
         self.history, self.notifications = successor.history, successor.notifications
@@ -431,20 +434,20 @@ class LocalSession:
         """Stop every call in flight, and accept no further calls until the session is resumed."""
         self._lane.closed_reason = self._lane.closed_reason or f"Session {self.id} was stopped by the user."
         self._lane.is_stopped = True
+        for listener in tuple(self._stop_listeners):
+            listener()
         self.cancel_running_calls("user")
 
     def watch_events(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``listener`` with each event, and return a function that ends this."""
         if (successor := self.successor) is not None:
             return successor.watch_events(listener)
-        listeners = self._lane.listeners
-        listeners.append(listener)
+        return add_listener(self._lane.listeners, listener)
 
-        def stop() -> None:
-            if listener in listeners:
-                listeners.remove(listener)
-
-        return stop
+    def watch_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
+        if (successor := self.successor) is not None:
+            return successor.watch_stop(listener)
+        return add_listener(self._stop_listeners, listener)
 
     def events(self) -> AsyncIterator[Event]:
         """Iterate over the events from now on until the session is closed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from handrail.arbiter.call_state import Lane
 from handrail.arbiter.resource_access import emit_event_without_call
@@ -42,6 +42,20 @@ class EventQueue:
 
     async def get(self) -> Event | None:
         return await self._waiting.get()
+
+
+Listener = TypeVar("Listener")
+
+
+def add_listener(listeners: list[Listener], listener: Listener) -> Callable[[], None]:
+    """Add a listener to a list, and return a function that removes it."""
+    listeners.append(listener)
+
+    def remove() -> None:
+        if listener in listeners:
+            listeners.remove(listener)
+
+    return remove
 
 
 async def iterate_events(session: Session, readers: list[EventQueue]) -> AsyncIterator[Event]:

@@ -20,7 +20,7 @@ WILDCARDS = frozenset("*?[")
 
 _STAR, _ACROSS, _FOLDERS = "[^/]*?", ".*?", "(?:[^/]*/)*?"
 _SPANS = frozenset((_STAR, _ACROSS, _FOLDERS))
-_ESCAPED = compile_on_first_use(r"\[([*?[{])\]")
+_ESCAPED = compile_on_first_use(r"\[([*?[{$\\])\]")
 
 
 def escape_as_pattern(literal: str) -> str:
@@ -40,7 +40,7 @@ def literal_prefix(pattern: str) -> str:
     index = 0
     while index < len(pattern):
         char = pattern[index]
-        if char == "[" and pattern[index + 2 : index + 3] == "]" and pattern[index + 1] in "*?[{":
+        if char == "[" and pattern[index + 2 : index + 3] == "]" and pattern[index + 1] in "*?[{$\\":
             out.append(pattern[index + 1])
             index += 3
             continue

@@ -226,6 +226,13 @@ class CapabilitySet(Struct, frozen=True):
             return self
         return CapabilitySet(tuple(replace(layer, hosts=()) for layer in self.layers))
 
+    def find_owner_without_hosts(self, *, is_confined: bool) -> str | None:
+        """Return whose limit leaves no hosts, or None if only the narrow sandbox of a confined call does."""
+        owners = [layer.owner for layer in self.layers if not layer.hosts]
+        if is_confined and len(owners) == len(self.layers):
+            return None
+        return owners[0] if owners else "this call"
+
     def without_writing(self) -> CapabilitySet:
         """Return the set without writable paths and hosts."""
         return CapabilitySet(tuple(replace(layer, fs_write=(), hosts=()) for layer in self.layers))

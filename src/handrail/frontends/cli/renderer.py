@@ -86,9 +86,11 @@ class TerminalRenderer:
             place a line of its own at the left edge
         """
         rest = " " * max(2, count_cells(indent)) if further is None else further
+        room, first_room = self.width - count_cells(rest), self.width - count_cells(indent)
         first = True
         for line in _split_lines(parts):
-            for piece in wrap_styled(line, self.width - count_cells(indent), break_words=self._breaks_words):
+            first_width = first_room if first else room
+            for piece in wrap_styled(line, room, break_words=self._breaks_words, first_width=first_width):
                 self.write_line((indent if first else rest, ""), *piece)
                 first = False
 
@@ -485,7 +487,8 @@ def format_undo_report(report: UndoReport) -> Iterator[str]:
         yield f"{verb} {shown}: {given_back:,} {'path' if given_back == 1 else 'paths'}."
     elif report.paths:
         yield (
-            f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them."
+            f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them. "
+            "`handrail undo CALL` undoes another call."
         )
     else:
         yield f"Nothing to undo: the changes of {shown} are undone already."

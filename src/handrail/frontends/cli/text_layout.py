@@ -81,19 +81,23 @@ def wrap_words(text: str, width: int, *, break_words: bool = True) -> list[str]:
     return ["".join(part for part, _ in line) for line in wrapped]
 
 
-def wrap_styled(parts: Iterable[StyledText], width: int, *, break_words: bool = True) -> list[list[StyledText]]:
+def wrap_styled(
+    parts: Iterable[StyledText], width: int, *, break_words: bool = True, first_width: int | None = None
+) -> list[list[StyledText]]:
     """Return styled texts in lines of at most ``width`` columns, broken between words if possible.
 
     White space at the beginning stays.
 
     :param break_words: break a word that is wider than a line anywhere; otherwise it stays whole, to be copied
+    :param first_width: the width of the first line, if it is another
     """
     given = list(parts)
     width = max(width, 1)
-    if sum(count_cells(text) for text, _ in given) <= width:
+    first_width = width if first_width is None else max(first_width, 1)
+    if sum(count_cells(text) for text, _ in given) <= first_width:
         return [given]
     lines: list[list[StyledText]] = [[]]
-    used = 0
+    used = width - first_width
     for before, word in _words_of(given):
         gap = before
         size, space = sum(count_cells(text) for text, _ in word), sum(count_cells(text) for text, _ in gap)

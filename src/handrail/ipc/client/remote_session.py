@@ -56,7 +56,7 @@ from handrail.session.local_session import (
     parse_session_rules,
 )
 from handrail.session.session_context import SessionOptions
-from handrail.session.session_events import EventQueue, iterate_events
+from handrail.session.session_events import EventQueue, add_listener, iterate_events
 from handrail.session.turn import to_proposed_call
 from handrail.store.tables.approval_tables import ApprovalReader
 
@@ -111,6 +111,7 @@ class RemoteSession:
         """By id of a provider tool: the reason why the session's rules exclude it, or None."""
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
+        self.stop_listeners: list[Callable[[], None]] = []
         self._closed_reason: str | None = None
         self.subagent_types: Sequence[SubagentType] = ()
         self.skills: Sequence[SkillInfo] = ()
@@ -475,6 +476,9 @@ class RemoteSession:
                     self._ipc_client.notify("unwatch", {"session": self.id})
 
         return stop
+
+    def watch_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
+        return add_listener(self.stop_listeners, listener)
 
     def dispatch_event(self, event: Event) -> None:
         """Call the listeners with an event."""

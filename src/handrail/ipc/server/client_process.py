@@ -490,6 +490,7 @@ class ClientProcess:
         catalog.preload_index(context.generation)
         session.change_notifier.on_tools_loaded = partial(self._send_loaded_tools, session.id, catalog)
         session.change_notifier.on_mode_changed = partial(self._send_mode, session.id)
+        session.watch_stop(partial(self._send_stop, session.id))
         fields: Message = {
             "mode": session.mode,
             "turns": session.last_turn,
@@ -517,6 +518,10 @@ class ClientProcess:
     def _send_mode(self, session_id: str, mode: Mode) -> None:
         """Send the new mode of a session, before the answer of the call that changed it."""
         self._connection.notify("mode", {"session_id": session_id, "mode": mode})
+
+    def _send_stop(self, session_id: str) -> None:
+        """Send that a user stopped a session, so that its agent ends its run."""
+        self._connection.notify("stopped", {"session_id": session_id})
 
     def _find_session(self, session_id: str) -> LocalSession:
         session = self._sessions.get(session_id)

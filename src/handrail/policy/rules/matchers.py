@@ -32,6 +32,7 @@ from handrail.contract.text.host_names import HostPattern, parse_host, parse_hos
 from handrail.contract.text.lazy_patterns import compile_on_first_use
 from handrail.contract.text.neutralisation import fold_spelling, restore_path
 from handrail.contract.tool.requires import Capability
+from handrail.policy.rules.pattern_faults import CONFINED_VARIABLE, READ_ONLY_VARIABLE, WORKSPACE_VARIABLE
 from handrail.policy.rules.pattern_lexer import (
     ANY_ARGUMENTS,
     ArgvPattern,
@@ -40,10 +41,7 @@ from handrail.policy.rules.pattern_lexer import (
     split_pattern,
 )
 from handrail.policy.rules.rules_and_modes import (
-    CONFINED_VARIABLE,
-    READ_ONLY_VARIABLE,
     STRICTNESS,
-    WORKSPACE_VARIABLE,
     Rule,
     RuleBook,
     is_glob,

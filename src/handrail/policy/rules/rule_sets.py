@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.policy.rules.pattern_faults import READ_ONLY_VARIABLE
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_RULE_TEXTS,
+    EXAMPLE_DENIALS,
     MODE_RULE_TEXTS,
-    READ_ONLY_VARIABLE,
     Rule,
     Scope,
     format_shipped_rules,
@@ -41,6 +42,12 @@ class RuleSet(NamedTuple):
 
 _LOCAL_GIT = tuple(f"allow git.{verb}" for verb in ("add", "commit", "create_branch", "merge", "stash"))
 _SHOWING_GIT = tuple(f"allow bash git {verb} …" for verb in ("diff", "log", "show", "blame", "grep"))
+_WRITING = dict.fromkeys(
+    text.partition(" ")[2]
+    for text in (*MODE_RULE_TEXTS["accept-edits"], *MODE_RULE_TEXTS["auto"])
+    if text.startswith("allow ") and text not in CONFINED_RULE_TEXTS and not text.startswith("allow fs.write **/")
+)
+"""What the rules of a mode let a tool write. A rule that denies it has to be as exact as the one of the mode."""
 _SENDING = ("bash git push …", "git.push", "bash npm publish …", "bash cargo publish …")
 
 RULE_SETS: Mapping[RuleSetName, RuleSet] = {
@@ -62,9 +69,10 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
             "For an agent that looks and changes nothing. Allows reading, and git commands that show history. Asks about every other "
             "command. Denies every write.",
             (
-                *("deny effect:write", "deny fs.write", "ask bash", "ask python", f"allow bash {READ_ONLY_VARIABLE}"),
+                *("deny effect:write", "ask bash", "ask python", f"allow bash {READ_ONLY_VARIABLE}"),
                 *_SHOWING_GIT,
-                *(f"deny {what}" for what in _SENDING),
+                *(f"deny {what}" for what in (*_WRITING, "file.delete **", *_SENDING)),
+                *EXAMPLE_DENIALS,
             ),
         ),
         RuleSet(

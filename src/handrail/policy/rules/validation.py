@@ -28,15 +28,17 @@ from handrail.policy.rules.matchers import (
     normalize_path_pattern,
     rank_rule,
 )
-from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, ArgvPattern, PatternSyntaxError, split_pattern
-from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
-from handrail.policy.rules.rules_and_modes import (
+from handrail.policy.rules.pattern_faults import (
     CONFINED_VARIABLE,
     READ_ONLY_VARIABLE,
-    Rule,
     explain_host_fault,
     find_command_pattern_fault,
     find_path_pattern_fault,
+)
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, ArgvPattern, PatternSyntaxError, split_pattern
+from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
+from handrail.policy.rules.rules_and_modes import (
+    Rule,
     is_capability_glob,
     is_glob,
     parse_rule,
@@ -84,7 +86,12 @@ def _explain_rule_never_matches(rule: Rule, spec: ToolSpec) -> str | None:
     if rule.pattern == CONFINED_VARIABLE:
         one = f"{CONFINED_VARIABLE} is only for tools whose calls just run a command, such as bash. Calls of {spec.id} do more."
         return None if spec.single_command or spec.confinement_gap else one
-    match get_subject_kind(spec):
+    kind = get_subject_kind(spec)
+    name, sign, value = rule.pattern.partition("=")
+    if kind in ("path", "command") and sign and name in get_property_schemas(spec.parameters):
+        meant = f"{rule.action} {spec.id} {value}"
+        return f"a pattern of {spec.id} is a {kind}, without the name of the argument. Write {meant!r}."
+    match kind:
         case "path":
             return find_path_pattern_fault(rule.pattern)
         case "host":
@@ -124,6 +131,22 @@ _PROBES: tuple[tuple[str, ...], ...] = (
 )
 """Further words of a command that an allow rule may match."""
 _MOST_PROBES = 200
+
+
+def _fault_in_program(rule: Rule) -> str | None:
+    """Return why no command has the program of a rule about commands, or None.
+
+    A rule from an answer may name such a program, because a call may try to run it.
+    """
+    if rule.permission not in ("bash", "shell.run") or not rule.pattern:
+        return None
+    first = split_pattern(rule.pattern)[0]
+    program = literal_prefix(first)
+    if first[0] == "-":
+        return f"Invalid rule {rule.text!r}: {first!r} is an option. Begin the pattern with the name of a program, or with '*'."
+    if has_wildcard(first) or " " not in program or "/" in program:
+        return None
+    return f"Invalid rule {rule.text!r}: no program is called {program!r}. Write its words without the quotes: {program!r}."
 
 
 def _fault_in_allowed_command(rule: Rule) -> str | None:
@@ -182,7 +205,9 @@ def _propose_command(rule: Rule, words: Sequence[str]) -> str:
     if words[0] in command_wrappers.ENVIRONMENT_MANAGERS and words[1:2] in (("run",), ("exec",)):
         return f"Name the program, as in 'allow {rule.permission} {words[0]} {words[1]} pytest {ANY_ARGUMENTS}', or write {confined}."
     if words[0] in command_wrappers.WRAPPER_NAMES:
-        return f"Write a rule about that command alone, as in 'allow {rule.permission} make {ANY_ARGUMENTS}', or {confined}."
+        start = command_wrappers.find_wrapped_command_start(words)
+        command = f"make {ANY_ARGUMENTS}" if start is None or has_wildcard(words[start]) else " ".join(words[start:])
+        return f"Write a rule about that command alone, as in 'allow {rule.permission} {command}', or {confined}."
     return f"Write every word of the command, or {confined}."
 
 
@@ -266,8 +291,10 @@ def check_rule_matches(
 
     :raises ValueError: if the rule can match none of their calls, or fails one of its examples
     """
-    problem = _fault_in_allowed_command(rule) or (
-        explain_rule_matches_no_tool(rule, specs) if specs is not None else None
+    problem = (
+        _fault_in_program(rule)
+        or _fault_in_allowed_command(rule)
+        or (explain_rule_matches_no_tool(rule, specs) if specs is not None else None)
     )
     if not problem and (match or not_match):
         problem = find_failing_example(rule, match, not_match, specs)

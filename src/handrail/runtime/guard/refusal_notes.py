@@ -242,7 +242,12 @@ def explain_no_network(profile: SandboxProfile, capabilities: CapabilitySet) -> 
             "it only reads, and such calls run without. If it must reach a host, use a command that is meant to, such as "
             "curl."
         )
-    owner = next((layer.owner for layer in capabilities.layers if not layer.hosts), "this call")
+    owner = capabilities.find_owner_without_hosts(is_confined=profile.confined)
+    if owner is None:
+        return (
+            "it runs confined. Continue without it, or ask the user for two rules: one that names the call, such as "
+            "`allow bash COMMAND …` or `allow python`, and `allow net.fetch HOST`."
+        )
     return f"{owner} has no hosts. Continue without it, or ask the user to allow hosts there."
 
 

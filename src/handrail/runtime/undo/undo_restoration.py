@@ -96,8 +96,11 @@ def plan_undo(snapshots: WorkspaceSnapshots, operations: Sequence[UndoableOperat
                 kept += [path] if earlier.kind != "absent" else []
             if not earlier.is_same(present) and (reason is None or reason[0] == "conflict"):
                 steps.append(_UndoStep(path, present, earlier))
-    staying = {folder for path in kept for folder in _list_parents(path)}
-    steps = [one for one in steps if one.earlier.kind != "absent" or one.path not in staying]
+        staying = {folder for path in kept for folder in _list_parents(path)}
+        steps = [one for one in steps if one.earlier.kind != "absent" or one.path not in staying]
+        for path in workspace.find_folders_with_newer_entries(steps):
+            left.append(UndonePath(_show(path), "conflict", _NEWER_FILES))
+            steps = [one for one in steps if one.path != path]
     return UndoPlan(tuple(operations), tuple(steps), tuple(left))
 
 
@@ -220,6 +223,7 @@ class _PathConflict(Exception):
 
 
 _RACE = "it changed while the undo ran"
+_NEWER_FILES = "the folder has newer files, which stay"
 
 
 class WorkspaceFolder:
@@ -258,6 +262,30 @@ class WorkspaceFolder:
         except OSError:
             return ABSENT  # a folder on the way is missing, or is a link
         return self._read_entry(parent, name)
+
+    def find_folders_with_newer_entries(self, steps: Sequence[_UndoStep]) -> list[bytes]:
+        """Return the folders that cannot be removed, because they have entries that stay."""
+        going = {one.path for one in steps if one.is_removed_first}
+        found: list[bytes] = []
+        for step in sorted(steps, key=lambda one: one.path, reverse=True):
+            if step.path not in going or step.present.kind != "folder":
+                continue
+            if any(step.path + b"/" + name not in going for name in self._list_names(step.path)):
+                going.discard(step.path)
+                found.append(step.path)
+        return found
+
+    def _list_names(self, path: bytes) -> list[bytes]:
+        """Return the names in a folder, or none if it cannot be read."""
+        try:
+            descriptor = openat2(self._root, os.fsdecode(path), FOLDER_FLAGS, _STRICT)
+        except OSError:
+            return []
+        try:
+            with os.scandir(descriptor) as entries:
+                return [os.fsencode(one.name) for one in entries]
+        finally:
+            os.close(descriptor)
 
     def keep_state(self, path: bytes, *, content: bool) -> PathState:
         """Return what is at a path now, and keep the content of a file. Call it within a transaction of the store.
@@ -317,7 +345,7 @@ class WorkspaceFolder:
                 os.rmdir(name, dir_fd=parent)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise _PathConflict("the folder has newer files, which stay") from None
+                    raise _PathConflict(_NEWER_FILES) from None
                 raise
             return
         self._keep(parent, name, present)

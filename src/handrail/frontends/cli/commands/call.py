@@ -87,6 +87,10 @@ async def _call(
     code = _print_result(setting, result)
     if result.error_kind == "denied" and person is None and not setting.json:
         print_note("Run handrail explain with the same arguments to see which rule would allow the call.")
+    is_refused = result.error_kind == "invalid_input" and (result.error_text or "").startswith(f"{tool}: ")
+    if is_refused and not setting.json:
+        about = json.dumps({"tool": tool})
+        print_note(f"Pass the arguments as JSON. To see them, run: handrail call info '{about}'")
     return code
 
 

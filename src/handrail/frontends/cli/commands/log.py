@@ -262,7 +262,9 @@ def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
         name, about = "instructions", ", ".join(map(_make_reading_hint, body.get("files") or ()))
     elif row.kind == "undone":
         calls = ", ".join(map(str, body.get("calls") or ()))
-        name, about = f"undo {body.get('undo_id') or ''}".rstrip(), f"{body.get('path_count')} paths of {calls}"
+        kept = sum(one.get("outcome") not in ("restored", "removed") for one in body.get("paths") or ())
+        about = f"{body.get('path_count')} paths of {calls}" + (f"; {kept} of them left as they are" if kept else "")
+        name = f"undo {body.get('undo_id') or ''}".rstrip()
     elif row.kind == "compacted":
         name = "conversation"
         about = f"{body.get('removed_messages')} messages removed, {body.get('kept_messages')} kept"
