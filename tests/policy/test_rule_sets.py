@@ -9,12 +9,8 @@ from handrail.contract.permission_modes import Mode
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, parse_entry
 from handrail.policy.rules.rules_and_modes import MODES, RuleBook, default_book, parse_rule, with_mode
-<<<<<<< HEAD
-from handrail.policy.rules.validation import check_rule_matches, find_contradictions
-=======
 from handrail.policy.rules.validation import check_rule_matches, find_contradictions
 from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
->>>>>>> hour
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell_tools import BashTool, PythonTool
 

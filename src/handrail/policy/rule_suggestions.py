@@ -9,12 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-<<<<<<< HEAD
-from handrail.contract.text.glob_patterns import escape_as_pattern
 from handrail.contract.tool.spec import get_property_schemas
-=======
-from handrail.contract.tool.spec import get_property_schemas
->>>>>>> hour
 from handrail.policy.call_evaluation import PolicyVerdict, format_reason
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
