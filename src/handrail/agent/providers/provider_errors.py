@@ -355,9 +355,12 @@ def get_json_text(value: object, name: str) -> str | None:
 
 
 def get_positive_count(value: object, name: str) -> int:
-    """Return a field if it is a positive integer, else 0."""
+    """Return a field if it is a positive integer, else 0. Some servers send it as a float or as text."""
     found = get_sdk_field(value, name)
-    return found if isinstance(found, int) and found > 0 else 0
+    is_text = isinstance(found, str) and found.isdecimal() and len(found) < 16
+    if isinstance(found, str | float) and (is_text or (isinstance(found, float) and found.is_integer())):
+        found = int(found)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
 
 
 def get_amount(value: object, name: str) -> float | None:
