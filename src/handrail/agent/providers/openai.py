@@ -81,9 +81,10 @@ def map_sdk_errors(name: str, address: object) -> Generator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        raise make_reported_error(
-            name, KEY_VARIABLE, error.body or error.message, error.status_code, error.response.headers
-        ) from error
+        body: object = error.body or error.message
+        with suppress(ValueError, RecursionError):  # the SDK leaves out what is next to the member "error"
+            body = error.response.json() or body
+        raise make_reported_error(name, KEY_VARIABLE, body, error.status_code, error.response.headers) from error
     except openai.APITimeoutError as error:
         raise make_timeout_error(name, address) from error
     except openai.APIConnectionError as error:
