@@ -237,6 +237,45 @@ JSON = st.recursive(
 SCHEMA = compile_schema(PARAMETERS)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"{\\"path\\": \\"a.txt\\"}"',
+        '\ufeff{"path": "a.txt"}',
+        '```json\n{"path": "a.txt"}\n```',
+        '```\n{"path": "a.txt"}```\n',
+    ],
+)
+async def test_arguments_in_a_wrapping_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "a.txt").write_text("one\n")
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+        assert (await session.call("read", text)).data["text"] == "one"
+
+
+OTHER_NAMES = {
+    "read": ["Read", "READ", "read_file", "view", "functions.read", "default_api:read", "mcp__handrail__read", "read()",
+             "functions.read:0", "<|channel|>read", "read<|channel|>commentary", "tools/read", " read "],
+    "bash": ["Bash", "run_shell_command", "container.exec", "execute-command", "runTerminalCmd", "local_shell"],
+    "glob": ["LS", "list_dir", "listFiles"],
+    "edit": ["str_replace_editor", "replace", "handrail__Edit"],
+    "git.status": ["git_status", "git__Status", "functions.git.status"],
+}  # fmt: skip
+
+
+async def test_a_name_of_another_agent_gets_a_wrong_suggestion_or_none(tmp_path: Path) -> None:
+    (tmp_path / "ws" / ".git").mkdir(parents=True)
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+        for meant, names in OTHER_NAMES.items():
+            for name in names:
+                refused = await session.call(name, {"path": "a.txt"})
+                assert refused.error_kind == "unknown_tool" and f"Did you mean `{meant}`?" in str(refused.error_text), (
+                    name
+                )
+
+
 @given(st.dictionaries(st.sampled_from(sorted(PROPERTIES)), JSON | JSON.map(json.dumps), max_size=4))
 def test_whatever_is_taken_matches_the_schema_and_nothing_that_matched_changes(sent: dict[str, Any]) -> None:
     sent = {"text": "x"} | sent

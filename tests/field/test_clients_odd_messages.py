@@ -67,7 +67,11 @@ ODD: dict[str, tuple[bytes, Sequence[tuple[object, int]]]] = {
         b'{"jsonrpc": "2.0", "id": 40, "method": "tools/call", "params": {"name": 5}}',
         [(40, PARAMS)],
     ),
-    "a list of arguments": ((READ % (41, "[]")).encode(), [(41, PARAMS)]),
+    "a list of arguments": ((READ % (41, '["note.txt"]')).encode(), [(41, PARAMS)]),
+    "an empty list of arguments": ((READ % (46, "[]")).encode(), [(46, ANSWERED)]),
+    "arguments as text": ((READ % (47, '"{}"')).encode(), [(47, ANSWERED)]),
+    "arguments that are no object": ((READ % (48, '"note.txt"')).encode(), [(48, PARAMS)]),
+    "a whole number with a point for an ID": ((PING % "49.0").encode(), [(49, ANSWERED)]),
     "no arguments": ((READ % (42, "null")).encode(), [(42, ANSWERED)]),
     "a call without parameters": (b'{"jsonrpc": "2.0", "id": 43, "method": "tools/call"}', [(43, PARAMS)]),
     "a cursor that is none": (
@@ -143,6 +147,31 @@ async def test_each_request_is_answered_whatever_comes_with_it(handrail: Program
     else:  # a request before the handshake is answered with an error
         assert sorted((asked for asked, _ in given), key=repr) == sorted((asked for asked, _ in expected), key=repr)
         assert not [one for one in answers if one.get("error", {}).get("code") == 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"path": "note.txt"}, "hello"), ('{"path": "note.txt"}', "hello"), ([], "`path` is missing")],
+)
+async def test_arguments_in_another_form_are_taken(handrail: Program, arguments: object, words: str) -> None:
+    (handrail.workspace / "note.txt").write_text("hello")
+    read = READ % (5, json.dumps(arguments))
+    answers, err = await talk(handrail.command("mcp"), hello("2025-06-18"), read, least=3)
+    (said,) = [one for one in answers if one.get("id") == 5]
+    assert words in json.dumps(said) and err == b""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"capabilities": None}, {"capabilities": []}, {"capabilities": {"roots": True, "elicitation": None, "sampling": []}},
+     {"clientInfo": None}, {"clientInfo": "test"}, {"clientInfo": {"name": "test"}}, {"clientInfo": {"name": 5, "version": 1.0}}],
+    ids=str,
+)  # fmt: skip
+async def test_a_handshake_with_odd_members_is_made(handrail: Program, odd: dict[str, Any]) -> None:
+    message = json.loads(hello("2025-06-18"))
+    message["params"] = {key: value for key, value in {**message["params"], **odd}.items() if value is not None}
+    answers, err = await talk(handrail.command("mcp"), json.dumps(message), PING % 5, least=3)
+    assert [one["id"] for one in answers if "result" in one] == ["hello", 5, "last"] and err == b""
 
 
 async def test_an_editor_gets_an_answer_to_each_request(handrail: Program) -> None:

@@ -56,6 +56,22 @@ def read_file(file: Path) -> dict[str, ImportedMcpServer]:
         ({"command": "x", "env": {"A=B": "1", "": "2", "C": "3"}}, {"command": "x", "env": {"C": "3"}}),
         ({"command": "x", "env": {"A": "half \ud83d", "B": "nul \0", "C": "3"}}, {"command": "x", "env": {"C": "3"}}),
         ({"command": "x", "disabled": True}, {"command": "x", "enabled": False}),
+        ({"command": "x", "disabled": "true"}, {"command": "x", "enabled": False}),
+        ({"command": "x", "disabled": 1}, {"command": "x", "enabled": False}),
+        ({"command": "x", "disabled": "false", "enabled": "yes"}, {"command": "x"}),
+        ({"command": "x", "enabled": "False"}, {"command": "x", "enabled": False}),
+        ({"command": "x", "isActive": False}, {"command": "x", "enabled": False}),
+        ({"command": "npx -y @scope/server --flag"}, {"command": "npx", "args": ["-y", "@scope/server", "--flag"]}),
+        ({"command": "x 'a b'"}, {"command": "x", "args": ["a b"]}),
+        ({"command": "C:\\Program Files\\x.exe"}, {"command": "C:\\Program Files\\x.exe"}),
+        ({"command": "my program", "args": ["a"]}, {"command": "my program", "args": ["a"]}),
+        ({"command": "x", "env": ["A=1", "B=2=3", {"key": "C", "value": "4"}]}, {"command": "x", "env": {"A": "1", "B": "2=3", "C": "4"}}),
+        ({"url": "https://a.example", "headers": ["X-A: b", "X-C:d"]}, {"url": "https://a.example", "headers": {"X-A": "b", "X-C": "d"}}),
+        ({"url": "https://a.example", "requestInit": {"headers": {"X-A": "b"}}}, {"url": "https://a.example", "headers": {"X-A": "b"}}),
+        ({"url": "HTTPS://A.example/mcp"}, {"url": "https://A.example/mcp"}),
+        ({"command": "x", "timeout": "30s"}, {"command": "x", "timeout_ms": 30_000}),
+        ({"command": "x", "timeout": "30"}, {"command": "x", "timeout_ms": 30_000}),
+        ({"command": "x", "timeoutMs": "1500ms"}, {"command": "x", "timeout_ms": 1_500}),
         ({"command": "x", "enabled": False}, {"command": "x", "enabled": False}),
         ({"command": "x", "disabled": False, "timeout": 60}, {"command": "x", "timeout_ms": 60_000}),
         ({"command": "x", "timeout": "soon"}, {"command": "x"}),
@@ -297,3 +313,26 @@ def test_a_file_under_mcp_files_is_read_alike(tmp_path: Path, servers: object) -
     (own := tmp_path / "handrail.toml").write_text('[mcp]\nfiles = ["mcp.json"]\n')
     found = {one.name: one for one in load_enabled_servers(config.load_configuration(own), environment={})}
     assert found["ok"].missing_reason == ""
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"a": {"command": "x"}, "b": {"url": "https://b.example"}},
+        [{"name": "a", "command": "x"}, {"name": "b", "url": "https://b.example"}],
+        {"mcpServers": [{"name": "a", "command": "x"}, {"name": "b", "url": "https://b.example"}]},
+    ],
+)
+def test_a_file_that_is_the_list_of_servers_itself_has_them(tmp_path: Path, whole: object) -> None:
+    (file := tmp_path / "mcp.json").write_text(json.dumps(whole))
+    found = read_file(file)
+    assert {name: one.table for name, one in found.items()} == {
+        "a": {"command": "x"},
+        "b": {"url": "https://b.example"},
+    }
+
+
+def test_a_file_with_other_objects_has_no_servers(tmp_path: Path) -> None:
+    (file := tmp_path / "other.json").write_text('{"a": {"command": "x"}, "b": {"colour": "red"}}')
+    with pytest.raises(UsageError):
+        read_file(file)

@@ -23,6 +23,7 @@ from handrail.agent.providers.openai import (
 )
 from handrail.agent.reply_assembly import ReplyAssembly
 from handrail.contract.calls_and_results import CallAnswer, Result
+from handrail.contract.text.strict_json import parse_arguments
 from handrail.testing.provider_request_checks import find_openai_faults
 from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -241,6 +242,141 @@ async def test_several_calls_in_one_chunk_without_numbers_become_one() -> None:
             assert (await b.run()).ok
             b.accepted()
         assert [json.loads(str(call.arguments))["n"] for call in b.session.ran] == [1, 2]
+
+
+def part(name: str | None = None, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    """A fragment of a call."""
+    function = {"name": name, "arguments": arguments}
+    return {**more, "function": {key: value for key, value in function.items() if value is not None}}
+
+
+FLAT: dict[str, Any] = {"index": 0, "id": "a", "name": "echo", "arguments": {"n": 1}}
+END_MARK = b"data: [DONE]\n\n"
+
+
+def events(*chunks: bytes, end: bytes = END_MARK) -> RawReply:
+    return RawReply(b"".join(b"data: %s\n\n" % one for one in chunks) + end, "text/event-stream")
+
+
+CALLS_IN_PIECES: dict[str, list[bytes]] = {
+    "another id with every piece": [calls(part("echo", "", index=0, id="a")), calls(part(None, '{"n":', index=0, id="b")), calls(part(None, "1}", index=0, id="c"))],
+    "name after the arguments": [calls(part(None, '{"n":', index=0, id="a")), calls(part("echo", "1}", index=0))],
+    "all arguments again": [calls(part("echo", '{"n":', index=0, id="a")), calls(part(None, "1}", index=0)), calls(part(None, '{"n":1}', index=0))],
+    "the name again": [calls(ECHO), calls(part("echo", "", index=0, id="a"))],
+    "an empty object first": [calls(part("echo", "{}", index=0, id="a")), calls(part(None, '{"n":1}', index=0))],
+    "null first": [calls(part("echo", "null", index=0, id="a")), calls(part(None, '{"n":1}', index=0))],
+    "without an object in between": [calls(FLAT)],
+    "parameters": [calls({"index": 0, "id": "a", "function": {"name": "echo", "parameters": {"n": 1}}})],
+    "keyed by number": [chunk({"tool_calls": {"0": {"id": "a", "function": {"name": "echo", "arguments": '{"n":1}'}}}})],
+    "in the choice": [json.dumps({"choices": [{"index": 0, "delta": {}, "tool_calls": [ECHO]}]}).encode()],
+    "after the finish reason": [chunk({}, "tool_calls"), calls(ECHO)],
+    "a finish reason with every piece": [chunk({"tool_calls": [part("echo", '{"n":', index=0, id="a")]}, "tool_calls"), chunk({"tool_calls": [part(None, "1}", index=0)]}, "tool_calls")],
+    "spaces around the name": [calls(part(" echo\n", '{"n":1}', index=0, id="a"))],
+    "spaces after the arguments": [calls(ECHO), calls(part(None, "\n ", index=0))],
+    "arguments encoded twice": [calls(part("echo", '"{\\"n\\":1}"', index=0, id="a"))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", CALLS_IN_PIECES)
+async def test_the_pieces_of_one_call_are_not_recognized(form: str) -> None:
+    async with bench("openai", streamed(*CALLS_IN_PIECES[form]), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert [(call.name, parse_arguments(str(call.arguments))) for call in b.session.ran] == [("echo", {"n": 1})]
+
+
+TWO_CALLS: dict[str, list[bytes]] = {
+    "interleaved": [calls(part("echo", '{"n":', index=0, id="a")), calls(part("echo", '{"n":', index=1, id="b")), calls(part(None, "1}", index=0)), calls(part(None, "2}", index=1))],
+    "interleaved by id": [calls(part("echo", '{"n":', id="a"), part("echo", '{"n":', id="b")), calls(part(None, "1}", id="a"), part(None, "2}", id="b"))],
+    "interleaved by id, numbered 0": [calls(part("echo", '{"n":', index=0, id="a"), part("echo", '{"n":', index=0, id="b")), calls(part(None, "1}", index=0, id="a"), part(None, "2}", index=0, id="b"))],
+    "one id and number for both": [calls(part("echo", '{"n":1}', index=0, id="c")), calls(part("echo", '{"n":2}', index=0, id="c"))],
+    "one id and no number": [calls(part("echo", '{"n":1}', id="c"), part("echo", '{"n":2}', id="c"))],
+    "numbers as floats": [calls(part("echo", '{"n":', index=0.0, id="a")), calls(part("echo", '{"n":', index=1.0, id="b")), calls(part(None, "1}", index=0.0)), calls(part(None, "2}", index=1.0))],
+    "another id with every piece": [calls(part("echo", "", index=0, id="a")), calls(part(None, '{"n":1}', index=0, id="b")), calls(part("echo", "", index=1, id="c")), calls(part(None, '{"n":2}', index=1, id="d"))],
+    "a finish reason after each": [chunk({"tool_calls": [part("echo", '{"n":1}', index=0, id="a")]}, "tool_calls"), chunk({"tool_calls": [part("echo", '{"n":2}', index=1, id="b")]}, "tool_calls")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", TWO_CALLS)
+async def test_two_calls_are_mixed_up(form: str) -> None:
+    async with bench("openai", streamed(*TWO_CALLS[form]), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}, {"n": 2}]
+
+
+HELLO = chunk({"content": "hello"})
+TOLD: dict[str, ScriptedReply | RawReply] = {
+    "content as an object": streamed(chunk({"content": {"type": "text", "text": "hello"}}), finish="stop"),
+    "a text with a value": streamed(chunk({"content": [{"type": "text", "text": {"value": "hello"}}]}), finish="stop"),
+    "a part with content": streamed(chunk({"content": [{"type": "text", "content": "hello"}]}), finish="stop"),
+    "text in the choice": streamed(b'{"choices":[{"text":"hello"}]}', finish="stop"),
+    "text in the delta": streamed(chunk({"text": "hello"}), finish="stop"),
+    "after an empty choice": streamed(b'{"choices":[null,{"delta":{"content":"hello"}}]}', finish="stop"),
+    "no finish reason": events(HELLO),
+    "no finish reason, usage last": events(HELLO, b'{"choices":[],"usage":{"prompt_tokens":3}}'),
+    "not streamed, no finish reason": RawReply(b'{"choices":[{"message":{"content":"hello"},"finish_reason":null}]}', "application/json"),
+    "text after the finish reason": streamed(chunk({"content": "hel"}, "stop"), chunk({"content": "lo"}, "stop")),
+    "the word null as finish reason": streamed(chunk({"content": "hel"}, "null"), chunk({"content": "lo"}), finish="stop"),
+    "finish reason as an object": events(HELLO, b'{"choices":[{"delta":{},"finish_reason":{"type":"stop"}}]}', end=b""),
+    "finish reason in capitals": streamed(HELLO, finish="STOP"),
+    "lines of JSON": RawReply(HELLO + b"\n" + chunk({}, "stop") + b"\n", "application/x-ndjson"),
+    "events without data": events(b"", HELLO, b"", chunk({}, "stop")),
+    "no line between events": RawReply(b"data: %s\ndata: %s\ndata: [DONE]\n" % (HELLO, chunk({}, "stop")), "text/event-stream"),
+    "data in two lines": RawReply(b'data: {"choices":\ndata: [{"delta":{"content":"hello"},"finish_reason":"stop"}]}\n\n', "text/event-stream"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", TOLD)
+async def test_a_reply_in_an_unusual_form_is_lost_or_asked_for_again(form: str) -> None:
+    async with bench("openai", TOLD[form]) as b:
+        assert (await b.run()).text == "hello"
+        b.accepted()
+    assert not b.naps
+
+
+async def test_a_call_that_the_end_mark_cut_is_not_run() -> None:
+    reply = events(chunk({"content": "x"}), calls(ECHO), calls({**ECHO, **part("echo", '{"n":', index=1, id="b")}))
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).text == "ok"
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}]
+    assert "not run" in b.results(1)[1][1]
+
+
+@pytest.mark.parametrize("reason", ["MAX_TOKENS", "SAFETY", "network_error"])
+async def test_a_reply_that_was_cut_counts_as_an_answer(reason: str) -> None:
+    async with bench("openai", streamed(chunk({"content": "half"}), finish=reason), OK) as b:
+        outcome = await b.run()
+    assert (outcome.status, outcome.text) != ("answered", "half")
+
+
+@pytest.mark.parametrize("field", ["analysis", "cot", "deliberation"])
+async def test_reasoning_of_an_unknown_name_loses_all_but_its_last_piece(field: str) -> None:
+    once = {"channel": "x", "tag": "same"}
+    reply = streamed(chunk({field: "First ", **once}), chunk({field: "look.", **once}), calls(ECHO))
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+    assert {name: assistant(b)[name] for name in (field, *once)} == {field: "First look.", **once}
+
+
+USAGE: dict[str, list[dict[str, Any]]] = {
+    "of Groq": [{"x_groq": {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}}],
+    "in the choice": [{"choices": [{"delta": {}, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}]}],
+    "other names": [{"usage": {"input_tokens": 7, "output_tokens": 3}}],
+    "floats": [{"usage": {"prompt_tokens": 7.0, "completion_tokens": 3.0}}],
+    "texts": [{"usage": {"prompt_tokens": "7", "completion_tokens": "3"}}],
+    "in two halves": [{"usage": {"prompt_tokens": 7}}, {"usage": {"completion_tokens": 3}}],
+    "with the total": [{"usage": {"prompt_tokens": 7, "total_tokens": 10}}],
+    "growing, then null": [{"usage": {"prompt_tokens": 7, "completion_tokens": n}} for n in (1, 3)] + [{"usage": None}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", USAGE)
+async def test_the_tokens_are_estimated_although_the_server_counts_them(form: str) -> None:
+    counted = [json.dumps({"choices": [], **one}).encode() for one in USAGE[form]]
+    async with bench("openai", events(HELLO, chunk({}, "stop"), *counted)) as b:
+        outcome = await b.run()
+    assert (outcome.input_tokens, outcome.output_tokens) == (7, 3)
 
 
 @pytest.mark.parametrize(

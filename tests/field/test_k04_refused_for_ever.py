@@ -61,6 +61,17 @@ REFUSALS: dict[str, tuple[int, object, int | None]] = {
     "Copilot": (400, {"code": "model_max_prompt_tokens_exceeded", "message": "prompt token count of 130000 exceeds the limit of 128000"}, 128000),
     "GitHub Models": (413, {"code": "tokens_limit_reached", "message": "Request body too large for gpt-4o model. Max size: 8000 tokens."}, 8000),
     "Together": (422, {"message": "Input validation error: the total number of tokens exceeds the model's limit of 8193"}, 8193),
+    "model that supports less": (400, {"message": "Your request contains 9000 tokens, but this model supports at most 8192 tokens."}, 8192),
+    "Vertex": (400, {"message": "Unable to submit request because the input token count is 40000 but model only supports up to 32768. Reduce the input token count and try again."}, 32768),
+    "a comparison": (400, {"message": "Total tokens 9000 > 8192"}, 8192),
+    "a field": (400, {"message": "input_tokens (9000) must be less than 8192"}, 8192),
+    "an input length": (422, {"detail": "Input length 9000 exceeds maximum allowed token size 8192"}, None),
+    "a maximum input": (400, {"message": "Maximum input length of 8192 tokens exceeded"}, 8192),
+    "a conversation": (400, {"message": "Conversation too long. Please start a new one."}, None),
+    "Chinese": (400, {"message": "输入过长，超出模型上下文限制"}, None),
+    "a code": (400, {"code": "prompt_too_long", "message": "refused"}, None),
+    "llama-cpp-python": (500, {"message": "Requested tokens (2076) exceed context window of 2048", "type": "internal_server_error"}, 2048),
+    "a number in a prompt": (400, {"message": "The number of tokens in your prompt 9000 is greater than the 8192 allowed"}, None),
     "nginx": (413, "<html><head><title>413 Request Entity Too Large</title></head></html>", None),
 }  # fmt: skip
 
@@ -89,6 +100,20 @@ def test_a_refusal_for_length_is_taken_for_another_one(who: str) -> None:
         (429, {"message": "Rate limit reached on tokens per min (TPM): Limit 30000, Used 29000, Requested 2000"}),
         (400, {"message": "No tool output found for function call call_1."}),
         (401, {"message": "Incorrect API key provided"}),
+        (
+            400,
+            {
+                "code": "string_above_max_length",
+                "message": "Invalid 'tools[0].function.name': string too long. Expected a string with maximum length 64.",
+            },
+        ),
+        (
+            400,
+            {
+                "message": "max_completion_tokens is too large: 200000. This model supports at most 128000 completion tokens."
+            },
+        ),
+        (429, {"message": "This request would exceed your rate limit of 30,000 input tokens per minute"}),
     ],
 )
 def test_another_refusal_is_not_taken_for_one_of_length(status: int, body: object) -> None:

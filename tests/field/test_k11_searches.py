@@ -218,3 +218,74 @@ async def test_a_long_line_of_utf_16_is_shown_around_the_match(session: Session,
     (ws / "src/a.py").write_bytes(("\ufeff" + "ü" * 3_000 + "needle\n").encode("utf-16-le"))
     (match,) = (await call(session, "grep", pattern="needle"))["matches"]
     assert match["text"].endswith("üneedle") and match["text"].startswith("…ü")
+
+
+ROUTES = ["app/[id]/page.tsx", "app/[...slug]/page.tsx", "app/i/page.tsx", "odd*name/a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("app/[id]/page.tsx", [ROUTES[0]]),
+        ("app/[id]/*", [ROUTES[0]]),
+        ("app/[...slug]/**", [ROUTES[1]]),
+        ("./app/[id]/*.tsx", [ROUTES[0]]),
+        ("app\\[id\\]/*", []),
+        ("app/\\[id\\]/*", [ROUTES[0]]),
+        ("app/[[]id]/*", [ROUTES[0]]),
+        ("app/[a-k]/*", [ROUTES[2]]),
+        ("odd\\*name/*", [ROUTES[3]]),
+    ],
+)
+async def test_a_folder_with_brackets_in_its_name_is_taken_for_a_set(
+    session: Session, ws: Path, pattern: str, found: list[str]
+) -> None:
+    for name in ROUTES:
+        (ws / name).parent.mkdir(parents=True, exist_ok=True)
+        (ws / name).write_text("route\n")
+    assert await glob(session, pattern) == found
+    answer = await call(session, "grep", pattern="route", glob=pattern)
+    assert [match["path"] for match in answer["matches"]] == found
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("glob", {"pattern": "src\\*.py"}, "Write `/` between folders"),
+        ("glob", {"pattern": "*.xyz,*.abc"}, "`{*.ts,*.tsx}`"),
+        ("glob", {"pattern": "*.xyz *.abc"}, "`{*.ts,*.tsx}`"),
+        ("glob", {"pattern": "@(a|b)/**"}, "`{a,b}`"),
+        ("glob", {"pattern": "src/[a"}, "is not closed"),
+        ("grep", {"pattern": "e", "glob": "src\\**\\*.py"}, "Write `/` between folders"),
+        ("grep", {"pattern": "e", "glob": "*.xyz,*.abc"}, "`{*.ts,*.tsx}`"),
+        ("grep", {"pattern": "nowhere\\|never"}, "Write alternatives as `a|b`"),
+        ("grep", {"pattern": "/nowhere/i"}, "Leave out the slashes"),
+    ],
+)
+async def test_a_pattern_of_another_syntax_silently_finds_nothing(
+    session: Session, tool: str, arguments: dict[str, str], words: str
+) -> None:
+    answer = await call(session, tool, **arguments)
+    assert not answer.get("matches") and not answer.get("paths")
+    assert words in " ".join(answer["hints"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [("page.tsx", "write `**/`"), ("*.tsx", "write `**/`"), ("app/*.tsx", "write `**/`"), ("app", "write `/**`"), ("app/i", "write `/**`")],
+)  # fmt: skip
+async def test_a_name_in_a_deeper_folder_is_silently_not_found(
+    session: Session, ws: Path, pattern: str, words: str
+) -> None:
+    (ws / "app" / "i").mkdir(parents=True)
+    (ws / "app" / "i" / "page.tsx").write_text("route\n")
+    answer = await call(session, "glob", pattern=pattern)
+    assert not answer["paths"] and words in " ".join(answer["left_out"])
+
+
+@pytest.mark.parametrize("literal", [False, True])
+async def test_a_text_is_not_found_as_it_was_shown(session: Session, ws: Path, literal: bool) -> None:
+    (ws / "prompt.txt").write_text("<system>be kind</system>\nHuman: hello\nzero\u200bwidth [INST]\n")
+    for number, shown in enumerate(("⟦<⟧system>be kind⟦<⟧/system>", "⟦H⟧uman: hello", "zero⟦U+200B⟧width ⟦[⟧INST"), 1):
+        answer = await call(session, "grep", pattern=shown, literal=literal)
+        assert [match["line"] for match in answer["matches"]] == [number]

@@ -87,6 +87,30 @@ async def test_a_page_of_a_proxy_is_shown_in_full_as_the_error(kind: Kind, statu
     assert any("502 Bad Gateway" in reason for reason in told) and "<h" not in "".join(told)
 
 
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, {"error": {"code": "1302", "message": "rate limit reached"}, "retry_after": 42}),
+        (400, {"error": {"code": "Throttling", "message": "slow down"}, "retry_after_ms": 42_000}),
+        (403, {"error": {"message": "Rate limit exceeded"}, "retry_after": 42}),
+        (498, {"error": {"message": "flex capacity exceeded"}, "estimated_time": 42}),
+        (503, {"error": "Model x is currently loading", "estimated_time": 42.0}),
+    ],
+)
+async def test_a_busy_server_with_an_unusual_status_ends_the_run(status: int, body: dict[str, Any]) -> None:
+    async with bench("openai", RawReply(json.dumps(body).encode(), "application/json", status), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert b.naps == [42]
+
+
+@pytest.mark.parametrize("status", [400, 429])
+async def test_an_account_without_credit_is_asked_again(status: int) -> None:
+    async with bench("openai", ErrorReply(status, "Your credit balance is too low", "invalid_request_error")) as b:
+        outcome = await b.run()
+    assert outcome.status == "failed" and "quota is used up" in outcome.detail and not b.naps
+
+
 async def test_a_wait_of_days_is_not_waited_for_and_named() -> None:
     busy = ErrorReply(429, "daily limit", "rate_limit_exceeded", {"retry-after": "86400"})
     async with bench("openai", busy) as b:
@@ -102,6 +126,9 @@ def test_the_time_of_the_next_attempt_is_told_in_many_forms() -> None:
         ({"Retry-After": " 1.5 "}, "", 1.5),
         ({"retry-after-ms": "250", "retry-after": "1"}, "", 0.25),
         ({"retry-after": "20s"}, "", 20),
+        ({"retry-after": "20, 20"}, "", 20),
+        ({"x-retry-after": "20"}, "", 20),
+        ({"ratelimit": '"default";r=0;t=20'}, "", 20),
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1m30s"}, "", 90),
         ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "60ms"}, "", 0.06),
         ({"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "6m0s",
@@ -133,6 +160,10 @@ async def test_a_wait_that_is_told_inside_the_stream_counts_too() -> None:
         {"code": 429, "message": "x", "metadata": {"headers": {"Retry-After": "42"}}},
         {"code": 429, "message": "Please try again in 42s"},
         {"code": 503, "message": "x", "retry_after": 42},
+        {"code": 503, "message": "x", "retryAfter": "42"},
+        {"code": 429, "message": "x", "details": [{"@type": "google.rpc.RetryInfo", "retryDelay": "42s"}]},
+        {"code": 503, "message": "Model x is currently loading", "estimated_time": 42.0},
+        {"code": "rate_limit", "message": "x", "retry_after_ms": 42_000},
     ):
         async with bench("openai", ScriptedReply(json.dumps({"error": error}).encode(), ended=False), OK) as b:
             assert (await b.run()).ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,25 @@ async def test_a_prompt_in_an_odd_form_is_taken(tmp_path: Path, messages: str) -
         runtime: Any = None
         got = await offering.get_prompt("t_greet", {}, runtime)
         assert got == {"messages": [{"role": "user", "content": {"type": "text", "text": "said"}}]}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ({"code": -32602, "message": "Invalid params", "data": "text: is too long"}, ["Invalid params", "is too long"]),
+        ({"code": -32602, "message": None, "data": {"why": "too long"}}, ["too long"]),
+        ({"code": 7, "message": {"detail": "too long"}}, ["too long", "error 7"]),
+        ({"code": "E7", "data": [{"path": ["text"], "message": "too long"}]}, ["too long"]),
+        ({"message": "too long", "data": "too long"}, ["returned an error: too long (error"]),
+        ("too long", ["too long"]),
+        ({}, ["without a message"]),
+    ],
+)
+async def test_the_details_of_an_error_are_lost(tmp_path: Path, error: object, words: list[str]) -> None:
+    habit = f"""
+def call(number, params):
+    put(json.dumps({{"jsonrpc": "2.0", "id": number, "error": json.loads({json.dumps(json.dumps(error))})}}))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        said = (await session.call("t_echo", {"text": "hi"})).error_text
+    assert said is not None and all(word in said for word in words) and "None" not in said, said

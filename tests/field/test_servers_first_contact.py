@@ -138,3 +138,20 @@ async def test_a_list_that_is_none_is_named(tmp_path: Path, tools: str) -> None:
     habit = f"def list_tools(number, params):\n    answer(number, {{'tools': {tools}}})\n"
     async with odd_server(tmp_path, habit) as (kernel, _):
         assert "tools/list was answered without a list of tools" in " ".join(faults_of(kernel))
+
+
+@pytest.mark.parametrize("version", ["None", "'2024-10-07'", "'2024-11-05'"])
+async def test_a_server_of_an_early_version_or_of_none_is_used(tmp_path: Path, version: str) -> None:
+    habit = f"""
+def initialize(number, params):
+    found = {{"protocolVersion": {version}, "capabilities": {{}}}}
+    answer(number, {{key: value for key, value in found.items() if value is not None}})
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+async def test_a_list_that_is_not_in_an_object_is_taken(tmp_path: Path) -> None:
+    habit = "def list_tools(number, params):\n    answer(number, TOOLS)\n"
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -53,6 +54,10 @@ AROUND = {
     "a list of one": 'put("[" + whole + "]")',
     "id as text": 'put(json.dumps({"jsonrpc": "2.0", "id": str(number), "result": text("said hi")}))',
     "carriage return": 'put(whole + "\\r")',
+    "over several lines": "put(json.dumps(json.loads(whole), indent=2))",
+    "over several lines of a list": "put(json.dumps([json.loads(whole)], indent=1))",
+    "behind a lone brace": 'put("{\\n" + whole)',
+    "id as a float": 'put(json.dumps({"jsonrpc": "2.0", "id": float(number), "result": text("said hi")}))',
 }
 
 
@@ -173,3 +178,39 @@ for line in sys.stdin:
         )
         with pytest.raises(ToolError, match=r"one JSON message a line.*Content-Length"):
             await connecting.__aenter__()
+
+
+async def test_every_message_over_several_lines_leaves_the_server_usable(tmp_path: Path) -> None:
+    habit = """
+def answer(number, result):
+    put(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}, indent=4))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+@pytest.mark.parametrize("number", ["1.5", "'a'", "0"])
+async def test_a_request_of_the_server_with_an_unusual_id_is_answered_with_it(tmp_path: Path, number: str) -> None:
+    habit = f"""
+WAITING = []
+def call(number, params):
+    WAITING.append(number)
+    put(json.dumps({{"jsonrpc": "2.0", "id": {number}, "method": "odd/method", "params": []}}))
+def before(message):
+    if message.get("id") == {number} and "method" not in message:
+        answer(WAITING.pop(), text("code " + str(message["error"]["code"])))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "code -32601"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400])
+async def test_a_number_that_is_too_large_becomes_text(tmp_path: Path, number: str) -> None:
+    habit = f"""
+def call(number, params):
+    head = '{{"jsonrpc": "2.0", "id": ' + json.dumps(number) + ', "result": {{"content": [], "structuredContent": {{"n": '
+    put(head + "{number}" + "}}}}}}")
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        result = await session.call("t_echo", {"text": "hi"})
+        assert f'"{number}"' in json.dumps(result.data), result.error_text

@@ -288,8 +288,8 @@ class ReplyAssembly:
     def _open_call(self, index: int, provider_id: str | None, name: str) -> None:
         if len(self._calls) >= MAX_CALLS:
             raise ReplyTooLong(f"The reply has more than {MAX_CALLS} calls. Ask the model to make fewer in one reply.")
-        name = repair_surrogates(name)[:MAX_SHOWN_ARGUMENTS]
-        fault = None if name.strip() else NO_NAME
+        name = repair_surrogates(name).strip()[:MAX_SHOWN_ARGUMENTS]
+        fault = None if name else NO_NAME
         self._by_index[index] = len(self._calls)
         self._parts.append(len(self._calls))
         self._calls.append(

@@ -35,7 +35,7 @@ from handrail.contract.services.job_and_tool_services import (
 )
 from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_name
+from handrail.contract.tool.tool_ids_and_wire_names import find_meant_id, nearest_names, wire_name
 from handrail.contract.tool_generation import Generation, ToolEntry
 
 # The manual of a tool, and the manuals that a session has read.
@@ -475,11 +475,10 @@ class InteractionTools:
 
     def find_tools_for_unknown_name(self, generation: Generation, name: str) -> list[str]:
         """Return the few tools that an unknown name may mean: by its spelling, then by its words."""
-        spoken = [] if self._finder is None else self._finder.find_tools_for_unknown_name(generation, name)
-        close, barred = (
-            dict.fromkeys([*generation.nearest_names(name), *spoken]),
-            self.get_view(generation).barred_agents,
-        )
+        near = generation.nearest_names(name)
+        is_meant = find_meant_id(name, near) is not None
+        spoken = [] if self._finder is None or is_meant else self._finder.find_tools_for_unknown_name(generation, name)
+        close, barred = dict.fromkeys([*near, *spoken]), self.get_view(generation).barred_agents
         return [tool_id for tool_id in close if tool_id not in barred][:_MAX_SIMILAR]
 
 

@@ -10,7 +10,11 @@ import dataclasses
 import json
 import os
 import re
+<<<<<<< HEAD
 import stat
+=======
+import shlex
+>>>>>>> field
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -316,9 +320,16 @@ def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mappi
             if table := _object(_by_name(place.get(key))):
                 yield table
     named = _object(top.get("mcp")).items()
-    opencode = {name: said for name, said in named if {"command", "url"} & _object(said).keys()}
+    opencode = {name: said for name, said in named if _is_server(said)}
     if opencode:
         yield opencode
+    alone = _object(_by_name(cast("object", whole)) if isinstance(whole, list) else whole)  # the file is the table
+    if alone and all(map(_is_server, alone.values())):
+        yield alone
+
+
+def _is_server(value: object) -> bool:
+    return bool({"command", "url"} & _object(value).keys())
 
 
 def _by_name(value: object) -> object:
@@ -384,6 +395,8 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
     take("httpUrl", "serverUrl", "url")
     words = cast("list[Any]", command) if isinstance(command, list) else [command]
     command, args = (words[0], words[1:]) if words else (None, [])
+    if isinstance(command, str) and not args and not given.get("args"):
+        command, args = _split_command(command)
     written_type = take("type", "transport")
     kind = _TRANSPORTS.get(re.sub(r"[^a-z]", "", str(written_type).lower())) if written_type is not None else None
     has_command, has_url = isinstance(command, str) and command.strip(), isinstance(url, str) and url.strip()
@@ -401,9 +414,9 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
         found.transport = (
             kind if kind in ("http", "sse") else "sse" if found.url.rstrip("/").endswith("/sse") else "http"
         )
-        within = _object(take("requestOptions")).get("headers")
+        within = _object(take("requestOptions", "requestInit")).get("headers")
         found.headers = texts.read_fields("headers", take("headers", "http_headers") or within)
-        if isinstance(key := take("apiKey"), str) and key:
+        if isinstance(key := take("apiKey", "authorization_token"), str) and key:
             found.headers.setdefault("Authorization", f"Bearer {texts.read('apiKey', key)}")
         for field_name, variable in texts.read_fields("env_http_headers", take("env_http_headers")).items():
             found.headers[field_name] = f"${{{variable}}}"
@@ -426,8 +439,9 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
         if given.get("headers"):
             found.left_out.append("headers: the server has a command")
         used.add("headers")
-    found.enabled = take("disabled") is not True and take("enabled") is not False
-    found.timeout_ms = _read_timeout(take("timeout", "timeout_ms"), take("tool_timeout_sec"))
+    is_off = _read_flag(take("disabled")) is True
+    found.enabled = not is_off and False not in [_read_flag(take(key)) for key in _ENABLED_KEYS]
+    found.timeout_ms = _read_timeout(take("timeout", "timeout_ms", "timeoutMs"), take("tool_timeout_sec"))
     found.connect_timeout_ms = _read_timeout(None, take("startup_timeout_sec", "initTimeout"))
     if found.connect_timeout_ms is None:
         found.connect_timeout_ms = _read_timeout(take("startup_timeout_ms", "connectionTimeout"), None)
@@ -453,9 +467,41 @@ def _read_oauth(given: Mapping[str, Any], scopes: object) -> dict[str, Any]:
     return found
 
 
+_ENABLED_KEYS = ("enabled", "isActive", "active")
+
+
+def _read_flag(value: object) -> bool | None:
+    """Return a truth, which some programs write as text or as a number; None for another value."""
+    word = str(value).strip().lower() if isinstance(value, str | int) else ""
+    return {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }.get(word)
+
+
+def _split_command(command: str) -> tuple[str, list[str]]:
+    """Return the program and the arguments of a command line. The path of a program may have spaces."""
+    if not re.search(r"\s", command.strip()) or "\\" in command or Path(command).expanduser().exists():
+        return command, []
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command, []
+    return (words[0], words[1:]) if words else (command, [])
+
+
 def _read_timeout(given: object, seconds: object) -> int | None:
     """Return a timeout in milliseconds; small numbers without a unit are seconds."""
-    for value, factor in ((given, 0), (seconds, 1000)):
+    for written, unit in ((given, 0), (seconds, 1000)):
+        value, factor = written, unit
+        if isinstance(written, str) and (text := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*(ms|s)?\s*", written)):
+            value, factor = float(text[1]), {"ms": 1, "s": 1000}.get(text[2], unit)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             continue
         return int(min(value * (factor or (1 if value >= 1_000 else 1_000)), 86_400_000)) or None
@@ -483,6 +529,8 @@ class _ForeignTextReader:
         if not isinstance(value, str | int | float):
             raise ValueError(f"its {what} is not a text; correct it in the file")
         text = str(value).strip() if what in ("url", "command") else str(value)
+        if what == "url":
+            text = re.sub(r"(?i)\Ahttps?://", lambda scheme: scheme[0].lower(), text)
         filled = _TEMPLATE_VARIABLE.sub(r"${\1}", text)
         filled = _FOLDER.sub(lambda match: self._folders.get(match[1].partition(":")[0], match[0]), filled)
         filled = _OTHER_VARIABLE.sub(lambda match: f"${{{match[1] or match[3]}{match[2] or ''}}}", filled)
@@ -531,8 +579,7 @@ class _ForeignTextReader:
         :raises ValueError: if they are not an object, or ambiguous
         """
         if isinstance(value, list):  # pairs, as some programs write them
-            pairs = [_object(one) for one in cast("list[object]", value)]
-            value = {str(one.get("name", one.get("key"))): one.get("value") for one in pairs}
+            value = dict(_read_pair(one, ":" if what == "headers" else "=") for one in cast("list[object]", value))
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -551,6 +598,15 @@ class _ForeignTextReader:
                 if text or one == "":
                     found[key] = text
         return found
+
+
+def _read_pair(written: object, sign: str) -> tuple[str, object]:
+    """Return the name and the value of a variable or a header field, which may be one text."""
+    if isinstance(written, str):
+        name, _, text = written.partition(sign)
+        return name.strip(), text.strip() if sign == ":" else text
+    fields = _object(written)
+    return str(fields.get("name", fields.get("key"))), fields.get("value")
 
 
 def _is_half_of_a_pair(text: str) -> bool:

@@ -13,7 +13,7 @@ from handrail.contract.schema.argument_validation import CoarseProblemList, Para
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_name
+from handrail.contract.tool.tool_ids_and_wire_names import find_meant_id, nearest_names, wire_name
 from handrail.contract.tool.tool_protocol import Tool
 
 IN_PROCESS = "runtime"
@@ -274,6 +274,8 @@ class Generation:
         """Return the known names most similar to an unknown one, best first, of available tools only."""
         known = [tool_id for tool_id, entry in self.entries.items() if entry.unavailable_reason is None]
         known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].unavailable_reason is None]
+        if meant := find_meant_id(name, known):
+            return [meant]
         return nearest_names(name.replace("__", "."), known, count)
 
     def describe_unlisted_sources(self, name: str, *, include_unprefixed: bool = False) -> str:

@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
@@ -15,11 +15,16 @@ from threading import Lock
 from typing import Literal, NamedTuple
 
 from handrail.contract.errors import ToolError, quote_excerpt
-from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.services.file_services import ResolvedPath, SearchOmission
 from handrail.contract.struct import Struct
-from handrail.contract.text.glob_patterns import WILDCARDS, compile_path_glob
+from handrail.contract.text.glob_patterns import WILDCARDS, compile_path_glob, escape_as_pattern
 from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.neutralisation import fold_spelling, restore_path
+from handrail.contract.text.neutralisation import (
+    find_escapes_in_regex,
+    fold_spelling,
+    restore_escapes,
+    restore_path,
+)
 from handrail.contract.text.text_encodings import (
     MARKED_ENCODINGS,
     UTF_8_MARK,
@@ -148,6 +153,7 @@ class SearchPathFilter(Struct, frozen=True):
         """
         negated = anywhere and pattern.startswith("!")
         body = restore_path(pattern.removeprefix("!") if negated else pattern)
+        body = _BACKSLASH_ESCAPE.sub(_to_set, body)
         parts = tuple(map(_normalize_pattern, expand_braces(body)))
         if anywhere:
             parts = tuple(one if "/" in one else f"**/{one}" for one in parts)
@@ -212,14 +218,42 @@ class SearchPathFilter(Struct, frozen=True):
             return is_shown and not any(one.match(path) for one, _ in self.compiled)
         return any((is_shown or names_hidden) and one.match(path) for one, names_hidden in self.compiled)
 
-    def matches_in_other_case(self, path: str) -> bool:
-        """Return whether a path that does not pass would pass in another letter case."""
-        return any(compile_path_glob(one, subtree=False, any_case=True).match(path) for one in self.patterns)
+    def find_nearest_form(self, path: str) -> SearchOmission | None:
+        """Return which other form of the pattern a path would match that does not pass."""
+        forms: dict[SearchOmission, Callable[[str], str]] = {
+            "case": lambda one: one,
+            "deeper": lambda one: f"{one[: -len(name)]}**/{name}" if (name := one.rpartition("/")[2]) else one,
+            "inside": lambda one: f"{one}/**",
+        }
+        for why, change in forms.items():
+            for one in self.patterns:
+                if compile_path_glob(change(one), subtree=False, any_case=why == "case").match(path):
+                    return why
+        return None
 
 
 def is_hidden_path(path: str) -> bool:
     """Return whether a name of a relative path begins with a dot."""
     return path.startswith(".") or "/." in path
+
+
+_BACKSLASH_ESCAPE = compile_on_first_use(r"\\([][*?{}])")
+
+
+def _to_set(escape: re.Match[str]) -> str:
+    return escape[1] if escape[1] in "]}" else f"[{escape[1]}]"
+
+
+def spell_out_named_folders(pattern: str, folder: str) -> str:
+    """Return a glob in which brackets that belong to the name of a folder or file, such as ``[id]``, are no set."""
+    if "[" not in pattern:
+        return pattern
+    path = "" if pattern.startswith("/") else folder
+    parts: list[str] = []
+    for part in pattern.split("/"):
+        path = f"{path}/{part}"
+        parts.append(escape_as_pattern(part) if "[" in part and "\0" not in path and os.path.lexists(path) else part)
+    return "/".join(parts)
 
 
 def _is_literal(name: str) -> bool:
@@ -293,9 +327,11 @@ def build_grep_arguments(
             f"It must be text of at most {MAX_PATTERN} characters.",
             kind="invalid_input",
         )
-    forms = dict.fromkeys((pattern, unicodedata.normalize("NFC", pattern)))
-    if "[" not in pattern or literal:  # a set would take the accent for a character of its own
-        forms[unicodedata.normalize("NFD", pattern)] = None
+    forms: dict[str, None] = {}
+    for one in (pattern, restore_escapes(pattern)) if literal else find_escapes_in_regex(pattern):
+        forms |= dict.fromkeys((one, unicodedata.normalize("NFC", one)))
+        if "[" not in one or literal:  # a set would take the accent for a character of its own
+            forms[unicodedata.normalize("NFD", one)] = None
     return [
         *(_NAME_OPTIONS if names_only else _GREP_OPTIONS),
         *wanted.build_arguments(),

@@ -52,6 +52,7 @@ from handrail.runtime.ripgrep import (
     is_searchable,
     keep_verified_matches,
     ripgrep_exit_error,
+    spell_out_named_folders,
     split_complete_names,
     stat_regular_unlinked_files,
 )
@@ -119,6 +120,7 @@ class RipgrepSearch:
         wanted = SearchPathFilter(hidden=hidden or place.file is not None, ignores="none" if ignored else "all")
         if glob is not None:
             any_case = folds_names(place.folder.absolute)
+            glob = spell_out_named_folders(glob, place.folder.absolute)
             wanted = SearchPathFilter.parse(
                 glob, hidden=wanted.hidden, ignored=ignored, anywhere=True, any_case=any_case
             )
@@ -267,6 +269,7 @@ class RipgrepSearch:
                 kind="invalid_input",
             )
         any_case = folds_names(place.folder.absolute)
+        pattern = spell_out_named_folders(pattern, place.folder.absolute)
         wanted = SearchPathFilter.parse(pattern, hidden=hidden, ignored=ignored, any_case=any_case)
         place, wanted = self._enter_named_folder(place, wanted)
         found = await self._find_paths(place, wanted, max_paths)
@@ -318,8 +321,8 @@ class RipgrepSearch:
                 for one in await self._list_shown(place, build_files_arguments(whole, by_name=False), None):
                     if whole.matches(one[start:]):
                         omissions[self._classify_omission(place, wanted, one)] += 1
-                    elif one in listed and wanted.matches_in_other_case(one[start:]):
-                        omissions["case"] += 1
+                    elif one in listed and (why := wanted.find_nearest_form(one[start:])) is not None:
+                        omissions[why] += 1
         return FileSearchResult(searched_count=count, omissions=omissions)
 
     async def survey_files(

@@ -288,7 +288,10 @@ class McpTool(Tool):
 
 def to_tool_error(server: str, error: RpcError) -> ToolError:
     """Return the error of a call for an error that a server sent."""
-    error_text = error.message[:2000] or "it failed without a message"
+    error_text = error.message[:2000]
+    if error.data is not None and (detail := _describe_data(error.data)) not in error_text:
+        error_text = f"{error_text}: {detail}" if error_text else detail
+    error_text = error_text or "it failed without a message"
     if error.code == _MISSING_CAPABILITY and (lacking := _find_missing_request(error.data)):
         return UnsupportedClientRequest(lacking, before=f"MCP server {server} failed: {error_text}. ")
     kind = "invalid_input" if error.code == -32602 else "failed"
@@ -296,6 +299,12 @@ def to_tool_error(server: str, error: RpcError) -> ToolError:
         f"MCP server {server} returned an error: {error_text} (error {error.code}). Correct the arguments, or continue without this tool.",
         kind=kind,
     )
+
+
+def _describe_data(data: object) -> str:
+    """Return the details of an error as text."""
+    text = data if isinstance(data, str) else encode_message(cast("Any", data)).decode()
+    return text[:1000]
 
 
 def _find_missing_request(data: object) -> ClientMethod | None:

@@ -124,7 +124,7 @@ async def _all_of(
                 raise
             problems.append(f"{method} failed after {len(kept.items)} items: {error}")
             break
-        given = page.get(field)
+        given = page.get(field, page.get("content"))  # a bare list is read as content
         if not isinstance(given, list):
             problems.append(f"{method} was answered without a list of {field}")
         kept.add_items(cast("list[Any]", given) if isinstance(given, list) else ())

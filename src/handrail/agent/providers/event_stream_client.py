@@ -84,7 +84,7 @@ class EventStreamClient(httpx2.AsyncClient):
     def _make_stream(self, response: httpx2.Response, body: bytes) -> httpx2.Response:
         text = body.removeprefix(_BOM).decode("utf-8", "replace")
         try:
-            given: Any = json.loads(text)
+            given: Any = _parse_objects(text)
         except (ValueError, RecursionError):
             if text.lstrip()[:1] in ("{", "[", ""):
                 raise ReplyStreamCut(
@@ -102,28 +102,75 @@ class EventStreamClient(httpx2.AsyncClient):
         return httpx2.Response(200, headers=headers, content=encoded, request=response.request)
 
 
+def _parse_objects(text: str) -> object:
+    """Return the JSON value of ``text``, or a list of one value a line."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2:
+            raise
+        return [json.loads(line) for line in lines]
+
+
+def has_end_mark(response: httpx2.Response) -> bool:
+    """Return whether the event stream of a response ended with the mark of a complete reply, ``[DONE]``."""
+    return isinstance(response.stream, _CleanStream) and response.stream.last_data == b"[DONE]"
+
+
 class _CleanStream(httpx2.AsyncByteStream):
-    """The decoded body of a response without a byte order mark.
+    """The decoded body of a response without a byte order mark, and with an empty line after each event.
 
     :param start: the part that is read already, before ``rest``
     """
 
     def __init__(self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes]) -> None:
         self._response, self._start, self._rest = response, start, rest
+        self.last_data: bytes = b""
+        """The data of the last line that has some."""
+        self._is_in_event = False
+        """Whether no empty line followed that line so far."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        start: bytes | None = self._start
+        waiting = [self._start]
+        is_start = True
         async for piece in self._rest:
-            if start is None:
-                yield piece
+            waiting.append(piece)
+            if b"\n" not in piece and b"\r" not in piece:
                 continue
-            start += piece
-            if _BOM.startswith(start):  # more of the mark may follow
-                continue
-            yield start.removeprefix(_BOM)
-            start = None
-        if start:
-            yield start.removeprefix(_BOM)
+            *lines, rest = b"".join(waiting).removeprefix(_BOM if is_start else b"").splitlines(keepends=True)
+            is_start = False
+            if rest.endswith(b"\n"):
+                lines.append(rest)
+                rest = b""
+            waiting = [rest]
+            if cleaned := b"".join(map(self._clean_line, lines)):
+                yield cleaned
+        left = b"".join(waiting).removeprefix(_BOM if is_start else b"").splitlines(keepends=True)
+        if cleaned := b"".join(map(self._clean_line, left)):
+            yield cleaned
+
+    def _clean_line(self, line: bytes) -> bytes:
+        """Return a line as it goes to the SDK. Some servers send events without data, or no line between two events."""
+        if not (text := line.strip()):
+            self._is_in_event = False
+            return line
+        is_data = text.startswith(b"data:")
+        if text == b"data:":
+            return b""
+        separator = b"\n" if self._is_in_event and (is_data or text.startswith(b"event:")) and self._is_whole() else b""
+        if is_data:
+            self.last_data = text[5:].strip()
+        self._is_in_event = is_data or (self._is_in_event and not separator)
+        return separator + line
+
+    def _is_whole(self) -> bool:
+        if not self.last_data.endswith(b"}"):
+            return False
+        try:
+            return isinstance(json.loads(self.last_data), dict)
+        except (ValueError, RecursionError):
+            return False
 
     async def aclose(self) -> None:
         await self._response.aclose()

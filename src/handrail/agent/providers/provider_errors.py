@@ -21,7 +21,7 @@ from handrail.agent.model_protocol import (
     RequestRejected,
 )
 
-_BUSY_STATUS = frozenset({408, 409, 425, 429})
+_BUSY_STATUS = frozenset({408, 409, 425, 429, 498})
 _BUSY_TYPES = frozenset(
     {
         "rate_limit_error",
@@ -32,7 +32,10 @@ _BUSY_TYPES = frozenset(
         "timeout_error",
         "engine_overloaded_error",
         "engine_overloaded",
+        "rate_limit",
+        "server_busy",
         "service_unavailable",
+        "throttling",
         "unavailable",
         "internal",
         "internal_error",
@@ -55,10 +58,12 @@ _DENIED_CODES = frozenset(
 _LENGTH_CODES = frozenset(
     {
         "context_length_exceeded",
+        "context_too_long",
         "context_window_exceeded",
         "contextwindowexceedederror",
         "exceed_context_size_error",
         "model_max_prompt_tokens_exceeded",
+        "prompt_too_long",
         "tokens_limit_reached",
         "request_too_large",
         "string_above_max_length",
@@ -73,7 +78,13 @@ _LENGTH_WORDS = re.compile(
     | (?:exceed\w*|longer\ than|larger\ than|over|beyond|greater\ than|overflow\w*)\b.{0,80}?\b(?:context|token\ limit|model\ (?:length|limit)|
         maximum\ (?:number\ of\ )?(?:input\ )?tokens|max_?(?:model_?len|seq_?len|input_?tokens))
     | (?:prompt|input|request|message|messages|conversation|text)\b.{0,40}?\bis\ too\ (?:long|large)
-    | (?:prompt|input|inputs|context|request|messages|string|entity|body|payload|content)\ too\ (?:long|large)
+    | (?:prompt|input|inputs|context|conversation|history|request|messages|string|entity|body|payload|content)\ too\ (?:long|large)
+    | (?:prompt|input|request|messages?)\b.{0,80}?\bsupports?\ (?:only\ )?(?:at\ most|up\ to)\ [\d,]+\b(?!\ (?:completion|output))
+    | (?:prompt|input)[\ _](?:length|size|tokens?)\b.{0,60}?\b(?:exceed|(?:must|should)\ be\ (?:less|at\ most|smaller|<))
+    | (?:total|prompt|input)[\ _](?:length|tokens?)\b\D{0,12}[\d,]+\ ?>\ ?\d
+    | tokens\b.{0,60}?\b(?:greater|more|larger)\ than\b.{0,20}?\d+\ (?:allowed|permitted|supported)
+    | max_(?:prompt|input)_tokens\b.{0,20}?\bexceed | \bn_ctx\b | too\ many\ total\ text\ bytes
+    | 上下文.{0,12}?(?:超|限制) | (?:输入|提示词|请求).{0,8}?(?:过长|超长|超出|超过)
     | too\ many\ (?:input\ |prompt\ )?tokens
     | input\ length\ and\ `?max_tokens`?\ exceed
     | (?:token|tokens|token\ count)\b.{0,60}?(?:\bexceed\w*|\bmust\ be\ <=?|\bcannot\ exceed).{0,80}?\b(?:limit|maximum|tokens|\d{3,})
@@ -82,7 +93,7 @@ _LENGTH_WORDS = re.compile(
     | (?:input\ or\ output\ tokens|messages)\ must\ be\ reduced
     | context\ (?:shift\ is\ disabled|the\ overflows)
     | context(?:_|\ )?window(?:_|\ )?exceed
-    | prompt\ 超长
+    | prompt\ 超长 | maximum\ (?:prompt|input)\ length
     """
 )
 _NUMBER = r"(\d{1,3}(?:,\d{3})+|\d+)"
@@ -93,7 +104,9 @@ _LIMIT_IN_WORDS = (
         rf"(?i)(?:context|prompt|model) (?:length|window|size)(?: \w+)?(?: of only| of| is| was|:)? \(?{_NUMBER}"
     ),
     re.compile(rf"\[1, ?{_NUMBER}\]"),
-    re.compile(rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|only)\D{{0,60}}?[(: <=]{_NUMBER}"),
+    re.compile(
+        rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|only|at most|up to)\D{{0,60}}?[(: <=]{_NUMBER}"
+    ),
 )
 _PICTURE_WORDS = re.compile(
     r"(?i)\bimages?\b|image_url|picture|\bvision\b|multi-?modal|media.?type|\bbase64|pixel|inline_?data"
@@ -107,6 +120,9 @@ _REASONING_WORDS = re.compile(
 _BUSY_WORDS = re.compile(
     r"(?i)overloaded|rate.?limit|too many requests|try again|temporarily|timed? ?out|capacity|unavailable|bad gateway"
 )
+
+_RATE_WORDS = re.compile(r"(?i)rate.?limit|too many requests|throttl|server (?:is )?(?:busy|overloaded)")
+_SPENT_WORDS = re.compile(r"(?i)credit balance is too low|insufficient (?:balance|credits?|funds)|out of credits")
 
 _TAGS = re.compile(r"(?is)<(script|style|head)\b.*?</\1\s*>|<[^>]{0,2000}>")
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>(.{1,300}?)</title>")
@@ -161,10 +177,37 @@ def make_reported_error(
         if isinstance(inner_headers, dict):
             more = {str(key).lower(): str(value) for key, value in cast("dict[object, object]", inner_headers).items()}
             headers = {**more, **(headers or {})}
-        after = get_sdk_field(found, "retry_after") or get_sdk_field(metadata, "retry_after_seconds")
-        if isinstance(after, int | float | str) and after and "retry-after" not in (headers or {}):
-            headers = {**(headers or {}), "retry-after": str(after)}
+    if (wait := _find_reported_wait(cast("object", error))) and "retry-after" not in {
+        key.lower() for key in headers or {}
+    }:
+        headers = {**(headers or {}), "retry-after": wait}
     return make_request_error(name, key_variable, status, code, message, headers or {})
+
+
+_WAIT_FIELDS: Mapping[str, str] = {
+    "retryafter": "",
+    "retryafterseconds": "s",
+    "retryafterms": "ms",
+    "retrydelay": "",
+    "estimatedtime": "s",
+}
+"""Fields of an error that tell when to ask again, without underscores, and the unit of a bare number."""
+
+
+def _find_reported_wait(value: object, depth: int = 5) -> str:
+    """Return when to ask again by the fields of an error, or ``""``."""
+    if depth and isinstance(value, list):
+        return next(
+            (found for item in cast("list[object]", value) if (found := _find_reported_wait(item, depth - 1))), ""
+        )
+    if not depth or not isinstance(value, dict):
+        return ""
+    given = cast("dict[object, object]", value)
+    for key, found in given.items():
+        unit = _WAIT_FIELDS.get(str(key).lower().replace("_", "").replace("-", ""))
+        if unit is not None and isinstance(found, int | float | str) and not isinstance(found, bool) and found:
+            return f"{found}{unit}" if str(found).replace(".", "", 1).isdecimal() else str(found)
+    return next((found for item in given.values() if (found := _find_reported_wait(item, depth - 1))), "")
 
 
 def make_request_error(
@@ -179,22 +222,28 @@ def make_request_error(
     text = " ".join(describe_page(message).split())[:500]
     kind = (code or "").lower()
     is_in_stream = status is None or status < 400
-    if status in (401, 403) or kind in _DENIED_CODES:
+    is_limited = (status is None or status < 500) and _RATE_WORDS.search(text) is not None
+    if (status in (401, 403) or kind in _DENIED_CODES) and not (status == 403 and is_limited):
         return ProviderDenied(
             f"{name}: The provider rejected the key ({status or code}). Check {key_variable}, or the `api_key` "
             "that was passed, and the account's permissions."
         )
-    if kind in _SPENT_CODES or status == 402:
+    if kind in _SPENT_CODES or status == 402 or _SPENT_WORDS.search(text):
         return ProviderDenied(f"{name}: The account's quota is used up ({text}). Check the provider's billing page.")
     if (too_long := _find_length_refusal(name, status, kind, text)) is not None:
         return too_long
     about = _find_rejected_part(text)
     if about == "no pictures" and (status or 0) >= 400 and status not in _BUSY_STATUS:
+<<<<<<< HEAD
         return RequestRejected(
             f"{name}: The provider rejected the request ({status}: {text}). Send it without the picture, or choose a model that takes pictures.",
             about=about,
         )
     if status in _BUSY_STATUS or (status is not None and status >= 500) or kind in _BUSY_TYPES:
+=======
+        return RequestRejected(f"{name}: The provider rejected the request ({status}: {text}).", about=about)
+    if status in _BUSY_STATUS or (status or 0) >= 500 or kind in _BUSY_TYPES or (is_limited and not is_in_stream):
+>>>>>>> field
         return ProviderBusy(
             f"{name}: The provider is busy or failing ({status if not is_in_stream else code}: {text}). Try again later.",
             retry_after_s=find_retry_after_s(headers, text),
@@ -237,6 +286,8 @@ def _find_length_refusal(name: str, status: int | None, kind: str, text: str) ->
         return None
     if kind not in _LENGTH_CODES and status != 413 and not _LENGTH_WORDS.search(text):
         return None
+    if re.search(r"\btools?(?:\[|\.\d)", text):  # one text of a tool is too long
+        return None
     limit = next((found for pattern in _LIMIT_IN_WORDS if (found := pattern.search(text)) is not None), None)
     tokens = int(limit[1].replace(",", "")) if limit is not None and len(limit[1]) < 12 else 0
     return ContextOverflow(
@@ -272,9 +323,13 @@ def make_stream_format_error(name: str, error: Exception) -> ReplyStreamCut:
 def find_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | None:
     """Return the seconds that a provider asks to wait, by its headers or by its words, or None."""
     given = {key.lower(): value.strip() for key, value in headers.items()}
-    for key, scale in (("retry-after-ms", 1000.0), ("x-ms-retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        if key in given and (seconds := _parse_wait_s(given[key], scale)) is not None:
-            return seconds
+    for key in ("retry-after-ms", "x-ms-retry-after-ms", "retry-after", "x-retry-after"):
+        scale = 1000.0 if key.endswith("-ms") else 1.0
+        for value in (given.get(key, ""), given.get(key, "").partition(",")[0]):  # a proxy may repeat it
+            if (seconds := _parse_wait_s(value, scale)) is not None:
+                return seconds
+    if (quota := re.search(r";\s*r=0\b.*?;\s*t=(\d+)", given.get("ratelimit", ""))) is not None:
+        return _parse_wait_s(quota[1])
     resets = [
         seconds
         for key, value in given.items()
@@ -363,9 +418,12 @@ def get_json_text(value: object, name: str) -> str | None:
 
 
 def get_positive_count(value: object, name: str) -> int:
-    """Return a field if it is a positive integer, else 0."""
+    """Return a field if it is a positive integer, else 0. Some servers send it as a float or as text."""
     found = get_sdk_field(value, name)
-    return found if isinstance(found, int) and found > 0 else 0
+    is_text = isinstance(found, str) and found.isdecimal() and len(found) < 16
+    if isinstance(found, str | float) and (is_text or (isinstance(found, float) and found.is_integer())):
+        found = int(found)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
 
 
 def get_amount(value: object, name: str) -> float | None:

@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple, Protocol
 from handrail.contract.struct import Struct, field
 
 FileKind = Literal["file", "directory", "symlink", "other"]
-SearchOmission = Literal["hidden", "ignored", "binary", "case"]
-"""Why a search left a file out. ``case``: its name is in another letter case."""
+SearchOmission = Literal["hidden", "ignored", "binary", "case", "deeper", "inside"]
+"""Why a search left a file out. ``case``: its name is in another letter case. ``deeper``: it is below the folder of the pattern.
+``inside``: it is in a folder that the pattern names."""
 
 
 class FileStat(Struct, frozen=True):

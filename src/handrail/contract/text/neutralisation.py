@@ -111,6 +111,16 @@ def restore_escapes(text: str) -> str:
     return _ESCAPE.sub(_original, text) if OPEN in text else text
 
 
+def find_escapes_in_regex(pattern: str) -> tuple[str, str]:
+    """Return two regular expressions: one for the escapes in ``pattern`` as text, and one for what they stand for."""
+    if OPEN not in pattern:
+        return pattern, pattern
+    given = pattern.replace("⟦U\\+", "⟦U+")
+    return _ESCAPE.sub(lambda found: re.escape(found[0]), given), _ESCAPE.sub(
+        lambda found: re.escape(_original(found)), given
+    )
+
+
 def find_characters_to_escape(text: str) -> list[EscapedPiece]:
     """Return every piece of ``text`` that needs an escape, in order."""
     pieces = [

@@ -72,15 +72,33 @@ def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -
     """Parse a JSON object; see :func:`parse_object` for what is rejected.
 
     Empty text is an empty object: several providers send it for a tool without parameters. A string may contain a raw line
-    feed or tab, which several models write instead of the escape.
+    feed or tab, which several models write instead of the escape. An object may be encoded twice, as a JSON string, or be in a
+    Markdown fence.
 
     :raises InvalidJsonText: if the text is rejected
     """
     if type(text) is ParsedArguments:
         return text.copy_value()
-    if not text.strip():
+    stripped = text.strip()
+    if not stripped:
         return {}
+    if isinstance(stripped, str) and stripped[:1] in "`\ufeff" and (fenced := _FENCED.match(stripped)) is not None:
+        text = fenced[1]
+    if stripped[:1] in ('"', b'"') and len(text) <= max_bytes and (inner := _parse_inner_object(stripped)) is not None:
+        text = inner
     return parse_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES, raw_controls=True)
+
+
+_FENCED = compile_on_first_use(r"(?s)\ufeff?(?:```(?:json)?\s*)?(\{.*\})(?:\s*```)?\Z")
+
+
+def _parse_inner_object(text: str | bytes) -> str | None:
+    """Return the text of an object that is encoded in a JSON string, or None if it is another string."""
+    try:
+        inner: Any = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return inner if isinstance(inner, str) and inner.lstrip().startswith("{") else None
 
 
 def parse_object(

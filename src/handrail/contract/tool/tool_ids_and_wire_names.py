@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from itertools import pairwise
 
@@ -94,6 +95,44 @@ def wire_name(tool_id: str) -> str:
         return name
     digest = hashlib.sha256(tool_id.encode()).hexdigest()[:10]
     return f"{name[: MAX_WIRE_NAME - 11]}_{digest}"
+
+
+_OTHER_NAMES: Mapping[str, str] = {
+    other: tool_id
+    for tool_id, others in {
+        "read": "cat fsread openfile readfile readtextfile view viewfile",
+        "write": "createfile fswrite savefile writefile writetofile",
+        "edit": "applydiff editfile replace replaceinfile replacestringinfile searchreplace strreplace strreplacebasededittool "
+        "strreplaceeditor",
+        "bash": "command exec execbash execcommand executebash executecommand localshell runbash runcommand runinterminal "
+        "runshellcommand runterminalcmd runterminalcommand sh shell shellcommand terminal",
+        "glob": "filesearch findfiles globfilesearch list listdir listdirectory listfiles ls",
+        "grep": "codesearch grepsearch rg ripgrep search searchcode searchfilecontent searchfiles searchtext",
+        "todo": "managetodolist todoread todowrite updateplan updatetodolist writetodos",
+        "web_fetch": "fetch fetchurl fetchwebpage openurl readurl visiturl",
+        "web_search": "googlesearch googlewebsearch searchweb",
+        "task": "agent delegate dispatchagent runsubagent spawnagent subagent",
+        "question": "askfollowupquestion askuser askuserquestion requestuserinput",
+    }.items()
+    for other in others.split()
+}
+"""Names that other agents have for a tool, in lower case and without signs."""
+_MARKS = compile_on_first_use(r"<\|[^|<>]{0,40}\|>.*\Z|\(.*\Z|:\d+\Z")
+_SEPARATORS = compile_on_first_use(r"[.:/]|__")
+_PREFIXES = frozenset({"container", "default_api", "functions", "handrail", "mcp", "repo_browser", "tool", "tools"})
+_SIGNS = compile_on_first_use(r"[^a-z0-9]+")
+
+
+def find_meant_id(name: str, known: Iterable[str]) -> str | None:
+    """Return the known id that an unknown name means: in another spelling, with a prefix, or of another agent."""
+    wanted = name[:_COMPARED].strip()
+    while wanted.startswith("<|") and "|>" in wanted:
+        wanted = wanted.partition("|>")[2]
+    wanted = _MARKS.sub("", wanted).lower()
+    ids = {_SIGNS.sub("", one.lower()): one for one in known}
+    parts = itertools.dropwhile(_PREFIXES.__contains__, filter(None, _SEPARATORS.split(wanted)))
+    spelling = _SIGNS.sub("", "".join(parts))
+    return ids.get(spelling) or ids.get(_SIGNS.sub("", _OTHER_NAMES.get(spelling, "")))
 
 
 def nearest_names(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 0.5) -> list[str]:

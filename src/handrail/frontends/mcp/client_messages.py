@@ -9,9 +9,10 @@ Source: https://www.jsonrpc.org/specification
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
@@ -19,6 +20,7 @@ import orjson
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.errors import ToolError
 from handrail.contract.struct import Struct
+from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments
 
 if TYPE_CHECKING:
     from handrail.contract.approval_requests import ApprovalRequest
@@ -107,7 +109,8 @@ def _collect(values: Sequence[tuple[object, str]], *, is_batch: bool) -> ClientM
     texts: list[str] = []
     errors: list[JsonObject] = []
     asked: list[str | int] = []
-    for value, text in values:
+    for given, said in values:
+        value, text = _mend_message(given, said)
         if (problem := find_message_problem(value)) is not None:
             errors.append(problem)
         elif _is_servable(cast("JsonObject", value)):
@@ -116,6 +119,53 @@ def _collect(values: Sequence[tuple[object, str]], *, is_batch: bool) -> ClientM
             if (found := _request_id(cast("JsonObject", value))) is not None:
                 asked.append(found)
     return ClientMessages(texts, errors, is_batch, asked)
+
+
+def _mend_message(value: object, text: str) -> tuple[object, str]:
+    """Return a message and its text in the form that the SDKs read, if it has an odd value that means only one thing."""
+    message = cast("JsonObject", value) if isinstance(value, dict) else {}
+    params: Any = message.get("params")
+    change: Callable[[JsonObject], JsonObject] | None = None
+    if isinstance(params, dict):
+        fields = cast("JsonObject", params)
+        if message.get("method") == "tools/call" and isinstance(fields.get("arguments"), (str, list)):
+            change = _mend_call
+        elif message.get("method") == "initialize" and (
+            isinstance(fields.get("protocolVersion"), str) or "capabilities" in fields
+        ):
+            change = _mend_handshake
+    asked = message.get("id")
+    has_float_id = isinstance(asked, float) and asked.is_integer() and not is_message_id(asked)
+    if change is None and not has_float_id:
+        return cast("object", value), text
+    exact: JsonObject = json.loads(text)  # orjson reads a large integer as a float
+    if has_float_id:
+        exact["id"] = int(exact["id"])
+    if change is not None:
+        exact["params"] = change(exact["params"])
+    return exact, json.dumps(exact, ensure_ascii=False)
+
+
+def _mend_call(params: JsonObject) -> JsonObject:
+    """Read arguments that are the JSON text of an object, and an empty list, which some programs write for one."""
+    arguments: Any = params["arguments"]
+    if isinstance(arguments, str):
+        with contextlib.suppress(InvalidJsonText):
+            return {**params, "arguments": parse_arguments(arguments)}
+    return params if arguments else {**params, "arguments": {}}
+
+
+def _mend_handshake(params: JsonObject) -> JsonObject:
+    """Give a handshake the members that some clients leave out or send as null, a list or a truth."""
+    capabilities, client = params.get("capabilities"), params.get("clientInfo")
+    offered = cast("JsonObject", capabilities) if isinstance(capabilities, dict) else {}
+    named = cast("JsonObject", client) if isinstance(client, dict) else {"name": client}
+    texts = {key: one if isinstance(one := named.get(key), str) else "unknown" for key in ("name", "version")}
+    kept: JsonObject = {
+        key: one if isinstance(one, dict) else {} for key, one in offered.items() if one or isinstance(one, dict)
+    }
+    version = params.get("protocolVersion", BATCH_VERSION)
+    return {**params, "protocolVersion": version, "capabilities": kept, "clientInfo": {**named, **texts}}
 
 
 def parse_message(text: str) -> object:

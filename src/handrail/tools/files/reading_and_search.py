@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -258,7 +259,10 @@ class GlobTool(Tool):
             hidden=args.get("hidden", False),
             ignored=args.get("ignored", False),
         )
-        return {"paths": list(found.paths), **_describe_omitted_entries(found, "a narrower pattern or path")}
+        return {
+            "paths": list(found.paths),
+            **_describe_omitted_entries(found, "a narrower pattern or path", _find_glob_hints(args["pattern"])),
+        }
 
 
 class GrepTool(Tool):
@@ -310,7 +314,14 @@ class GrepTool(Tool):
         return {
             "matches": [{"path": m.path, "line": m.line, "text": m.text} for m in found.matches],
             **_describe_encodings(found),
-            **_describe_omitted_entries(found, "a narrower pattern, path or glob"),
+            **_describe_omitted_entries(
+                found,
+                "a narrower pattern, path or glob",
+                [
+                    *_find_glob_hints(args.get("glob", "")),
+                    *([] if args.get("literal") else _find_regex_hints(args["pattern"])),
+                ],
+            ),
         }
 
 
@@ -410,7 +421,28 @@ def _describe_encodings(found: FileSearchResult) -> dict[str, object]:
     return fields
 
 
-def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[str, object]:
+def _find_glob_hints(pattern: str) -> Iterator[str]:
+    """Yield what may be wrong with the form of a glob that found nothing."""
+    outside = re.sub(r"\{[^{}]*\}|\[[^]]*\]", "", pattern)
+    if "\\" in pattern:
+        yield "A backslash is part of a name. Write `/` between folders."
+    if ("(" in pattern and "|" in pattern) or re.search(r"[@?+*!]\(", pattern):
+        yield "Parentheses are part of a name. Write alternatives as `{a,b}`."
+    if "," in outside or re.search(r"\s\S*[*?]", outside):
+        yield "The glob is one pattern. Write several as `{a,b}`, e.g. `{*.ts,*.tsx}`."
+    if "[" in outside or "{" in outside:
+        yield "A bracket or brace of the glob is not closed. Close it, or write `[[]` or `[{]` for the character."
+
+
+def _find_regex_hints(pattern: str) -> Iterator[str]:
+    """Yield what may be wrong with the form of a regular expression that found nothing."""
+    if "\\|" in pattern:
+        yield "`\\|` is the character `|`. Write alternatives as `a|b`."
+    if re.fullmatch(r"/.+/[a-z]*", pattern):
+        yield "Slashes are part of the text. Leave out the slashes around the pattern."
+
+
+def _describe_omitted_entries(found: FileSearchResult, narrower: str, hints: Iterable[str] = ()) -> dict[str, object]:
     """Return what the list leaves out, if anything."""
     fields: dict[str, object] = {}
     if found.is_truncated:
@@ -422,6 +454,8 @@ def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[st
         left_out = [explain(count) for why, explain in _OMISSIONS.items() if (count := found.omissions.get(why, 0))]
         if left_out:
             fields["left_out"] = left_out
+        elif given := list(hints):
+            fields["hints"] = given
     return fields
 
 
@@ -437,5 +471,7 @@ _OMISSIONS: Mapping[SearchOmission, Callable[[int], str]] = {
     "binary": _explain_omission(
         "with binary content", "To see the content, use read with `unit: bytes`, or a program in bash."
     ),
+    "deeper": _explain_omission("in deeper folders", "To include them, write `**/` before the name."),
+    "inside": _explain_omission("in a folder of this name", "To include them, write `/**` after the name."),
     "case": _explain_omission("in another letter case", "To find them, write the pattern in their case."),
 }

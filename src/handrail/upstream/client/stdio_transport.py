@@ -56,6 +56,8 @@ class StdioTransport:
         self._reader: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._garbage = 0
+        self._spread = bytearray()
+        """The lines so far of a message that a server writes over several lines."""
         self._announced: int | None = None
         """The length in the headers that are being read."""
         self._body_bytes: int | None = None
@@ -192,11 +194,37 @@ class StdioTransport:
         for message in messages:
             ears.on_message(message, None)
         if messages:
+            self._spread.clear()
             self._garbage = 0
             return
         self._garbage += 1
+        if self._collect_spread_message(ears, line):
+            return
         if is_broken_answer(line):
             ears.on_request_failed(_find_id(line), UpstreamConnectionLost("the server's answer is not valid JSON"))
+
+    def _collect_spread_message(self, ears: TransportCallbacks, line: bytes) -> bool:
+        """Collect a message that a server writes over several lines, as JSON with indents.
+
+        :return: whether the line belongs to such a message
+        """
+        bare = line.rstrip()
+        if bare not in (b"{", b"[") and not self._spread:
+            return False
+        if bare in (b"{", b"["):
+            self._spread.clear()
+        self._spread += line + b"\n"
+        if len(self._spread) > MAX_MESSAGE_BYTES:
+            self._spread.clear()
+        elif bare in (b"}", b"]"):
+            messages = parse_json_rpc_messages(bytes(self._spread))
+            self._spread.clear()
+            self._garbage = 0 if messages else self._garbage
+            for message in messages:
+                ears.on_message(message, None)
+        else:
+            self._garbage -= 1
+        return True
 
     @staticmethod
     def _too_long(ears: TransportCallbacks, edges: bytes) -> None:

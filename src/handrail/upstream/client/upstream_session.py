@@ -10,14 +10,15 @@ Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/lifecycle
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientMethod, ClientRequest
 from handrail.contract.struct import Struct, field
-from handrail.upstream.client.json_rpc_messages import Message
+from handrail.upstream.client.json_rpc_messages import Message, encode_message
 from handrail.upstream.server_definition import CAPABILITY_BY_GRANT
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def protocol_headers(version: str, method: str, params: Mapping[str, Any] | None
     return found
 
 
-def error_response(number: str | int, code: int, text: str) -> Message:
+def error_response(number: str | float, code: int, text: str) -> Message:
     """Return an error as the answer to a request of a server."""
     return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": text}}
 
@@ -140,6 +141,8 @@ class McpTransport(Protocol):
 
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+_EARLY_VERSION = re.compile(r"2024-(?:0\d|10)-\d\d")
+"""Versions before the first one of :data:`HANDSHAKE_VERSIONS`, whose messages are the same."""
 MODERN_VERSIONS = ("2026-07-28",)
 METHOD_NOT_FOUND, INVALID_REQUEST, INTERNAL_ERROR = -32601, -32600, -32603
 UNSUPPORTED_VERSION = -32022
@@ -274,7 +277,9 @@ class UpstreamSession:
         }
         self.transport.set_version("", modern=False)
         found = await self.request("initialize", offered)
-        version = found.get("protocolVersion")
+        version = found.get("protocolVersion", HANDSHAKE_VERSIONS[0])
+        if isinstance(version, str) and _EARLY_VERSION.fullmatch(version):
+            version = HANDSHAKE_VERSIONS[0]
         if version not in HANDSHAKE_VERSIONS:
             raise RpcError(
                 INVALID_REQUEST,
@@ -417,7 +422,7 @@ class UpstreamSession:
             params = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
             if number is None:
                 self._handle_notification(method, params, related)
-            elif isinstance(number, (str, int)):
+            elif isinstance(number, (str, int, float)):
                 self._handle_server_request(number, method, params, related)
             return
         result, error = message.get("result"), message.get("error")
@@ -454,8 +459,8 @@ class UpstreamSession:
                 pending.answer.set_exception(UpstreamConnectionLost(why.why))
 
     def _find_pending(self, number: object) -> _PendingServerRequest | None:
-        """Return the pending request for an answer's id, which some servers return as text."""
-        pending = self._pending.get(number) if isinstance(number, int) else None
+        """Return the pending request for an answer's id, which some servers return as text or as a float."""
+        pending = self._pending.get(int(number)) if _is_number(number) and number == int(number) else None
         if pending is None and isinstance(number, str) and len(number) < 19 and number.isdecimal():
             pending = self._pending.get(int(number))
         return pending
@@ -534,7 +539,7 @@ class UpstreamSession:
         return calls[0] if len(calls) == 1 and related is None else None
 
     def _handle_server_request(
-        self, number: str | int, method: str, params: dict[str, Any], related: int | None
+        self, number: str | float, method: str, params: dict[str, Any], related: int | None
     ) -> None:
         if method == "ping":
             self._reply_soon({"jsonrpc": "2.0", "id": number, "result": {}})
@@ -555,7 +560,7 @@ class UpstreamSession:
             task.add_done_callback(pending.server_requests.discard)
 
     async def _answer_server_request(
-        self, number: str | int, method: str, params: dict[str, Any], pending: _PendingServerRequest | None
+        self, number: str | float, method: str, params: dict[str, Any], pending: _PendingServerRequest | None
     ) -> None:
         grant = GRANT_BY_METHOD.get(method)
         if grant is None or grant not in self._grants or self.era == "modern":
@@ -615,10 +620,10 @@ def _parse_error(error: object) -> RpcError:
     if not isinstance(error, dict):
         return RpcError(INTERNAL_ERROR, str(error)[:4000])
     fields = cast("dict[str, Any]", error)
-    code = fields.get("code")
-    return RpcError(
-        code if isinstance(code, int) else INTERNAL_ERROR, str(fields.get("message", ""))[:4000], fields.get("data")
-    )
+    code, said, data = fields.get("code"), fields.get("message"), fields.get("data")
+    if not isinstance(said, str):
+        said = "" if said is None else encode_message(said).decode()
+    return RpcError(code if isinstance(code, int) else INTERNAL_ERROR, said[:4000], data)
 
 
 def _allowed_request_kinds(runtime: Runtime | None) -> set[str]:
@@ -630,7 +635,7 @@ def _object(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and abs(value) < 1e300
 
 
