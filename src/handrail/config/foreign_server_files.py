@@ -10,11 +10,8 @@ import dataclasses
 import json
 import os
 import re
-<<<<<<< HEAD
-import stat
-=======
 import shlex
->>>>>>> field
+import stat
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping

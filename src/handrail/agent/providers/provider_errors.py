@@ -234,16 +234,11 @@ def make_request_error(
         return too_long
     about = _find_rejected_part(text)
     if about == "no pictures" and (status or 0) >= 400 and status not in _BUSY_STATUS:
-<<<<<<< HEAD
         return RequestRejected(
             f"{name}: The provider rejected the request ({status}: {text}). Send it without the picture, or choose a model that takes pictures.",
             about=about,
         )
-    if status in _BUSY_STATUS or (status is not None and status >= 500) or kind in _BUSY_TYPES:
-=======
-        return RequestRejected(f"{name}: The provider rejected the request ({status}: {text}).", about=about)
     if status in _BUSY_STATUS or (status or 0) >= 500 or kind in _BUSY_TYPES or (is_limited and not is_in_stream):
->>>>>>> field
         return ProviderBusy(
             f"{name}: The provider is busy or failing ({status if not is_in_stream else code}: {text}). Try again later.",
             retry_after_s=find_retry_after_s(headers, text),
