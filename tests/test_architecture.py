@@ -108,7 +108,7 @@ def test_rooms_import_downwards_only() -> None:
 
 
 @pytest.mark.parametrize("folder", ["src", "demos", "tests", "bench"])
-def test_every_file_says_what_it_does(folder: str) -> None:
+def test_every_file_begins_with_a_docstring(folder: str) -> None:
     faults: list[str] = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         if ".venv" in path.parts:
@@ -119,7 +119,7 @@ def test_every_file_says_what_it_does(folder: str) -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_what_mcp_needs_comes_with_its_extra() -> None:
+def test_every_package_that_mcp_code_imports_is_in_the_mcp_extra() -> None:
     """Nothing of it is only there because something else of it happens to need it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [*project["dependencies"], *project["optional-dependencies"]["mcp"]]
@@ -136,7 +136,7 @@ def test_what_mcp_needs_comes_with_its_extra() -> None:
     assert not lacking
 
 
-def test_nothing_committed_is_unfinished_or_speaks_of_how_it_was_made() -> None:
+def test_no_committed_file_has_unfinished_parts_or_development_bookkeeping() -> None:
     faults: list[str] = []
     for path in committed():
         if path == Path(__file__):
@@ -148,7 +148,7 @@ def test_nothing_committed_is_unfinished_or_speaks_of_how_it_was_made() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_nothing_committed_names_this_machine() -> None:
+def test_no_committed_file_names_this_machine() -> None:
     names = {str(ROOT)} if len(ROOT.parts) > 2 else set[str]()
     for variable in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         for address in os.environ.get(variable, "").split():
@@ -226,7 +226,7 @@ def _calls_of(path: Path) -> list[tuple[str, ast.Call]]:
     return found
 
 
-def test_programs_are_started_by_few_modules_and_never_by_a_bare_name() -> None:
+def test_only_listed_modules_start_programs_and_never_by_a_bare_name() -> None:
     starting: set[str] = set()
     faults: list[str] = []
     for path in sorted([*SOURCE.rglob("*.py"), *DEMOS.rglob("*.py")]):

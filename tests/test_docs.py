@@ -139,7 +139,7 @@ def arguments(name: str, about: str) -> Mapping[str, Any]:
 
 @pytest.mark.proves("P-13")
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="bash is withheld on this machine")
-async def test_every_line_of_the_tables_of_rules_is_decided_as_it_says() -> None:
+async def test_every_row_of_the_rule_tables_gives_the_documented_decision() -> None:
     tables = "".join(TABLE.findall(page(RULES)))
     rows = ROW.findall(tables)
     assert len(rows) == len(tables.splitlines()) > 30

@@ -68,7 +68,7 @@ def test_a_circle_is_found_however_long() -> None:
     assert circles({module: frozenset(ones) for module, ones in of.items()}) == {frozenset("abc"), frozenset("de")}
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_only_the_listed_files_import_each_other_in_a_circle() -> None:
     found = circles(arrows())
     assert found == {frozenset(f"handrail.{one}" for one in circle) for circle in CIRCLES}
 
@@ -84,7 +84,7 @@ def test_a_folder_holds_few_files() -> None:
 
 
 @pytest.mark.parametrize("folder", ["src", "demos", "tests", "bench"])
-def test_a_file_holds_one_thing(folder: str) -> None:
+def test_only_the_listed_files_exceed_the_maximum_number_of_lines(folder: str) -> None:
     files = [path for path in (ROOT / folder).rglob("*.py") if ".venv" not in path.parts]
     long = {str(path.relative_to(ROOT)) for path in files if path.read_bytes().count(b"\n") > MOST_LINES}
     assert long == {path for path in LONG if path.startswith(f"{folder}/")}, f"more than {MOST_LINES} lines"

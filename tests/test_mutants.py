@@ -24,7 +24,7 @@ def test_every_row_has_a_mutation_and_no_other_id_has_one() -> None:
     )
 
 
-def test_what_a_mutation_changes_is_in_its_file_and_the_file_still_compiles() -> None:
+def test_every_mutation_matches_its_file_and_the_mutated_file_still_compiles() -> None:
     faults: list[str] = []
     for mutation in EVERY:
         before = (ROOT / mutation.file).read_text(encoding="utf-8") if (ROOT / mutation.file).is_file() else ""
@@ -93,7 +93,7 @@ def tree(tmp_path: Path) -> Tree:
 ADDS = Mutation("K-01", "src/some.py", "return one + other", "return one - other")
 
 
-def test_a_mutation_that_a_test_notices_is_killed_and_undone_and_one_that_none_notices_survives(tree: Tree) -> None:
+def test_a_mutation_that_fails_a_test_is_killed_and_undone_and_any_other_survives(tree: Tree) -> None:
     named = replace(ADDS, text='"sum"', becomes='"product"')
     survivor = replace(ADDS, becomes="return other + one")
     assert tree.judge_all([ADDS, named, survivor]) == [
@@ -109,7 +109,7 @@ def test_a_test_that_waits_for_ever_notices_the_mutation(tree: Tree) -> None:
     assert replace(tree, test_limit_s=2).judge(waits) == Outcome(waits, "killed", "checks/test_some.py::test_sum")
 
 
-def test_a_survivor_needs_a_reason_and_what_is_killed_has_none() -> None:
+def test_a_surviving_mutation_needs_a_reason_and_a_killed_one_has_none() -> None:
     with_reason = replace(ADDS, reason="both orders are the same sum")
     assert Outcome(ADDS, "killed", "").is_expected and not Outcome(ADDS, "survived", "").is_expected
     assert Outcome(with_reason, "survived", "").is_expected and not Outcome(with_reason, "killed", "").is_expected

@@ -55,7 +55,7 @@ def compare(found: Iterable[str], allowed: frozenset[str]) -> None:
     assert not allowed - names, f"take these out of the list: {', '.join(sorted(allowed - names))}"
 
 
-def test_a_class_has_two_words_or_is_listed() -> None:
+def test_a_class_name_has_two_words_or_is_listed() -> None:
     compare((name for name in classes() if len(words(name)) == 1), LISTS["one_word"])
     assert len(LISTS["one_word"]) <= MOST_OF_ONE_WORD * len(classes())
 
@@ -68,11 +68,11 @@ def test_a_module_is_named_by_a_noun() -> None:
     compare((path.stem for path in modules() if is_odd(words(path.stem)[-1])), LISTS["modules"])
 
 
-def test_no_class_has_the_name_of_another() -> None:
+def test_each_class_name_is_unique_or_listed() -> None:
     compare((name for name, count in Counter(classes()).items() if count > 1), LISTS["twice"])
 
 
-def test_no_file_of_a_room_has_the_name_of_another() -> None:
+def test_each_file_name_is_unique_within_its_package_or_listed() -> None:
     counts = Counter(f"{path.parts[0]}/{path.name}" for path in modules())
     compare((name for name, count in counts.items() if count > 1), LISTS["files_twice"])
 

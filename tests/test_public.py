@@ -54,7 +54,7 @@ def test_an_import_that_is_not_public_is_seen(text: str, found: list[str]) -> No
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_a_page_shows_imports_what_is_exported(name: str) -> None:
+def test_code_on_a_page_imports_only_exported_names(name: str) -> None:
     faults = [one for snippet in snippets(page(name), "python") for one in beyond(snippet.text)]
     assert not faults, f"{name} imports what is private: {', '.join(faults)}"
 
@@ -69,7 +69,7 @@ def test_the_demonstrations_import_what_is_exported() -> None:
 
 
 @pytest.mark.parametrize("facade", FACADES)
-def test_a_facade_has_what_it_exports_and_says_that_the_rest_is_private(facade: str) -> None:
+def test_a_facade_has_all_its_exported_names_and_declares_the_rest_private(facade: str) -> None:
     module, names = import_module(facade), exported(facade)
     assert names == sorted(set(names)) == dir(module)
     for name in names:

@@ -16,7 +16,7 @@ def test_the_pictures_are_current(columns: int) -> None:
         assert (FOLDER / f"{name}-{columns}.svg").read_text(encoding="utf-8") == text, "run: make docs"
 
 
-def test_no_line_of_a_picture_is_wider_than_its_terminal() -> None:
+def test_no_line_of_a_terminal_picture_is_wider_than_its_terminal() -> None:
     for path in FOLDER.glob("*.svg"):
         columns = int(path.stem.rpartition("-")[2])
         ends = [

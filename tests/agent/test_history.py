@@ -88,7 +88,7 @@ def faults_in(messages: list[Message]) -> list[str]:
 
 @pytest.mark.proves("A-10")
 @given(conversations())
-def test_any_list_of_messages_comes_back_as_it_was(messages: list[Message]) -> None:
+def test_any_stored_conversation_is_restored_unchanged(messages: list[Message]) -> None:
     found = restore_conversation(rows_of(messages))
     assert found.messages == messages
     assert found.open is None
@@ -97,7 +97,7 @@ def test_any_list_of_messages_comes_back_as_it_was(messages: list[Message]) -> N
 
 @pytest.mark.proves("A-10")
 @given(conversations(), st.data())
-def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
+def test_any_subset_of_the_stored_rows_restores_to_a_history_that_a_provider_accepts(
     messages: list[Message], data: st.DataObject
 ) -> None:
     rows = rows_of(messages)
@@ -114,9 +114,7 @@ def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
 
 
 @given(conversations(), st.data())
-def test_a_history_that_is_cut_off_keeps_every_exchange_before_the_cut(
-    messages: list[Message], data: st.DataObject
-) -> None:
+def test_a_truncated_history_keeps_every_exchange_before_the_cut(messages: list[Message], data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(messages)))
     found = restore_conversation(rows_of(messages)[:end])
     if end and isinstance(messages[end - 1], AssistantMessage) and messages[end - 1].calls:  # type: ignore[union-attr]
@@ -199,7 +197,7 @@ _ROWS = st.one_of(
 
 
 @given(st.lists(_ROWS, max_size=8))
-def test_rows_that_were_never_written_by_handrail_still_give_a_history_that_a_provider_takes(
+def test_foreign_rows_are_restored_to_a_history_that_providers_accept(
     rows: list[dict[str, Any]],
 ) -> None:
     found = restore_conversation(enumerate(rows))
@@ -209,7 +207,7 @@ def test_rows_that_were_never_written_by_handrail_still_give_a_history_that_a_pr
     assert faults_in(history) == []
 
 
-def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> None:
+def test_answers_in_a_partial_row_are_not_requested_again() -> None:
     reply = AssistantMessage((HistoryCallPart("a", "read", {}), HistoryCallPart("b", "write", {})))
     partial = encode_message(CallResultsMessage((CallResult("b", "done", False),)), partial=True)
     rows: list[HistoryEntry] = [
@@ -227,7 +225,7 @@ def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> Non
     )
 
 
-def test_a_call_in_the_middle_whose_answer_was_lost_is_told_to_be_lost() -> None:
+def test_a_call_whose_answer_was_lost_gets_an_error_result() -> None:
     reply = AssistantMessage((HistoryCallPart("a", "write", {}),))
     rows: list[HistoryEntry] = [
         (0, encode_message(UserMessage("task"))),
@@ -239,7 +237,7 @@ def test_a_call_in_the_middle_whose_answer_was_lost_is_told_to_be_lost() -> None
     assert found.next_position == 6
 
 
-def test_a_row_of_a_later_version_is_left_out() -> None:
+def test_a_history_row_of_a_later_version_is_ignored() -> None:
     rows: list[HistoryEntry] = [
         (0, encode_message(UserMessage("task"))),
         (1, {**encode_message(UserMessage("later")), "v": VERSION + 1}),

@@ -32,7 +32,7 @@ async def waiting(request: QueuedRequest, timeout_s: float | None = None) -> asy
 
 
 @pytest.mark.proves("L-02")
-def test_readers_share_and_a_writer_is_alone() -> None:
+def test_readers_share_a_lock_and_a_writer_excludes_all_others() -> None:
     table = LockTable()
     first, second = taken(table, file("a", mode="S")), taken(table, file("a", mode="S"))
     assert table.try_acquire(file("a")) is None
@@ -61,7 +61,7 @@ def test_readers_share_and_a_writer_is_alone() -> None:
         (WORKSPACE_X, [(("account:alice",), "X")], True),
     ],
 )
-def test_a_lock_covers_what_is_beneath_it_and_meets_what_is_above(
+def test_a_lock_conflicts_with_locks_below_and_above_its_resource(
     held: list[RequiredLock], asked: list[RequiredLock], free: bool
 ) -> None:
     table = LockTable()
@@ -71,7 +71,7 @@ def test_a_lock_covers_what_is_beneath_it_and_meets_what_is_above(
 
 
 @pytest.mark.proves("L-02")
-def test_a_request_takes_all_or_nothing() -> None:
+def test_a_lock_request_takes_all_its_locks_or_none() -> None:
     table = LockTable()
     other = taken(table, file("b"))
     assert table.try_acquire([*file("a"), *file("b")]) is None
@@ -103,7 +103,7 @@ def test_the_same_resource_in_both_modes_is_exclusive() -> None:
     assert table.try_acquire(file("a", mode="S")) is None
 
 
-def test_reading_a_folder_while_writing_in_it_lets_nobody_else_write_there() -> None:
+def test_a_lock_to_read_a_folder_and_write_in_it_excludes_other_writers() -> None:
     table = LockTable()
     taken(table, [*file("src", mode="S"), *file("src", "a")])
     assert table.try_acquire(file("src", "b")) is None
@@ -136,7 +136,7 @@ async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
 
 
 @pytest.mark.proves("L-05", "L-06")
-def test_what_conflicts_with_no_earlier_waiter_passes() -> None:
+def test_a_request_without_conflicts_passes_earlier_waiters() -> None:
     table = LockTable()
     taken(table, file("a", mode="S"))
     table.queue_for_locks(file("a"))
@@ -146,7 +146,7 @@ def test_what_conflicts_with_no_earlier_waiter_passes() -> None:
     assert table.try_acquire(file("d")) is not None
 
 
-def test_readers_that_wait_together_are_let_in_together() -> None:
+def test_waiting_readers_acquire_a_lock_together() -> None:
     table = LockTable()
     writer = taken(table, file("a"))
     readers = [table.queue_for_locks(file("a", mode="S")) for _ in range(5)]
@@ -169,7 +169,7 @@ async def test_opposite_orders_of_two_files_cannot_deadlock() -> None:
 
 
 @pytest.mark.proves("L-05")
-async def test_a_wait_ends_with_its_budget_and_says_who_held_it_up() -> None:
+async def test_a_lock_wait_times_out_and_the_error_names_the_holder() -> None:
     table = LockTable()
     holder = taken(table, file("a.py"), "call-1 edit")
     request = table.queue_for_locks(file("a.py"), "call-2")
@@ -183,7 +183,7 @@ async def test_a_wait_ends_with_its_budget_and_says_who_held_it_up() -> None:
     assert table.resource_count == 0
 
 
-def test_what_a_request_waits_for_names_a_few_holders_and_counts_the_rest() -> None:
+def test_a_wait_description_names_a_few_holders_and_counts_the_rest() -> None:
     table = LockTable()
     for number in range(5):
         taken(table, file("a", mode="S"), f"call-{number}")
@@ -198,7 +198,7 @@ def test_what_a_request_waits_for_names_a_few_holders_and_counts_the_rest() -> N
 
 
 @pytest.mark.proves("L-05")
-async def test_a_cancelled_wait_leaves_every_queue_and_frees_those_behind_it() -> None:
+async def test_a_cancelled_wait_leaves_every_queue_and_unblocks_later_requests() -> None:
     table = LockTable()
     reader = taken(table, file("a", mode="S"))
     task = await waiting(table.queue_for_locks([*file("a"), *file("b")]))
@@ -215,7 +215,7 @@ async def test_a_cancelled_wait_leaves_every_queue_and_frees_those_behind_it() -
 
 @pytest.mark.proves("L-05")
 @pytest.mark.parametrize("order", ["grant first", "cancel first"])
-async def test_a_grant_and_a_cancel_in_one_moment_leak_nothing(order: str) -> None:
+async def test_a_simultaneous_grant_and_cancel_leak_no_lock(order: str) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
     task = await waiting(table.queue_for_locks(file("a")))
@@ -232,7 +232,7 @@ async def test_a_grant_and_a_cancel_in_one_moment_leak_nothing(order: str) -> No
 
 @pytest.mark.proves("L-05")
 @pytest.mark.parametrize("order", ["grant first", "time-out first"])
-async def test_a_grant_and_a_time_out_in_one_moment_are_one_of_the_two(order: str) -> None:
+async def test_a_simultaneous_grant_and_timeout_give_one_consistent_outcome(order: str) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
     request = table.queue_for_locks(file("a"))
@@ -249,7 +249,7 @@ async def test_a_grant_and_a_time_out_in_one_moment_are_one_of_the_two(order: st
     assert table.resource_count == 0
 
 
-async def test_a_time_out_and_a_cancel_in_one_moment_leak_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_simultaneous_timeout_and_cancel_leak_no_lock(caplog: pytest.LogCaptureFixture) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
     task = await waiting(table.queue_for_locks(file("a")), 0)
@@ -260,7 +260,7 @@ async def test_a_time_out_and_a_cancel_in_one_moment_leak_nothing(caplog: pytest
     assert table.resource_count == 0 and not caplog.records
 
 
-async def test_withdrawing_is_safe_at_any_time() -> None:
+async def test_a_lock_request_can_be_withdrawn_at_any_time() -> None:
     table = LockTable()
     holder = taken(table, file("a"))
     queued, ready = table.queue_for_locks(file("a")), table.queue_for_locks(file("b"))
@@ -278,7 +278,7 @@ async def test_withdrawing_is_safe_at_any_time() -> None:
         await queued.wait_granted()
 
 
-async def test_a_withdrawn_request_wakes_whoever_awaits_it() -> None:
+async def test_a_withdrawn_lock_request_wakes_its_waiter_with_an_error() -> None:
     table = LockTable()
     taken(table, file("a"))
     request = table.queue_for_locks(file("a"))
@@ -321,13 +321,13 @@ def test_releasing_twice_is_an_error_that_changes_nothing() -> None:
         ([], file("a", mode="S"), False),
     ],
 )
-def test_a_nested_call_runs_under_its_callers_locks_and_cannot_widen_them(
+def test_a_grant_covers_only_the_locks_that_it_contains(
     held: list[RequiredLock], asked: list[RequiredLock], covered: bool
 ) -> None:
     assert taken(LockTable(), held).covers(asked) is covered
 
 
-def test_no_wants_are_granted_at_once() -> None:
+def test_an_empty_lock_request_is_granted_at_once() -> None:
     table = LockTable()
     taken(table, WORKSPACE_X)
     grant = taken(table, [])
@@ -336,7 +336,7 @@ def test_no_wants_are_granted_at_once() -> None:
 
 
 @pytest.mark.parametrize("wants", [[((), "S")], [(("a",), "Z")], [(("a",), "X"), ((), "S")], [("a",)], ["ab"]])
-def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[RequiredLock]) -> None:
+def test_a_malformed_lock_request_is_refused_and_leaves_no_lock(wants: list[RequiredLock]) -> None:
     table = LockTable()
     for ask in (table.try_acquire, table.queue_for_locks):
         with pytest.raises(UsageError, match="Expected pairs"):
@@ -345,7 +345,7 @@ def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[RequiredLock]
 
 
 @pytest.mark.parametrize("budget", [-1.0, float("nan")])
-async def test_a_budget_that_is_none_is_refused(budget: float) -> None:
+async def test_an_invalid_wait_budget_is_refused(budget: float) -> None:
     request = LockTable().queue_for_locks(file("a"))
     with pytest.raises(UsageError, match="0 or more"):
         await request.wait_granted(budget)

@@ -122,7 +122,7 @@ TestLocks.settings = settings(max_examples=50, stateful_step_count=40, deadline=
         max_size=25,
     )
 )
-def test_calls_that_run_give_up_and_are_cancelled_at_any_step_leave_an_empty_table(
+def test_any_mix_of_finished_late_and_cancelled_calls_leaves_an_empty_lock_table(
     calls: list[tuple[list[RequiredLock], str, int, int]],
 ) -> None:
     table = LockTable()

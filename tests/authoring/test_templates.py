@@ -52,9 +52,7 @@ NAMES = {
 
 @confined
 @pytest.mark.parametrize("kind", TOOL_KINDS)
-def test_ids_that_are_names_of_something_else_give_tools_that_pass_their_tests_too(
-    kind: ToolKind, tmp_path: Path
-) -> None:
+def test_ids_that_clash_with_other_names_still_give_tools_that_pass_their_tests(kind: ToolKind, tmp_path: Path) -> None:
     """All in one folder, as pytest runs it where nothing is said: files that it takes for tests are no tools."""
     for tool_id in NAMES[kind]:
         written = write_tool_files(tmp_path, make_tool_files(kind, tool_id))
@@ -88,13 +86,13 @@ def outcome(folder: Path, *names: str) -> tuple[int, str]:
 
 @pytest.mark.proves("R-13", "K-12")
 @pytest.mark.parametrize("kind", TOOL_KINDS)
-def test_there_is_nothing_to_say_about_a_new_tool(kind: ToolKind, tmp_path: Path) -> None:
+def test_a_new_tool_has_no_lint_findings(kind: ToolKind, tmp_path: Path) -> None:
     written = write_tool_files(tmp_path, make_tool_files(kind, "text.words"))
     assert lint_tools(written[0], tier_probe.choose_sandbox()) == (["text.words"], [])
 
 
 @pytest.mark.proves("R-13")
-def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text("mine")
     with pytest.raises(UsageError, match=r"already has words\.py\. Nothing was written"):
         write_tool_files(tmp_path, make_tool_files("function", "words"))
@@ -113,6 +111,6 @@ def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
         ("git__status", "would have the same wire name 'git__status'"),
     ],
 )
-def test_an_id_that_no_tool_can_have_is_refused(tool_id: str, problem: str) -> None:
+def test_an_invalid_tool_id_is_refused(tool_id: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         make_tool_files("function", tool_id)

@@ -25,7 +25,7 @@ _HITS = st.lists(_EVIDENCE, min_size=1, max_size=8)
 
 
 @given(_HITS, st.integers(1, 200_000))
-def test_every_hit_has_a_confidence_and_the_best_is_of_the_tail_only_where_it_is_not_worth_naming(
+def test_every_hit_has_a_confidence_and_the_best_is_weak_only_below_the_threshold(
     hits: list[HitEvidence], tools: int
 ) -> None:
     sure = compute_confidences(hits, tools)
@@ -36,7 +36,7 @@ def test_every_hit_has_a_confidence_and_the_best_is_of_the_tail_only_where_it_is
     assert all(sure[at] < max(sure) for at, out in enumerate(last) if out and sure[at] >= NAMED_SURE)
 
 
-def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() -> None:
+def test_more_similarity_more_words_and_a_larger_distance_raise_the_confidence() -> None:
     others = [HitEvidence(0.1, 0.05, 1.0)] * 4
     base = [HitEvidence(0.3, 0.2, 4.0), *others]
     for more in (HitEvidence(0.4, 0.2, 4.0), HitEvidence(0.3, 0.3, 4.0), HitEvidence(0.3, 0.2, 5.0)):
@@ -49,7 +49,7 @@ def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() ->
 
 
 @pytest.mark.parametrize("near", [0.3, None])
-def test_a_request_that_says_a_tools_whole_name_speaks_for_that_tool_wherever_it_is_among_the_best(
+def test_a_request_with_the_whole_name_of_a_tool_raises_the_confidence_in_it(
     near: float | None,
 ) -> None:
     said, unsaid = (
@@ -63,12 +63,12 @@ def test_a_request_that_says_a_tools_whole_name_speaks_for_that_tool_wherever_it
     assert estimate_any_tool_serves([*[unsaid] * 5, said], 5_000) == estimate_any_tool_serves([unsaid] * 5, 5_000)
 
 
-def test_a_name_that_is_said_but_means_something_else_serves_nothing() -> None:
+def test_a_tool_named_with_another_meaning_stays_below_the_threshold() -> None:
     assert estimate_any_tool_serves([HitEvidence(-0.1, 0.02, 1.0, named=True)], 5_000) < LEAST
     assert estimate_any_tool_serves([HitEvidence(None, 0.02, 1.0, named=True)], 5_000) < LEAST_BY_WORDS
 
 
-def test_the_same_evidence_says_less_among_more_tools() -> None:
+def test_the_same_evidence_counts_less_among_more_tools() -> None:
     for near in (0.3, None):
         hits = [HitEvidence(near, 0.2, 4.0), HitEvidence(near, 0.1, 2.0)]
         assert (
@@ -78,7 +78,7 @@ def test_the_same_evidence_says_less_among_more_tools() -> None:
         )
 
 
-def test_a_second_need_keeps_its_best_hit_and_a_near_copy_stays() -> None:
+def test_a_second_need_keeps_its_best_hit_and_a_close_alternative_stays() -> None:
     hits = [
         HitEvidence(0.8, 0.5, 8.0, 1),
         HitEvidence(0.75, 0.5, 7.8, 1),
@@ -89,6 +89,6 @@ def test_a_second_need_keeps_its_best_hit_and_a_near_copy_stays() -> None:
     assert find_weak_hits(hits, [0.95, 0.9, 0.05, 0.01]) == [False, False, True, True]
 
 
-def test_tools_that_do_the_same_share_what_each_is_sure_of_and_others_get_nothing_of_it() -> None:
+def test_tools_for_the_same_purpose_share_confidence_and_other_tools_gain_none() -> None:
     same = [[True, True, False], [True, True, False], [False, False, True]]
     assert share_confidence_of_alike([0.4, 0.3, 0.2], same) == pytest.approx([0.58, 0.58, 0.2])

@@ -74,7 +74,7 @@ async def desk() -> AsyncGenerator[Callable[..., Desk]]:
 
 
 @pytest.mark.proves("D-05", "D-07")
-async def test_the_first_searches_wait_for_one_loading_and_compare_meanings(desk: Callable[..., Desk]) -> None:
+async def test_the_first_searches_share_one_model_load_and_compare_meanings(desk: Callable[..., Desk]) -> None:
     at = desk(until=threading.Event(), first_wait_s=600)
     first = [asyncio.create_task(at.find()) for _ in range(6)]
     await asyncio.to_thread(at.embedder.entered.wait)
@@ -92,7 +92,7 @@ async def test_the_first_searches_wait_for_one_loading_and_compare_meanings(desk
 
 @pytest.mark.proves("D-05", "D-07")
 @pytest.mark.parametrize("tool", [FindToolsTool(), ToolSearchTool()], ids=lambda tool: tool.spec.id)
-async def test_where_loading_takes_longer_than_a_search_waits_its_answer_says_so(
+async def test_a_search_reports_that_the_model_is_still_loading(
     desk: Callable[..., Desk], tool: FindToolsTool | ToolSearchTool
 ) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
@@ -105,7 +105,7 @@ async def test_where_loading_takes_longer_than_a_search_waits_its_answer_says_so
 
 
 @pytest.mark.proves("D-07")
-async def test_a_search_does_not_wait_for_what_has_failed_and_its_answer_says_why(desk: Callable[..., Desk]) -> None:
+async def test_a_search_does_not_wait_for_a_failed_model_and_reports_the_reason(desk: Callable[..., Desk]) -> None:
     at = desk(first_wait_s=600)
     at.embedder.broken = "the file of the model is damaged"
     message = (await at.told(FindToolsTool()))["message"]
@@ -113,14 +113,14 @@ async def test_a_search_does_not_wait_for_what_has_failed_and_its_answer_says_wh
 
 
 @pytest.mark.proves("D-05")
-async def test_a_search_waits_once_for_loading_that_hangs_and_later_ones_do_not(desk: Callable[..., Desk]) -> None:
+async def test_only_the_first_search_waits_for_a_model_load_that_hangs(desk: Callable[..., Desk]) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
     assert (await at.find()).search_method.startswith("words only")
     assert (await at.find()).search_method == "words only: the model is encoding its first texts"
 
 
 @pytest.mark.proves("D-05")
-async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_than_is_in_view(
+async def test_model_loading_starts_when_a_turn_begins_with_tools_that_are_not_loaded(
     desk: Callable[..., Desk],
 ) -> None:
     at = desk(ahead_s=0)
@@ -137,7 +137,7 @@ async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_th
 
 
 @pytest.mark.proves("D-05")
-async def test_an_embedder_elsewhere_is_sent_nothing_before_a_search(desk: Callable[..., Desk]) -> None:
+async def test_a_remote_embedder_receives_nothing_before_the_first_search(desk: Callable[..., Desk]) -> None:
     at = desk(ahead_s=None)
     at.of.begin_turn(THERE)
     await at.find(by_words=True)
@@ -146,9 +146,7 @@ async def test_an_embedder_elsewhere_is_sent_nothing_before_a_search(desk: Calla
 
 
 @pytest.mark.proves("D-05")
-async def test_the_first_find_tools_of_a_process_compares_meanings_by_either_door(
-    tmp_path: Path, kernel_in: Opens
-) -> None:
+async def test_the_first_tool_search_by_kernel_or_session_compares_meanings(tmp_path: Path, kernel_in: Opens) -> None:
     """With the model that ships, whose vectors of the tools were kept by an earlier process."""
     async with kernel_in(tmp_path, settings="[search]\n") as kernel:
         assert (await kernel.find_tools("undo my last commit", timeout_s=60)).search_method == "words and meaning"

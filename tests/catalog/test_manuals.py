@@ -30,7 +30,7 @@ SCHEMA: dict[str, Any] = {
 
 
 @pytest.mark.proves("D-13")
-async def test_a_manual_is_whole() -> None:
+async def test_the_documentation_of_a_tool_is_complete() -> None:
     one = entry(
         "press.print",
         parameters=SCHEMA,
@@ -46,7 +46,7 @@ async def test_a_manual_is_whole() -> None:
     assert manual.parameters == SCHEMA and manual.source == ""
 
 
-async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
+async def test_the_documentation_of_a_third_party_tool_names_its_source() -> None:
     of = InteractionTools("s", CatalogOptions(), Memory())
     manual = await of.make_catalog(
         generation(CORE, entry("gh_x", foreign=ThirdPartyOrigin("github")))
@@ -55,7 +55,7 @@ async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
 
 
 @pytest.mark.proves("D-13")
-async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definition() -> None:
+async def test_a_documentation_read_is_stored_for_the_session_and_the_definition() -> None:
     kept, tool = Memory(), entry("press.print", documentation="One.")
     of = InteractionTools("s", CatalogOptions(), kept)
     assert of.documentation_reads is not None and not await of.documentation_reads.has_read(tool)
@@ -69,7 +69,7 @@ async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definitio
 
 
 @pytest.mark.proves("D-13", "D-09")
-async def test_a_manual_that_there_is_not() -> None:
+async def test_the_error_for_missing_documentation_suggests_a_tool_or_gives_the_reason() -> None:
     of = InteractionTools("s", CatalogOptions(), Memory())
     door = of.make_catalog(generation(CORE, many(3), entry("no.go", withheld="not here")))
     with pytest.raises(ToolError, match=r"Did you mean reports\.t0001") as told:
@@ -87,11 +87,11 @@ async def test_a_manual_that_there_is_not() -> None:
         {"type": "object", "properties": {"x": False}, "required": ["x"]},
     ],
 )
-def test_an_example_that_would_not_fit_is_none(schema: dict[str, Any]) -> None:
+def test_a_schema_without_a_valid_example_gets_no_example(schema: dict[str, Any]) -> None:
     assert make_example_arguments(entry("x", parameters=schema)) is None
 
 
-def test_an_example_has_what_its_tool_does_not_do_without() -> None:
+def test_an_example_call_has_the_required_arguments_of_its_tool() -> None:
     entries = {tool.spec.id: entry_of(tool) for tool in BUILTINS}
     assert make_example_arguments(entries["add_schedule"]) == {"prompt": "<prompt>", "every_minutes": 1}
     assert make_example_arguments(entries["edit"]) == {"path": "notes.md", "old": "<old>", "new": "<new>"}

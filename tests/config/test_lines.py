@@ -34,7 +34,7 @@ timeout_ms = 4
 """
 
 
-def test_every_key_element_and_table_has_the_line_it_begins_on() -> None:
+def test_every_key_and_element_and_table_has_its_first_line_number() -> None:
     whole = TEXT + REST
     tomllib.loads(whole)
     assert find_value_lines(whole) == {
@@ -74,7 +74,7 @@ GAPS = st.sampled_from(["", "\n", "# a = 1\n", "   \n\t\n", "#[x]\n"])
 
 
 @given(st.lists(st.tuples(GAPS, VALUES), min_size=1, max_size=8), st.sampled_from(["", "[t]\n", "[[t]]\n"]))
-def test_whatever_stands_before_a_key_its_line_is_found(parts: list[tuple[str, str]], head: str) -> None:
+def test_the_line_of_a_key_is_found_after_any_content(parts: list[tuple[str, str]], head: str) -> None:
     text, expected = head, dict[str, int]()
     prefix = {"": "", "[t]\n": "t.", "[[t]]\n": "t[0]."}[head]
     for number, (gap, value) in enumerate(parts):
@@ -87,11 +87,11 @@ def test_whatever_stands_before_a_key_its_line_is_found(parts: list[tuple[str, s
 
 
 @given(st.text(alphabet="ab=[]{}\"'#\\\n., ", max_size=60))
-def test_any_text_is_gone_through_to_its_end(text: str) -> None:
+def test_the_line_finder_reads_any_text_and_returns_only_existing_lines(text: str) -> None:
     lines = find_value_lines(text).values()
     assert all(1 <= line <= text.count("\n") + 1 for line in lines)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a", "[", "[[", "[]]", "a =", 'a = "', "a = [", '"'])
-def test_broken_text_ends_too(text: str) -> None:
+def test_the_line_finder_returns_for_broken_text_too(text: str) -> None:
     find_value_lines(text)

@@ -20,7 +20,7 @@ FILE = {
 }
 
 
-def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gives_them_rights(layers: Layers) -> None:
+def test_a_foreign_file_defines_servers_and_a_table_with_the_same_name_grants_capabilities(layers: Layers) -> None:
     (layers.config.parent / "mcp.json").write_text(json.dumps(FILE))
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n[mcp.servers.files]\nread = ["docs"]\nelicitation = true\n')
     learned: list[str] = []
@@ -59,7 +59,7 @@ def test_no_file_that_a_model_can_write_gives_servers_or_their_variables(layers:
     assert str(find_unlisted_faults(config)).count("is in the workspace") == 2
 
 
-def test_a_faulty_server_costs_itself_and_says_everything_that_is_wrong_with_it(layers: Layers) -> None:
+def test_a_faulty_server_is_disabled_with_all_its_faults_and_others_stay_enabled(layers: Layers) -> None:
     (layers.config.parent / "mcp.json").write_text(
         '{"mcpServers": {"bad name": {"command": "x"}, "none": {}, "var": {"command": "${NO}"}, "good": {"command": "g"}}}'
     )
@@ -87,7 +87,7 @@ def test_a_faulty_server_costs_itself_and_says_everything_that_is_wrong_with_it(
     [("", "", True), ('prefix = "hub"', "", False), ("", 'prefix = "hub"', False), ('prefix = ""', "", False)],
 )
 @pytest.mark.parametrize("names", [("git", "git_hub"), ("git_hub", "git")])
-def test_no_two_servers_can_give_two_tools_one_id(
+def test_two_servers_cannot_give_their_tools_the_same_id(
     layers: Layers, names: tuple[str, str], first: str, second: str, is_refused: bool
 ) -> None:
     more = {"git": first, "git_hub": second}
@@ -103,7 +103,7 @@ def test_no_two_servers_can_give_two_tools_one_id(
     assert [one.name for one in load_enabled_servers(layers.load())] == [names[0]]
 
 
-def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
+def test_a_workspace_file_cannot_name_mcp_servers(layers: Layers) -> None:
     layers.own.write_text('[mcp.servers.a]\ncommand = "x"\n')
     assert any("cannot name MCP servers" in text for text in layers.faults())
 
@@ -121,11 +121,11 @@ def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
         (("npm", "start"), False),
     ],
 )
-def test_what_would_fetch_its_program_is_known(argv: tuple[str, ...], does: bool) -> None:
+def test_a_command_that_would_fetch_its_program_is_recognised(argv: tuple[str, ...], does: bool) -> None:
     assert would_fetch_package(argv[0], argv[1:]) is does
 
 
-def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_made_for(tmp_path: Path) -> None:
+def test_an_installation_record_applies_only_to_the_command_that_it_was_made_for(tmp_path: Path) -> None:
     from handrail.upstream.server_definition import ServerDefinition
     from handrail.upstream.server_programs import CommandRefused, resolve_server_program
 

@@ -86,7 +86,7 @@ def test_mcp_content_becomes_a_result(wire: dict[str, Any], result: Result) -> N
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_whatever_a_tool_gives_goes_out_as_valid_content(data: Any) -> None:
+def test_any_tool_output_becomes_valid_mcp_content(data: Any) -> None:
     for result in (Result.output(data), Result.error("failed", "no", data)):
         wire = result_to_mcp_content(result)
         CallToolResult.model_validate(wire)
@@ -130,14 +130,14 @@ def as_stored(data: Any) -> tuple[Any, dict[str, bytes]]:
         {"content": [TEXT], "isError": True},
     ],
 )
-def test_mcp_content_goes_out_as_it_came(wire: dict[str, Any]) -> None:
+def test_mcp_content_is_written_as_it_was_read(wire: dict[str, Any]) -> None:
     read = result_from_mcp_content(wire)
     data, kept = as_stored(read.data)
     assert sorted(list_artifact_refs(data)) == sorted(kept)
     assert result_to_mcp_content(Result(read.type, data, read.error_text, read.metadata), kept) == wire
 
 
-def test_an_artifact_that_is_not_at_hand_is_a_link() -> None:
+def test_an_artifact_without_its_bytes_becomes_a_resource_link() -> None:
     data, _ = as_stored([Blob(b"x", "image/png")])
     (block,) = result_to_mcp_content(Result.output(data))["content"]
     assert block["type"] == "resource_link" and block["uri"].startswith("handrail://artifact/sha256:")
@@ -146,7 +146,7 @@ def test_an_artifact_that_is_not_at_hand_is_a_link() -> None:
 @pytest.mark.parametrize(
     "answer", [{"content": [TEXT]}, {"content": [], "structuredContent": {}}, {"content": [TEXT], "isError": False}]
 )
-def test_a_tool_may_answer_in_mcps_shape(answer: dict[str, Any]) -> None:
+def test_a_tool_may_return_a_result_in_the_shape_of_mcp(answer: dict[str, Any]) -> None:
     assert recognise_result(answer) == result_from_mcp_content(answer)
 
 
@@ -160,5 +160,5 @@ def test_a_tool_may_answer_in_mcps_shape(answer: dict[str, Any]) -> None:
         {"content": 7},
     ],
 )
-def test_what_only_looks_like_it_is_plain_data(answer: dict[str, Any]) -> None:
+def test_data_that_only_resembles_mcp_content_stays_plain_data(answer: dict[str, Any]) -> None:
     assert recognise_result(answer) is None

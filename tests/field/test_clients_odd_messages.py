@@ -135,7 +135,7 @@ def summary(answer: dict[str, Any]) -> tuple[object, int]:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_each_request_is_answered_whatever_comes_with_it(handrail: Program, first: bool) -> None:
+async def test_the_mcp_server_answers_each_request_among_malformed_messages(handrail: Program, first: bool) -> None:
     lines = [line for line, _ in ODD.values()]
     expected = [one for _, answers in ODD.values() for one in answers]
     sent = [hello("2025-06-18"), *lines] if first else lines
@@ -174,7 +174,7 @@ async def test_a_handshake_with_odd_members_is_made(handrail: Program, odd: dict
     assert [one["id"] for one in answers if "result" in one] == ["hello", 5, "last"] and err == b""
 
 
-async def test_an_editor_gets_an_answer_to_each_request(handrail: Program) -> None:
+async def test_the_acp_server_answers_each_request_among_malformed_messages(handrail: Program) -> None:
     begin = json.dumps({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": {"protocolVersion": 1}})
     chosen = {name: answers for name, (_, answers) in ODD.items() if "ping" not in str(ODD[name][0])}
     lines = [line for name, (line, _) in ODD.items() if name in chosen]
@@ -185,7 +185,7 @@ async def test_an_editor_gets_an_answer_to_each_request(handrail: Program) -> No
     assert sorted((one.get("id") for one in answers if one.get("id") not in ("hello", "last")), key=repr) == asked
 
 
-async def test_a_batch_is_served_by_the_version_that_has_batches(handrail: Program) -> None:
+async def test_a_batch_is_answered_in_the_protocol_version_with_batches(handrail: Program) -> None:
     answers, err = await talk(handrail.command("mcp"), hello("2025-03-26"), BATCH, batch=True)
     (batch,) = [messages_in(one) for one in answers if isinstance(one, list)]
     assert sorted(map(summary, batch), key=repr) == sorted([("in", 0), ("list", 0), (None, REQUEST)], key=repr)
@@ -193,7 +193,9 @@ async def test_a_batch_is_served_by_the_version_that_has_batches(handrail: Progr
 
 
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-06-18", "2025-11-25"])
-async def test_a_batch_is_refused_one_by_one_by_the_other_versions(handrail: Program, version: str) -> None:
+async def test_each_request_of_a_batch_is_refused_in_protocol_versions_without_batches(
+    handrail: Program, version: str
+) -> None:
     answers, _ = await talk(handrail.command("mcp"), hello(version), BATCH)
     refused = [summary(one) for one in answers if one.get("id") not in ("hello", "last")]
     assert refused == [("in", REQUEST), (None, REQUEST), ("list", REQUEST)]
@@ -201,7 +203,7 @@ async def test_a_batch_is_refused_one_by_one_by_the_other_versions(handrail: Pro
 
 
 @pytest.mark.parametrize("asked", [1, 2])
-async def test_a_client_that_does_not_take_the_answer_to_its_discovery_can_shake_hands(
+async def test_a_client_that_ignores_the_answer_to_its_discovery_can_still_initialize(
     handrail: Program, asked: int
 ) -> None:
     envelope = {
@@ -261,7 +263,7 @@ async def test_messages_with_headers_are_answered_in_the_same_form(handrail: Pro
 @pytest.mark.parametrize(
     "headers", ["Content-Length: many\r\n\r\n", "Content-Length: 4000\r\n\r\n{", "Content-Type: x\r\n\r\n"]
 )
-async def test_headers_that_are_wrong_are_refused(handrail: Program, headers: str) -> None:
+async def test_messages_with_wrong_headers_are_refused(handrail: Program, headers: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -293,7 +295,7 @@ def events(answer: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(data) for data in found if data]
 
 
-async def test_each_request_in_a_body_is_answered(tmp_path: Path) -> None:
+async def test_each_malformed_request_in_an_http_body_is_answered(tmp_path: Path) -> None:
     async with over_http(tmp_path) as (http, url):
         for odd, (body, expected) in ODD.items():
             answer = await http.post(url, content=body)
@@ -302,7 +304,7 @@ async def test_each_request_in_a_body_is_answered(tmp_path: Path) -> None:
             assert answer.status_code < 500, odd
 
 
-async def test_a_batch_in_a_body_is_served_by_the_version_that_has_batches(tmp_path: Path) -> None:
+async def test_a_batch_in_an_http_body_is_answered_in_the_protocol_version_with_batches(tmp_path: Path) -> None:
     async with over_http(tmp_path) as (http, url):
         for headers in ({}, {"MCP-Protocol-Version": "2025-03-26"}):
             given = [summary(one) for one in events(await http.post(url, content=BATCH, headers=headers))]
@@ -312,7 +314,7 @@ async def test_a_batch_in_a_body_is_served_by_the_version_that_has_batches(tmp_p
         assert [summary(one) for one in events(refused)] == [("in", REQUEST), (None, REQUEST), ("list", REQUEST)]
 
 
-async def test_a_kept_connection_sends_each_answer_at_once(tmp_path: Path) -> None:
+async def test_a_persistent_http_connection_sends_each_answer_without_delay(tmp_path: Path) -> None:
     """Without TCP_NODELAY the second part of an answer waits for the client's delayed acknowledgement, 40 ms a call."""
     settings = HttpFrontendSettings("127.0.0.1", 0)
     async with (

@@ -61,7 +61,7 @@ def import_servers(folder: Path, servers: object) -> int:
 
 
 @given(FILES)
-def test_no_server_ever_gets_a_value_that_belongs_to_another(files: list[dict[str, set[str]]]) -> None:
+def test_no_server_gets_a_value_that_belongs_to_another_server(files: list[dict[str, set[str]]]) -> None:
     """Whatever names and keys meet, in one file or in several, and where a faulty server waits for its secret."""
     with TemporaryDirectory() as place:
         folder = Path(place)
@@ -117,7 +117,7 @@ def test_no_server_ever_gets_a_value_that_belongs_to_another(files: list[dict[st
         ("WHATEVER", "aB3dE5fG7hI9jK1lM3nO5pQ7", True),
     ],
 )
-def test_a_value_is_kept_apart_if_its_name_or_its_form_says_so(
+def test_a_value_is_stored_as_a_secret_if_its_name_or_form_indicates_one(
     tmp_path: Path, key: str, value: str, is_secret: bool
 ) -> None:
     assert import_servers(tmp_path, {"s": {"command": "/x", "env": {key: value}}}) == 0
@@ -126,7 +126,7 @@ def test_a_value_is_kept_apart_if_its_name_or_its_form_says_so(
 
 
 @pytest.mark.parametrize("form", ["${LOG_LEVEL}", "${LOG_LEVEL:-warning}", "${env:LOG_LEVEL}"])
-async def test_a_variable_is_no_secret_because_it_is_a_variable(
+async def test_a_plain_value_from_an_environment_variable_is_not_redacted(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOG_LEVEL", "very-verbose-level")
@@ -148,7 +148,7 @@ async def load_with_redactions(folder: Path) -> tuple[list[ServerDefinition], Ca
     "value", ["info", "debug", "test", "admin", "postgres", "Bearer", "TRUE", "8080", "production"]
 )
 @pytest.mark.parametrize("place", ["secret", "variable", "file"])
-async def test_an_ordinary_word_is_never_redacted_and_still_arrives(
+async def test_an_ordinary_word_is_never_redacted_and_still_reaches_the_server(
     tmp_path: Path, value: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", value)
@@ -181,12 +181,12 @@ async def test_a_secret_in_a_variable_is_redacted_in_every_form(
 
 
 @given(st.text(max_size=12))
-def test_what_is_ordinary_is_short(text: str) -> None:
+def test_an_ordinary_value_is_short_and_alphanumeric(text: str) -> None:
     if is_ordinary_value(text):
         assert len(text.strip()) <= 11 and text.strip().lstrip("+-").isalnum()
 
 
-def test_numbers_and_descriptions_of_secrets_have_no_secret_names() -> None:
+def test_names_of_numbers_and_descriptions_are_not_secret_names() -> None:
     def names(*words: str) -> Iterable[bool]:
         return map(is_secret_name, words)
 
@@ -196,7 +196,7 @@ def test_numbers_and_descriptions_of_secrets_have_no_secret_names() -> None:
     assert all(names("API_KEYS", "AuthToken", "OAUTH", "PGPASSWORD", "passwd", "SLACK_BOT_TOKEN", "dsn", "Cookie"))
 
 
-def test_a_missing_secret_costs_its_server_alone(tmp_path: Path) -> None:
+def test_a_missing_secret_disables_only_its_own_server(tmp_path: Path) -> None:
     (tmp_path / "cfg").mkdir(mode=0o700)
     (own := tmp_path / "cfg" / "handrail.toml").write_text(
         '[mcp.servers.a]\ncommand = "/x"\nenv = { K = { expand = "${NOT_SET_ANYWHERE}" } }\n[mcp.servers.b]\ncommand = "/y"\n'

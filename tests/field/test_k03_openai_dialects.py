@@ -38,7 +38,7 @@ def assistant(b: Bench, request: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking", "thought"])
-async def test_a_server_refuses_the_next_request_because_its_reasoning_did_not_come_back(field: str) -> None:
+async def test_reasoning_of_a_reply_is_sent_with_the_next_request_in_its_field(field: str) -> None:
     reply = streamed(
         chunk({"role": "assistant", "content": None, field: "First "}), chunk({field: "look."}), calls(ECHO)
     )
@@ -49,7 +49,7 @@ async def test_a_server_refuses_the_next_request_because_its_reasoning_did_not_c
     assert sent[field] == "First look." and sent["tool_calls"][0]["id"] == "a"
 
 
-async def test_openrouter_loses_the_signature_of_its_reasoning_details() -> None:
+async def test_reasoning_details_of_openrouter_are_returned_with_their_signature() -> None:
     text = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
     locked = {"type": "reasoning.encrypted", "data": "QUJD", "id": "rs_1", "format": "openai-responses-v1", "index": 1}
     reply = streamed(
@@ -66,7 +66,7 @@ async def test_openrouter_loses_the_signature_of_its_reasoning_details() -> None
     assert assistant(b)["reasoning_details"] == [{**text, "text": "ab", "signature": "sig=="}, locked]
 
 
-async def test_geminis_chat_completions_demand_the_signature_of_each_call_back() -> None:
+async def test_the_thought_signature_of_each_gemini_call_is_returned_to_the_server() -> None:
     signed: dict[str, Any] = {**ECHO, "extra_content": {"google": {"thought_signature": "c2ln"}}}
     inner: dict[str, Any] = {**ECHO, "index": 1, "id": "b"}
     inner["function"] = {**inner["function"], "provider_specific_fields": {"thought_signature": "x"}}
@@ -78,7 +78,7 @@ async def test_geminis_chat_completions_demand_the_signature_of_each_call_back()
     assert second["function"]["provider_specific_fields"] == {"thought_signature": "x"}
 
 
-async def test_mistrals_thinking_is_a_part_of_its_content() -> None:
+async def test_thinking_parts_in_mistral_content_are_returned_to_the_server() -> None:
     thinking = [{"type": "thinking", "thinking": [{"type": "text", "text": piece}]} for piece in ("Hm, ", "yes.")]
     reply = streamed(
         *(chunk({"content": [part]}) for part in thinking),
@@ -92,7 +92,7 @@ async def test_mistrals_thinking_is_a_part_of_its_content() -> None:
     assert said == {"type": "text", "text": "Let me look."}
 
 
-async def test_reasoning_is_sent_to_no_other_model_and_to_no_other_address(
+async def test_reasoning_is_not_sent_to_another_model_or_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
@@ -120,7 +120,7 @@ async def test_reasoning_is_sent_to_no_other_model_and_to_no_other_address(
 @pytest.mark.parametrize(
     "name", ["functions.read:0", "functions.echo:12", "a|fc_1", "call." + "x" * 90, "call_1__thought__" + "A" * 900]
 )
-async def test_kimi_answers_badly_once_its_call_ids_are_replaced(name: str) -> None:
+async def test_call_ids_of_the_same_model_are_returned_unchanged(name: str) -> None:
     async with bench("openai", streamed(calls({**ECHO, "id": name})), OK) as b:
         assert (await b.run()).ok
         b.accepted()
@@ -128,7 +128,7 @@ async def test_kimi_answers_badly_once_its_call_ids_are_replaced(name: str) -> N
     assert [call_id for call_id, _ in b.results(1)] == [name]
 
 
-async def test_reasoning_and_ids_are_still_there_after_a_restart(tmp_path: Path) -> None:
+async def test_reasoning_and_call_ids_are_kept_after_a_restart(tmp_path: Path) -> None:
     reply = streamed(chunk({"reasoning_content": "plan"}), calls({**ECHO, "id": "functions.echo:0"}))
     async with bench("openai", reply, OK, OK) as b:
         known = None
@@ -144,7 +144,7 @@ async def test_reasoning_and_ids_are_still_there_after_a_restart(tmp_path: Path)
     assert b.results(2)[0][0] == "functions.echo:0"
 
 
-async def test_two_user_messages_in_a_row_are_refused_by_servers_with_a_strict_template() -> None:
+async def test_consecutive_user_messages_are_merged_into_one() -> None:
     async with bench("openai", ErrorReply(400, "no such thing", "invalid_request_error"), OK) as b:
         agent = b.agent()
         assert (await agent.complete("first")).status == "failed"
@@ -200,7 +200,7 @@ WHOLE_CALL = {k: v for k, v in ECHO.items() if k != "index"}
         "number as text",
     ],
 )
-async def test_a_call_that_comes_in_an_unusual_place_is_dropped(reply: ScriptedReply | RawReply) -> None:
+async def test_a_call_in_an_unusual_place_of_a_reply_is_run(reply: ScriptedReply | RawReply) -> None:
     async with bench("openai", reply, OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
@@ -219,7 +219,7 @@ async def test_a_call_that_comes_in_an_unusual_place_is_dropped(reply: ScriptedR
     ],
     ids=["in two pieces", "repeated", "growing", "begins with an empty object", "with empty arguments"],
 )
-async def test_a_name_that_comes_in_pieces_calls_an_unknown_tool(fragments: list[dict[str, Any]]) -> None:
+async def test_a_tool_name_streamed_in_pieces_is_joined(fragments: list[dict[str, Any]]) -> None:
     parts = [calls({"index": 0, **({} if n else {"id": "a"}), "function": part}) for n, part in enumerate(fragments)]
     async with bench("openai", streamed(*parts), OK) as b:
         assert (await b.run()).ok
@@ -227,7 +227,7 @@ async def test_a_name_that_comes_in_pieces_calls_an_unknown_tool(fragments: list
     assert [(call.name, json.loads(str(call.arguments))) for call in b.session.ran] == [("echo", {"n": 1})]
 
 
-async def test_several_calls_in_one_chunk_without_numbers_become_one() -> None:
+async def test_several_calls_without_numbers_in_one_chunk_are_kept_apart() -> None:
     def numbered(n: int, **more: Any) -> dict[str, Any]:
         return {"type": "function", "function": {"name": "echo", "arguments": f'{{"n":{n}}}'}, **more}
 
@@ -406,7 +406,7 @@ async def test_the_tokens_are_estimated_although_the_server_counts_them(form: st
         "no calls",
     ],
 )
-async def test_what_was_said_does_not_arrive(reply: ScriptedReply | RawReply) -> None:
+async def test_a_reply_in_an_unusual_form_still_arrives(reply: ScriptedReply | RawReply) -> None:
     async with bench("openai", reply) as b:
         assert (await b.run()).text == "hello"
         b.accepted()
@@ -426,7 +426,7 @@ async def test_what_was_said_does_not_arrive(reply: ScriptedReply | RawReply) ->
     ids=["usual", "no space", "CRLF", "byte order mark, no end", "comments", "other fields", "pings"],
 )
 @pytest.mark.parametrize("content_type", ["text/event-stream; charset=utf-8", "", "application/json", "text/plain"])
-async def test_an_event_stream_in_an_unusual_form_counts_as_cut(
+async def test_an_event_stream_in_an_unusual_form_is_read_completely(
     start: bytes, line: bytes, end: bytes, content_type: str
 ) -> None:
     body = (
@@ -440,7 +440,7 @@ async def test_an_event_stream_in_an_unusual_form_counts_as_cut(
     assert not b.naps
 
 
-async def test_a_wrong_address_answers_with_a_page_and_is_asked_five_times() -> None:
+async def test_an_html_page_from_a_wrong_base_url_fails_without_a_retry() -> None:
     page = RawReply(b"<!doctype html><html><head><title>Welcome to Open WebUI</title></head></html>", "text/html")
     async with bench("openai", page) as b:
         outcome = await b.run()
@@ -453,7 +453,7 @@ async def test_a_wrong_address_answers_with_a_page_and_is_asked_five_times() -> 
 
 
 @pytest.mark.parametrize("kind", ["openai-responses", "anthropic", "gemini"])
-async def test_other_apis_without_a_stream_are_understood_too(kind: Any) -> None:
+async def test_replies_of_other_apis_without_a_stream_are_understood(kind: Any) -> None:
     usage = {"input_tokens": 7, "output_tokens": 3, "promptTokenCount": 7, "candidatesTokenCount": 3}
     first: dict[str, Any] = {
         "openai-responses": {
@@ -482,7 +482,7 @@ async def test_other_apis_without_a_stream_are_understood_too(kind: Any) -> None
     assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}]
 
 
-async def test_a_server_that_takes_its_reasoning_from_nobody_refuses_every_later_request() -> None:
+async def test_reasoning_is_left_out_after_a_server_refuses_it() -> None:
     refusal = ErrorReply(400, "'messages.2': property 'reasoning' is unsupported", "invalid_request_error")
     reply = streamed(chunk({"reasoning": "plan"}), calls(ECHO))
     async with bench("openai", reply, refusal, ScriptedReply(ReplyCall("echo")), OK) as b:
@@ -507,7 +507,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 @pytest.mark.parametrize("said", FORMS)
-async def test_a_server_refuses_every_request_for_a_form_that_it_does_not_know(said: str) -> None:
+async def test_a_request_that_a_server_refuses_for_its_form_is_resent_in_another_form(said: str) -> None:
     is_kept = FORMS[said]
     refusal = ErrorReply(400, said, "invalid_request_error")
     first = ScriptedReply(ReplyCall("echo"))
@@ -519,7 +519,7 @@ async def test_a_server_refuses_every_request_for_a_form_that_it_does_not_know(s
     assert is_kept(b.server.requests[2].body) and is_kept(b.server.requests[3].body)
 
 
-async def test_mistral_refuses_a_picture_that_follows_a_result() -> None:
+async def test_an_assistant_message_separates_a_result_from_a_user_message_after_a_refusal() -> None:
     refusal = ErrorReply(400, "Unexpected role 'user' after role 'tool'", "invalid_request_message_order")
     async with bench("openai", ScriptedReply(ReplyCall("echo")), ErrorReply(400, "odd"), refusal, OK) as b:
         agent = b.agent()
@@ -529,7 +529,7 @@ async def test_mistral_refuses_a_picture_that_follows_a_result() -> None:
     assert roles[-4:] == ["assistant", "tool", "assistant", "user"]
 
 
-async def test_a_form_that_does_not_help_is_not_kept() -> None:
+async def test_a_request_form_that_does_not_help_is_not_kept() -> None:
     refusal = ErrorReply(400, "stream_options is odd", "invalid_request_error")
     async with bench("openai", refusal, refusal, OK) as b:
         agent = b.agent()
@@ -539,14 +539,14 @@ async def test_a_form_that_does_not_help_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b'{"choices": [{"mess', b"[]"])
-async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again(body: bytes) -> None:
+async def test_a_truncated_reply_is_requested_again(body: bytes) -> None:
     async with bench("openai", RawReply(body, "application/json"), OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
     assert len(b.naps) == 1
 
 
-async def test_arguments_are_interleaved_with_text_and_reasoning() -> None:
+async def test_arguments_interleaved_with_text_and_reasoning_are_assembled() -> None:
     reply = streamed(
         chunk({"reasoning_content": "a"}),
         chunk({"content": "One. "}),
@@ -563,14 +563,14 @@ async def test_arguments_are_interleaved_with_text_and_reasoning() -> None:
     assert assistant(b)["content"] == "One. Two." and assistant(b)["reasoning_content"] == "ab"
 
 
-async def test_endless_reasoning_neither_fills_the_memory_nor_goes_back_in_part() -> None:
+async def test_reasoning_over_the_size_limit_is_not_sent_back_in_part() -> None:
     piece = chunk({"reasoning_content": "x" * 500_000})
     async with bench("openai", streamed(*[piece] * 12, calls(ECHO)), OK) as b:
         assert (await b.run()).ok
     assert "reasoning_content" not in assistant(b)
 
 
-async def test_a_sub_agents_reasoning_stays_in_its_own_conversation() -> None:
+async def test_reasoning_of_one_agent_is_not_sent_in_another_conversation() -> None:
     reply = streamed(chunk({"reasoning_content": "plan"}), chunk({"content": "done"}), finish="stop")
     async with bench("openai", reply, OK, OK) as b:
         assert (await b.run()).text == "done"
@@ -594,7 +594,7 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["delta", "message"]), JSON, JSON), max_size=5))
-def test_no_chunk_of_any_shape_breaks_the_reader(given_chunks: list[tuple[str, Any, Any]]) -> None:
+def test_the_chunk_reader_accepts_chunks_of_any_shape(given_chunks: list[tuple[str, Any, Any]]) -> None:
     reader = _ChunkReader(["echo"])
     assembly = ReplyAssembly()
     chunks: list[Any] = [{"choices": [{place: value, "finish_reason": end}]} for place, value, end in given_chunks]

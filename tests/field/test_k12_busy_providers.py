@@ -34,7 +34,7 @@ PAGE = b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><center>
     ],
     ids=str,
 )
-async def test_an_error_object_inside_the_stream_ends_the_run(error: object) -> None:
+async def test_a_temporary_error_object_inside_the_stream_is_retried(error: object) -> None:
     data = json.dumps({"id": "gen-1", "error": error}).encode()
     in_choice = chunk({"content": ""}, "error", error=error if isinstance(error, dict) else {"message": error})
     whole = RawReply(data, "application/json")
@@ -46,7 +46,7 @@ async def test_an_error_object_inside_the_stream_ends_the_run(error: object) -> 
 
 
 @each_provider
-async def test_an_overload_in_the_middle_of_a_reply_is_asked_again(kind: Kind) -> None:
+async def test_an_overload_error_in_the_middle_of_a_reply_is_retried(kind: Kind) -> None:
     async with bench(kind, ScriptedReply("Half a", StreamError("overloaded_error", "Overloaded")), OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
@@ -61,7 +61,7 @@ async def test_an_overload_in_the_middle_of_a_reply_is_asked_again(kind: Kind) -
         ({"message": "bad schema", "type": "invalid_request_error"}, "rejected the request"),
     ],
 )
-async def test_an_error_inside_the_stream_that_stays_is_not_asked_again(error: dict[str, Any], words: str) -> None:
+async def test_a_permanent_error_inside_the_stream_is_not_retried(error: dict[str, Any], words: str) -> None:
     async with bench("openai", ScriptedReply(json.dumps({"error": error}).encode(), ended=False)) as b:
         outcome = await b.run()
     assert outcome.status == "failed" and words in outcome.detail
@@ -69,7 +69,7 @@ async def test_an_error_inside_the_stream_that_stays_is_not_asked_again(error: d
 
 
 @each_provider
-async def test_a_provider_that_asks_for_five_minutes_is_asked_again_after_one(kind: Kind) -> None:
+async def test_a_retry_waits_the_five_minutes_that_the_provider_asks_for(kind: Kind) -> None:
     busy = ErrorReply(429, "slow down", "rate_limit_error", {"retry-after": "300"})
     async with bench(kind, busy, OK) as b:
         assert (await b.run()).ok
@@ -78,7 +78,7 @@ async def test_a_provider_that_asks_for_five_minutes_is_asked_again_after_one(ki
 
 @each_provider
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 520, 522, 524, 529, 408, 409, 425, 429])
-async def test_a_page_of_a_proxy_is_shown_in_full_as_the_error(kind: Kind, status: int) -> None:
+async def test_an_html_error_page_of_a_proxy_appears_as_text_in_the_retry_reason(kind: Kind, status: int) -> None:
     async with bench(kind, RawReply(PAGE, "text/html", status), OK) as b:
         agent = b.agent()
         told = [str(getattr(event, "reason", "")) async for event in agent.run("go")]
@@ -111,14 +111,14 @@ async def test_an_account_without_credit_is_asked_again(status: int) -> None:
     assert outcome.status == "failed" and "quota is used up" in outcome.detail and not b.naps
 
 
-async def test_a_wait_of_days_is_not_waited_for_and_named() -> None:
+async def test_a_retry_delay_of_one_day_fails_the_run_and_the_error_names_it() -> None:
     busy = ErrorReply(429, "daily limit", "rate_limit_exceeded", {"retry-after": "86400"})
     async with bench("openai", busy) as b:
         outcome = await b.run()
     assert outcome.status == "failed" and "86,400 seconds" in outcome.detail and not b.naps
 
 
-def test_the_time_of_the_next_attempt_is_told_in_many_forms() -> None:
+def test_the_retry_time_is_read_from_many_forms() -> None:
     soon = datetime.now(UTC) + timedelta(seconds=90)
     epoch_ms = str(int(soon.timestamp() * 1000))
     exact: list[tuple[dict[str, str], str, float]] = [
@@ -155,7 +155,7 @@ def test_the_time_of_the_next_attempt_is_told_in_many_forms() -> None:
     assert find_retry_after_s({}, "Nothing about times; 30 seconds of video") is None
 
 
-async def test_a_wait_that_is_told_inside_the_stream_counts_too() -> None:
+async def test_a_retry_time_inside_the_stream_is_honoured() -> None:
     for error in (
         {"code": 429, "message": "x", "metadata": {"headers": {"Retry-After": "42"}}},
         {"code": 429, "message": "Please try again in 42s"},
@@ -175,12 +175,12 @@ async def test_a_wait_that_is_told_inside_the_stream_counts_too() -> None:
     [{"detail": "Model is loading"}, {"message": "busy", "code": "x"}, [{"error": {"code": 503, "message": "busy"}}], "busy",
      {"error": "busy"}, {"error": {"error": {"message": "busy"}}}, {"object": "error", "message": "busy"}, None, 3, []],
 )  # fmt: skip
-def test_the_error_of_any_form_says_what_the_server_said(body: object) -> None:
+def test_an_error_of_any_form_contains_the_message_of_the_server(body: object) -> None:
     said = str(make_reported_error("openai:x", "KEY", body, 503))
     assert "busy" in said or "loading" in said
 
 
-async def test_a_reply_of_nothing_but_keep_alives_counts_as_busy() -> None:
+async def test_a_reply_that_has_only_keep_alive_comments_is_retried() -> None:
     async with bench(
         "openai", RawReply(b": PROCESSING\n\n" * 50), streamed(chunk({"content": "ok"}), finish="stop")
     ) as b:
@@ -188,7 +188,7 @@ async def test_a_reply_of_nothing_but_keep_alives_counts_as_busy() -> None:
     assert len(b.naps) == 1
 
 
-async def test_an_overload_in_the_middle_of_a_reply_is_asked_again_at_once_although_it_said_when() -> None:
+async def test_an_overload_in_the_middle_of_a_reply_is_retried_after_the_given_time() -> None:
     error = {"code": 429, "message": "Please try again in 42s"}
     cut = ScriptedReply("Half a", json.dumps({"error": error}).encode(), ended=False)
     async with bench("openai", cut, OK) as b:

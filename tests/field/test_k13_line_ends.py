@@ -49,7 +49,7 @@ def edits(tool: str, old: str, new: str) -> dict[str, Any]:
         ("a\x85b\u2028c\r\nd\ne".encode(), "c\nd", "C\nD", "a\x85b\u2028C\r\nD\ne".encode()),
     ],
 )
-async def test_a_text_is_found_whatever_the_ends_are_and_each_line_keeps_its_end(
+async def test_an_edit_finds_text_across_mixed_line_ends_and_each_line_keeps_its_end(
     tmp_path: Path, tool: str, before: bytes, old: str, new: str, after: bytes
 ) -> None:
     async with model_session(tmp_path) as model:
@@ -59,7 +59,7 @@ async def test_a_text_is_found_whatever_the_ends_are_and_each_line_keeps_its_end
         assert path.read_bytes() == after
 
 
-async def test_every_occurrence_is_replaced_where_ends_are_mixed(tmp_path: Path) -> None:
+async def test_every_occurrence_is_replaced_in_a_file_with_mixed_line_ends(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", b"x\r\ny\r\nx\ny\nx\r\nz\n")
         await model.show("a.txt")
@@ -70,7 +70,7 @@ async def test_every_occurrence_is_replaced_where_ends_are_mixed(tmp_path: Path)
         assert path.read_bytes() == b"X\r\nY\r\nX\nY\nx\r\nz\n"
 
 
-async def test_a_pattern_for_the_end_of_a_line_finds_it_whatever_the_end_is(tmp_path: Path) -> None:
+async def test_a_pattern_for_the_end_of_a_line_matches_every_kind_of_line_end(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         model.put("a.txt", b"a foo\r\nfoo b\r\nfoo\nfoo")
         model.put("b.txt", "a foo\r\nfoo é\r\n".encode("utf-16"))
@@ -94,7 +94,7 @@ async def test_a_pattern_for_the_end_of_a_line_finds_it_whatever_the_end_is(tmp_
         (MIXED, {"op": "insert", "line": 5, "content": "x"}, b"c\r\nd\nx\n"),
     ],
 )
-async def test_patched_lines_take_the_ends_of_those_that_they_replace(
+async def test_patched_lines_get_the_line_ends_of_the_lines_that_they_replace(
     tmp_path: Path, before: bytes, operation: dict[str, Any], after: bytes
 ) -> None:
     async with model_session(tmp_path) as model:
@@ -104,7 +104,7 @@ async def test_patched_lines_take_the_ends_of_those_that_they_replace(
         assert path.read_bytes() == b"a\r\nb\r\n" + after + b"e\n"
 
 
-async def test_a_file_of_an_old_mac_is_read_and_changed_by_lines(tmp_path: Path) -> None:
+async def test_a_file_with_cr_line_ends_is_read_and_patched_by_lines(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", b"one\rtwo\rthree")
         answer = await model.call("read", path="a.txt")
@@ -131,7 +131,7 @@ async def test_a_file_of_an_old_mac_is_read_and_changed_by_lines(tmp_path: Path)
         (b"a\r\nb", "a\nb\nc", b"a\r\nb\r\nc", "CRLF"),
     ],
 )
-async def test_a_written_file_keeps_its_ends_or_the_result_says_so(
+async def test_a_write_keeps_line_ends_or_reports_the_change(
     tmp_path: Path, before: bytes, content: str, after: bytes, said: str
 ) -> None:
     async with model_session(tmp_path) as model:
@@ -142,7 +142,7 @@ async def test_a_written_file_keeps_its_ends_or_the_result_says_so(
         assert answer["line_ends"] == said
 
 
-async def test_the_diff_shows_a_change_of_ends_next_to_another_change(tmp_path: Path) -> None:
+async def test_a_diff_shows_changed_line_ends_together_with_other_changes(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         model.put("a.txt", b"a\nb\nc\n")
         await model.show("a.txt")
@@ -156,7 +156,7 @@ bodies = st.text(alphabet="abx\n ", max_size=8)
 
 
 @given(lines, st.booleans(), st.data())
-def test_an_edit_of_a_shown_text_changes_its_place_only(
+def test_an_edit_of_displayed_text_changes_only_its_own_place(
     parts: list[tuple[str, str]], ended: bool, data: st.DataObject
 ) -> None:
     text = "".join(body + end for body, end in parts) + ("" if ended else "z")
@@ -176,7 +176,7 @@ def test_an_edit_of_a_shown_text_changes_its_place_only(
 
 
 @given(lines, bodies)
-def test_a_rewritten_text_is_the_content_with_the_ends_of_equal_lines(
+def test_a_rewritten_text_has_the_new_content_and_restores_the_old_line_ends(
     parts: list[tuple[str, str]], content: str
 ) -> None:
     before = "".join(body + end for body, end in parts)
@@ -186,7 +186,9 @@ def test_a_rewritten_text_is_the_content_with_the_ends_of_equal_lines(
 
 
 @given(lines, st.sampled_from(["\n", "\r\n", "\r"]), st.data())
-def test_a_patch_of_lines_keeps_all_others(parts: list[tuple[str, str]], only: str, data: st.DataObject) -> None:
+def test_a_patch_of_lines_keeps_all_other_lines_unchanged(
+    parts: list[tuple[str, str]], only: str, data: st.DataObject
+) -> None:
     text = "".join(body + (only if only == "\r" else end) for body, end in parts)
     if only == "\r":
         text = text.replace("\r\n", "\r").replace("\n", "\r")

@@ -30,7 +30,7 @@ CODED = {
 
 @pytest.mark.parametrize("coded", CODED.values(), ids=CODED)
 @pytest.mark.parametrize("kind", ["image", "audio", "resource"])
-def test_base64_of_every_kind_is_decoded(kind: str, coded: str) -> None:
+def test_every_variant_of_base64_is_decoded(kind: str, coded: str) -> None:
     block: dict[str, Any] = {"type": kind, "data": coded, "mimeType": "image/png"}
     if kind == "resource":
         block = {"type": kind, "resource": {"uri": "x:y", "blob": coded, "mimeType": "image/png"}}
@@ -39,7 +39,7 @@ def test_base64_of_every_kind_is_decoded(kind: str, coded: str) -> None:
     assert isinstance(blob, Blob) and blob.data == BYTES and blob.media_type == "image/png"
 
 
-def test_a_data_head_names_the_type_and_what_cannot_be_decoded_stays_with_a_reason() -> None:
+def test_a_data_url_sets_the_media_type_and_undecodable_data_keeps_a_reason() -> None:
     (part,) = result_from_mcp_content({"content": [{"type": "image", "data": f"data:image/webp;base64,{PLAIN}"}]}).data
     assert part.media_type == "image/webp"
     (text,) = result_from_mcp_content({"content": [{"type": "image", "data": "data:text/plain,a%20b"}]}).data
@@ -75,14 +75,14 @@ ANSWERS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("answer", "data"), ANSWERS.values(), ids=ANSWERS)
-def test_a_result_in_an_odd_form_is_taken(answer: Any, data: Any) -> None:
+def test_a_result_in_an_unusual_form_is_accepted(answer: Any, data: Any) -> None:
     result = result_from_mcp_content(answer)
     assert result.ok and result.data == data
     assert isinstance(result_to_mcp_content(result)["content"], list)
 
 
 @pytest.mark.parametrize("flag", [True, 1, "true", "True"])
-def test_an_error_is_an_error_in_every_form(flag: Any) -> None:
+def test_every_form_of_the_error_flag_makes_an_error_result(flag: Any) -> None:
     result = result_from_mcp_content({"content": "no such row", "isError": flag})
     assert not result.ok and result.error_text == "no such row"
 
@@ -90,7 +90,7 @@ def test_an_error_is_an_error_in_every_form(flag: Any) -> None:
 @pytest.mark.parametrize(
     "answer", ["'just text'", "['a', {'type': 'text', 'text': 'b'}]", "None", "7", "{'content': 'x'}"]
 )
-async def test_an_odd_answer_is_no_failure_of_the_call_and_the_next_one_works(tmp_path: Path, answer: str) -> None:
+async def test_a_call_with_an_odd_answer_succeeds_and_the_next_call_works(tmp_path: Path, answer: str) -> None:
     habit = f"""
 count = [0]
 def call(number, params):
@@ -103,7 +103,7 @@ def call(number, params):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
 
 
-def test_annotations_of_blocks_come_out_as_they_came_in() -> None:
+def test_annotations_of_content_blocks_are_preserved() -> None:
     about = {"annotations": {"audience": ["user"], "priority": 0.5}, "_meta": {"x": 1}}
     content = [
         {"type": "text", "text": "a", **about},
@@ -137,7 +137,7 @@ READS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize(("contents", "text"), READS.values(), ids=READS)
-async def test_a_resource_in_an_odd_form_is_read(tmp_path: Path, contents: str, text: str) -> None:
+async def test_a_resource_in_an_unusual_form_is_read(tmp_path: Path, contents: str, text: str) -> None:
     habit = f"{OFFERS}\nREAD = {{'contents': {contents}}}\n"
     async with odd_server(tmp_path, habit) as (kernel, _):
         (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
@@ -155,7 +155,7 @@ async def test_a_resource_in_an_odd_form_is_read(tmp_path: Path, contents: str, 
         "[{'role': 'system', 'content': [{'type': 'text', 'text': 'said'}]}]",
     ],
 )
-async def test_a_prompt_in_an_odd_form_is_taken(tmp_path: Path, messages: str) -> None:
+async def test_a_prompt_in_an_unusual_form_is_accepted(tmp_path: Path, messages: str) -> None:
     habit = f"{OFFERS}\nPROMPT = {{'messages': {messages}}}\n"
     async with odd_server(tmp_path, habit) as (kernel, _):
         (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")

@@ -32,7 +32,7 @@ DIALECTS = [
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_every_dialect_is_read(dialect: str) -> None:
+def test_schemas_of_every_dialect_are_enforced(dialect: str) -> None:
     schema: Schema = {
         "$schema": dialect,
         "type": "object",
@@ -94,14 +94,16 @@ MEANT: dict[str, tuple[Any, list[Arguments], list[Arguments]]] = {
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), MEANT.values(), ids=MEANT)
-def test_a_word_is_read_as_what_it_means(schema: Any, good: list[Arguments], bad: list[Arguments]) -> None:
+def test_a_schema_with_a_common_slip_is_read_as_intended(
+    schema: Any, good: list[Arguments], bad: list[Arguments]
+) -> None:
     for arguments in good:
         assert accepts(schema, arguments), arguments
     for arguments in bad:
         assert not accepts(schema, arguments), arguments
 
 
-def test_a_sound_schema_stays_as_it_is() -> None:
+def test_a_valid_schema_is_not_changed() -> None:
     for dialect in ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"):
         schema: Schema = {
             "$schema": dialect,
@@ -117,7 +119,7 @@ def test_a_sound_schema_stays_as_it_is() -> None:
         assert json.dumps(mend_foreign_schema(schema)) == json.dumps(schema)
 
 
-async def test_a_schema_that_refers_elsewhere_costs_its_tool_only_and_says_why(tmp_path: Path) -> None:
+async def test_an_unusable_schema_disables_only_its_tool_and_is_reported(tmp_path: Path) -> None:
     habit = """
 TOOLS += [
     {"name": "far", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}},
@@ -141,7 +143,7 @@ TOOLS += [
         assert not {"t_far", "t_lost", "t_text", "t_words"} & kernel.generation.entries.keys()
 
 
-async def test_another_order_without_meaning_is_the_same_definition(tmp_path: Path) -> None:
+async def test_a_change_of_irrelevant_order_leaves_the_tool_definition_the_same(tmp_path: Path) -> None:
     habit = """
 class Order(dict):
     count = 0
@@ -168,7 +170,7 @@ CAPABILITIES = {"tools": {"listChanged": True}}
         assert entry is not None and entry.unavailable_reason is None
 
 
-def test_an_order_with_meaning_is_another_definition() -> None:
+def test_a_change_of_relevant_order_changes_the_sorted_schema() -> None:
     one: Schema = {"properties": {"required": {"default": ["b", "a"]}, "x": {"prefixItems": [{"type": "string"}, {}]}}}
     other: Schema = {
         "properties": {"required": {"default": ["a", "b"]}, "x": {"prefixItems": [{}, {"type": "string"}]}}

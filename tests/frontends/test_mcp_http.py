@@ -94,7 +94,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 @pytest.mark.proves("F-03")
-async def test_a_held_call_goes_on_with_the_answers_that_fit_and_asks_again_for_the_rest(tmp_path: Path) -> None:
+async def test_a_held_call_asks_again_until_a_fitting_answer_arrives(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         first = (await rpc.call())["result"]
         assert first["resultType"] == "input_required" and list(first["inputRequests"]) == ["who"]
@@ -107,7 +107,7 @@ async def test_a_held_call_goes_on_with_the_answers_that_fit_and_asks_again_for_
 
 
 @pytest.mark.proves("F-03")
-async def test_a_state_is_good_once_for_its_own_call_and_nobody_elses(tmp_path: Path) -> None:
+async def test_a_request_state_is_valid_once_and_only_for_its_call_and_client(tmp_path: Path) -> None:
     tokens = {ALICE: "alice", BOB: "bob"}
     async with running(tmp_path, tokens=tokens) as rpc:
         state = (await rpc.call(token=ALICE))["result"]["requestState"]
@@ -127,7 +127,7 @@ async def test_a_state_is_good_once_for_its_own_call_and_nobody_elses(tmp_path: 
         assert replayed["error"]["code"] == -32602 and ran == ["Hello"]
 
 
-async def test_an_answer_may_come_along_before_it_is_asked_for_but_no_approval(tmp_path: Path) -> None:
+async def test_a_client_may_send_an_answer_early_but_not_an_approval(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         early: dict[str, Any] = {**answer(), "unknown": {"action": "accept", "content": {}}}
         assert text(await rpc.call(inputResponses=early)) == "Hello, Ann"
@@ -139,14 +139,14 @@ async def test_an_answer_may_come_along_before_it_is_asked_for_but_no_approval(t
 
 
 @pytest.mark.proves("F-03")
-async def test_what_a_client_did_not_declare_is_named(tmp_path: Path) -> None:
+async def test_a_missing_client_capability_is_named_in_the_refusal(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         refused = await rpc.call(can={})
         assert refused["error"]["code"] == -32021
         assert list(refused["error"]["data"]["requiredCapabilities"]) == ["elicitation"]
 
 
-async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_held_calls_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connected_client, "MAX_HELD_CALLS", 3)
     async with running(tmp_path, McpFrontendSettings()) as rpc:
         held = [await rpc.call() for _ in range(3)]
@@ -158,7 +158,7 @@ async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.
         assert (await rpc.call())["result"]["resultType"] == "input_required"
 
 
-async def test_a_client_that_hangs_up_stops_its_call(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_stops_its_call(tmp_path: Path) -> None:
     reached, stopped = asyncio.Event(), asyncio.Event()
 
     @tool(side_effect="read", locks=[])
@@ -184,7 +184,7 @@ async def test_a_client_that_hangs_up_stops_its_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("F-03")
-async def test_only_known_hosts_and_origins_are_answered(tmp_path: Path) -> None:
+async def test_requests_from_unknown_hosts_and_origins_are_refused(tmp_path: Path) -> None:
     ping: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
     async with running(tmp_path, origins=("https://app.example.org",)) as rpc:
         port = rpc.url.rpartition(":")[2].partition("/")[0]
@@ -209,7 +209,7 @@ async def test_only_known_hosts_and_origins_are_answered(tmp_path: Path) -> None
         assert (await rpc.post(ping, Origin="https://app.example.org")).status_code not in (403, 421)
 
 
-async def test_of_what_another_host_or_origin_is_named_for_no_body_is_awaited(tmp_path: Path) -> None:
+async def test_a_request_for_a_foreign_host_or_origin_is_refused_before_its_body(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         port = int(rpc.url.rpartition(":")[2].partition("/")[0])
         for named, status in (
@@ -225,7 +225,7 @@ async def test_of_what_another_host_or_origin_is_named_for_no_body_is_awaited(tm
 
 
 @pytest.mark.proves("F-03")
-async def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
+async def test_a_request_without_a_valid_token_is_refused_unread(tmp_path: Path) -> None:
     async with running(tmp_path, tokens={ALICE: "alice"}) as rpc:
         for token in (None, "x" * 100, ALICE[:-1], ALICE + "x", BOB):
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -236,7 +236,7 @@ async def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
         assert missing.status_code == 404, "there is no authorization server to name"
 
 
-async def test_a_session_is_its_owners_and_cannot_be_guessed(tmp_path: Path) -> None:
+async def test_a_session_answers_only_its_owner_and_its_exact_id(tmp_path: Path) -> None:
     hello = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -269,7 +269,7 @@ SEEN_ALONE: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("does", "looks"), SEEN_ALONE)
-async def test_clients_without_a_token_see_nothing_of_each_other(tmp_path: Path, does: Any, looks: Any) -> None:
+async def test_clients_without_a_token_cannot_see_each_others_data(tmp_path: Path, does: Any, looks: Any) -> None:
     async with running(tmp_path) as rpc, another_client(rpc) as other:
         done = await rpc.call(*does)
         assert not done["result"].get("isError"), done
@@ -278,13 +278,13 @@ async def test_clients_without_a_token_see_nothing_of_each_other(tmp_path: Path,
         assert "to-hide" not in json.dumps(seen[1])
 
 
-async def test_one_token_is_one_client_over_every_connection(tmp_path: Path) -> None:
+async def test_one_token_is_one_client_across_connections(tmp_path: Path) -> None:
     async with running(tmp_path, tokens={ALICE: "alice"}) as rpc, another_client(rpc) as again:
         await rpc.call(*KEEP, token=ALICE)
         assert "to-hide" in json.dumps(await again.call(*LOOK, token=ALICE))
 
 
-async def test_a_program_that_passes_requests_on_makes_no_two_clients_one(tmp_path: Path) -> None:
+async def test_requests_from_a_forwarding_proxy_share_no_client_state(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         for name, value in (("X-Forwarded-For", "10.0.0.1"), ("Via", "1.1 proxy"), ("Forwarded", "for=10.0.0.1")):
             rpc.http.headers = httpx2.Headers({name: value})
@@ -292,7 +292,7 @@ async def test_a_program_that_passes_requests_on_makes_no_two_clients_one(tmp_pa
             assert "to-hide" not in json.dumps(await rpc.call(*LOOK))
 
 
-async def test_a_state_token_is_enough_to_go_on_over_another_connection(tmp_path: Path) -> None:
+async def test_a_request_state_resumes_a_call_on_another_connection(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc, another_client(rpc) as again:
         state = (await rpc.call())["result"]["requestState"]
         await rpc.http.aclose()
@@ -315,7 +315,9 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
         assert session.is_closed
 
 
-async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_token_cannot_use_more_than_its_share_of_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "handrail.frontends.mcp.http_server.MAX_CONNECTIONS", 16
     )  # a quarter of which is one credential's
@@ -360,7 +362,7 @@ async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatc
         (b"\xff\xfe", 400),
     ],
 )
-async def test_a_message_that_is_none_is_refused(tmp_path: Path, body: bytes, status: int) -> None:
+async def test_an_invalid_message_is_refused(tmp_path: Path, body: bytes, status: int) -> None:
     async with running(tmp_path) as rpc:
         for headers in ({}, {"MCP-Protocol-Version": "2026-07-28"}):
             assert (await rpc.post(body, **headers)).status_code == status
@@ -368,7 +370,7 @@ async def test_a_message_that_is_none_is_refused(tmp_path: Path, body: bytes, st
 
 
 @pytest.mark.parametrize("declared", ["99999999999", "99999999999999999999999", None])
-async def test_a_message_that_is_too_long_is_not_held(tmp_path: Path, declared: str | None) -> None:
+async def test_an_oversized_message_is_refused_and_the_server_continues(tmp_path: Path, declared: str | None) -> None:
     async with running(tmp_path) as rpc:
         port = int(rpc.url.rpartition(":")[2].partition("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -384,7 +386,7 @@ async def test_a_message_that_is_too_long_is_not_held(tmp_path: Path, declared: 
         assert (await rpc.call())["result"]["resultType"] == "input_required"
 
 
-async def test_idle_clients_make_room_and_busy_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_clients_are_evicted_and_busy_clients_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = {ALICE: "alice", BOB: "bob", "carol-0123456789abcdef": "carol"}
     async with running(tmp_path, McpFrontendSettings(max_sessions=1), tokens=tokens) as rpc:
         assert "result" in await rpc.call("todo", token=ALICE)
@@ -428,18 +430,18 @@ async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:
         ("127.0.0.1:80", {"origins": ("https://a.example.org/x",)}, "--allow-origin"),
     ],
 )
-def test_an_address_that_cannot_be_served_safely_is_refused(address: str, more: dict[str, Any], said: str) -> None:
+def test_an_unsafe_http_address_is_refused(address: str, more: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         HttpFrontendSettings.from_options(address, **more)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:80", "[::1]:8080", "127.8.9.1:80"])
-def test_this_machine_needs_no_token(address: str) -> None:
+def test_a_local_address_needs_no_token(address: str) -> None:
     assert HttpFrontendSettings.from_options(address).is_local
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes of files")
-def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None:
+def test_a_token_file_that_other_users_can_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# who may come\nalice {ALICE}\n\n{BOB}\n")
     file.chmod(0o644)
@@ -459,7 +461,7 @@ def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None
 # ── what may be asked for again ──────────────────────────────────────────────────────────────────
 
 
-async def test_events_after_one_are_replayed_and_only_of_its_stream() -> None:
+async def test_later_events_of_the_same_stream_are_replayed() -> None:
     from mcp_types import JSONRPCNotification
 
     replay, heard = BoundedEventStore(), list[EventMessage]()

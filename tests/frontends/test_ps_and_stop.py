@@ -47,7 +47,7 @@ def records(here: Here, kind: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == kind]
 
 
-def test_a_running_call_of_another_process_is_shown_and_stopped_and_its_agent_goes_on(
+def test_ps_shows_a_call_of_another_process_and_stop_ends_only_the_call(
     handrail: Program, here: Here, started: Started
 ) -> None:
     sleeper = Sleeper(handrail)
@@ -83,7 +83,7 @@ def test_a_stopped_session_ends_its_run_and_can_be_resumed(handrail: Program, he
     assert here("run", "--resume", session["id"], "go on", "--model", f"script:{script}").out == "Back.\n"
 
 
-def test_all_stops_what_runs_in_every_workspace_and_a_workspace_can_be_named(
+def test_stop_all_stops_the_runs_of_every_workspace(
     handrail: Program, here: Here, started: Started, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -102,7 +102,7 @@ def test_all_stops_what_runs_in_every_workspace_and_a_workspace_can_be_named(
         assert run.returncode == 1 and sleeper.left_over() == []
 
 
-def test_a_stopped_session_of_a_connected_process_ends_its_run_too(
+def test_stopping_a_session_of_a_joined_process_ends_only_its_run(
     handrail: Program, here: Here, started: Started
 ) -> None:
     sleeper = Sleeper(handrail)
@@ -126,7 +126,7 @@ def test_a_stopped_session_of_a_connected_process_ends_its_run_too(
     assert sleeper.left_over() == []
 
 
-def test_a_background_job_is_shown_and_stopped(handrail: Program, here: Here, started: Started) -> None:
+def test_ps_shows_a_background_job_and_stop_ends_it(handrail: Program, here: Here, started: Started) -> None:
     sleeper = Sleeper(handrail)
     script = handrail.state.parent / "job.json"
     arguments = {**json.loads(sleeper.arguments), "background": True}
@@ -143,7 +143,7 @@ def test_a_background_job_is_shown_and_stopped(handrail: Program, here: Here, st
     assert out.endswith("It has ended.\n") and sleeper.left_over() == []
 
 
-def test_what_does_not_run_is_told_with_what_does_and_nobody_holds_is_said(
+def test_stop_names_the_running_sessions_when_its_target_does_not_run(
     handrail: Program, here: Here, started: Started
 ) -> None:
     assert here("stop").code == 2 and here("stop", "x", "--all").code == 2
@@ -163,7 +163,7 @@ def test_what_does_not_run_is_told_with_what_does_and_nobody_holds_is_said(
     run.communicate()
 
 
-def test_a_paused_process_is_said_to_be_paused(handrail: Program, here: Here, started: Started) -> None:
+def test_a_paused_process_is_shown_as_paused(handrail: Program, here: Here, started: Started) -> None:
     sleeper = Sleeper(handrail)
     started(handrail, sleeper)
     pid = seen(here)[0]["holder"]["pid"]

@@ -123,7 +123,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 _BY_HAND = (object, SourceResponse, SourceResources)
-"""What is packed or shown: see ``test_values`` and ``test_doors``."""
+"""What is packed or shown: see ``test_values`` and ``test_remote_runtime``."""
 
 
 def _is_listed(kind: Any) -> bool:
@@ -171,7 +171,7 @@ def listed() -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", listed(), ids=lambda kind: getattr(kind, "__name__", str(kind))[:60])
-def test_every_listed_type_comes_back_as_it_went(kind: Any) -> None:
+def test_every_listed_type_survives_a_round_trip(kind: Any) -> None:
     @given(values_of(kind))
     def crosses(value: Any) -> None:
         arrived = WIRE_CODEC.get_type_form(kind).read(
@@ -183,7 +183,7 @@ def test_every_listed_type_comes_back_as_it_went(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", listed(), ids=lambda kind: getattr(kind, "__name__", str(kind))[:60])
-def test_whatever_else_comes_is_refused_in_words(kind: Any) -> None:
+def test_malformed_data_is_refused_with_an_error_text(kind: Any) -> None:
     @given(_json)
     def refused(sent: Any) -> None:
         try:
@@ -222,19 +222,19 @@ class Pair(NamedTuple):
         (RuleWithExamples, {"rule": 1}, "rule"),
     ],
 )
-def test_a_reader_is_closed_and_says_where_what_was_expected(kind: Any, sent: Any, said: str) -> None:
+def test_a_reader_error_names_the_place_and_the_expected_type(kind: Any, sent: Any, said: str) -> None:
     with pytest.raises(MalformedData) as refused:
         Codec().get_type_form(kind).read(sent)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", [Callable[[], None], Mapping[int, str], object, ClientHandler])
-def test_a_type_that_no_data_stands_for_has_no_form(kind: Any) -> None:
+def test_a_type_without_a_json_form_raises_a_type_error(kind: Any) -> None:
     with pytest.raises(TypeError, match="no JSON form"):
         Codec().get_type_form(kind)
 
 
-def test_what_is_nested_beyond_all_bounds_is_refused_by_whoever_reads_the_text() -> None:
+def test_data_nested_too_deeply_is_refused_by_the_reader() -> None:
     deep: Any = None
     for _ in range(100_000):
         deep = [deep]
@@ -275,7 +275,7 @@ class Real:
         return 1
 
 
-async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
+async def test_a_proxy_calls_the_methods_of_its_protocol_in_the_other_process() -> None:
     real = Real()
     theirs, ours = await connected()
 
@@ -313,7 +313,7 @@ async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
 @pytest.mark.parametrize(
     "name", ["shelf.look", "shelf.secret", "shelf.__class__", "shelf.put.__globals__", "shelf.", ""]
 )
-async def test_a_name_outside_the_table_leads_nowhere(name: str) -> None:
+async def test_an_operation_outside_the_table_is_refused(name: str) -> None:
     theirs, ours = await connected()
     requests = make_protocol_handlers(Shelf, "shelf.", lambda: Real())  # noqa: PLW0108 - a lambda has no annotation of what it gives
     ours.finish_handshake(OperationTable({of: make_request_operation(of, one) for of, one in requests.items()}), {})
@@ -325,7 +325,7 @@ async def test_a_name_outside_the_table_leads_nowhere(name: str) -> None:
     await ours.closed.wait()
 
 
-async def test_a_function_is_asked_by_exactly_its_parameters() -> None:
+async def test_a_request_must_have_exactly_the_parameters_of_its_function() -> None:
     async def area(width: int, height: int) -> int:
         return width * height
 
@@ -337,7 +337,7 @@ async def test_a_function_is_asked_by_exactly_its_parameters() -> None:
             await answer(body)
 
 
-async def test_a_hostile_peer_costs_its_own_connection_and_nobody_elses(tmp_path: Path) -> None:
+async def test_a_hostile_peer_loses_its_connection_and_other_clients_are_unaffected(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, guest(tmp_path) as hostile, joined_kernel(tmp_path) as friend:
         session = await friend.session()
         await opened(hostile, "ses_h")
@@ -356,7 +356,7 @@ async def test_a_hostile_peer_costs_its_own_connection_and_nobody_elses(tmp_path
             await asyncio.sleep(0)
 
 
-def test_every_door_of_a_runtime_that_is_waited_for_is_in_the_table() -> None:
+def test_every_awaitable_runtime_method_is_in_the_service_table() -> None:
     doors = {name for name, kind in get_type_hints(Runtime).items() if kind} | set(vars(Runtime))
     waited = {name for name in doors if isinstance(vars(Runtime).get(name), property)}
     for name in waited:

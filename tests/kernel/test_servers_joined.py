@@ -13,7 +13,7 @@ from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_to
 
 
 @pytest.mark.proves("F-04")
-async def test_a_process_that_joined_uses_the_holders_servers(tmp_path: Path) -> None:
+async def test_a_connected_process_uses_the_mcp_servers_of_the_lease_holder(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path)
     state, config = tmp_path / "state", tmp_path / "config" / "handrail.toml"
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:

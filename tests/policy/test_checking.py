@@ -204,7 +204,7 @@ def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named
         "deny bash timeout *",
     ],
 )
-def test_what_can_match_is_not_refused(text: str) -> None:
+def test_a_rule_that_can_match_is_accepted(text: str) -> None:
     check_rule_matches(rule(text), (), (), SPECS)
 
 
@@ -225,7 +225,7 @@ _ARGUMENTS = st.fixed_dictionaries(
     st.sampled_from(["a", "src/a", "x.org", "git a", "src **"]),
 )
 @example("ask", "cargo", ["-rf", "-rf"], {"to": "alice", "amount": 0}, ["cargo"], "a")
-def test_nothing_matches_a_rule_that_was_refused(
+def test_a_refused_rule_matches_no_call(
     action: str, tool: str, words: list[str], arguments: dict[str, Any], argv: list[str], path: str
 ) -> None:
     """What its tool could be called with, which the capability check lets through."""
@@ -248,7 +248,7 @@ def test_nothing_matches_a_rule_that_was_refused(
     assert not test.matches(subject), text
 
 
-def test_two_rules_that_say_different_things_about_the_same_contradict_each_other() -> None:
+def test_rules_with_different_actions_for_the_same_pattern_contradict_each_other() -> None:
     rules = [
         rule(text)
         for text in ("allow bash git  status", "deny bash git status", "allow fs.write ./src/", "ask fs.write src")
@@ -260,7 +260,7 @@ def test_two_rules_that_say_different_things_about_the_same_contradict_each_othe
     )
 
 
-def test_what_a_final_deny_leaves_nothing_of_is_refused() -> None:
+def test_a_rule_shadowed_by_a_final_deny_is_reported() -> None:
     manifest = [
         rule(text, "manifest")
         for text in ("deny bash", "allow bash git status", "deny fs.write src", "ask fs.write src/")
@@ -271,7 +271,7 @@ def test_what_a_final_deny_leaves_nothing_of_is_refused() -> None:
     assert not find_shadowed_rules([rule("deny bash git *", "manifest"), rule("allow bash", "manifest")])
 
 
-def test_a_manifest_is_checked_whole() -> None:
+def test_a_manifest_check_reports_all_faulty_rules() -> None:
     agent = AgentManifest(
         rules=(
             "deny bash",
@@ -315,7 +315,7 @@ def test_a_manifest_is_checked_whole() -> None:
         ("allow pay to=alice *", ["to=alice"], [], "arguments by name"),
     ],
 )
-def test_examples_come_out_as_said_or_the_rule_is_not_loaded(
+def test_a_rule_whose_examples_fail_is_reported_with_the_example(
     text: str, match: list[Any], not_match: list[Any], named: str | None
 ) -> None:
     problem = find_failing_example(rule(text), match, not_match, SPECS)

@@ -52,7 +52,7 @@ def judge(desk: Desk, command: str, *rules: str, mode: Mode = "ask", spec: ToolS
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits"])
 @pytest.mark.parametrize("command", CONFINED)
-def test_a_command_that_stays_confined_runs_in_the_narrow_sandbox(desk: Desk, command: str, mode: Mode) -> None:
+def test_a_command_that_stays_confined_is_allowed_as_a_confined_call(desk: Desk, command: str, mode: Mode) -> None:
     verdict = judge(desk, command, mode=mode)
     assert verdict.action == "allow" and verdict.confinement is not None, verdict.reason
     assert verdict.deciding_finding.rule is not None and verdict.deciding_finding.rule.scope == "default"
@@ -60,11 +60,11 @@ def test_a_command_that_stays_confined_runs_in_the_narrow_sandbox(desk: Desk, co
 
 
 @pytest.mark.parametrize("command", NOT_CONFINED)
-def test_what_needs_a_host_destroys_or_names_a_secret_asks(desk: Desk, command: str) -> None:
+def test_commands_that_need_a_host_destroy_data_or_name_a_secret_require_approval(desk: Desk, command: str) -> None:
     assert judge(desk, command).action == "ask"
 
 
-def test_code_runs_confined_too(desk: Desk) -> None:
+def test_python_code_also_runs_confined(desk: Desk) -> None:
     assert judge(desk, "print(1)", spec=PYTHON).action == "allow"
     assert judge(desk, "import shutil; shutil.rmtree('src')", spec=PYTHON).action == "ask"
     assert judge(desk, "print(1)", "ask python", spec=PYTHON).action == "ask"
@@ -73,7 +73,7 @@ def test_code_runs_confined_too(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("spec", [WRITE, EDIT])
-def test_file_tools_still_ask(desk: Desk, spec: ToolSpec) -> None:
+def test_file_tools_still_require_approval(desk: Desk, spec: ToolSpec) -> None:
     book = default_book()
     assert desk.authority.evaluate(spec, {"path": "src/a.py"}, rules=book, roots=desk.roots).action == "ask"
 
@@ -91,43 +91,43 @@ def test_file_tools_still_ask(desk: Desk, spec: ToolSpec) -> None:
         "manifest: ask bash",
     ],
 )
-def test_one_rule_brings_the_questions_back_however_it_names_the_tool(desk: Desk, text: str) -> None:
+def test_one_ask_rule_requires_approval_again_for_every_form_of_the_tool_name(desk: Desk, text: str) -> None:
     assert judge(desk, "pytest -q", text).action == "ask"
 
 
 @pytest.mark.parametrize(
     "text", ["deny bash", "deny shell.run", "deny *", "deny effect:external", "deny bash pytest …"]
 )
-def test_a_rule_that_denies_stays_a_denial(desk: Desk, text: str) -> None:
+def test_a_deny_rule_overrides_the_confined_default(desk: Desk, text: str) -> None:
     assert judge(desk, "pytest -q", text).action == "deny"
 
 
-def test_the_documented_rules_ask_about_every_command_that_changes_something(desk: Desk) -> None:
+def test_the_documented_rules_ask_for_every_command_that_is_not_read_only(desk: Desk) -> None:
     rules = ("ask bash", "ask python", "allow bash {read-only}")
     assert judge(desk, "pytest -q", *rules).action == "ask"
     assert judge(desk, "git status && ls", *rules).action == "allow"
     assert judge(desk, "pytest -q", *rules, "allow bash pytest …").action == "allow"
 
 
-def test_the_mode_plan_allows_no_more_than_before(desk: Desk) -> None:
+def test_plan_mode_allows_only_read_only_commands(desk: Desk) -> None:
     assert judge(desk, "pytest -q", mode="plan").action == "deny"
     assert judge(desk, "ls", mode="plan").action == "allow"
 
 
-def test_without_a_whole_sandbox_every_command_asks(desk: Desk) -> None:
+def test_every_command_asks_if_the_sandbox_cannot_confine_it_fully(desk: Desk) -> None:
     verdict = judge(desk, "pytest -q", spec=replace(SPEC, confinement_gap="the sandbox has no limits"))
     assert verdict.action == "ask"
     assert judge(desk, "pytest -q", spec=BASH).action == "ask", "a call that does more than run its command"
 
 
-def test_a_tool_of_a_server_with_the_same_name_asks(desk: Desk) -> None:
+def test_a_server_tool_named_bash_is_not_allowed_as_confined(desk: Desk) -> None:
     found = desk.authority.evaluate(
         SPEC, {"command": "pytest"}, rules=default_book(), roots=desk.roots, origin="mcp:x:bash"
     )
     assert found.action == "ask"
 
 
-def test_the_rules_are_shipped_and_visible() -> None:
+def test_the_default_rules_list_the_rules_for_confined_calls() -> None:
     assert {one.text for one in default_book() if one.text in CONFINED_RULE_TEXTS} == set(CONFINED_RULE_TEXTS)
 
 
@@ -144,7 +144,7 @@ FILTERED = [
 
 
 @pytest.mark.parametrize(("command", "allowed"), FILTERED)
-def test_a_file_that_is_replaced_by_its_own_changed_content_is_not_lost(
+def test_a_file_replaced_by_its_own_changed_content_does_not_count_as_lost(
     desk: Desk, command: str, allowed: bool
 ) -> None:
     (desk.workspace / "f.json").write_text("{}\n")
@@ -178,13 +178,13 @@ def test_a_file_that_is_replaced_by_its_own_changed_content_is_not_lost(
         ("python3 -c \"import pathlib; pathlib.Path('x').write_text('x')\"", True),
     ],
 )
-def test_programs_that_run_or_hold_other_texts_are_judged_by_them(desk: Desk, command: str, allowed: bool) -> None:
+def test_a_program_that_runs_another_text_is_judged_by_that_text(desk: Desk, command: str, allowed: bool) -> None:
     verdict = judge(desk, command)
     assert (verdict.action == "allow") is allowed, verdict.reason
 
 
 @pytest.mark.parametrize("mode", ["ask", "auto"])
-def test_the_reason_names_what_leaves_the_sandbox_also_if_the_mode_asks(desk: Desk, mode: Mode) -> None:
+def test_the_reason_names_the_part_that_is_not_confined_even_if_the_mode_asks(desk: Desk, mode: Mode) -> None:
     verdict = judge(desk, "set -e; make test; tee $x < notes.txt", mode=mode)
     assert verdict.action == "ask"
     assert "It does not stay confined: tee writes to files that the text does not name." in verdict.reason

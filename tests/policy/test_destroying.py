@@ -92,11 +92,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Desk:
         ("F=notes.txt; rm $F", ("notes.txt",)),
     ],
 )
-def test_the_files_that_a_text_loses_are_found(repository: Desk, text: str, losses: tuple[str, ...]) -> None:
+def test_the_check_finds_the_files_that_a_command_would_destroy(
+    repository: Desk, text: str, losses: tuple[str, ...]
+) -> None:
     assert find_losses(parse_script(text), repository.roots) == losses
 
 
-def test_a_broad_rule_does_not_allow_a_loss_and_a_rule_that_names_every_word_does(repository: Desk) -> None:
+def test_a_broad_rule_does_not_allow_data_loss_but_an_exact_rule_does(repository: Desk) -> None:
     for text in ("rm notes.txt", "rm -rf out", "cp src/a.py notes.txt"):
         assert repository.bash(text, "allow bash", "allow fs.write").action == "ask"
         assert repository.bash(text, "allow bash", f"allow bash {text}").action == "allow"
@@ -104,7 +106,7 @@ def test_a_broad_rule_does_not_allow_a_loss_and_a_rule_that_names_every_word_doe
     assert "cannot be brought back" in repository.bash("echo x > notes.txt", "allow bash", "allow fs.write").reason
 
 
-def test_a_changed_ignore_file_or_index_is_not_trusted_too_far(repository: Desk) -> None:
+def test_a_changed_ignore_file_does_not_hide_the_loss_of_files(repository: Desk) -> None:
     """What is tracked stays a loss, whatever an ignore file says; so does all after a pattern that takes back."""
     ignore = Path(repository.path(".gitignore"))
     before = ignore.read_text()
@@ -163,11 +165,11 @@ NOT_CONFINED = [
 
 @pytest.mark.proves("P-16")
 @pytest.mark.parametrize("text", CONFINED)
-def test_a_command_whose_words_contradict_nothing_stays_confined(text: str) -> None:
+def test_a_command_without_contradicting_words_stays_confined(text: str) -> None:
     assert confinement_proof.explain_script_not_confined(parse_script(text)) is None
 
 
 @pytest.mark.proves("P-16")
 @pytest.mark.parametrize("text", NOT_CONFINED)
-def test_a_command_that_destroys_or_needs_the_network_or_is_undecidable_does_not(text: str) -> None:
+def test_a_destructive_networked_or_undecidable_command_is_not_confined(text: str) -> None:
     assert confinement_proof.explain_script_not_confined(parse_script(text)) is not None

@@ -51,14 +51,14 @@ def chosen(*entries: str) -> RuleBook:
     ],
     ids=lambda value: value.id if isinstance(value, ToolSpec) else str(value),
 )
-def test_what_each_set_lets_run(
+def test_each_rule_set_gives_the_expected_decision_for_each_call(
     desk: Desk, spec: ToolSpec, arguments: dict[str, object], developer: str, reviewer: str, ci: str
 ) -> None:
     found = {name: desk.judge(spec, arguments, chosen(f"@{name}")).action for name in RULE_SETS}
     assert found == {"developer": developer, "reviewer": reviewer, "ci": ci}
 
 
-def test_every_rule_of_a_set_can_match(desk: Desk) -> None:
+def test_every_rule_of_a_rule_set_can_match(desk: Desk) -> None:
     for one in RULE_SETS.values():
         rules = [
             parse_rule(
@@ -90,7 +90,7 @@ def test_a_reviewer_writes_in_no_mode(desk: Desk, mode: Mode) -> None:
         assert desk.judge(SHELL, {"command": f"echo x > {name}"}, rules).action == "deny", name
 
 
-def test_no_set_opens_what_plan_mode_denies(desk: Desk) -> None:
+def test_rule_sets_allow_no_call_that_plan_mode_denies(desk: Desk) -> None:
     for name in RULE_SETS:
         for mode in MODES:
             rules = with_mode(chosen(f"@{name}"), mode)
@@ -99,7 +99,7 @@ def test_no_set_opens_what_plan_mode_denies(desk: Desk) -> None:
                 assert desk.judge(SHELL, {"command": "make"}, rules).action == "deny"
 
 
-def test_own_rules_are_stricter_than_a_set(desk: Desk) -> None:
+def test_stricter_rules_of_the_user_override_a_rule_set(desk: Desk) -> None:
     rules = chosen("@developer").with_rules(
         rule("deny bash pytest *"), rule("ask write src/**"), rule("deny git.commit")
     )
@@ -109,7 +109,7 @@ def test_own_rules_are_stricter_than_a_set(desk: Desk) -> None:
     assert desk.judge(GIT["git.commit"], {"message": "x"}, rules).action == "deny"
 
 
-def test_a_set_is_selected_by_its_name() -> None:
+def test_a_rule_set_is_selected_by_its_name() -> None:
     assert find_rule_set("allow bash") is None
     assert find_selected(["@ci", "allow bash", "@ci"]) == ["ci"]
     with pytest.raises(ValueError, match="Did you mean '@developer'"):

@@ -122,7 +122,7 @@ SUMMARIES = [
 ]  # fmt: skip
 
 
-def test_a_copy_of_a_repository_is_allowed_by_no_rule_that_leaves_words_open(repository: Path) -> None:
+def test_a_wildcard_rule_does_not_allow_transferring_a_repository_that_stores_a_secret(repository: Path) -> None:
     rules = (
         "allow bash",
         *(f"allow bash git {verb} *" for verb in ("clone", "fetch", "pull", "push")),
@@ -133,7 +133,7 @@ def test_a_copy_of_a_repository_is_allowed_by_no_rule_that_leaves_words_open(rep
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])
-def test_a_repository_without_hidden_files_is_shown_unasked(repository: Path, mode: str) -> None:
+def test_git_output_of_a_repository_without_hidden_files_is_allowed(repository: Path, mode: str) -> None:
     for command in (*HISTORY, *INDEX, *SUMMARIES):
         if "--git-dir" not in command and "--submodule" not in command:
             assert judge(repository, command, mode=mode).action == "allow", command
@@ -150,7 +150,7 @@ def test_a_repository_without_hidden_files_is_shown_unasked(repository: Path, mo
         rename_folder_with_secret,
     ],
 )
-def test_a_hidden_file_in_the_history_asks_and_summaries_do_not(
+def test_a_hidden_file_in_the_history_makes_history_commands_ask_but_not_summaries(
     repository: Path, spoil: Callable[[Path], None]
 ) -> None:
     spoil(repository)
@@ -173,14 +173,16 @@ def test_a_hidden_file_in_the_history_asks_and_summaries_do_not(
         ("allow bash git log *", "allow bash git show *", "allow bash git diff *"),
     ],
 )
-def test_only_a_rule_that_names_every_word_allows_it(repository: Path, rules: tuple[str, ...]) -> None:
+def test_only_a_rule_naming_every_word_allows_printing_from_a_repository_with_a_secret(
+    repository: Path, rules: tuple[str, ...]
+) -> None:
     add_secret(repository)
     for command in ("git log -p", "git show HEAD", "git diff HEAD~1", "git show", "git diff"):
         assert judge(repository, command, *rules).action == "ask", command
         assert judge(repository, command, f"allow bash {command}").action == "allow", command
 
 
-def test_the_rules_of_the_operator_say_what_is_hidden(repository: Path) -> None:
+def test_the_operators_rules_decide_which_stored_files_are_hidden(repository: Path) -> None:
     commit(repository, {"private/plan.txt": "x\n"})
     assert judge(repository, "git log -p").action == "allow"
     assert judge(repository, "git log -p", "deny fs.read private/**").action == "ask"
@@ -192,7 +194,7 @@ def test_the_rules_of_the_operator_say_what_is_hidden(repository: Path) -> None:
     assert judge(repository, "git log -p", "allow *").action == "allow"
 
 
-def test_a_comparison_with_the_index_asks_only_about_the_index(repository: Path) -> None:
+def test_a_diff_against_the_index_asks_only_if_the_index_has_hidden_files(repository: Path) -> None:
     take_secret_back(repository)
     for command in INDEX:
         assert judge(repository, command).action == "allow", command
@@ -208,14 +210,14 @@ def test_an_example_of_a_secret_file_is_not_hidden(repository: Path) -> None:
     assert judge(repository, "cp .env settings.example").action == "ask"
 
 
-def test_what_is_committed_later_counts_at_once(repository: Path) -> None:
+def test_a_secret_committed_later_affects_the_next_decision(repository: Path) -> None:
     assert judge(repository, "git log -p").action == "allow"
     add_secret(repository)
     assert judge(repository, "git log -p").action == "ask"
 
 
 @pytest.mark.parametrize("name", ["HEAD", "pack", "index", "config", "alternate"])
-def test_a_repository_that_cannot_be_read_asks(repository: Path, name: str) -> None:
+def test_an_unreadable_repository_makes_git_output_ask(repository: Path, name: str) -> None:
     if name == "HEAD":
         (repository / ".git").rename(repository / "store")
         (repository / ".git").write_text("not a pointer\n")
@@ -241,7 +243,7 @@ def test_a_repository_that_cannot_be_read_asks(repository: Path, name: str) -> N
     assert judge(repository, "git log --oneline").action == "allow"
 
 
-def test_a_repository_in_a_folder_is_judged_by_its_own_files(repository: Path) -> None:
+def test_a_nested_repository_is_checked_by_its_own_files(repository: Path) -> None:
     inner = repository / "vendor/lib"
     inner.mkdir(parents=True)
     git(inner, "init", "-q")
@@ -251,7 +253,7 @@ def test_a_repository_in_a_folder_is_judged_by_its_own_files(repository: Path) -
         assert judge(repository, command).action == "ask", command
 
 
-def test_a_linked_work_tree_is_judged_by_the_repository(repository: Path, tmp_path: Path) -> None:
+def test_a_linked_work_tree_is_checked_by_its_main_repository(repository: Path, tmp_path: Path) -> None:
     take_secret_back(repository)
     linked = tmp_path / "linked"
     git(repository, "worktree", "add", "-q", str(linked), "-b", "other")
@@ -259,7 +261,7 @@ def test_a_linked_work_tree_is_judged_by_the_repository(repository: Path, tmp_pa
     assert judge(linked, "git diff").action == "allow"
 
 
-def test_the_stored_paths_are_those_that_git_names(repository: Path) -> None:
+def test_the_stored_paths_equal_the_paths_that_git_lists(repository: Path) -> None:
     for number in range(40):
         commit(
             repository, {f"src/pkg{number % 7}/module {number}.py": "x = 1\n" * number, "sub/deep/ü.txt": str(number)}
@@ -276,7 +278,7 @@ def test_the_stored_paths_are_those_that_git_names(repository: Path) -> None:
     assert stored_paths.list_indexed_paths(store) == (True, frozenset(indexed) - {""})
 
 
-def test_no_repository_prints_nothing(tmp_path: Path) -> None:
+def test_a_git_log_outside_a_repository_is_allowed(tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     folder.mkdir()
     assert judge(folder, "git log -p").action == "allow"
@@ -285,7 +287,7 @@ def test_no_repository_prints_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["ls", "echo digits", "git status", "cat .gitignore", "grep -rn 'git log' .", "git push"]
 )
-def test_a_text_that_prints_no_stored_file_reads_no_repository(text: str) -> None:
+def test_a_command_that_prints_no_stored_file_does_not_read_the_repository(text: str) -> None:
     assert find_stored_file_accesses(parse_script(text), text) == []
 
 

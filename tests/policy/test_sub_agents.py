@@ -92,7 +92,7 @@ def _named(delegation: DelegationPolicy) -> CapabilitySet:
 
 @pytest.mark.proves("P-12")
 @given(_LAYERS, _DELEGABLE, _LAYERS, st.none() | _LAYERS)
-def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all_allow(
+def test_a_sub_agent_has_only_capabilities_that_delegation_manifest_and_ceiling_allow(
     parent: CapabilityLayer, delegation: DelegationPolicy, declared: CapabilityLayer, ceiling: CapabilityLayer | None
 ) -> None:
     manifest = AgentManifest(id="parent", delegation=delegation)
@@ -117,7 +117,7 @@ def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all
 
 @pytest.mark.proves("P-12")
 @given(_LAYERS, _DELEGABLE, _LAYERS, _DELEGABLE, _LAYERS, _REQUIRES)
-def test_neither_do_its_calls_nor_those_of_agents_below_it(
+def test_calls_of_nested_sub_agents_never_exceed_the_capabilities_above_them(
     parent: CapabilityLayer,
     by_parent: DelegationPolicy,
     child: CapabilityLayer,
@@ -141,7 +141,7 @@ def test_neither_do_its_calls_nor_those_of_agents_below_it(
     assert not top.compute_delegation(AgentManifest(id="a")).has_capability("ask")
 
 
-def test_a_parent_without_anything_passes_nothing_on() -> None:
+def test_a_parent_without_capabilities_delegates_no_capability() -> None:
     nothing = CallAuthorizer(VARIABLES, _layer(_EVERYTHING)).restrict_to_delegation(CapabilitySet())
     assert nothing.compute_delegation(AgentManifest(id="a")) == CapabilitySet()
     call = call_capabilities(
@@ -152,7 +152,7 @@ def test_a_parent_without_anything_passes_nothing_on() -> None:
 
 @pytest.mark.proves("K-10")
 @given(_REQUIRES, _REQUIRES, _LAYERS)
-def test_another_tool_extends_the_agent_and_no_other_tool(
+def test_an_added_tool_extends_its_agent_but_does_not_widen_other_tools(
     mine: Requires, others: Requires, own: CapabilityLayer
 ) -> None:
     before = call_capabilities(ToolSpec("a", "A.", requires=mine), VARIABLES, own)
@@ -170,7 +170,7 @@ def test_another_tool_extends_the_agent_and_no_other_tool(
 
 
 @pytest.mark.proves("K-09")
-def test_a_variable_with_several_roots_stands_for_each_and_an_empty_one_for_none() -> None:
+def test_a_variable_expands_to_each_of_its_roots_and_an_empty_variable_to_none() -> None:
     layer = expand_requires(
         Requires(fs=FsRequires(read=("{workspace}/src", "{user-data}"), write=("{user-data}/x",))), VARIABLES, "t"
     )

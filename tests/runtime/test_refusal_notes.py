@@ -74,7 +74,7 @@ async def notes_of(sandbox: Sandbox, workspace: Path, command: str) -> str:
         ("python3 -c 'import pathlib; pathlib.Path.home().joinpath(\".netrc\").read_text()'", HOME),
     ],
 )
-async def test_a_failure_that_the_sandbox_causes_says_so(
+async def test_a_failure_caused_by_the_sandbox_has_a_matching_note(
     sandbox: Sandbox, workspace: Path, command: str, sign: str
 ) -> None:
     program = command.split()[0]
@@ -107,7 +107,9 @@ async def test_a_failure_that_the_sandbox_causes_says_so(
         "touch a && chmod 0 a && rm -f a && false",
     ],
 )
-async def test_a_program_with_another_reason_gets_no_note(sandbox: Sandbox, workspace: Path, command: str) -> None:
+async def test_a_program_that_fails_for_another_reason_gets_no_note(
+    sandbox: Sandbox, workspace: Path, command: str
+) -> None:
     assert await notes_of(sandbox, workspace, command) == ""
 
 
@@ -121,7 +123,7 @@ def put_program(folder: Path, name: str) -> None:
     "command",
     ["only-here", "sh -c only-here", "env only-here", "python3 -c 'import subprocess as s; s.run([\"only-here\"])'"],
 )
-async def test_a_program_that_the_sandbox_does_not_show_is_named_with_its_place(
+async def test_a_program_hidden_by_the_sandbox_is_named_with_its_folder(
     sandbox: Sandbox, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     home = tmp_path / "home"

@@ -26,14 +26,14 @@ def owned(ground: Ground) -> Ground:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root does more")
-def test_who_is_not_root_stays_who_they_are(ground: Ground) -> None:
+def test_programs_of_an_ordinary_user_run_as_the_same_user(ground: Ground) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
     assert sandbox_user.user_change_mechanism(str(ground.workspace)).is_enforced
 
 
 @as_root
 @pytest.mark.proves("S-01")
-async def test_programs_of_root_run_as_the_owner_and_what_they_make_is_theirs(owned: Ground) -> None:
+async def test_programs_of_root_run_as_the_owner_of_the_workspace(owned: Ground) -> None:
     ran = await owned.bash("id -u; id -G; cat /proc/self/uid_map; echo x > made; echo x > ~/made")
     assert ran.out.split() == [str(SOMEBODY), str(SOMEBODY), str(SOMEBODY), "0", "1"], ran.errors
     for file in (owned.workspace / "made", owned.scratch / "made"):
@@ -42,7 +42,7 @@ async def test_programs_of_root_run_as_the_owner_and_what_they_make_is_theirs(ow
 
 
 @as_root
-async def test_what_only_root_may_read_is_not_theirs(owned: Ground) -> None:
+async def test_programs_run_for_the_owner_cannot_read_root_only_files(owned: Ground) -> None:
     """Beneath a folder that is mounted, where no mask would be."""
     (owned.workspace / "roots").write_text("TOP-SECRET")
     (owned.workspace / "roots").chmod(0o600)
@@ -51,7 +51,7 @@ async def test_what_only_root_may_read_is_not_theirs(owned: Ground) -> None:
 
 
 @as_root
-async def test_a_scratch_that_root_used_before_is_handed_over_whole_but_for_what_has_another_name(
+async def test_a_scratch_folder_used_by_root_changes_owner_except_for_linked_files(
     owned: Ground,
 ) -> None:
     (owned.scratch / "a" / "b").mkdir(parents=True)
@@ -64,7 +64,7 @@ async def test_a_scratch_that_root_used_before_is_handed_over_whole_but_for_what
 
 
 @as_root
-async def test_a_tool_folder_that_only_root_can_read_is_refused_in_words(owned: Ground, tmp_path: Path) -> None:
+async def test_a_root_only_tool_folder_is_refused_with_the_chmod_command(owned: Ground, tmp_path: Path) -> None:
     folder = tmp_path / "tool"
     folder.mkdir(mode=0o700)
     with pytest.raises(ToolError, match=r"cannot be read by user 65533.*chmod -R o\+rX"):
@@ -72,7 +72,7 @@ async def test_a_tool_folder_that_only_root_can_read_is_refused_in_words(owned: 
 
 
 @as_root
-async def test_a_workspace_of_roots_own_keeps_root_and_the_doctor_says_so(ground: Ground) -> None:
+async def test_programs_in_a_workspace_of_root_run_as_root_and_the_check_reports_it(ground: Ground) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
     said = sandbox_user.user_change_mechanism(str(ground.workspace))
     assert said.is_enforced is False and "belongs to root" in said.detail and "ordinary user" in said.remedy
@@ -80,7 +80,9 @@ async def test_a_workspace_of_roots_own_keeps_root_and_the_doctor_says_so(ground
 
 
 @as_root
-def test_without_perl_nobody_is_become_and_it_says_why(owned: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_change_is_disabled_without_perl_and_the_check_names_the_remedy(
+    owned: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sandbox_user, "PERL", "/nonexistent/perl")
     assert sandbox_user.find_sandbox_user(str(owned.workspace)) is None
     said = sandbox_user.user_change_mechanism(str(owned.workspace))
@@ -88,7 +90,7 @@ def test_without_perl_nobody_is_become_and_it_says_why(owned: Ground, monkeypatc
 
 
 @as_root
-async def test_where_the_owner_may_make_no_namespaces_root_stays_and_it_says_why(
+async def test_the_user_change_is_disabled_with_a_reason_if_the_owner_cannot_create_namespaces(
     owned: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As AppArmor and some containers have it; here by a bubblewrap that does nothing for ordinary users."""
@@ -107,7 +109,7 @@ async def test_where_the_owner_may_make_no_namespaces_root_stays_and_it_says_why
         sandbox_user.explain_user_failure.cache_clear()
 
 
-def test_only_what_the_person_cannot_get_to_is_mounted_elsewhere(tmp_path: Path) -> None:
+def test_only_folders_that_the_sandbox_user_cannot_reach_are_mounted_elsewhere(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     for name, mode in (("open", 0o755), ("closed", 0o700)):
         (place / name / "inner").mkdir(parents=True)

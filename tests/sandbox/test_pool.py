@@ -112,7 +112,7 @@ TEXTS = [
 
 
 @pytest.mark.proves("S-10")
-async def test_a_ready_shell_cannot_be_told_from_one_started_with_its_text(told: Told, ground: Ground) -> None:
+async def test_a_ready_shell_behaves_like_a_freshly_started_shell(told: Told, ground: Ground) -> None:
     for text in TEXTS:
         process = await ground.sandbox.start(ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
         out, errors, _ = await process.communicate(b"from stdin\n", 1 << 20)
@@ -127,7 +127,7 @@ def numberless(text: str) -> str:
     return re.sub(r"pipe:\[\d+\]", "pipe", text)
 
 
-async def test_nothing_of_the_waiting_is_left_in_the_shell(told: Told) -> None:
+async def test_a_ready_shell_has_no_leftover_variables_or_descriptors(told: Told) -> None:
     await told.warmed()
     ran = await told.text("echo one && compgen -v && ls -l /proc/self/fd")
     assert not {"REPLY", "text", "mode"} & set(ran.out.split())
@@ -136,7 +136,7 @@ async def test_nothing_of_the_waiting_is_left_in_the_shell(told: Told) -> None:
 
 
 @pytest.mark.proves("S-10")
-async def test_a_text_longer_than_any_argument_runs_warm_and_cold(told: Told, ground: Ground) -> None:
+async def test_a_text_longer_than_any_argument_runs_in_ready_and_new_sandboxes(told: Told, ground: Ground) -> None:
     text = "x='" + "y" * 2_000_000 + "'\necho ${#x}\nexit 9"
     for _ in range(2):
         ran = await told.text(text)
@@ -146,7 +146,7 @@ async def test_a_text_longer_than_any_argument_runs_warm_and_cold(told: Told, gr
     assert (await process.communicate(b"", 100))[0] == b"2000000\n"
 
 
-async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
+async def test_every_byte_except_nul_reaches_a_ready_shell(told: Told) -> None:
     odd = os.fsdecode(bytes(code for code in range(1, 256) if code != ord("'")))
     for text in (f"printf %s '{odd}'", f"printf %s '{odd}{'z' * 150_000}' | head -c 254"):
         await told.warmed()
@@ -158,7 +158,7 @@ async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
 
 
 @pytest.mark.proves("S-10")
-async def test_each_is_used_once(told: Told) -> None:
+async def test_each_ready_sandbox_is_used_once(told: Told) -> None:
     await told.warmed()
     for _ in range(3):
         ran = await told.text("echo x >> /tmp/mine; wc -l < /tmp/mine")
@@ -167,7 +167,7 @@ async def test_each_is_used_once(told: Told) -> None:
 
 
 @pytest.mark.proves("S-10")
-async def test_other_programs_wait_for_their_arguments_environment_and_secrets(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_takes_later_arguments_environment_and_secrets(told: Told, ground: Ground) -> None:
     secrets = {"TOKEN": "value"}
     await told.warmed("/bin/true", secrets={"TOKEN": "another"})
     ran = await told.run(
@@ -180,7 +180,7 @@ async def test_other_programs_wait_for_their_arguments_environment_and_secrets(t
     assert told.was_ready
 
 
-async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_starts_in_the_folder_of_its_call(told: Told, ground: Ground) -> None:
     (ground.workspace / "a b").mkdir()
     await told.warmed()
     ran = await told.text("pwd && declare -p OLDPWD", cwd=str(ground.workspace / "a b"))
@@ -191,7 +191,7 @@ async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) 
 
 
 @pytest.mark.proves("S-10")
-async def test_one_that_does_not_fit_any_more_is_not_used(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_is_not_used_after_a_protected_file_changes(told: Told, ground: Ground) -> None:
     settings = ground.workspace / "handrail.toml"
     assert not await told.takes_ready(*SHELL_ARGV, "true")
     await told.pool.wait_until_successors_ready()
@@ -210,7 +210,7 @@ async def test_one_that_does_not_fit_any_more_is_not_used(told: Told, ground: Gr
 
 
 @pytest.mark.proves("S-10")
-async def test_what_a_call_may_decides_whether_one_fits(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_is_not_used_for_a_call_with_another_profile(told: Told, ground: Ground) -> None:
     (ground.workspace / "pin").write_text("")
     (ground.workspace / "mask").write_text("")
     changes: list[dict[str, object]] = [
@@ -232,13 +232,13 @@ async def test_what_a_call_may_decides_whether_one_fits(told: Told, ground: Grou
     assert not await told.takes_ready("/bin/true")
 
 
-async def test_nothing_is_ready_before_a_sessions_first_call(told: Told) -> None:
+async def test_the_pool_has_no_ready_sandbox_before_the_first_call_of_a_session(told: Told) -> None:
     await asyncio.sleep(0)
     await told.pool.wait_until_successors_ready()
     assert told.pool.ready_count == 0
 
 
-async def test_calls_at_once_get_as_many_ready_but_never_more_than_the_pool_holds(ground: Ground) -> None:
+async def test_the_pool_never_holds_more_ready_sandboxes_than_its_maximum(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, most=2)
     told = Told(pool, ground)
@@ -250,7 +250,7 @@ async def test_calls_at_once_get_as_many_ready_but_never_more_than_the_pool_hold
     await pool.aclose()
 
 
-async def test_as_many_are_ready_as_calls_came_at_once(told: Told) -> None:
+async def test_the_pool_prepares_as_many_sandboxes_as_there_were_concurrent_calls(told: Told) -> None:
     for expected in (4, 6):
         await asyncio.gather(*(told.text("true") for _ in range(expected)))
         await told.pool.wait_until_successors_ready()
@@ -261,7 +261,7 @@ async def test_as_many_are_ready_as_calls_came_at_once(told: Told) -> None:
         await asyncio.gather(*(process.communicate(b"", 1000) for process in started))
 
 
-async def test_many_of_one_kind_do_not_displace_the_only_one_of_another(ground: Ground) -> None:
+async def test_many_ready_sandboxes_of_one_kind_do_not_displace_another_kind(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, most=3)
     told = Told(pool, ground)
@@ -274,7 +274,7 @@ async def test_many_of_one_kind_do_not_displace_the_only_one_of_another(ground: 
     await pool.aclose()
 
 
-async def test_the_next_one_is_made_while_a_call_runs(told: Told) -> None:
+async def test_the_next_ready_sandbox_is_made_while_a_call_runs(told: Told) -> None:
     await told.warmed()
     process = await told.pool.start(told.ground.capabilities, told.ground.profile(), ProgramSpec((*SHELL_ARGV, "cat")))
     await told.pool.wait_until_successors_ready()  # while the call runs
@@ -282,7 +282,7 @@ async def test_the_next_one_is_made_while_a_call_runs(told: Told) -> None:
     assert (await process.communicate(b"still", 100))[0] == b"still"
 
 
-async def test_one_that_nobody_takes_ends_and_is_not_replaced(ground: Ground) -> None:
+async def test_an_unused_ready_sandbox_expires_and_is_not_replaced(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, age_s=0.0)
     await Told(pool, ground).text("true")
@@ -292,7 +292,7 @@ async def test_one_that_nobody_takes_ends_and_is_not_replaced(ground: Ground) ->
 
 
 @pytest.mark.proves("S-10")
-async def test_nothing_is_left_of_a_closed_pool_or_session(ground: Ground) -> None:
+async def test_a_closed_pool_or_session_leaves_no_process_or_descriptor(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
     await wait_until_all_dismantled()
@@ -328,7 +328,7 @@ def children() -> set[str]:
 
 
 @pytest.mark.proves("S-10")
-async def test_nothing_is_left_of_a_start_that_is_cancelled(ground: Ground) -> None:
+async def test_a_cancelled_start_leaves_no_process_or_descriptor(ground: Ground) -> None:
     sandbox = ground.sandbox
     assert isinstance(sandbox, BubblewrapSandbox)
     await ground.bash("true")
@@ -361,7 +361,7 @@ def listening() -> int:
 
 
 @pytest.mark.proves("S-02", "S-10")
-async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_the_rights_of_its_call(
+async def test_a_ready_sandbox_with_a_network_listener_applies_the_hosts_of_its_call(
     pool: SandboxPool, ground: Ground
 ) -> None:
     async def run(text: str, *hosts: str) -> tuple[bool, str]:
@@ -387,7 +387,7 @@ async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_t
 
 
 @pytest.mark.proves("S-10")
-async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Ground) -> None:
+async def test_a_closed_pool_with_network_listeners_leaves_no_process_or_descriptor(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     connected = CapabilitySet((dataclasses.replace(ground.layer(str(ground.workspace)), hosts=("one.invalid",)),))
     await ground.bash("true")
@@ -409,7 +409,7 @@ async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Groun
 
 
 @pytest.mark.parametrize("close_all", [True, False])
-async def test_no_sandbox_is_made_after_the_pool_or_its_session_was_closed(
+async def test_the_pool_makes_no_sandbox_after_the_pool_or_session_closes(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, *, close_all: bool
 ) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
@@ -436,7 +436,7 @@ async def test_no_sandbox_is_made_after_the_pool_or_its_session_was_closed(
     await pool.aclose()
 
 
-async def test_one_that_was_killed_while_it_waited_is_not_used(told: Told) -> None:
+async def test_a_ready_sandbox_killed_while_waiting_is_not_used(told: Told) -> None:
     await told.warmed()
     for pid in children():
         if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n":
@@ -447,7 +447,7 @@ async def test_one_that_was_killed_while_it_waited_is_not_used(told: Told) -> No
     assert (ran.code, ran.out) == (0, "fine\n")
 
 
-async def test_descriptors_of_a_call_are_its_own_start(told: Told, ground: Ground) -> None:
+async def test_a_call_with_its_own_descriptors_starts_a_new_sandbox(told: Told, ground: Ground) -> None:
     await told.warmed()
     reading, writing = os.pipe()
     os.write(writing, b"through\n")
@@ -461,7 +461,7 @@ async def test_descriptors_of_a_call_are_its_own_start(told: Told, ground: Groun
     assert str(process.pid) not in before
 
 
-async def test_many_calls_at_once_do_not_mix(told: Told) -> None:
+async def test_many_parallel_calls_do_not_mix_their_outputs(told: Told) -> None:
     await told.warmed()
     runs = [told.text(f"echo {n}; exit {n}") for n in range(8)]
     assert [(ran.out.strip(), ran.code) for ran in await asyncio.gather(*runs)] == [(str(n), n) for n in range(8)]

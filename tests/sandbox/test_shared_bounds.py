@@ -63,7 +63,9 @@ def with_first(ground: Ground, first: LauncherProgram) -> Ground:
 
 @pytest.mark.proves("S-04")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
-async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Ground, first: LauncherProgram) -> None:
+async def test_a_sandbox_gets_a_share_of_the_inotify_instances_of_its_user(
+    confined: Ground, first: LauncherProgram
+) -> None:
     wanted = dict(read_inotify_limits())
     whole = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     assert wanted["/proc/sys/user/max_inotify_instances"] == whole // 4
@@ -75,7 +77,7 @@ async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Gr
 
 
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
-async def test_neither_the_launcher_nor_a_program_keeps_the_capability(
+async def test_neither_the_launcher_nor_a_program_keeps_a_linux_capability(
     confined: Ground, first: LauncherProgram
 ) -> None:
     sets = "Cap(Inh|Prm|Eff|Amb)"
@@ -85,7 +87,7 @@ async def test_neither_the_launcher_nor_a_program_keeps_the_capability(
 
 
 @pytest.mark.proves("S-04")
-async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> None:
+async def test_a_sandbox_gets_a_share_of_the_timers_of_its_user(confined: Ground) -> None:
     bound = build_rlimits(SandboxLimits())[resource.RLIMIT_SIGPENDING][0]
     assert bound <= 4096
     (confined.workspace / "probe.py").write_text(TIMERS)
@@ -97,7 +99,7 @@ async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> No
 
 
 @pytest.mark.proves("S-04")
-async def test_a_sandbox_takes_none_of_the_machines_asynchronous_requests(confined: Ground) -> None:
+async def test_a_sandboxed_program_cannot_use_asynchronous_io_contexts(confined: Ground) -> None:
     chosen = seccomp.get_supported_architecture()
     if chosen is None:
         pytest.skip("there is no filter for this machine")
@@ -160,7 +162,7 @@ signal.pause()
 """
 
 
-async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
+async def test_a_call_whose_pipes_use_up_the_share_of_its_user_is_ended(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root is given whole pipes always, so that they have become short is said here."""
@@ -176,7 +178,7 @@ async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root is given whole pipes always")
-def test_short_pipes_are_seen() -> None:
+def test_new_pipes_of_normal_size_are_not_reported_as_short() -> None:
     assert memory_monitor.are_new_pipes_short() is False
 
 
@@ -186,7 +188,7 @@ def test_a_program_that_holds_few_files_and_pipes_is_not_ended() -> None:
 
 
 @pytest.mark.proves("S-04")
-async def test_system_v_memory_is_bounded_and_postgres_gets_its_segment(confined: Ground) -> None:
+async def test_system_v_memory_is_limited_and_postgres_gets_its_segment(confined: Ground) -> None:
     (confined.workspace / "probe.py").write_text(
         "import ctypes\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"

@@ -77,7 +77,7 @@ async def refused(session: Session, ref: str) -> str:
     return str(result.error_text).replace(ref, "REF")
 
 
-async def test_a_text_is_read_back_by_ranges_and_an_image_as_an_image(tmp_path: Path) -> None:
+async def test_a_text_artifact_is_read_by_ranges_and_an_image_as_an_image(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         ref = await made(session, text="één twee drie")
@@ -102,7 +102,7 @@ async def test_a_text_is_read_back_by_ranges_and_an_image_as_an_image(tmp_path: 
         assert (await read(session, picture, offset=1, limit=3)).data["text"] == "PNG"
 
 
-async def test_other_bytes_are_given_only_where_a_range_is_asked_for(tmp_path: Path) -> None:
+async def test_a_binary_artifact_is_read_only_with_a_range(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         ref = await made(session, "made.bytes", kind="?")
@@ -111,7 +111,7 @@ async def test_other_bytes_are_given_only_where_a_range_is_asked_for(tmp_path: P
         assert (await read(session, ref, limit=2)).data["base64"] == "/wA="
 
 
-async def test_it_passes_every_stage_again(tmp_path: Path) -> None:
+async def test_an_artifact_passes_every_output_stage_again_when_it_is_read(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session("ses_1")
         acting, long = await made(session, text=ACTS), await made(session, text="0123456789", times=50_000)
@@ -132,7 +132,7 @@ async def test_it_passes_every_stage_again(tmp_path: Path) -> None:
         assert SECRET not in text and text.startswith("a ") and text.endswith(" in it")
 
 
-async def test_another_sessions_is_answered_like_one_that_does_not_exist(tmp_path: Path) -> None:
+async def test_an_artifact_of_another_session_is_refused_like_a_missing_one(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         one, other = await kernel.session(), await kernel.session()
         ref = await made(one, text="mine")
@@ -145,7 +145,7 @@ async def test_another_sessions_is_answered_like_one_that_does_not_exist(tmp_pat
 
 
 @pytest.mark.proves("P-12")
-async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_path: Path) -> None:
+async def test_a_sub_agent_and_its_parent_cannot_read_each_others_artifacts(tmp_path: Path) -> None:
     manifest = 'role = "subagent"\nmodel = "played:maker"\nrules = ["allow made.*"]'
     async with kernel_of(tmp_path, {"maker": manifest}, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
@@ -167,7 +167,7 @@ async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_
 
 
 @pytest.mark.proves("O-06")
-async def test_what_its_tool_keeps_from_the_model_is_denied(tmp_path: Path) -> None:
+async def test_an_artifact_that_its_tool_hides_from_the_model_is_denied(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         hidden = (await session.call("made.masked", {})).metadata["artifact"]
@@ -189,7 +189,7 @@ async def test_a_fork_reads_what_was_made_before_it_was_forked(tmp_path: Path) -
         await refused(parent, await made(fork, text="of the fork"))
 
 
-async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: Path) -> None:
+async def test_a_session_reads_its_user_pictures_and_provider_outputs_and_other_sessions_do_not(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session, other = await kernel.session(), await kernel.session()
         assert session.history is not None
@@ -210,7 +210,7 @@ async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: 
         await refused(other, given)
 
 
-async def test_what_was_removed_from_the_log_is_not_found_any_more(tmp_path: Path) -> None:
+async def test_an_artifact_that_was_redacted_from_the_log_is_not_found(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         ref = await made(session, text="to go")

@@ -44,7 +44,7 @@ async def test_a_wait_ends_with_the_message_and_others_see_it_no_more(tmp_path: 
         assert sorted(message.text for message in got if message is not None) == ["1", "2", "3"]
 
 
-async def test_who_waits_longest_is_served_first(tmp_path: Path) -> None:
+async def test_waiting_readers_receive_messages_in_the_order_they_started_waiting(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         sender = there.channels("a")
         waits = [
@@ -62,7 +62,7 @@ async def test_who_waits_longest_is_served_first(tmp_path: Path) -> None:
         )
 
 
-async def test_who_comes_late_takes_nothing_from_those_who_wait_but_what_they_do_not_want(tmp_path: Path) -> None:
+async def test_a_late_reader_takes_only_messages_that_the_waiting_readers_do_not_match(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         one, other = (there.channels("a", agent=name) for name in ("one", "other"))
         late = there.channels("z", top="a")
@@ -88,7 +88,7 @@ async def test_who_comes_late_takes_nothing_from_those_who_wait_but_what_they_do
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_who_is_cut_off_leaves_what_would_have_been_theirs_to_the_next(tmp_path: Path, steps: int) -> None:
+async def test_a_cancelled_reader_leaves_its_message_to_the_next_reader(tmp_path: Path, steps: int) -> None:
     async with place(tmp_path) as there:
         first, second = (
             asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=60_000)) for n in "bc"
@@ -106,7 +106,7 @@ async def test_who_is_cut_off_leaves_what_would_have_been_theirs_to_the_next(tmp
         assert (await second).message is not None
 
 
-async def test_who_waits_no_longer_leaves_what_comes_to_the_next(tmp_path: Path) -> None:
+async def test_a_reader_that_timed_out_leaves_the_next_message_to_the_next_reader(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         for number in range(30):
             reading = [
@@ -144,7 +144,9 @@ async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) ->
                 there.channels("a").resolve_key(name)
 
 
-async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_channel_fills_and_a_late_broadcast_reader_gets_the_missed_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for room in (channelling, storing):
         monkeypatch.setattr(room, "CHANNEL_CAPACITY", HISTORY)
     async with place(tmp_path) as there:
@@ -167,7 +169,7 @@ async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, mon
         assert late.message is not None and (late.message.text, late.missed) == ("11", 10)
 
 
-async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_later(
+async def test_a_broadcast_reader_can_later_read_messages_that_its_sender_filter_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in (channelling, storing):
@@ -197,7 +199,7 @@ async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_l
         assert count == (0,)  # nothing is kept of what is there no more
 
 
-async def test_what_is_sent_reaches_who_waits_and_who_watches_wherever_the_sender_is_cut_off(tmp_path: Path) -> None:
+async def test_a_message_of_a_cancelled_sender_still_reaches_waiting_readers_and_watchers(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         for turns in range(8):
             waits = asyncio.ensure_future(there.channels("b", top="a").receive(f"c{turns}", timeout_ms=60_000))
@@ -241,7 +243,7 @@ async def test_a_message_whose_wait_is_cut_off_anywhere_is_received_by_the_next(
 
 
 @pytest.mark.parametrize("kind", ["queue", "broadcast"])
-async def test_what_a_call_has_received_is_read_once_the_log_says_that_it_went_well(
+async def test_a_message_received_by_a_call_counts_as_read_once_the_call_has_succeeded(
     tmp_path: Path, kind: ChannelKind
 ) -> None:
     outcomes: dict[str, bool | None] = {}
@@ -294,7 +296,7 @@ async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: 
         assert message is not None and message.text == "2"
 
 
-async def test_nothing_stays_of_channels_that_were_waited_at_or_of_readers_that_have_gone(tmp_path: Path) -> None:
+async def test_no_state_remains_of_channels_waited_on_or_of_removed_readers(tmp_path: Path) -> None:
     outcomes: dict[str, bool | None] = {}
     async with place(tmp_path, outcomes=outcomes) as there:
         board, reader = there.switchboard, there.channels("a")

@@ -217,7 +217,7 @@ def here(kept: tuple[Path, Path]) -> Path:
 @pytest.mark.proves("G-10")
 @pytest.mark.parametrize("door", [HELD, JOINED])
 @pytest.mark.parametrize(("table", "statement"), ROWS)
-def test_a_row_that_is_not_what_was_written_is_refused_in_words(
+def test_a_damaged_row_is_refused_with_a_clear_error(
     here: Path, capsys: pytest.CaptureFixture[str], table: str, statement: str, door: str
 ) -> None:
     database = next((here / "state").rglob("handrail.db"))
@@ -239,7 +239,7 @@ def pages_of(database: Path) -> dict[str, int]:
 
 
 @pytest.mark.proves("G-10")
-def test_a_page_of_any_table_that_is_damaged_is_told_in_words_at_the_start_and_while_it_runs(
+def test_a_damaged_page_of_any_table_is_reported_at_the_start_and_while_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = asyncio.run(used(tmp_path))

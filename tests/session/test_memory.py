@@ -56,7 +56,7 @@ async def hits(session: Session, query: str, **more: Any) -> list[dict[str, Any]
     return result.data["hits"]
 
 
-async def test_a_fact_is_found_in_a_later_session_of_another_workspace_by_words_key_id_and_time(tmp_path: Path) -> None:
+async def test_a_later_session_finds_a_fact_by_words_key_id_and_time(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, session):
         stored = await upsert(session, TABS, key="go/indent", tags=["formatting"])
         assert stored.ok and stored.data == {"id": stored.data["id"], "stored": True}
@@ -119,7 +119,7 @@ async def test_notes_and_the_conversation_are_stores_of_the_same_tool(tmp_path: 
         ("Always run the linter before you commit a change.", "invalid_input", "repeats the instructions in AGENTS.md"),
     ],
 )
-async def test_what_is_not_worth_storing_or_must_not_be_stored_is_refused_with_the_reason(
+async def test_a_fact_that_is_worthless_or_secret_is_refused_with_the_reason(
     tmp_path: Path, text: str, kind: str, reason: str
 ) -> None:
     (tmp_path / "ws").mkdir()
@@ -133,7 +133,7 @@ async def test_what_is_not_worth_storing_or_must_not_be_stored_is_refused_with_t
     assert rows(tmp_path) == []
 
 
-async def test_what_was_recalled_adds_nothing_however_often_it_is_stored_again(tmp_path: Path) -> None:
+async def test_storing_a_recalled_fact_again_adds_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as (kernel, session):
         await upsert(session, TABS)
         await Agent(session, PlaybackModel(text_reply("I will."))).complete(
@@ -309,7 +309,7 @@ async def test_sessions_whose_model_saw_more_than_is_known_store_unconfirmed_fac
         (UserMessage("I like pictures and notices, and <embedded> devices."), None),
     ],
 )
-async def test_a_file_in_a_message_of_the_user_is_not_the_word_of_the_user(
+async def test_a_fact_stored_after_a_user_message_with_a_file_is_unconfirmed(
     tmp_path: Path, message: UserMessage, why: str | None
 ) -> None:
     async with opened(tmp_path) as (_, session):

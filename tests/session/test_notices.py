@@ -54,7 +54,7 @@ async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is
         assert kernel.inbound_events.notifications.table.count_pending(other.id) == 0
 
 
-async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_come(tmp_path: Path) -> None:
+async def test_a_waiter_wakes_for_a_notification_and_when_no_more_can_arrive(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         notices = kernel.inbound_events.notifications.attach_session(session.id)
@@ -71,7 +71,7 @@ async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_com
         assert not await idles
 
 
-async def test_what_a_session_that_was_left_had_to_wait_for_is_let_go_when_that_has_ended(tmp_path: Path) -> None:
+async def test_a_released_session_drops_its_notification_state_once_all_its_jobs_have_ended(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         board = kernel.inbound_events.notifications
         left = board.attach_session("ses_left")
@@ -88,7 +88,7 @@ async def test_what_a_session_that_was_left_had_to_wait_for_is_let_go_when_that_
         assert board.attach_session("ses_left") is opened
 
 
-async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
+async def test_stored_notifications_contain_no_secrets_and_are_bounded_in_size_and_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with temporary_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}) as kernel:
@@ -106,7 +106,7 @@ async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
         await kernel.inbound_events.notifications.store_notification(replace(notice(other.id), id="n3"))
 
 
-async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_pending_notifications_are_listed_in_batches_and_a_damaged_one_blocks_no_waiter(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         notices = kernel.inbound_events.notifications.attach_session(session.id)
@@ -125,7 +125,7 @@ async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobo
         assert not await notices.wait_for_next()
 
 
-async def test_what_was_taken_is_forgotten_when_it_is_very_many(tmp_path: Path) -> None:
+async def test_the_oldest_delivered_notifications_are_removed_beyond_the_limit(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         notices = kernel.inbound_events.notifications.attach_session(session.id)

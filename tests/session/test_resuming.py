@@ -56,7 +56,7 @@ async def talk(session: Session, *replies: Any, task: str | None = "go on") -> A
 
 
 @pytest.mark.proves("A-10")
-async def test_a_conversation_goes_on_with_everything_that_was_said(tmp_path: Path) -> None:
+async def test_a_conversation_resumes_with_its_whole_history(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session()
         first = await talk(
@@ -77,7 +77,7 @@ def forget_head(folder: Path) -> None:
 
 
 @pytest.mark.proves("A-10")
-async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_know_it(tmp_path: Path) -> None:
+async def test_call_ids_continue_after_the_last_turn_even_when_the_log_lacks_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         await talk(session, call_reply(("test.count", {"n": 1})), call_reply(("test.count", {"n": 2})), text_reply("x"))
@@ -97,9 +97,7 @@ async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_kn
 
 @pytest.mark.proves("A-10")
 @pytest.mark.parametrize("kept", range(1, 6))
-async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_the_log(
-    tmp_path: Path, kept: int
-) -> None:
+async def test_a_truncated_history_resumes_with_every_call_answered_from_the_log(tmp_path: Path, kept: int) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         calls = call_reply(("test.count", {"n": 1}), ("test.masked", {}), ("nothing", {}))
@@ -129,7 +127,7 @@ async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_
         assert find_openai_faults({"messages": list(_messages(model.requests[0]))}) == []
 
 
-async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
+async def test_a_session_without_a_task_continues_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         with pytest.raises(UsageError, match="nothing is left to continue"):
@@ -142,7 +140,7 @@ async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_a
 
 
 @pytest.mark.proves("A-10")
-async def test_what_was_read_may_be_edited_after_a_restart_unless_it_changed_since(tmp_path: Path) -> None:
+async def test_a_file_read_before_a_restart_can_be_written_unless_it_has_changed(tmp_path: Path) -> None:
     rules = [*RULES, "allow write", "allow fs.write"]
     async with opened(tmp_path, rules=rules) as kernel:
         for name in ("a.txt", "b.txt"):
@@ -194,7 +192,7 @@ async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_pat
 
 
 @pytest.mark.proves("A-10")
-async def test_an_answer_for_this_session_comes_back_with_it_and_not_with_its_fork(tmp_path: Path) -> None:
+async def test_a_session_grant_survives_a_restart_but_is_not_copied_to_a_fork(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("session")])
     async with opened(tmp_path, rules=["ask test.count"]) as kernel:
         session = await kernel.session("ses_1", approval_handler=person, rules=["allow test.masked"])
@@ -211,7 +209,7 @@ async def test_an_answer_for_this_session_comes_back_with_it_and_not_with_its_fo
 
 
 @pytest.mark.proves("A-10")
-async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way(tmp_path: Path) -> None:
+async def test_a_fork_starts_with_the_history_of_its_parent_and_diverges_from_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1", topic="counting")
         await session.call("todo", {"todos": [{"id": "1", "content": "go on", "status": "pending"}]})
@@ -263,7 +261,7 @@ async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: P
 
 
 @pytest.mark.proves("A-10")
-async def test_no_secret_is_kept_with_what_was_said(tmp_path: Path) -> None:
+async def test_the_stored_history_contains_no_secrets(tmp_path: Path) -> None:
     async with opened(tmp_path, secrets={"horse": SECRET}) as kernel:
         session = await kernel.session("ses_1")
         replies = (
@@ -296,7 +294,7 @@ async def test_a_session_belongs_to_one_user_and_one_agent_at_a_time(tmp_path: P
             await kernel.session("ses_1")
 
 
-async def test_how_sessions_stand_is_told_by_any_process(tmp_path: Path) -> None:
+async def test_any_process_can_read_the_states_of_sessions(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1", topic="counting")
         await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count\nto two")

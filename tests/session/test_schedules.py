@@ -156,7 +156,7 @@ def test_at_every_change_of_every_zone_a_schedule_keeps_to_the_clock() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_whatever_a_schedule_names_it_keeps_to_the_clock_and_never_comes_late_or_twice(data: st.DataObject) -> None:
+def test_a_schedule_follows_the_clock_across_clock_changes_and_never_fires_late_or_twice(data: st.DataObject) -> None:
     change = data.draw(st.sampled_from(all_changes()))
     fields = Fields(
         data.draw(st.frozensets(st.integers(0, 59), min_size=1, max_size=3)),

@@ -98,7 +98,7 @@ def kinds(kernel: Kernel, call_id: str) -> list[str]:
 
 
 @pytest.mark.proves("L-10")
-async def test_call_ids_stay_unique_when_a_session_goes_on(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_call_ids_stay_unique_when_a_session_resumes(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session("ses_long")
         early = session.start_turn()  # its calls come last, so that the newest call is not of the highest turn
@@ -143,7 +143,9 @@ async def test_many_callers_with_one_key_at_once_run_it_once(tmp_path: Path, ker
 
 
 @pytest.mark.proves("L-10")
-async def test_a_key_whose_call_was_only_held_up_may_be_tried_again(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_key_can_be_reused_after_its_call_was_cancelled_before_running(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session()
         holding = asyncio.create_task(session.call("test.hold", {}))
@@ -162,7 +164,7 @@ async def test_a_key_whose_call_was_only_held_up_may_be_tried_again(tmp_path: Pa
     assert held.ran == ["later"]
 
 
-async def test_one_session_is_open_once_however_many_ask_at_a_time(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_concurrent_openings_of_one_session_succeed_only_once(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         opened = await asyncio.gather(*(kernel.session("ses_one") for _ in range(5)), return_exceptions=True)
         assert sum(not isinstance(session, BaseException) for session in opened) == 1
@@ -331,7 +333,7 @@ async def test_the_events_end_with_the_session_and_with_the_kernel(tmp_path: Pat
     assert [event async for event in suspended.events()] == []
 
 
-async def test_a_slow_reader_of_events_misses_progress_first_and_is_then_let_go(tmp_path: Path) -> None:
+async def test_a_slow_event_reader_misses_progress_events_first_and_is_then_disconnected(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW) as kernel:
         session = await kernel.session()
         reader = session.events()
@@ -437,7 +439,7 @@ def _parameters_of(made: Any) -> Any:
 
 @pytest.mark.proves("P-04")
 @pytest.mark.parametrize("rule", ["deny reed", "deny file__patch", "deny read ../secret/**", "allow todo nothing=1"])
-async def test_a_rule_that_could_never_match_is_told_and_the_others_hold(tmp_path: Path, rule: str) -> None:
+async def test_a_rule_that_can_never_match_is_refused_and_the_other_rules_apply(tmp_path: Path, rule: str) -> None:
     """A deny of a name that no tool has would keep nothing back, and nobody would know."""
     async with temporary_kernel(tmp_path) as kernel:
         (tmp_path / "ws" / "a").write_text("x")

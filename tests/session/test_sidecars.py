@@ -34,7 +34,7 @@ async def test_the_rest_of_a_truncated_output_is_read_from_its_sidecar() -> None
 
 
 @pytest.mark.proves("O-01")
-async def test_a_sidecar_lies_apart_from_the_state_and_stays_until_its_session_is_closed_for_good(
+async def test_an_output_file_is_kept_outside_the_state_until_its_session_is_closed(
     tmp_path: Path,
 ) -> None:
     async with temporary_kernel(tmp_path) as kernel:

@@ -54,7 +54,7 @@ def test_the_nearest_of_one_name_counts_up_to_the_top_of_the_repository(tmp_path
 
 
 @pytest.mark.proves("A-04")
-def test_what_is_no_skill_is_named_with_the_reason_and_keeps_no_other_from_being_read(tmp_path: Path) -> None:
+def test_an_invalid_skill_is_named_with_the_reason_and_the_other_skills_are_read(tmp_path: Path) -> None:
     skills, elsewhere = tmp_path / "ws" / ".agents" / "skills", tmp_path / "elsewhere"
     put(skills, "good")
     elsewhere.mkdir()
@@ -132,7 +132,7 @@ def test_any_bytes_are_a_skill_or_a_faulty_one(content: bytes) -> None:
         assert bool(skill.problem) is not bool(skill.description)
 
 
-def test_front_matter_is_read_in_quotes_as_blocks_and_with_what_has_no_effect_said(tmp_path: Path) -> None:
+def test_front_matter_is_read_in_quotes_and_blocks_and_ineffective_fields_are_noted(tmp_path: Path) -> None:
     skills = tmp_path / ".agents" / "skills"
     place = put(skills, "styled")
     (place / "SKILL.md").write_text(

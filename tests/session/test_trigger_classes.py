@@ -94,7 +94,7 @@ async def told(session: Session, count: int) -> Sequence[Notification]:
     return found
 
 
-async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new_process(tmp_path: Path) -> None:
+async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_process(tmp_path: Path) -> None:
     file, line = tmp_path / "ws" / "log", Line()
     async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session()
@@ -162,7 +162,7 @@ async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
         assert kernel.inbound_events.triggers.table.list_all() == []
 
 
-async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Path) -> None:
+async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Path) -> None:
     line, ways = Line(), ("raise", "cancel", "exit", "position", "other")
     async with temporary_kernel(tmp_path, tools=[Broken(), Beat(), line], rules=RULES) as kernel:
         session = await kernel.session()
@@ -186,7 +186,7 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
         assert "still" in (await told(session, len(ways) + 1))[-1].text
 
 
-async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_cannot(tmp_path: Path) -> None:
+async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
         session, clockwork = await kernel.session(), kernel.inbound_events.triggers
         add = {"times": [3_600 * 10**9], "prompt": "Beat.", "name": "hour"}
@@ -206,7 +206,7 @@ async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_can
         assert len(clockwork.list_triggers(session.id)) == 1
 
 
-async def test_one_that_fired_for_the_last_time_while_its_class_was_not_there_is_gone(tmp_path: Path) -> None:
+async def test_a_trigger_that_fires_last_while_its_class_is_missing_is_removed(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
         session, clockwork = await kernel.session(), kernel.inbound_events.triggers
         await session.call("clock.add_beat", {"times": [3_600 * 10**9], "prompt": "Last.", "name": "last"})
@@ -220,7 +220,7 @@ async def test_one_that_fired_for_the_last_time_while_its_class_was_not_there_is
         assert kernel.inbound_events.triggers.table.list_all() == []
 
 
-async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp_path: Path) -> None:
+async def test_a_firing_and_the_position_of_the_next_wait_are_committed_together(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         clockwork, commits = there.clockwork, list[str]()
         await clockwork.add(Trigger("t", "s", "class", "Read it.", 1, tool="add_line_watch", arguments={}), "t")
@@ -244,7 +244,7 @@ async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp
         assert commits == ["together", "together"]  # nothing can end between telling and noting
 
 
-def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> None:
+def test_a_trigger_class_defines_when_it_fires_and_avoids_reserved_parameter_names() -> None:
     with pytest.raises(TypeError, match="neither wait"):
         type("Nothing", (TriggerTool,), {})
     with pytest.raises(ValueError, match="choose another name"):

@@ -62,7 +62,7 @@ async def heard_after(folder: Path, there: Place, clock: Clock, store: Workspace
     return [line for _, data in rows for line in str(data["text"]).splitlines()[1:]]
 
 
-async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path: Path) -> None:
+async def test_a_kill_after_any_commit_leaves_each_notification_delivered_exactly_once(tmp_path: Path) -> None:
     clock, left = Clock(), list[Path]()
 
     def killed_here(store: WorkspaceStore) -> None:

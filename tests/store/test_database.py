@@ -110,7 +110,7 @@ async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: 
     await store.aclose()
 
 
-async def test_reading_where_nothing_was_ever_run_says_so(place: Place) -> None:
+async def test_a_reader_reports_that_an_unused_workspace_has_no_database(place: Place) -> None:
     with pytest.raises(StartError, match="does not exist yet"):
         open_reader(place.folders.database_file)
     assert not place.state.exists()

@@ -123,7 +123,7 @@ async def test_plain_state_stays_plain(tmp_path: Path) -> None:
         ("large", "failing", "cannot open .*: RuntimeError: no key for"),
     ],
 )
-async def test_a_store_that_is_none_stops_the_start_in_words(
+async def test_an_invalid_store_stops_the_start_with_a_clear_error(
     tmp_path: Path, offers: dict[str, str], store: str, value: str, wanted: str
 ) -> None:
     offers["large"] = value
@@ -131,7 +131,7 @@ async def test_a_store_that_is_none_stops_the_start_in_words(
         await carried_out(tmp_path, store)
 
 
-def test_a_name_that_somebody_else_could_have_written_is_not_followed(tmp_path: Path) -> None:
+def test_a_store_name_that_other_users_could_have_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("large")
     (tmp_path / "store").chmod(0o666)
     with pytest.raises(StartError, match="is not a readable file of yours"):

@@ -46,7 +46,7 @@ def test_two_spellings_of_a_workspace_share_their_state_and_two_workspaces_do_no
     )
 
 
-def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(place: Place) -> None:
+def test_session_folders_are_separate_from_the_database_and_from_each_other(place: Place) -> None:
     folders = prepared(place)
     spots = [
         folders.workspace_state_folder,
@@ -61,7 +61,7 @@ def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(pl
 
 
 @pytest.mark.parametrize("session_id", ["", "..", "a/b", "../../x", ".hidden", "a\0b", "a\n", "-rf", "x" * 65, "ü"])
-def test_a_session_id_that_is_no_plain_name_is_refused(place: Place, session_id: str) -> None:
+def test_an_invalid_session_id_is_refused(place: Place, session_id: str) -> None:
     folders = prepared(place)
     for use in (folders.prepare_session_output, folders.prepare_session_scratch, folders.remove_session_files):
         with pytest.raises(UsageError, match="session id"):
@@ -113,7 +113,7 @@ def test_a_home_folder_or_the_whole_file_system_needs_the_flag(
     assert locate_folders(project, state).workspace == project.resolve()
 
 
-def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
+def test_a_workspace_that_is_not_a_folder_is_refused(place: Place) -> None:
     file = place.workspace / "file"
     file.write_text("")
     for wrong in (file, place.workspace / "absent", f"{place.workspace}/nul\0"):
@@ -122,7 +122,7 @@ def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
-def test_a_folder_that_somebody_opened_to_others_is_refused(place: Place, mode: int) -> None:
+def test_a_state_folder_that_other_users_can_access_is_refused(place: Place, mode: int) -> None:
     own = prepared(place).workspace_state_folder
     own.chmod(mode)
     with pytest.raises(StartError, match=r"Other users can access.*chmod 700"):

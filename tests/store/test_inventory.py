@@ -49,7 +49,7 @@ async def test_each_workspace_is_listed_with_its_path_size_and_last_use(place: P
     assert kept[1].size_bytes == measure_folder_size(first.workspace_state_folder) + 2000
 
 
-def test_a_state_folder_that_was_never_used_is_empty(tmp_path: Path) -> None:
+def test_an_unused_state_folder_has_no_stored_state(tmp_path: Path) -> None:
     assert list_stored_state(tmp_path / "nothing") == []
 
 
@@ -102,7 +102,7 @@ async def test_damaged_state_is_listed_and_removed_like_any_other(place: Place) 
     assert remove_workspace_state(place.state, kept.key) == [] and list_stored_state(place.state) == []
 
 
-async def test_what_a_living_process_holds_is_refused(place: Place) -> None:
+async def test_state_held_by_a_running_process_is_not_removed(place: Place) -> None:
     store = place.open(frontend="mcp")
     try:
         (kept,) = list_stored_state(place.state)
@@ -115,7 +115,7 @@ async def test_what_a_living_process_holds_is_refused(place: Place) -> None:
     assert remove_workspace_state(place.state, kept.key) == []
 
 
-async def test_no_link_is_followed_out_of_the_state(place: Place, tmp_path: Path) -> None:
+async def test_no_link_out_of_the_state_folder_is_followed(place: Place, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("not ours")
@@ -141,7 +141,7 @@ async def test_a_link_in_the_place_of_a_part_of_the_state_is_refused(place: Plac
     assert any((elsewhere / folders.key).iterdir())
 
 
-async def test_what_a_killed_removal_put_aside_goes_with_the_next(place: Place) -> None:
+async def test_the_next_removal_finishes_an_interrupted_one(place: Place) -> None:
     folders = await used(place, "ses_1")
     for part in ("ws", "output"):
         (place.state / part / folders.key).rename(place.state / part / f".removed-{folders.key}-00000000")
@@ -150,7 +150,7 @@ async def test_what_a_killed_removal_put_aside_goes_with_the_next(place: Place) 
     assert [path.name for path in (place.state / "ws").iterdir()] == []
 
 
-async def test_what_cannot_be_removed_is_said(place: Place) -> None:
+async def test_a_folder_that_cannot_be_removed_is_reported(place: Place) -> None:
     if os.geteuid() == 0:
         pytest.skip("nothing keeps root from removing")
     folders = await used(place)
@@ -162,7 +162,7 @@ async def test_what_cannot_be_removed_is_said(place: Place) -> None:
     assert problems and str(folders.workspace_state_folder) in problems[0]
 
 
-def test_a_state_folder_of_somebody_else_is_left_alone(place: Place) -> None:
+def test_a_state_folder_of_another_user_is_not_removed(place: Place) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make one")
     place.state.mkdir()

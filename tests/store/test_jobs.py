@@ -130,7 +130,7 @@ async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) ->
     await store.aclose()
 
 
-async def test_a_row_that_is_not_as_written_is_told_as_damage(tmp_path: Path) -> None:
+async def test_a_stored_job_is_read_unchanged_and_an_unknown_id_returns_none(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
     await store.jobs.commit(store.jobs.add(row(1)))

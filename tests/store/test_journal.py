@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(steps=STEPS, last=st.binary(min_size=1, max_size=60), torn=st.floats(0, 1), wiped=st.booleans())
-def test_what_stands_in_it_is_what_the_database_has_not_got(
+def test_the_journal_holds_exactly_the_notes_that_the_database_lacks(
     folder: Path, steps: list[bytes | None], last: bytes, torn: float, wiped: bool
 ) -> None:
     made = Journal(folder, 1)
@@ -62,7 +62,7 @@ def test_what_stands_in_it_is_what_the_database_has_not_got(
     assert not made.path.exists()
 
 
-def test_what_does_not_fit_is_not_noted(tmp_path: Path) -> None:
+def test_a_note_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
     made = Journal(tmp_path, 1)
     assert not made.write_note(bytes(CAPACITY_BYTES))
     size = CAPACITY_BYTES // 3

@@ -84,7 +84,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, processes: in
     store.close()
 
 
-def test_what_is_forgotten_is_in_no_file_any_more_with_all_that_it_replaced(store: KnowledgeStore) -> None:
+def test_a_forgotten_fact_and_all_its_former_versions_are_erased_from_the_files(store: KnowledgeStore) -> None:
     first = store.store(entry("The user keeps a xylophone in the attic.")).entry
     second = store.store(entry("The user keeps a xylophone and a zither in the attic.", replaces=first.id)).entry
     kept = store.store(entry("The user drinks green tea every morning.")).entry
@@ -112,7 +112,7 @@ def test_a_text_that_a_reader_keeps_on_the_disk_is_not_reported_as_forgotten(
     assert store.get(id) is None
 
 
-def test_a_purge_leaves_what_the_user_said_and_drops_where_it_came_from(store: KnowledgeStore) -> None:
+def test_a_purge_removes_untrusted_facts_and_keeps_user_facts_without_their_origin(store: KnowledgeStore) -> None:
     kept = store.store(entry("The user drinks green tea every morning.")).entry
     old = store.store(entry("The user has a red bicycle.")).entry
     store.store(entry("The user has sold the red bicycle.", replaces=old.id))
@@ -168,7 +168,7 @@ def test_a_fact_is_read_from_its_json_form_and_nothing_else_is() -> None:
             parse_entry({**asdict(made), name: 1.5 if name != "tags" else [1]}, "/w")
 
 
-def test_similar_texts_with_other_facts_are_no_duplicates() -> None:
+def test_similar_texts_with_different_facts_are_not_duplicates() -> None:
     text = "The server of the project listens on port 8080 and belongs to Alice."
     assert is_near_duplicate(text, text.upper().lower().capitalize()) and compute_similarity(text, text) == 1.0
     for other in (

@@ -48,7 +48,7 @@ def time() -> Time:
 
 
 @pytest.mark.proves("L-07")
-def test_a_second_process_is_told_in_one_line_who_holds_the_workspace(place: Place) -> None:
+def test_a_second_process_gets_one_line_that_names_the_lease_holder(place: Place) -> None:
     with place.process(HOLD) as holder:
         assert first_line(holder.stdout).strip() == "1"
         said = place.finished(TRY).strip()
@@ -89,9 +89,7 @@ async def test_workspaces_do_not_wait_for_each_other(place: Place, tmp_path_fact
 
 
 @pytest.mark.parametrize("note", [b"", b"not json", b"[1]", b'{"pid": "x", "face": "\\u001b[31m", "since_ns": -1}'])
-def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(
-    folders: StateFolders, time: Time, note: bytes
-) -> None:
+def test_an_unreadable_lease_note_still_gives_a_clear_error(folders: StateFolders, time: Time, note: bytes) -> None:
     lease = taken(folders, time)
     path = file_of(lease, folders)
     whole = path.read_bytes()
@@ -103,7 +101,7 @@ def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(
     lease.release()
 
 
-async def test_no_lease_is_kept_when_the_database_cannot_be_opened(place: Place) -> None:
+async def test_a_lease_is_released_when_the_database_cannot_be_opened(place: Place) -> None:
     await place.open().aclose()
     path = place.folders.database_file
     whole = path.read_bytes()
@@ -115,7 +113,7 @@ async def test_no_lease_is_kept_when_the_database_cannot_be_opened(place: Place)
     await place.open().aclose()
 
 
-def test_who_holds_a_workspace_can_be_asked_without_touching_anything(folders: StateFolders, time: Time) -> None:
+def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: StateFolders, time: Time) -> None:
     assert find_lease_holder(folders, time) is None
     lease = WorkspaceLease.acquire(
         folders, frontend="mcp", clock=lambda: 77, monotonic=time, protocol=3, socket="s-1", renewing=False
@@ -155,7 +153,7 @@ def test_a_lease_that_is_renewed_lasts_and_one_that_is_not_lapses_before_others_
     lease.release()
 
 
-def test_a_pause_that_nobody_used_is_over_once_the_database_has_confirmed_it(folders: StateFolders, time: Time) -> None:
+def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     time.now += 3600 * 10**9
     assert not lease.is_valid
@@ -181,7 +179,9 @@ def test_while_the_database_cannot_confirm_it_a_lapsed_lease_stays_lapsed(folder
 
 
 @pytest.mark.proves("L-07")
-def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: StateFolders, time: Time) -> None:
+def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced_it(
+    folders: StateFolders, time: Time
+) -> None:
     told: list[str | None] = []
     lease = taken(folders, time)
     lease.on_lost(lambda: told.append(lease.lost_reason))
@@ -205,7 +205,7 @@ def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: 
     assert not lease.is_valid
 
 
-def test_a_callback_of_an_event_loop_that_is_gone_harms_nobody(folders: StateFolders, time: Time) -> None:
+def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(folders: StateFolders, time: Time) -> None:
     told: list[int] = []
     lease = taken(folders, time)
     loop = asyncio.new_event_loop()
@@ -250,7 +250,7 @@ def test_a_holder_whose_file_was_removed_by_hand_gives_up(folders: StateFolders,
     lease.release()
 
 
-def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: StateFolders, time: Time) -> None:
+def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: Time) -> None:
     """The first beat is written before the commit, which may take as long as the disk likes."""
 
     def slow() -> None:
@@ -264,7 +264,7 @@ def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: Sta
     lease.release()
 
 
-def test_what_former_holders_left_is_removed_and_nothing_else(folders: StateFolders, time: Time) -> None:
+def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(folders: StateFolders, time: Time) -> None:
     abandon(taken(folders, time))
     (folders.workspace_state_folder / "holder-0").write_bytes(b"")
     (folders.workspace_state_folder / "holder-9").write_bytes(b"the rest of an attempt")
@@ -348,7 +348,7 @@ async def test_waiting_for_a_workspace_ends_when_its_holder_lets_go(place: Place
     await asyncio.wait_for(waiting, 300)
 
 
-async def test_a_thread_renews_what_is_held(place: Place) -> None:
+async def test_a_thread_renews_the_lease(place: Place) -> None:
     store = place.open()
     path = file_of(store.lease, place.folders)
     beat = path.read_bytes()[:24]
@@ -361,7 +361,9 @@ async def test_a_thread_renews_what_is_held(place: Place) -> None:
 
 @pytest.mark.parametrize("steps", ["one", "several"])
 @pytest.mark.proves("L-07")
-async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_queued(place: Place, steps: str) -> None:
+async def test_the_writer_of_a_replaced_lease_holder_refuses_permanently_and_drops_its_queue(
+    place: Place, steps: str
+) -> None:
     """With a token counted by somebody else behind the lease's back: the database alone must notice."""
     store = place.open()
     await store.sessions.record_opened(SessionRow("ses_1", 5))
@@ -386,7 +388,7 @@ async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_que
     assert store.database.writer.backlog == 0
 
 
-def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: StateFolders, time: Time) -> None:
+def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFolders, time: Time) -> None:
     ended = threading.Event()
 
     def come_and_go() -> None:

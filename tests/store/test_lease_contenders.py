@@ -78,7 +78,7 @@ class Contenders(RuleBasedStateMachine):
 
 
 @pytest.mark.proves("L-07")
-def test_of_any_processes_that_contend_at_most_one_may_act() -> None:
+def test_at_most_one_of_several_contending_processes_may_act() -> None:
     run_state_machine_as_test(  # pyright: ignore[reportUnknownMemberType]
         Contenders, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
     )

@@ -42,7 +42,7 @@ async def test_messages_come_back_by_position_and_a_position_given_again_is_repl
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-def test_whatever_json_a_message_holds_comes_back(value: object) -> None:
+def test_a_message_with_any_json_is_decoded_unchanged(value: object) -> None:
     assert decode_any_json(encode_any_json({"value": value}, max_bytes=2**62)) == {"value": value}
 
 

@@ -157,7 +157,7 @@ async def test_similar_lines_are_matched_in_grades_and_the_grade_is_reported(
     assert answer["files"][0]["matched"] == grade
 
 
-async def test_added_lines_with_an_indentation_that_cannot_be_told_are_refused(desk: Desk) -> None:
+async def test_added_lines_with_an_ambiguous_indentation_are_refused(desk: Desk) -> None:
     desk.put("a.py", "if x:\n    a\n    b\n")
     error = await refuse(desk, *diff("a.py", "@@", " a", "+new", " b"))
     assert "4 in the file" in error.text
@@ -241,7 +241,7 @@ async def test_hunks_may_share_context(desk: Desk) -> None:
 
 
 @pytest.mark.proves("T-06a")
-async def test_a_patch_that_is_applied_already_is_a_success_that_says_so(desk: Desk) -> None:
+async def test_a_patch_that_was_already_applied_succeeds_and_reports_it(desk: Desk) -> None:
     desk.put("a.txt", "a\nb\nc\n")
     desk.put("b.txt", "b\n")
     desk.put("c.txt", "c\n")
@@ -271,7 +271,7 @@ async def test_an_insertion_at_the_end_of_a_hunk_is_not_made_twice(desk: Desk) -
     assert (desk.workspace / "a.txt").read_text() == "a\nnew\nb\n"
 
 
-async def test_removed_lines_that_never_existed_are_not_applied_already(desk: Desk) -> None:
+async def test_removed_lines_that_never_existed_do_not_count_as_already_applied(desk: Desk) -> None:
     desk.put("a.txt", "a\nb\n")
     await refuse(desk, *marked("*** Update File: a.txt", "@@", " a", "-never", " b"))
     await refuse(desk, *marked("*** Delete File: missing.txt"))
@@ -427,7 +427,7 @@ async def test_a_file_that_moves_onto_itself_is_only_changed(desk: Desk) -> None
 
 @pytest.mark.parametrize("path", [".git/config", ".git/hooks/pre-commit", "handrail.toml"])
 @pytest.mark.parametrize("is_moved", [False, True])
-async def test_one_protected_path_stops_the_whole_patch(desk: Desk, path: str, is_moved: bool) -> None:
+async def test_one_protected_path_refuses_the_whole_patch(desk: Desk, path: str, is_moved: bool) -> None:
     desk.put("a.txt", "a\n")
     (desk.workspace / ".git").mkdir()
     moved = ("*** Update File: a.txt", f"*** Move to: {path}", "-a", "+b")
@@ -436,7 +436,7 @@ async def test_one_protected_path_stops_the_whole_patch(desk: Desk, path: str, i
     assert error.kind == "denied"
 
 
-async def test_one_path_that_a_rule_denies_stops_the_whole_patch(desk: Desk) -> None:
+async def test_one_path_denied_by_a_rule_refuses_the_whole_patch(desk: Desk) -> None:
     desk.put("a.txt", "a\n")
     desk.put("secret.txt", "s\n")
     desk.refuse[str(desk.workspace / "secret.txt")] = "a rule denies it"

@@ -67,7 +67,7 @@ async def called(of: InteractionTools, tool: Tool, args: dict[str, Any], there: 
 
 
 @pytest.mark.proves("D-02")
-async def test_categories_have_their_operators_words(of: InteractionTools) -> None:
+async def test_a_category_shows_the_description_that_the_operator_gave(of: InteractionTools) -> None:
     told = (await called(of, BrowseToolsTool(), {})).data["categories"]
     assert {one["name"]: one["tool_count"] for one in told if one["tool_count"]} == {
         "files": 1,
@@ -86,7 +86,7 @@ async def test_categories_have_their_operators_words(of: InteractionTools) -> No
 
 
 @pytest.mark.proves("D-05")
-async def test_hits_say_whose_words_they_are(of: InteractionTools) -> None:
+async def test_a_search_marks_texts_of_third_party_tools_as_untrusted(of: InteractionTools) -> None:
     found = await called(of, FindToolsTool(), {"query": "open an issue in a repository"})
     assert found.data["tools"][0]["id"] == "github_create_issue"
     assert "github_gone" not in str(found.data)
@@ -100,7 +100,7 @@ async def test_hits_say_whose_words_they_are(of: InteractionTools) -> None:
 
 
 @pytest.mark.proves("D-05")
-async def test_a_search_gives_five_tools_unless_said_otherwise_and_ten_at_most(of: InteractionTools) -> None:
+async def test_a_search_returns_five_tools_by_default_and_at_most_ten(of: InteractionTools) -> None:
     there = generation(CORE, many(30, "mail", description="Send a letter by mail."))
     for given, count in (({}, 5), ({"limit": 2}, 2), ({"limit": 10}, 10)):
         told = (await called(of, FindToolsTool(), {"query": "send a letter by mail", **given}, there)).data
@@ -109,7 +109,7 @@ async def test_a_search_gives_five_tools_unless_said_otherwise_and_ten_at_most(o
 
 
 @pytest.mark.proves("D-07")
-async def test_both_searches_say_that_nothing_fits_below_the_floor(of: InteractionTools) -> None:
+async def test_both_searches_report_no_match_below_the_score_threshold(of: InteractionTools) -> None:
     for tool in (FindToolsTool(), ToolSearchTool()):
         told = (await called(of, tool, {"query": "water the plants on the balcony"})).data
         assert told["tools"] == [] and "No match" in told["message"]
@@ -117,7 +117,7 @@ async def test_both_searches_say_that_nothing_fits_below_the_floor(of: Interacti
 
 
 @pytest.mark.proves("D-05", "D-07")
-async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: InteractionTools) -> None:
+async def test_a_search_without_a_match_reports_it_and_loads_no_tool(of: InteractionTools) -> None:
     told = (await called(of, FindToolsTool(), {"query": "zymurgy quokka"})).data
     assert told["tools"] == [] and told["no_match"] is True
     assert "No match" in told["message"] and "tell the user" in told["message"]
@@ -128,7 +128,7 @@ async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: Intera
 
 @pytest.mark.proves("D-05")
 @pytest.mark.parametrize("asked", ["показать погоду", "Datei ausbessern bitte", "修改文件"])
-async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(
+async def test_a_request_in_another_language_is_advised_to_search_again_in_english(
     of: InteractionTools, asked: str
 ) -> None:
     for tool in (FindToolsTool(), ToolSearchTool()):
@@ -141,14 +141,14 @@ async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(
 
 
 @pytest.mark.proves("D-05")
-async def test_what_little_speaks_for_beside_a_better_one_is_not_brought_into_view(of: InteractionTools) -> None:
+async def test_a_weak_match_is_not_loaded_when_a_better_one_exists(of: InteractionTools) -> None:
     told = (await called(of, FindToolsTool(), {"query": "open an issue in a repository"})).data
     assert [hit["id"] for hit in told["tools"]] == ["github_create_issue"] == list(of.active.ids_loaded_after_step())
     assert "1 tool is loaded" in told["message"] and "nearest_unloaded" not in told
 
 
 @pytest.mark.proves("D-05")
-async def test_a_search_by_words_says_so_also_where_it_found_something(of: InteractionTools) -> None:
+async def test_a_search_by_words_reports_its_method_even_with_results(of: InteractionTools) -> None:
     told = (await called(of, FindToolsTool(), {"query": "open an issue in a repository"})).data
     assert "Compared by words only" in told["message"]
     among = (await called(of, ToolSearchTool(), {"query": "open an issue in a repository"})).data
@@ -178,7 +178,7 @@ async def test_a_search_among_extensions_finds_as_many_however_many_fitting_tool
 
 
 @pytest.mark.proves("D-13")
-async def test_a_foreign_manual_is_told_as_foreign(of: InteractionTools) -> None:
+async def test_documentation_of_a_third_party_tool_is_marked_as_untrusted(of: InteractionTools) -> None:
     manual = await called(of, InfoTool(), {"tool": "github_best"})
     assert manual.data["category"] == "github" and "github" in manual.metadata["untrusted_source"]
     own = await called(of, InfoTool(), {"tool": "file.patch"})
@@ -251,7 +251,7 @@ def leaves(value: object) -> Iterator[str]:
 
 
 @pytest.mark.proves("K-02", "D-13")
-async def test_no_value_of_the_runtime_view_beyond_the_closed_list_is_in_what_a_model_is_told(
+async def test_a_model_sees_no_runtime_view_values_except_the_listed_fields(
     of: InteractionTools,
 ) -> None:
     declared: dict[str, Any] = {**RUNTIME, **CLOSED_LIST}
@@ -308,7 +308,7 @@ async def test_a_tool_and_a_category_of_one_name_are_each_loaded_by_the_argument
         ({"category": "reprots"}, "No category has the name 'reprots'. Did you mean reports? The categories are: "),
     ],
 )
-async def test_what_is_not_of_the_kind_that_was_named_is_not_loaded_and_the_error_says_what_it_is(
+async def test_a_load_request_with_a_wrong_kind_of_name_is_refused_with_a_hint(
     of: InteractionTools, args: dict[str, str], told: str
 ) -> None:
     with pytest.raises(ToolError, match=re.escape(told)) as refused:
@@ -322,7 +322,7 @@ def test_arguments_that_name_nothing_that_could_be_there_are_refused(args: dict[
 
 
 @pytest.mark.parametrize(("args", "said"), [({"category": "a", "tool": "b"}, "exclude each other"), ({}, "is missing")])
-async def test_who_names_nothing_or_two_things_is_told_what_to_give(
+async def test_a_load_request_with_neither_or_both_arguments_is_refused_with_a_hint(
     of: InteractionTools, args: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ToolError, match=f"{said}.* Pass `category` .* or `tool` with the id of one tool"):
@@ -345,7 +345,7 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
 
 
 @pytest.mark.proves("D-02", "D-03")
-async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: InteractionTools) -> None:
+async def test_the_number_of_loaded_tools_never_exceeds_the_maximum(of: InteractionTools) -> None:
     there = generation(CORE, many(300, "stock"), many(100, "orders"), entry("taxi.order", description="Order a taxi."))
     with pytest.raises(ToolError, match="stock would load 300 tools") as refused:
         await called(of, LoadToolsTool(), {"category": "stock"}, there)
@@ -370,7 +370,7 @@ async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Int
     assert (await called(of, LoadToolsTool(), {"category": "orders"}, there)).data["tools_added"] == []
 
 
-async def test_without_an_index_a_search_says_what_to_do_instead() -> None:
+async def test_a_search_without_an_index_names_an_alternative() -> None:
     of = InteractionTools("s", CatalogOptions())
     with pytest.raises(ToolError, match="browse_tools") as told:
         await called(of, FindToolsTool(), {"query": "anything"})
@@ -395,7 +395,7 @@ async def test_an_index_follows_generations_and_reads_only_what_is_new(
     )
 
 
-async def test_a_search_that_was_to_go_by_words_reads_what_the_last_one_kept(tmp_path: Path) -> None:
+async def test_a_search_by_words_reuses_the_stored_index(tmp_path: Path) -> None:
     answers, files = list[object](), list[int]()
     for _ in range(2):
         searches = GenerationSearchIndexes(tmp_path / "search", lambda cache: (None, ""))
@@ -421,6 +421,6 @@ async def test_a_place_that_cannot_keep_what_a_search_made_costs_only_the_keepin
         await searches.aclose()
 
 
-async def test_a_search_among_extensions_that_finds_none_names_the_search_among_all(of: InteractionTools) -> None:
+async def test_a_tool_search_without_a_match_refers_to_find_tools(of: InteractionTools) -> None:
     found = await called(of, ToolSearchTool(), {"query": "zymurgy quokka"})
     assert found.data["no_match"] is True and "find_tools searches all tools" in found.data["message"]

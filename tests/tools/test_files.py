@@ -74,7 +74,7 @@ async def test_bytes_that_split_a_character_are_moved_to_whole_ones(desk: Desk) 
     assert (part["text"], part["start"], part["end"], part["next"]) == ("€", 3, 6, 6)
 
 
-async def test_bytes_that_are_no_text_come_in_base64(desk: Desk) -> None:
+async def test_binary_content_is_read_as_base64(desk: Desk) -> None:
     data = random.Random(7).randbytes(400_000)
     desk.put("x.bin", data)
     got, offset = b"", 0
@@ -154,7 +154,7 @@ async def test_a_missing_file_is_answered_with_the_nearest_names(desk: Desk) -> 
     assert "nearest" not in str(error)
 
 
-async def test_what_is_denied_stays_unexplained(desk: Desk) -> None:
+async def test_a_denied_read_reports_only_the_denial(desk: Desk) -> None:
     path = desk.put("key.pem", "secret")
     desk.refuse[str(path)] = "no rule allows key.pem"
     error = await refused(desk.call("read", path="key.pem"), "denied")
@@ -269,13 +269,13 @@ async def test_line_ends_and_foreign_bytes_stay_as_they_are(
     assert (await edited(desk, before, old=old, new=new))[0] == after
 
 
-async def test_a_file_that_was_never_read_is_not_edited(desk: Desk) -> None:
+async def test_an_edit_of_an_unread_file_is_refused(desk: Desk) -> None:
     desk.put("f", "a\n")
     await refused(desk.call("edit", path="f", old="a", new="b"), "conflict")
     await refused(desk.call("file.patch", path="f", operations=[{"op": "append", "content": "b"}]), "conflict")
 
 
-async def test_a_large_file_is_edited_beside_other_work(desk: Desk) -> None:
+async def test_a_large_file_is_edited_correctly(desk: Desk) -> None:
     after, answer = await edited(desk, "line of text\n" * 100_000 + "end\n", old="end", new="END")
     assert after.endswith(b"text\nEND\n")
     assert (answer["lines_added"], answer["lines_removed"]) == (1, 1)

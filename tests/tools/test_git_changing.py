@@ -70,7 +70,7 @@ async def test_commit_records_what_is_staged_by_the_repositorys_own_identity(des
     assert (await desk.call("git.commit", message="-m x", amend=True))["subject"] == "-m x"
 
 
-async def test_commit_without_a_name_says_how_one_is_set(
+async def test_a_commit_without_an_author_name_explains_how_to_set_one(
     desk: Desk, repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/nonexistent")
@@ -182,7 +182,7 @@ async def test_stash_puts_changes_aside_and_takes_them_back(desk: Desk, repo: Re
     await refused(desk.call("git.stash", action="list", message="x"), "invalid_input", "apply only to push")
 
 
-async def test_what_rules_keep_from_programs_is_neither_checked_out_nor_put_aside(desk: Desk, repo: Repo) -> None:
+async def test_files_denied_by_a_rule_are_neither_checked_out_nor_stashed(desk: Desk, repo: Repo) -> None:
     repo.commit("first", a="1\n", key="1\n")
     repo.commit("second", a="2\n", key="2\n")
     repo.git("branch", "side", "HEAD~1")

@@ -146,7 +146,7 @@ async def test_the_traps_do_spring_where_nothing_keeps_git_from_it(desk: Desk, t
     assert {"core.fsmonitor", "diff.evil.command", "post-checkout"} <= set(traps.sprung())
 
 
-async def test_no_tool_springs_one(desk: Desk, traps: Traps, repo: Repo) -> None:
+async def test_no_git_tool_runs_a_program_configured_in_the_repository(desk: Desk, traps: Traps, repo: Repo) -> None:
     calls: Sequence[tuple[str, dict[str, Any]]] = (
         ("git.status", {}),
         ("git.log", {"paths": ["a"]}),
@@ -235,9 +235,7 @@ ENDS: Sequence[str] = (
 
 
 @pytest.mark.parametrize("configuration", ENDS, ids=[f"end{n}" for n in range(len(ENDS))])
-async def test_what_serves_a_push_or_a_clone_by_path_is_said_by_the_tools(
-    desk: Desk, repo: Repo, configuration: str
-) -> None:
+async def test_a_push_or_clone_by_path_runs_no_configured_program(desk: Desk, repo: Repo, configuration: str) -> None:
     source, target = made(desk.workspace / "source"), made(desk.workspace / "target")
     first, _ = source.commit("first", a="1\n"), target.commit("there", b="1\n")
     blob = source.git("rev-parse", "HEAD:a")
@@ -266,7 +264,7 @@ async def test_what_serves_a_push_or_a_clone_by_path_is_said_by_the_tools(
     assert traps.sprung() == []
 
 
-async def test_what_submodules_configure_does_not_run(desk: Desk, repo: Repo) -> None:
+async def test_programs_configured_in_a_submodule_are_not_run(desk: Desk, repo: Repo) -> None:
     inner = made(desk.workspace / "sub")
     inner.commit("inner", x="1\n")
     repo.put(".gitmodules", '[submodule "sub"]\n\tpath = sub\n\turl = ./sub\n\tignore = none\n')
@@ -343,7 +341,9 @@ OPTION = "--upload-pack=touch x"
         ("git.log", {"ref": "main\nx"}),
     ],
 )  # fmt: skip
-async def test_no_argument_becomes_an_option(desk: Desk, repo: Repo, name: str, arguments: dict[str, Any]) -> None:
+async def test_no_argument_is_passed_to_git_as_an_option(
+    desk: Desk, repo: Repo, name: str, arguments: dict[str, Any]
+) -> None:
     repo.commit("first", a="1\n")
     await refused(desk.call(name, **arguments), "invalid_input", "")
 
@@ -394,7 +394,7 @@ def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
     assert {"GIT_SEQUENCE_EDITOR", "GIT_PAGER", "GIT_ALLOW_PROTOCOL"} <= around.keys()
 
 
-def test_every_tool_says_what_its_arguments_are_for() -> None:
+def test_every_git_tool_describes_its_arguments() -> None:
     for spec, name in itertools.product((tool.spec for tool in GIT_TOOLS), ("parameters",)):
         assert all(one.get("description") for one in getattr(spec, name)["properties"].values()), spec.id
         assert spec.category == "git"
@@ -440,7 +440,7 @@ def stand_in(place: Path, kind: str, repo: Repo) -> None:
 
 @pytest.mark.parametrize("name", OPENED_BY_GIT)
 @pytest.mark.parametrize("kind", ["fifo", "link to a fifo"])
-async def test_git_does_not_wait_for_what_is_no_file(desk: Desk, repo: Repo, name: str, kind: str) -> None:
+async def test_git_does_not_block_on_a_fifo_in_place_of_a_file(desk: Desk, repo: Repo, name: str, kind: str) -> None:
     repo.commit("one", a="1")
     repo.git("branch", "other")
     repo.configure("[include]\n\tpath = ../elsewhere.ini\n[core]\n\texcludesFile = ./sub/excludes\n")
@@ -457,14 +457,14 @@ async def test_git_does_not_wait_for_what_is_no_file(desk: Desk, repo: Repo, nam
         await desk.call("glob", pattern="**")
 
 
-async def test_the_answer_says_what_git_was_kept_from(desk: Desk, repo: Repo) -> None:
+async def test_the_error_names_a_fifo_in_place_of_a_git_file(desk: Desk, repo: Repo) -> None:
     stand_in(repo.folder / ".git/config", "fifo", repo)
     await refused(desk.call("git.status"), "failed", "`.git/config` is a FIFO")
 
 
 @pytest.mark.parametrize("name", [".git/config", ".git/HEAD", ".git/index", ".git/info/exclude", ".gitignore"])
 @pytest.mark.parametrize("kind", ["socket", "folder", "loop", "link out", "sparse"])
-async def test_git_ends_by_itself_whatever_stands_in_the_place_of_its_files(
+async def test_git_status_ends_with_a_special_file_in_place_of_a_git_file(
     desk: Desk, repo: Repo, name: str, kind: str
 ) -> None:
     repo.commit("one", a="1")
@@ -474,7 +474,7 @@ async def test_git_ends_by_itself_whatever_stands_in_the_place_of_its_files(
             await desk.call("git.status")
 
 
-async def test_the_loop_goes_on_while_many_paths_are_compared_with_the_rules(desk: Desk) -> None:
+async def test_the_event_loop_keeps_running_while_many_paths_are_checked_against_rules(desk: Desk) -> None:
     runtime = desk.runtime(next(tool for tool in GIT_TOOLS if tool.spec.id == "git.add"))
     desk.refuse[f"{desk.workspace}/f7"] = "a rule"
     few = [f"{desk.workspace}/f{number}" for number in range(10)]
@@ -490,9 +490,7 @@ async def test_the_loop_goes_on_while_many_paths_are_compared_with_the_rules(des
     assert turns > 2
 
 
-async def test_of_many_files_an_answer_lists_the_first_and_names_the_paths_that_are_not_there(
-    desk: Desk, repo: Repo
-) -> None:
+async def test_long_lists_of_files_are_truncated_and_unmatched_paths_are_named(desk: Desk, repo: Repo) -> None:
     for number in range(700):
         (desk.workspace / f"f{number:03}").touch()
     (desk.workspace / "f0").mkdir()

@@ -14,7 +14,7 @@ from handrail.contract.errors import ToolError
 pytestmark = pytest.mark.proves("T-05a", "T-02a")
 
 
-async def test_status_says_what_is_staged_changed_new_and_where_the_branch_is(desk: Desk, repo: Repo) -> None:
+async def test_status_reports_staged_changed_and_new_files_and_the_branch_position(desk: Desk, repo: Repo) -> None:
     empty = await desk.call("git.status")
     assert (empty["branch"], empty["commit"], empty["clean"]) == ("main", None, True)
     first = repo.commit("first", a="one\n", b="two\n", c="three\n" * 9, d="x\n")
@@ -71,7 +71,9 @@ async def test_names_and_messages_of_any_bytes_come_through(desk: Desk, repo: Re
     assert {one["path"] for one in (await desk.call("git.show"))["files"]} >= {"caf⟦U+DCE9⟧", "two⟦U+000A⟧lines"}
 
 
-async def test_a_folder_without_a_repository_says_what_makes_one(desk: Desk, repo: Repo, tmp_path: Path) -> None:
+async def test_a_folder_without_a_usable_repository_is_refused_with_the_reason(
+    desk: Desk, repo: Repo, tmp_path: Path
+) -> None:
     outside = made(tmp_path / "outside")
     outside.commit("secret", key="TOP-SECRET")
     (desk.workspace / ".git").rename(desk.workspace / "kept")
@@ -205,7 +207,7 @@ async def test_git_tools_take_only_commits_for_revisions(desk: Desk, repo: Repo)
     assert (desk.workspace / "list.txt").read_text() == "two\n"
 
 
-async def test_blame_says_who_wrote_each_line(desk: Desk, repo: Repo) -> None:
+async def test_blame_names_the_commit_and_author_of_each_line(desk: Desk, repo: Repo) -> None:
     first = repo.commit("first", a="1\n2\n3\n4\n")
     second = repo.commit("second", a="1\ntwo\n3\n4\n")
     repo.put("a", b"1\ntwo\n3\nfour \xff\n")
@@ -224,7 +226,7 @@ async def test_blame_says_who_wrote_each_line(desk: Desk, repo: Repo) -> None:
     await refused(desk.call("git.blame", path="b"), "failed", "b")
 
 
-async def test_before_the_first_commit_blame_and_stash_say_that_there_is_none(desk: Desk, repo: Repo) -> None:
+async def test_blame_and_stash_report_that_the_repository_has_no_commits(desk: Desk, repo: Repo) -> None:
     repo.put("a", "one\n")
     repo.git("add", "a")
     await refused(desk.call("git.blame", path="a"), "failed", "The repository has no commits yet")

@@ -73,7 +73,7 @@ async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_
 
 
 @pytest.mark.proves("X-05")
-async def test_waiting_longer_than_allowed_is_told_and_stopping_twice_says_the_state(session: Session) -> None:
+async def test_a_long_wait_ends_with_its_job_and_a_second_stop_reports_the_state(session: Session) -> None:
     job_id = (await data(session, "later"))["job_id"]
     waiting = asyncio.create_task(session.call("wait", {"job_id": job_id, "timeout_ms": 10**12}))
     await asyncio.sleep(0)

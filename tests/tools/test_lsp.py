@@ -164,7 +164,7 @@ async def test_more_places_than_an_answer_lists_are_counted_by_file(tmp_path: Pa
     assert (len(found["locations"]), found["total"], found["files"]["u3.words"]) == (200, 301, 30)
 
 
-async def test_a_question_without_a_symbol_says_what_to_pass(tmp_path: Path) -> None:
+async def test_a_request_without_a_clear_symbol_is_refused_with_the_arguments_to_pass(tmp_path: Path) -> None:
     files = {"a.words": "def ship\nuse ship\n", "b.words": "def ship\n", "notes.txt": "ship"}
     async with working(tmp_path, files) as work:
         bad = "invalid_input"
@@ -228,13 +228,13 @@ async def test_new_packages_replace_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pull", [True, False])
-async def test_no_diagnostics_are_stale_after_edits_of_tools_and_programs(tmp_path: Path, pull: bool) -> None:
+async def test_diagnostics_are_never_stale_after_edits_by_tools_and_programs(tmp_path: Path, pull: bool) -> None:
     await edit_and_diagnose(tmp_path, 12, pull=pull)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pull", [True, False])
-async def test_no_diagnostics_are_stale_after_a_hundred_edits(tmp_path: Path, pull: bool) -> None:
+async def test_diagnostics_are_never_stale_after_a_hundred_edits(tmp_path: Path, pull: bool) -> None:
     await edit_and_diagnose(tmp_path, 100, pull=pull)
 
 
@@ -255,7 +255,7 @@ async def edit_and_diagnose(folder: Path, edits: int, *, pull: bool) -> None:
             assert "stale" not in found
 
 
-async def test_old_diagnostics_are_said_to_be_stale_or_left_out(tmp_path: Path) -> None:
+async def test_outdated_diagnostics_are_marked_as_stale(tmp_path: Path) -> None:
     for name in ("late", "silent"):
         plan: dict[str, Any] = {name: True}
         async with working(tmp_path / name, {"a.words": "BAD\n"}, times=SHORT, **plan) as work:
@@ -375,7 +375,7 @@ async def test_a_file_tool_can_replace_a_hidden_file_while_a_server_runs(tmp_pat
 
 
 @pytest.mark.parametrize("method", ["initialize", "textDocument/hover"])
-async def test_a_server_that_never_answers_costs_a_limit(tmp_path: Path, method: str) -> None:
+async def test_a_silent_server_fails_the_call_after_a_time_limit(tmp_path: Path, method: str) -> None:
     times = ServerTimes(start_s=3, question_s=3)
     async with working(tmp_path, times=times, mute=[method]) as work:
         if method == "initialize":
@@ -421,7 +421,7 @@ async def test_a_server_that_takes_too_much_memory_is_ended_with_the_reason(tmp_
     assert "The next start is possible" in text
 
 
-async def test_what_a_server_reports_without_end_takes_a_limited_memory(tmp_path: Path) -> None:
+async def test_endless_reports_of_a_server_use_bounded_memory(tmp_path: Path) -> None:
     async with working(tmp_path, floods=["textDocument/hover"]) as work:
         assert (await work.get("hover", symbol="ship"))["hover"] == "the word ship"
         (connection,) = work.connections
@@ -429,7 +429,7 @@ async def test_what_a_server_reports_without_end_takes_a_limited_memory(tmp_path
         assert "file:///flood/99" in connection.diagnostics and connection.progress == {}
 
 
-async def test_a_server_that_still_indexes_says_so(tmp_path: Path) -> None:
+async def test_results_of_a_server_that_is_still_indexing_are_marked_incomplete(tmp_path: Path) -> None:
     async with working(tmp_path / "long", times=SHORT, progress=1000) as work:
         found = await work.get("references", symbol="ship")
         assert found["incomplete"] is True
@@ -538,12 +538,12 @@ async def test_an_idle_server_is_stopped_and_started_again(tmp_path: Path) -> No
         assert (await work.get("hover", symbol="ship"))["hover"] == "the word ship"
 
 
-async def test_no_server_is_left_after_many_sessions(tmp_path: Path) -> None:
+async def test_no_language_server_is_left_running_after_many_sessions(tmp_path: Path) -> None:
     await open_many_sessions(tmp_path, MAX_SERVERS + 2)
 
 
 @pytest.mark.slow
-async def test_no_server_is_left_after_two_hundred_sessions(tmp_path: Path) -> None:
+async def test_no_language_server_is_left_running_after_two_hundred_sessions(tmp_path: Path) -> None:
     await open_many_sessions(tmp_path, 200)
 
 

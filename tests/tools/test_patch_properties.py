@@ -128,7 +128,7 @@ def test_a_marked_patch_makes_the_change_or_is_refused_as_not_unique(before: lis
 
 
 @given(st.text(max_size=400))
-def test_no_text_makes_the_parser_fail_other_than_by_an_error(text: str) -> None:
+def test_the_parser_parses_any_text_or_refuses_it_with_a_tool_error(text: str) -> None:
     for prefix in (
         "",
         "*** Begin Patch\n*** Update File: a\n",

@@ -28,7 +28,7 @@ async def test_a_list_is_kept_for_the_session_and_read_back(desk: Desk) -> None:
 
 
 @pytest.mark.proves("A-06")
-async def test_another_session_has_a_list_of_its_own(desk: Desk) -> None:
+async def test_each_session_has_a_separate_todo_list(desk: Desk) -> None:
     await desk.call("todo", todos=[{"content": "mine", "status": "pending"}])
     desk.around.session_id = "session-2"
     assert await desk.call("todo") == {"todos": []}

@@ -156,7 +156,7 @@ async def test_a_request_that_was_made_meanwhile_is_found_and_named(tmp_path: Pa
         ({"remote": "upstream"}, ("'upstream'", "origin")),
     ],
 )
-async def test_arguments_that_lead_to_no_request_are_refused_in_words(
+async def test_arguments_that_allow_no_pull_request_are_refused_with_the_reason(
     tmp_path: Path, kind: str, arguments: dict[str, Any], parts: tuple[str, ...]
 ) -> None:
     branches = {"next": ("a",), "main": ("a",), "topic": ("a", "b"), "same": ("a",)}
@@ -278,7 +278,7 @@ async def test_a_redirect_does_not_carry_the_token_or_the_request_elsewhere(tmp_
 
 
 @EACH
-async def test_it_is_asked_about_and_not_run_without_approval(tmp_path: Path, kind: str) -> None:
+async def test_a_pull_request_is_not_created_without_approval(tmp_path: Path, kind: str) -> None:
     async with FORGES[kind]() as server, working(tmp_path, kind, server, rules=()) as (session, _):
         assert (await session.call("git.pr", {"title": "x"})).error_kind == "denied"
         assert not server.requests

@@ -44,7 +44,7 @@ async def matches(session: Session, focus: str, **arguments: Any) -> list[str]:
     return [one["path"] for one in (await overview(session, focus=focus, **arguments))["matches"]]
 
 
-async def test_it_counts_files_and_lines_and_names_what_the_manifests_say(tmp_path: Path) -> None:
+async def test_an_overview_counts_files_and_lines_and_lists_the_commands_of_manifests(tmp_path: Path) -> None:
     put(
         tmp_path / "ws",
         {
@@ -89,7 +89,7 @@ async def test_a_manifest_that_cannot_be_read_is_a_file_like_others(tmp_path: Pa
     assert all(isinstance(one, str) for one in (*entry_points, *commands))
 
 
-async def test_a_focus_finds_the_files_by_their_words_with_an_outline(tmp_path: Path) -> None:
+async def test_a_focus_finds_matching_files_by_words_with_an_outline(tmp_path: Path) -> None:
     put(tmp_path / "ws", FILES)
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
@@ -137,7 +137,7 @@ def test_a_name_in_the_task_finds_the_file_with_that_name_in_any_style() -> None
     assert rank(files, "fix `parse_line`")[0] == "reader.ts"
 
 
-async def test_what_grep_does_not_show_is_not_in_it(tmp_path: Path) -> None:
+async def test_files_that_grep_does_not_show_are_not_in_the_overview(tmp_path: Path) -> None:
     folder = made(tmp_path / "ws").folder
     put(
         folder,
@@ -164,7 +164,7 @@ async def test_what_grep_does_not_show_is_not_in_it(tmp_path: Path) -> None:
         assert {*await matches(free, "marker notes", path="ignored")} == {"ignored/marker.py"}
 
 
-async def test_an_index_is_never_stale(tmp_path: Path) -> None:
+async def test_the_overview_index_follows_every_change_of_a_file(tmp_path: Path) -> None:
     workspace = tmp_path / "ws"
     put(workspace, {"a.py": "old = 1\n", "b.py": "other = 1\n"})
     async with temporary_kernel(tmp_path) as kernel:
@@ -203,7 +203,7 @@ async def test_the_answer_keeps_to_its_size(tmp_path: Path, tokens: int) -> None
 @pytest.mark.parametrize(
     ("path", "kind"), [("a.txt", "invalid_input"), ("missing", "failed"), ("../outside", "denied"), ("/etc", "denied")]
 )
-async def test_a_path_that_is_no_folder_of_the_workspace_is_refused(tmp_path: Path, path: str, kind: str) -> None:
+async def test_a_path_that_is_not_a_workspace_folder_is_refused(tmp_path: Path, path: str, kind: str) -> None:
     put(tmp_path / "ws", {"a.txt": "x"})
     async with temporary_kernel(tmp_path) as kernel:
         result = await (await kernel.session()).call("repo_overview", {"path": path})
@@ -247,7 +247,7 @@ def test_definitions_are_named_in_each_language(name: str, text: str, expected: 
     assert len(found) >= len(expected) and all(any(one.startswith(want) for one in found) for want in expected), found
 
 
-def test_binary_content_is_no_text_and_utf_16_is() -> None:
+def test_binary_content_is_not_decoded_as_text_and_utf_16_is() -> None:
     assert decode_text(b"a\0b") is None
     assert decode_text("\ufeffab".encode("utf-16-le")) == "ab"
     assert decode_text(b"\xef\xbb\xbfab\xff") == "ab\ufffd"

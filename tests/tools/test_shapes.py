@@ -237,7 +237,7 @@ SPECS = {tool.spec.id: tool.spec for tool in BUILTINS}
 
 
 @pytest.mark.proves("T-01a")
-def test_there_are_exactly_the_tools_of_the_table() -> None:
+def test_the_built_in_tools_match_the_table() -> None:
     assert list(SPECS) == list(TABLE)
 
 
@@ -278,7 +278,7 @@ def test_each_declaration_is_free_of_faults_and_closed(spec: ToolSpec) -> None:
 
 
 @pytest.mark.proves("O-01")
-def test_outputs_are_bounded_as_the_table_of_defaults_says() -> None:
+def test_output_limits_match_the_table_of_defaults() -> None:
     kilobytes = {name: spec.max_output // 1024 for name, spec in SPECS.items()}
     assert {name: kilobytes[name] for name in ("read", "bash", "glob", "grep")} == dict.fromkeys(
         ("read", "bash", "glob", "grep"), 200
@@ -352,7 +352,7 @@ PRIVATE = re.compile(
 )
 
 
-def test_no_text_that_a_model_reads_of_a_built_in_tool_is_in_a_dialect() -> None:
+def test_no_model_text_of_a_built_in_tool_uses_private_jargon() -> None:
     for one in BUILTINS:
         texts = [one.spec.description, one.spec.guidance]
         texts += [str(about.get("description")) for _, about, _ in _parameters(one.spec.parameters)]

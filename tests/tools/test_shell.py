@@ -24,7 +24,7 @@ async def test_a_command_works_in_the_workspace(confined: Desk) -> None:
     assert (confined.workspace / "b.txt").read_text() == "x\n"
 
 
-async def test_each_call_is_a_shell_of_its_own(confined: Desk) -> None:
+async def test_each_call_runs_in_a_new_shell(confined: Desk) -> None:
     await confined.call("bash", command="export KEPT=1; cd /tmp")
     answer = await confined.call("bash", command='echo "[$KEPT]" "$PWD"')
     assert answer["output"] == f"[] {confined.workspace}\n"
@@ -35,7 +35,7 @@ async def test_a_signal_is_named(confined: Desk) -> None:
     assert answer["exit_code"] == 128 + 15 or answer["signal"] == 15
 
 
-async def test_bytes_that_are_no_text_are_shown_as_such(confined: Desk) -> None:
+async def test_invalid_utf8_bytes_in_the_output_become_replacement_characters(confined: Desk) -> None:
     assert (await confined.call("bash", command=r"printf 'a\377b'"))["output"] == "a\ufffdb"
 
 

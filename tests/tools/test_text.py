@@ -96,7 +96,7 @@ def test_a_diff_of_two_texts_turns_one_into_the_other(before: str, after: str) -
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_utf8_survive_being_text(data: bytes) -> None:
+def test_bytes_that_are_not_utf8_survive_decoding_and_encoding(data: bytes) -> None:
     file = read_file_text(data)
     assert file.encoding.encode(file.text) == data
 
@@ -167,7 +167,7 @@ def test_a_long_text_that_nearly_repeats_is_explained_in_linear_time() -> None:
 
 
 @given(texts, st.text(alphabet="ab\n ", min_size=1, max_size=20))
-def test_explaining_never_fails(text: str, part: str) -> None:
+def test_every_missing_text_gets_an_explanation(text: str, part: str) -> None:
     assert explain_missing_text(text, part)
 
 
@@ -218,7 +218,7 @@ def test_a_long_text_is_gone_through_in_pieces_with_the_same_outcome(
         assert replace_all_occurrences(text, old, new) == text.replace(old, new)
 
 
-def test_a_file_of_too_many_lines_is_not_edited_and_a_text_in_its_place_is_told_by_its_counts() -> None:
+def test_a_file_with_too_many_lines_is_refused_and_its_diff_has_only_counts() -> None:
     many = "\n" * (MAX_LINES + 1)
     with pytest.raises(ToolError, match=r"a\.txt has 1,000,001 lines\. The maximum for edits is 1,000,000"):
         check_line_count("a.txt", many.encode())

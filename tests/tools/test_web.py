@@ -446,7 +446,7 @@ def list_inside_urls(port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("tool", ["web_fetch", "http.post"])
-async def test_no_url_of_a_model_or_of_a_redirect_leads_inside(desk: Desk, tool: str) -> None:
+async def test_no_url_of_a_model_or_redirect_reaches_an_internal_address(desk: Desk, tool: str) -> None:
     arguments: dict[str, object] = {"json": {"a": 1}} if tool == "http.post" else {}
     async with Site({"*": ok(b"SECRET")}) as inside, Site({}) as site:
         public = replace(desk, hosts=("*:*", site.authority))

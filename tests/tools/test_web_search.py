@@ -105,7 +105,7 @@ async def test_each_provider_is_asked_in_its_form_and_its_results_have_one_shape
         (ok(b'{"results": [{"title": 1}, 7, {"url": "javascript:x"}]}', JSON), None, ""),
     ],
 )
-async def test_no_results_and_each_kind_of_failure_are_different_answers(
+async def test_an_empty_search_and_each_kind_of_failure_give_different_results(
     tmp_path: Path, answer: bytes, kind: str | None, part: str
 ) -> None:
     found = await search(tmp_path, "searxng", answer)

@@ -56,7 +56,7 @@ def state_of(kernel: LocalKernel) -> str:
 
 
 @pytest.mark.proves("F-04")
-async def test_its_tools_are_called_in_one_session_with_the_fields_that_were_configured(opened: Opens) -> None:
+async def test_http_server_tools_are_called_in_one_session_with_the_configured_headers(opened: Opens) -> None:
     async with opened(headers={"X-Team": "blue"}) as (_, session, http):
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x"
         assert text_of(await session.call("h_echo", {"text": "y"})) == "y"
@@ -67,7 +67,7 @@ async def test_its_tools_are_called_in_one_session_with_the_fields_that_were_con
     assert http.requests[-1].method == "DELETE" and not http.sessions
 
 
-async def test_a_gateway_that_times_out_fails_one_call_by_name_and_the_next_goes_on(opened: Opens) -> None:
+async def test_a_gateway_timeout_fails_one_call_and_the_next_call_succeeds(opened: Opens) -> None:
     async def late(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         await answering.send_response(504, b"<html>gateway", "text/html")
         return True
@@ -79,7 +79,7 @@ async def test_a_gateway_that_times_out_fails_one_call_by_name_and_the_next_goes
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x" and state_of(kernel) == "connected"
 
 
-async def test_a_session_that_was_forgotten_is_begun_anew_once_and_the_call_that_was_refused_is_made_again(
+async def test_a_lost_server_session_is_reopened_once_and_the_refused_call_is_retried(
     opened: Opens,
 ) -> None:
     async with opened() as (_, session, http):
@@ -102,7 +102,7 @@ async def test_a_server_that_forgets_every_session_is_given_up_until_the_next_at
         assert [one.rpc_method for one in http.requests].count("initialize") <= 3
 
 
-async def test_one_that_is_gone_is_unavailable_with_the_time_of_the_next_attempt(opened: Opens) -> None:
+async def test_an_unreachable_server_is_unavailable_with_the_time_of_the_next_attempt(opened: Opens) -> None:
     async with opened() as (kernel, session, http):
         kernel.components.upstreams["h"].backoff_s = (60,)
         http.close_port()
@@ -114,7 +114,7 @@ async def test_one_that_is_gone_is_unavailable_with_the_time_of_the_next_attempt
         assert "next attempt in" in str(result.error_text)
 
 
-async def test_a_tool_that_hangs_holds_up_nobody(opened: Opens) -> None:
+async def test_a_hanging_call_does_not_block_other_calls(opened: Opens) -> None:
     asked_for, let_go = asyncio.Event(), asyncio.Event()
 
     async def hang(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -131,7 +131,7 @@ async def test_a_tool_that_hangs_holds_up_nobody(opened: Opens) -> None:
         assert text_of(await hanging) == "slow"
 
 
-async def test_a_cancelled_call_tells_the_server(opened: Opens) -> None:
+async def test_a_timed_out_call_sends_a_cancellation_to_the_server(opened: Opens) -> None:
     let_go = asyncio.Event()
 
     async def hang(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -226,7 +226,7 @@ async def test_a_server_that_wants_its_stream_taken_up_at_once_is_not_asked_in_a
     assert pauses == [0.05]
 
 
-async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_call(opened: Opens) -> None:
+async def test_a_request_on_a_call_stream_reaches_the_client_of_that_call(opened: Opens) -> None:
     both, answers = asyncio.Barrier(2), dict[str, asyncio.Future[Any]]()
     form = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
@@ -257,7 +257,7 @@ async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_c
         assert (text_of(one), text_of(other)) == ("a is Ada", "b is Grace")
 
 
-async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> None:
+async def test_redirects_and_sign_in_metadata_never_lead_to_a_server_without_a_grant(opened: Opens) -> None:
     async with run_upstream_http_server() as elsewhere:
 
         async def away(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:

@@ -59,7 +59,7 @@ def test_the_package_that_a_command_means(words: str, package: ServerPackage) ->
 
 
 @pytest.mark.parametrize("words", ["/usr/bin/server -x", "python -m server", "node server.js"])
-def test_a_command_that_fetches_nothing_means_none(words: str) -> None:
+def test_a_command_that_fetches_nothing_has_no_package(words: str) -> None:
     assert find_package(server(*words.split())) is None
 
 
@@ -77,7 +77,7 @@ def test_a_command_that_fetches_nothing_means_none(words: str) -> None:
         "npx -p --registry=x program",
     ],
 )
-def test_what_comes_from_elsewhere_than_a_registry_is_not_installed(words: str) -> None:
+def test_a_package_from_outside_a_registry_is_refused(words: str) -> None:
     with pytest.raises(UsageError):
         find_package(server(*words.split()))
 
@@ -105,7 +105,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.proves("R-14")
-def test_what_was_installed_is_started_from_there_until_a_file_of_it_changes(place: Path) -> None:
+def test_an_installed_package_is_started_from_its_folder_until_a_file_changes(place: Path) -> None:
     fake_npm(place, pkg="run.js")
     it, state, workspace = server("npx", "-y", "pkg", "--flag"), place / "state", str(place / "ws")
     with pytest.raises(CommandRefused, match="handrail mcp install it"):
@@ -159,7 +159,7 @@ def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
 
 
 @pytest.mark.parametrize("programs", [{"pkg": "../../../../bin/sh"}, {"a": "run.js", "b": "run.js"}, {}])
-def test_a_package_without_a_program_of_its_own_is_not_recorded(place: Path, programs: dict[str, str]) -> None:
+def test_a_package_without_one_unambiguous_program_is_not_recorded(place: Path, programs: dict[str, str]) -> None:
     fake_npm(place, **programs)
     it, state = server("npx", "pkg"), place / "state"
     with pytest.raises(UsageError):

@@ -67,7 +67,7 @@ def test_an_operators_own_template_too() -> None:
     st.text("a/?# ", max_size=2),
     st.text("a/?#. \n", max_size=9),
 )
-def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, str]], last: str, uri: str) -> None:
+def test_a_uri_template_extracts_the_values_of_its_variables(parts: list[tuple[str, str]], last: str, uri: str) -> None:
     template = "".join(f"{text}{{{kind}v{at}}}" for at, (text, kind) in enumerate(parts)) + last
     means = re.escape(last)
     for at, (text, kind) in reversed(tuple(enumerate(parts))):
@@ -86,7 +86,7 @@ def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, 
         ("x:" + "".join(f"{{a{number}}}" for number in range(9)), "at most 8"),
     ],
 )
-def test_a_template_that_cannot_be_read_backwards_is_none(template: str, problem: str) -> None:
+def test_an_ambiguous_or_invalid_uri_template_is_refused(template: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         compile_uri_template(template)
 

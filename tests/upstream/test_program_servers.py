@@ -83,7 +83,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.proves("F-04")
-async def test_its_tools_are_called_like_any_other_once_a_person_has_approved_them(tmp_path: Path) -> None:
+async def test_server_tools_are_callable_once_the_user_has_approved_them(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "environment"])
     settings = server.settings_toml("t", 'env = { GREETING = "hello", TOKEN = { secret = "KEY" } }')
     settings += '[secrets]\nKEY = { env = "UPSTREAM_TEST_KEY" }\n'
@@ -112,9 +112,7 @@ async def test_rules_name_its_tools_by_server_and_tool_and_nothing_else_is_allow
         assert (await session.call("t_pid", {})).error_kind == "denied"
 
 
-async def test_it_reads_of_the_workspace_what_it_was_granted_and_nothing_of_the_state(
-    opened: Opens, tmp_path: Path
-) -> None:
+async def test_a_server_reads_only_its_granted_workspace_folders_and_no_state(opened: Opens, tmp_path: Path) -> None:
     for folder in ("ws/open", "ws/closed"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "file").write_text("here")
@@ -125,7 +123,7 @@ async def test_it_reads_of_the_workspace_what_it_was_granted_and_nothing_of_the_
             assert not (await session.call("t_look", {"path": str(hidden)})).ok
 
 
-async def test_what_it_makes_under_a_protected_name_fails_the_call_and_is_moved_away(
+async def test_a_protected_file_made_by_a_server_fails_the_call_and_is_moved_away(
     opened: Opens, tmp_path: Path
 ) -> None:
     async with opened(StdioServerProgram(tmp_path, ["put"]), 'write = ["."]') as (_, session, _u):
@@ -135,7 +133,7 @@ async def test_what_it_makes_under_a_protected_name_fails_the_call_and_is_moved_
         assert result.error_kind == "denied" and not hook.exists()
 
 
-async def test_what_it_makes_there_in_a_call_that_fails_or_between_two_calls_is_found_too(
+async def test_a_protected_file_made_in_a_failed_call_or_between_calls_is_also_found(
     opened: Opens, tmp_path: Path
 ) -> None:
     hooks, sign = tmp_path / "ws/sub/.git/hooks", tmp_path / "ws/sign"
@@ -189,7 +187,7 @@ async def test_a_program_that_would_fetch_what_it_runs_is_refused_with_the_comma
 
 
 @pytest.mark.proves("F-04")
-async def test_one_killed_in_the_middle_of_a_call_answers_with_the_reason_and_others_do_not_notice(
+async def test_a_server_killed_during_a_call_gives_the_reason_and_other_servers_are_unaffected(
     opened: Opens, tmp_path: Path
 ) -> None:
     other = StdioServerProgram(tmp_path / "other")
@@ -227,7 +225,9 @@ async def test_after_each_attempt_that_fails_the_next_wait_is_kept(tmp_path: Pat
         assert upstream.attempts == 3
 
 
-async def test_it_is_connected_again_by_its_owner_and_never_inside_a_call(opened: Opens, tmp_path: Path) -> None:
+async def test_a_disconnected_server_is_reconnected_in_the_background_and_never_by_a_call(
+    opened: Opens, tmp_path: Path
+) -> None:
     async with opened(StdioServerProgram(tmp_path, ["echo", "die"]), backoff_s=(0.01,)) as (_, session, upstream):
         ended = await session.call("t_die", {"code": 7})
         assert ended.error_kind == "interrupted" and "exit code 7" in str(ended.error_text)
@@ -236,7 +236,7 @@ async def test_it_is_connected_again_by_its_owner_and_never_inside_a_call(opened
         assert upstream.attempts == 2
 
 
-async def test_a_slow_tool_is_no_dead_server(opened: Opens, tmp_path: Path) -> None:
+async def test_a_slow_tool_times_out_without_disconnecting_its_server(opened: Opens, tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "hang"])
     async with opened(server, "timeout_ms = 300") as (kernel, session, upstream):
         result = await session.call("t_hang", {})
@@ -264,7 +264,7 @@ async def test_a_script_that_its_sandbox_does_not_show_is_named_with_what_would_
     assert "read of [mcp.servers.s1]" in within and "folders" not in within
 
 
-async def test_one_that_never_says_anything_or_ends_at_once_is_unavailable_with_the_reason(tmp_path: Path) -> None:
+async def test_a_silent_or_failing_server_is_unavailable_with_the_reason(tmp_path: Path) -> None:
     mute, broken = (
         StdioServerProgram(tmp_path / "mute", mute=True),
         StdioServerProgram(tmp_path / "broken", dies_at_start=True),
@@ -277,7 +277,7 @@ async def test_one_that_never_says_anything_or_ends_at_once_is_unavailable_with_
         assert "exit code 3" in states["broken"].reason and "my configuration" in states["broken"].reason
 
 
-async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_where_that_stands(tmp_path: Path) -> None:
+async def test_an_unknown_tool_error_reports_the_state_of_an_unreached_server(tmp_path: Path) -> None:
     mute, broken = (
         StdioServerProgram(tmp_path / "mute", mute=True),
         StdioServerProgram(tmp_path / "broken", dies_at_start=True),
@@ -314,9 +314,7 @@ async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_wh
             await kernel.explain_call("git_log", {})
 
 
-async def test_answers_of_fifty_megabytes_are_not_kept_and_the_connection_goes_on(
-    opened: Opens, tmp_path: Path
-) -> None:
+async def test_an_oversized_result_is_refused_and_the_connection_stays_open(opened: Opens, tmp_path: Path) -> None:
     async with opened(StdioServerProgram(tmp_path, ["echo", "huge"])) as (_, session, upstream):
         huge, small = await asyncio.gather(
             session.call("t_huge", {"bytes": 50 * 2**20}), session.call("t_echo", {"text": "beside"})
@@ -325,9 +323,7 @@ async def test_answers_of_fifty_megabytes_are_not_kept_and_the_connection_goes_o
         assert text_of(small) == "beside" and upstream.attempts == 1
 
 
-async def test_garbage_floods_and_answers_that_nobody_asked_for_harm_only_the_call_they_belong_to(
-    opened: Opens, tmp_path: Path
-) -> None:
+async def test_garbage_floods_and_unrequested_replies_affect_only_their_call(opened: Opens, tmp_path: Path) -> None:
     tools = ["echo", "garbage", "flood", "chatter", "answers_twice"]
     async with opened(StdioServerProgram(tmp_path, tools)) as (_, session, upstream):
         result = await session.call("t_garbage", {})
@@ -359,7 +355,7 @@ async def test_a_description_that_changes_after_it_was_approved_turns_the_tool_o
         assert result.error_kind == "unavailable"
 
 
-async def test_a_definition_that_changed_while_nobody_was_connected_is_not_called_by_the_old_one(
+async def test_a_tool_whose_definition_changed_while_disconnected_is_not_called(
     tmp_path: Path,
 ) -> None:
     server = StdioServerProgram(tmp_path)
@@ -386,7 +382,7 @@ async def test_progress_and_logs_reach_the_face_of_the_call(opened: Opens, tmp_p
 FORM = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
 
-async def test_what_it_asks_of_the_client_is_passed_on_only_where_it_was_granted(opened: Opens, tmp_path: Path) -> None:
+async def test_a_request_of_a_server_reaches_the_client_only_when_granted(opened: Opens, tmp_path: Path) -> None:
     peer = ScriptedClient([{"it": {"action": "accept", "content": {"name": "Ada"}}}])
     asks = {"method": "elicitation/create", "params": FORM}
     async with opened(StdioServerProgram(tmp_path, ["ask"]), "elicitation = true", client=peer) as (_, session, _u):
@@ -410,7 +406,7 @@ async def test_a_request_of_it_that_could_be_for_either_of_two_calls_is_refused(
         hanging.cancel()
 
 
-async def test_what_it_offers_beside_tools_is_read_prompted_completed_and_watched(
+async def test_resources_prompts_completions_and_subscriptions_of_a_server_are_usable(
     opened: Opens, tmp_path: Path
 ) -> None:
     offered = {
@@ -462,7 +458,7 @@ async def test_connecting_and_disconnecting_leaves_nothing_behind(tmp_path: Path
         assert kernel.mcp_servers.server_statuses == [] and kernel.generation.resolve_tool_name("t_echo") is None
 
 
-async def test_a_server_that_nobody_was_connected_to_is_asked_what_it_has_before_it_is_reviewed(tmp_path: Path) -> None:
+async def test_a_server_can_be_listed_for_review_before_its_first_connection(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "pid"])
     file = tmp_path / "config" / "handrail.toml"
     file.parent.mkdir()
