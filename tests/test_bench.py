@@ -216,7 +216,7 @@ def carried_out(module: ModuleType) -> object:
     return None
 
 
-def test_each_has_its_least_round() -> None:
+def test_every_benchmark_has_a_smallest_round() -> None:
     assert {*LEAST, *IN_A_PROCESS, *MANY_PROCESSES} == {script for script in SCRIPTS if "/" not in script}
 
 
@@ -254,7 +254,9 @@ def test_a_benchmark_completes_its_smallest_round(
 
 @pytest.mark.proves("P-18")
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])
-async def test_the_developer_set_asks_nothing_about_reading_or_testing(mode: str, beside: None, tmp_path: Path) -> None:
+async def test_the_developer_rule_set_asks_no_questions_about_reading_or_testing(
+    mode: str, beside: None, tmp_path: Path
+) -> None:
     bench = loaded("session_questions.py")
     (tmp_path / "ws").mkdir()
     bench.make_repository(tmp_path / "ws")

@@ -50,7 +50,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 
 @pytest.mark.parametrize(("name", "text"), PROGRAMS)
-def test_programs_run(name: str, text: str, tmp_path: Path) -> None:
+def test_the_programs_of_the_pages_run(name: str, text: str, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.prepare("")
     file = folder.workspace / "test_it.py"
@@ -62,7 +62,7 @@ def test_programs_run(name: str, text: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_types_are_usable_as_they_are_shown(tmp_path: Path) -> None:
+def test_the_python_snippets_of_the_pages_pass_the_type_checker(tmp_path: Path) -> None:
     shown = [snippet.text for name in ("README.md", *PAGES) for snippet in snippets(page(name), "python")]
     for number, text in enumerate(shown):
         (tmp_path / f"shown_{number}.py").write_text(text, encoding="utf-8")
@@ -78,7 +78,7 @@ def test_the_types_are_usable_as_they_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 @pytest.mark.parametrize("name", PAGES)
-def test_commands_run_one_after_the_other_among_the_files_of_their_page(name: str, tmp_path: Path) -> None:
+def test_the_commands_of_each_page_run_in_order_with_the_files_of_the_page(name: str, tmp_path: Path) -> None:
     text = page(name)
     folder = Folder(tmp_path)
     folder.prepare(text)
@@ -86,7 +86,7 @@ def test_commands_run_one_after_the_other_among_the_files_of_their_page(name: st
         folder.run(command)
 
 
-def test_the_agent_manifests_that_are_shown_are_sound() -> None:
+def test_the_agent_manifests_of_the_pages_are_valid() -> None:
     blocks = [snippet.text for name in PAGES for snippet in snippets(page(name), "toml")]
     shown = [text for text in blocks if "id" in tomllib.loads(text)]  # the others are scripts and settings
     for text in shown:

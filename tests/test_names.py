@@ -60,11 +60,11 @@ def test_a_class_name_has_two_words_or_is_listed() -> None:
     assert len(LISTS["one_word"]) <= MOST_OF_ONE_WORD * len(classes())
 
 
-def test_a_class_is_named_by_a_noun() -> None:
+def test_every_class_name_ends_with_a_noun() -> None:
     compare((name for name in classes() if is_odd(words(name)[-1])), LISTS["heads"])
 
 
-def test_a_module_is_named_by_a_noun() -> None:
+def test_every_module_name_ends_with_a_noun() -> None:
     compare((path.stem for path in modules() if is_odd(words(path.stem)[-1])), LISTS["modules"])
 
 
@@ -96,7 +96,7 @@ def definitions(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_a_reference_in_a_docstring_names_something() -> None:
+def test_every_reference_in_a_docstring_names_an_existing_object() -> None:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
     defined = {path: definitions(tree) for path, tree in trees.items()}
     anywhere = set[str]().union(*defined.values())

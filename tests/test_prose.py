@@ -19,7 +19,7 @@ from tests.prose import budgets, counts, error_faults, faults, measured, paragra
         ("The call " + "is recorded and " * 12 + "answered.", ["long"]),
     ],
 )
-def test_a_fault_of_a_sentence_is_found(text: str, kinds: list[str]) -> None:
+def test_a_style_fault_of_a_sentence_is_found(text: str, kinds: list[str]) -> None:
     assert [fault.kind for fault in faults(text)] == kinds
 
 
@@ -33,7 +33,7 @@ def test_a_fault_of_a_sentence_is_found(text: str, kinds: list[str]) -> None:
         ("Use a path inside the workspace", ["end"]),
     ],
 )
-def test_a_fault_of_an_error_text_is_found(text: str, kinds: list[str]) -> None:
+def test_a_style_fault_of_an_error_text_is_found(text: str, kinds: list[str]) -> None:
     assert [fault.kind for fault in error_faults(text)] == kinds
 
 

@@ -49,7 +49,7 @@ def beyond(text: str) -> Iterator[str]:
         ("from handrail.sandbox import tier_probe", ["handrail.sandbox: tier_probe"]),
     ],
 )
-def test_an_import_that_is_not_public_is_seen(text: str, found: list[str]) -> None:
+def test_an_import_of_a_private_name_is_detected(text: str, found: list[str]) -> None:
     assert list(beyond(text)) == found
 
 
@@ -59,7 +59,7 @@ def test_code_on_a_page_imports_only_exported_names(name: str) -> None:
     assert not faults, f"{name} imports what is private: {', '.join(faults)}"
 
 
-def test_the_demonstrations_import_what_is_exported() -> None:
+def test_the_demonstrations_import_only_public_names() -> None:
     faults = [
         f"{path.relative_to(ROOT)}: {one}"
         for path in sorted((ROOT / "demos").rglob("*.py"))
@@ -79,7 +79,7 @@ def test_a_facade_has_all_its_exported_names_and_declares_the_rest_private(facad
         _ = module.nothing
 
 
-def test_importing_the_facades_loads_nothing_else_of_handrail() -> None:
+def test_importing_the_facades_loads_no_other_module_of_handrail() -> None:
     code = f"import sys, {', '.join(FACADES)}\nprint(*(name for name in sys.modules if name.startswith('handrail')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == set(FACADES)

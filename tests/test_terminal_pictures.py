@@ -9,7 +9,7 @@ from tests.terminal_pictures import FOLDER, WIDTHS, draw_all
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_the_pictures_are_current(columns: int) -> None:
+def test_the_terminal_pictures_of_the_documentation_are_up_to_date(columns: int) -> None:
     made = draw_all(columns)
     assert sorted(made) == ["approve", "chat", "log", "run"]
     for name, text in made.items():

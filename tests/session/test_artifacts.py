@@ -177,7 +177,7 @@ async def test_an_artifact_that_its_tool_hides_from_the_model_is_denied(tmp_path
             assert answer.error_kind == "denied" and "hidden from the model" in str(answer.error_text)
 
 
-async def test_a_fork_reads_what_was_made_before_it_was_forked(tmp_path: Path) -> None:
+async def test_a_forked_session_reads_only_artifacts_from_before_the_fork(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         parent = await kernel.session()
         before = await made(parent, text="before")

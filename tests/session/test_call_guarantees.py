@@ -258,12 +258,12 @@ async def test_an_exception_of_a_tool_becomes_the_result_of_its_call_only(
 
 
 @pytest.mark.proves("X-08")
-async def test_a_failure_while_being_stopped_does_not_hide_that_it_was_stopped(session: Session) -> None:
+async def test_a_tool_that_fails_during_its_timeout_is_reported_as_a_timeout(session: Session) -> None:
     result = await session.call("test.messy", {})
     assert result.error_kind == "timeout"
 
 
-async def test_a_watcher_that_raises_breaks_no_call_and_no_other_watcher(session: Session) -> None:
+async def test_an_event_watcher_that_raises_does_not_affect_calls_or_other_watchers(session: Session) -> None:
     seen: list[str] = []
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -297,7 +297,7 @@ async def test_a_watcher_that_unsubscribes_during_an_event_takes_no_event_from_a
 @pytest.mark.proves("X-08")
 @pytest.mark.parametrize("at", ["proposed", "started", "progress"])
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_stop_from_within_a_watcher_stops_that_call_and_no_later_one(
+async def test_a_stop_from_an_event_watcher_stops_the_current_call_only(
     kernel: Kernel, session: Session, at: str, waits: bool
 ) -> None:
 
@@ -319,7 +319,7 @@ async def test_a_stop_from_within_a_watcher_stops_that_call_and_no_later_one(
 
 
 @pytest.mark.proves("X-08", "L-08")
-async def test_a_stop_of_a_session_reaches_a_tool_through_the_call_it_makes(session: Session) -> None:
+async def test_a_stop_of_a_session_cancels_a_tool_during_its_nested_call(session: Session) -> None:
     events: list[Event] = []
     session.watch_events(events.append)
     call = asyncio.create_task(session.call("test.nest", {}))
@@ -342,7 +342,7 @@ async def test_a_tool_that_runs_on_after_its_timeout_can_make_no_more_calls(kern
 
 
 @pytest.mark.proves("L-08", "X-08")
-async def test_locks_are_not_given_back_while_a_nested_call_still_runs_under_them(session: Session) -> None:
+async def test_a_detached_nested_call_is_cancelled_before_the_locks_are_released(session: Session) -> None:
     result = await session.call("test.detach", {})
     assert result.data == "gone"
     other = asyncio.create_task(session.call("test.effect", {"text": "later"}))
@@ -365,7 +365,7 @@ async def test_hanging_threads_do_not_block_other_calls(kernel: Kernel, session:
     thread_may_end.set()
 
 
-async def test_progress_from_a_loop_of_a_tools_own_reaches_watchers_on_the_kernels_loop(session: Session) -> None:
+async def test_progress_from_another_event_loop_reaches_watchers_on_the_loop_of_the_kernel(session: Session) -> None:
     told: list[int] = []
     session.watch_events(lambda event: told.append(threading.get_ident()))
     assert (await session.call("test.loop_in_thread", {})).ok
@@ -374,7 +374,7 @@ async def test_progress_from_a_loop_of_a_tools_own_reaches_watchers_on_the_kerne
 
 
 @pytest.mark.proves("T-07", "L-04")
-async def test_fifty_edits_of_one_file_at_once_all_land(kernel: Kernel, session: Session) -> None:
+async def test_fifty_concurrent_edits_of_one_file_all_succeed(kernel: Kernel, session: Session) -> None:
     path = Path(kernel.workdir, "list.txt")
     path.write_text("".join(f"line {n} old\n" for n in range(50)))
     assert (await session.call("read", {"path": "list.txt"})).ok
@@ -415,7 +415,7 @@ def endless() -> dict[str, Any]:
     ],
     ids=["deep", "deep value", "100 MB", "endless", "nan", "bytes", "object", "key", "half a pair", "number"],
 )
-async def test_arguments_that_no_json_text_could_hold_are_a_clear_answer(
+async def test_arguments_that_json_cannot_express_are_rejected_with_a_clear_error(
     kernel: Kernel, session: Session, arguments: dict[Any, Any]
 ) -> None:
     result = await session.call("read", cast("dict[str, Any]", arguments))

@@ -21,7 +21,7 @@ HISTORY = 12
 """Messages of a channel that is full soon."""
 
 
-async def test_a_message_of_a_queue_is_read_by_one_and_one_of_a_broadcast_by_all(tmp_path: Path) -> None:
+async def test_one_reader_gets_a_queue_message_and_all_readers_get_a_broadcast(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         a, b, c = (there.channels(name, top="a") for name in "abc")
         assert await a.send("work", "one") == 1 and await a.send("work", "two") == 2
@@ -34,7 +34,7 @@ async def test_a_message_of_a_queue_is_read_by_one_and_one_of_a_broadcast_by_all
             await a.send("news", "x", kind="queue")
 
 
-async def test_a_wait_ends_with_the_message_and_others_see_it_no_more(tmp_path: Path) -> None:
+async def test_each_waiting_session_receives_a_different_message(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         waits = [asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=60_000)) for n in "bcd"]
         await asyncio.sleep(0)
@@ -121,7 +121,7 @@ async def test_a_reader_that_timed_out_leaves_the_next_message_to_the_next_reade
             assert (await reading[1]).message is not None
 
 
-async def test_a_cancelled_wait_takes_nothing(tmp_path: Path) -> None:
+async def test_a_cancelled_wait_leaves_the_message_in_the_channel(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         wait = asyncio.ensure_future(there.channels("b", top="a").receive("c", timeout_ms=60_000))
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_a_cancelled_wait_takes_nothing(tmp_path: Path) -> None:
         assert message is not None and message.text == "still there"
 
 
-async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) -> None:
+async def test_only_shared_channels_are_visible_outside_their_session_tree(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         await there.channels("a", agent="writer").send("c", "mine")
         assert (await there.channels("z").receive("c", timeout_ms=0)).message is None
@@ -223,7 +223,7 @@ async def test_a_message_of_a_cancelled_sender_still_reaches_waiting_readers_and
 
 @pytest.mark.parametrize("kind", ["queue", "broadcast"])
 @pytest.mark.parametrize("call", ["", "call"])
-async def test_a_message_whose_wait_is_cut_off_anywhere_is_received_by_the_next(
+async def test_the_next_reader_receives_the_message_of_a_cancelled_wait(
     tmp_path: Path, kind: ChannelKind, call: str
 ) -> None:
     async with place(tmp_path) as there:
@@ -261,7 +261,7 @@ async def test_a_message_received_by_a_call_counts_as_read_once_the_call_has_suc
         assert [one and one.text for one in left] == ["2", None]
 
 
-async def test_a_broadcast_over_which_nothing_came_for_long_makes_room_and_no_number_is_used_again(
+async def test_an_idle_broadcast_is_removed_and_its_message_numbers_are_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channelling, "MAX_CHANNELS", 2)
@@ -286,7 +286,7 @@ async def test_a_broadcast_over_which_nothing_came_for_long_makes_room_and_no_nu
         assert there.switchboard.table.list_after(sender.resolve_key("shared/d"))[0].number > before + 1
 
 
-async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: Path) -> None:
+async def test_messages_and_read_positions_of_a_broadcast_survive_a_restart(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         for text in ("1", "2"):
             await there.channels("a").send("news", text, kind="broadcast")
@@ -331,7 +331,7 @@ async def handle(well: bool, runtime: Runtime) -> str:
     return received.message.text if received.message is not None else "none"
 
 
-async def test_a_message_that_a_failed_call_received_waits_for_the_next_one(tmp_path: Path) -> None:
+async def test_the_next_call_receives_a_message_that_a_failed_call_received(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[handle], rules=["allow mail.handle"]) as kernel:
         session = await kernel.session()
         await session.call("send_message", {"channel": "c", "message": "one"})

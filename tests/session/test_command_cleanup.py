@@ -51,7 +51,7 @@ async def test_no_process_started_by_a_command_survives_its_call(kernel: Kernel,
 
 
 @pytest.mark.proves("S-05", "X-08")
-async def test_a_stop_reaches_the_whole_tree_of_a_command(kernel: Kernel) -> None:
+async def test_a_stop_ends_every_process_of_a_command(kernel: Kernel) -> None:
     session = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("once")]))
     mark = f"98{os.getpid():07d}"
     events: list[Event] = []

@@ -280,7 +280,7 @@ def test_a_damaged_page_of_any_table_is_reported_at_the_start_and_while_running(
                 assert any(isinstance(e, Exception) or getattr(e, "error_kind", None) for e in seen), (table, seen)
 
 
-async def test_a_session_whose_closing_failed_can_be_opened_and_closed_again(tmp_path: Path) -> None:
+async def test_a_session_that_failed_to_close_can_be_reopened_and_closed(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         with closing(sqlite3.connect(kernel.components.store.folders.database_file)) as other:

@@ -133,7 +133,7 @@ async def states(jobs: Iterable[object]) -> dict[str, tuple[str, int]]:
 
 
 @pytest.mark.proves("X-06", "G-05")
-async def test_a_process_killed_with_a_job_at_each_step(tmp_path: Path) -> None:
+async def test_jobs_are_recovered_after_a_kill_at_each_step(tmp_path: Path) -> None:
     die_by_itself(tmp_path, EACH_STEP)
     before = ["ended", "running-hold", "running-again-hold", "granted-hold", "given-up-hold", "promoted-hold"]
     before.append("executed-last")
@@ -214,7 +214,7 @@ async def test_a_restarted_kernel_runs_repeatable_jobs_again_and_reports_the_oth
 
 @pytest.mark.proves("X-06")
 @pytest.mark.parametrize("first", ["stop", "open"])
-async def test_a_job_that_is_stopped_while_its_session_is_opened_has_one_end(
+async def test_a_job_stopped_while_its_session_opens_ends_exactly_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     effects = tmp_path / "effects"
@@ -255,7 +255,7 @@ async def test_a_job_that_is_stopped_while_its_session_is_opened_has_one_end(
         assert len(effects.read_text().split()) <= 2
 
 
-async def test_a_job_outlives_the_opening_of_its_session_and_ends_with_its_close(tmp_path: Path) -> None:
+async def test_a_job_survives_a_suspended_session_and_ends_when_the_session_closes(tmp_path: Path) -> None:
     effects = tmp_path / "effects"
     async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
         session = await kernel.session("ses_jobs")
@@ -333,7 +333,7 @@ async def test_the_end_of_a_job_that_cannot_be_stored_is_stored_and_reported_lat
     assert kept is None or kept.ok, "and a kernel that ends does not wait for room"
 
 
-async def test_a_row_that_did_not_hear_of_its_end_is_put_right_from_the_log(tmp_path: Path) -> None:
+async def test_a_job_row_without_the_recorded_end_is_repaired_from_the_log(tmp_path: Path) -> None:
     """As a process leaves it that was killed, or whose disk was full, just between the two."""
     effects = tmp_path / "effects"
 

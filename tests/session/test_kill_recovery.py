@@ -49,7 +49,7 @@ def effects(folder: Path) -> int:
 
 @pytest.mark.proves("G-05", "X-06", "A-03", "P-09", "A-10")
 @pytest.mark.parametrize(("case", "step"), MATRIX)
-async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_became_of_it(
+async def test_the_next_process_settles_the_work_of_a_process_killed_at_any_step(
     tmp_path: Path, case: str, step: str
 ) -> None:
     kill(tmp_path, case, step)

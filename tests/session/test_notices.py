@@ -21,7 +21,7 @@ def notice(session_id: str, id: str = "n1", text: str = "it is done") -> Notific
     return Notification(id, session_id, "job", "bash_00000001", text, 1, {"exit_code": 0}, "bash")
 
 
-async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_path: Path) -> None:
+async def test_notifications_keep_their_order_across_restarts_and_are_delivered_once(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         assert session.notifications is not None and session.lane.notifications is not None
@@ -39,7 +39,7 @@ async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_pat
         assert [one.id for one in await session.notifications.list_pending()] == ["a"]
 
 
-async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is_closed(tmp_path: Path) -> None:
+async def test_a_session_sees_only_its_notifications_and_closing_removes_them(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         mine, other = await kernel.session(), await kernel.session()
         await kernel.inbound_events.notifications.store_notification(notice(other.id))

@@ -33,7 +33,7 @@ def denied(answer: CallAnswer) -> bool:
     return answer.result.error_kind == "denied"
 
 
-async def test_an_object_that_is_changed_after_the_look_is_judged_as_it_is(tmp_path: Path) -> None:
+async def test_arguments_changed_after_prevalidation_are_checked_again(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put", "deny fs.write secret"]) as kernel:
         turn = (await kernel.session()).start_turn()
         arguments = {"path": "plain"}
@@ -42,7 +42,7 @@ async def test_an_object_that_is_changed_after_the_look_is_judged_as_it_is(tmp_p
         assert denied(await turn.start_streamed_call(("test.put", arguments)))
 
 
-async def test_an_equal_object_is_another_call(tmp_path: Path) -> None:
+async def test_arguments_that_compare_equal_but_differ_in_type_are_validated_again(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
         turn = (await kernel.session()).start_turn()
         turn.prepare_likely_call(("test.put", {"path": "a", "n": 1}))
@@ -59,7 +59,7 @@ async def test_arguments_over_the_limit_are_refused_after_a_call_was_prepared(tm
     assert answer.result.error_kind == "invalid_input" and "The limit is" in str(answer.result.error_text)
 
 
-async def test_capabilities_that_came_after_the_look_decide(tmp_path: Path) -> None:
+async def test_a_capability_layer_added_after_prevalidation_applies_to_the_call(tmp_path: Path) -> None:
     call = ("test.put", '{"path":"a"}')
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
         session = await kernel.session()

@@ -158,7 +158,7 @@ async def test_a_file_read_before_a_restart_can_be_written_unless_it_has_changed
 
 
 @pytest.mark.proves("A-10")
-async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_path: Path) -> None:
+async def test_todos_and_folders_of_a_session_are_kept_until_the_session_is_closed(tmp_path: Path) -> None:
     todos = [{"id": "1", "content": "go on", "status": "pending"}]
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
@@ -227,7 +227,7 @@ async def test_a_fork_starts_with_the_history_of_its_parent_and_diverges_from_it
     assert facts is not None and (facts.forked_from, facts.topic, facts.state) == ("ses_1", "counting", "suspended")
 
 
-async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: Path) -> None:
+async def test_a_forked_session_does_not_run_a_call_left_open_by_its_parent(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count")
@@ -279,7 +279,7 @@ async def test_the_stored_history_contains_no_secrets(tmp_path: Path) -> None:
         assert len(agent.messages) == 6
 
 
-async def test_a_session_belongs_to_one_user_and_one_agent_at_a_time(tmp_path: Path) -> None:
+async def test_a_session_is_opened_once_at_a_time_and_only_by_its_agent(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         with pytest.raises(UsageError, match="already open"):

@@ -138,7 +138,7 @@ async def test_a_search_is_bounded_and_reports_that_older_calls_were_not_searche
 
 @settings(max_examples=40)
 @given(st.text(max_size=60), st.lists(st.text(max_size=600), max_size=5))
-def test_any_query_over_any_text_gives_passages_that_have_a_term_of_it(query: str, texts: list[str]) -> None:
+def test_any_query_over_any_text_finds_every_passage_with_one_of_its_terms(query: str, texts: list[str]) -> None:
     terms = parse_query(query)
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(CREATE_INDEX)
@@ -169,7 +169,7 @@ async def test_a_search_matches_other_word_forms_and_returns_the_surrounding_mes
         )
 
 
-async def test_a_search_takes_what_is_new_and_forgets_what_is_gone(tmp_path: Path) -> None:
+async def test_a_memory_search_includes_new_messages_and_calls(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
         session = await kernel.session()
         model = PlaybackModel(*(text_reply(f"Answer {n} of pelican.") for n in range(3)))

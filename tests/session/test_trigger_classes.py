@@ -137,7 +137,7 @@ async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_p
         assert kernel.inbound_events.triggers.table.list_all() == []
 
 
-async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
+async def test_a_removed_trigger_stops_waiting_and_a_session_has_a_trigger_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggering, "MAX_CLASS_TRIGGERS", 2)
@@ -252,7 +252,7 @@ def test_a_trigger_class_defines_when_it_fires_and_avoids_reserved_parameter_nam
 
 
 @pytest.mark.proves("R-09")
-def test_packages_register_classes_by_entry_point() -> None:
+def test_packages_register_trigger_classes_by_entry_point() -> None:
     point = metadata.EntryPoint("line", f"{__name__}:Line", "handrail.tools")
     loaded = ToolEntryPointsSource(entry_points=lambda: [point]).load()
     assert [declared.tool.spec.id for declared in loaded.tools] == ["add_line_watch"] and not loaded.faults

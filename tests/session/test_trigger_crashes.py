@@ -126,7 +126,7 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 
 
 @pytest.mark.slow
-def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_path: Path) -> None:
+def test_an_agent_killed_repeatedly_receives_each_trigger_event_once(tmp_path: Path) -> None:
     session_id, signs = "", ("RunFinished", "AgentIdle", "NotificationsDelivered", "TurnStarted", "TextDelta")
     for round_ in range(15):
         command = [sys.executable, "-c", _PROGRAM, str(tmp_path), session_id]

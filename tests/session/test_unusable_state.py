@@ -199,7 +199,7 @@ def test_many_kinds_of_damage_are_reported_in_plain_text(tmp_path: Path, capsys:
         "UPDATE record SET seal = x'00' WHERE sequence = (SELECT max(sequence) FROM record)",
     ],
 )
-async def test_a_log_with_a_damaged_end_is_not_written_on(tmp_path: Path, statement: str) -> None:
+async def test_the_kernel_does_not_start_on_a_log_with_a_damaged_end(tmp_path: Path, statement: str) -> None:
     database = await used(tmp_path)
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(statement)
@@ -216,7 +216,7 @@ async def test_a_log_with_a_damaged_end_is_not_written_on(tmp_path: Path, statem
 
 
 @pytest.mark.proves("G-09a")
-async def test_state_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+async def test_state_of_a_newer_version_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     database = await used(tmp_path)
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -317,7 +317,7 @@ asyncio.run(main())
 
 
 @pytest.mark.proves("L-07")
-async def test_a_second_process_joins_the_first_until_that_is_gone_even_by_a_kill(tmp_path: Path) -> None:
+async def test_a_second_process_joins_the_first_until_the_first_exits_or_is_killed(tmp_path: Path) -> None:
     await used(tmp_path)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -127,7 +127,7 @@ async def _cycled(
 @pytest.mark.timeout(3600)
 @pytest.mark.proves("F-04")
 @pytest.mark.parametrize("over", ["stdio", "http"])
-async def test_a_thousand_connections_leave_nothing_behind(tmp_path: Path, over: str) -> None:
+async def test_a_thousand_connections_leave_no_resources_or_memory_behind(tmp_path: Path, over: str) -> None:
     async def tried(session: Any, cycles: Cycles) -> None:
         for _ in range(PAGES):
             await session.call("todo", {"todos": []})
@@ -145,7 +145,7 @@ async def test_a_thousand_connections_leave_nothing_behind(tmp_path: Path, over:
 
 @pytest.mark.proves("F-04")
 @pytest.mark.parametrize("over", ["stdio", "http"])
-async def test_a_few_connections_leave_nothing_behind(tmp_path: Path, over: str) -> None:
+async def test_a_few_connections_leave_no_resources_behind(tmp_path: Path, over: str) -> None:
     async def tried(session: Any, cycles: Cycles) -> None:
         await cycles(FIRST)
         held, ours = _held(), _ours()

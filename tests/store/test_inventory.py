@@ -53,7 +53,7 @@ def test_an_unused_state_folder_has_no_stored_state(tmp_path: Path) -> None:
     assert list_stored_state(tmp_path / "nothing") == []
 
 
-async def test_a_workspace_that_is_gone_is_known_by_its_name(place: Place, tmp_path: Path) -> None:
+async def test_state_of_a_missing_workspace_is_listed_with_its_path(place: Place, tmp_path: Path) -> None:
     folders = await used(place)
     place.workspace.rename(tmp_path / "elsewhere")
     (kept,) = list_stored_state(place.state)
@@ -64,7 +64,7 @@ async def test_a_workspace_that_is_gone_is_known_by_its_name(place: Place, tmp_p
 
 
 @pytest.mark.parametrize("name", [b"", b"/somewhere/else", b"\xff" * 10, b"\0"])
-async def test_a_name_that_is_not_the_keys_own_is_not_believed(place: Place, name: bytes) -> None:
+async def test_a_workspace_path_that_does_not_match_the_state_key_is_ignored(place: Place, name: bytes) -> None:
     folders = await used(place)
     folders.workspace_path_file.write_bytes(name)
     (kept,) = list_stored_state(place.state)
@@ -75,14 +75,16 @@ async def test_a_name_that_is_not_the_keys_own_is_not_believed(place: Place, nam
     await used(place)  # a pipe is not waited for
 
 
-async def test_the_name_is_written_again_where_it_was_lost(place: Place) -> None:
+async def test_a_wrong_workspace_path_is_rewritten_at_the_next_use(place: Place) -> None:
     folders = await used(place)
     folders.workspace_path_file.write_bytes(b"/somewhere/else/that/is/longer/than/it/was")
     await used(place)
     assert folders.workspace_path_file.read_bytes() == os.fsencode(folders.workspace)
 
 
-async def test_removing_takes_everything_of_the_one_workspace(place: Place, tmp_path: Path) -> None:
+async def test_removing_the_state_of_a_workspace_removes_all_of_it_and_nothing_else(
+    place: Place, tmp_path: Path
+) -> None:
     folders = await used(place, "ses_1", "ses_2")
     other = await used(another(place, tmp_path, "other"), "ses_1")
     before = measure_folder_size(place.state / "output" / other.key)
@@ -95,7 +97,7 @@ async def test_removing_takes_everything_of_the_one_workspace(place: Place, tmp_
     assert len(list_stored_state(place.state)) == 2
 
 
-async def test_damaged_state_is_listed_and_removed_like_any_other(place: Place) -> None:
+async def test_damaged_state_is_listed_and_can_be_removed(place: Place) -> None:
     folders = await used(place)
     folders.database_file.write_bytes(b"no database")
     (kept,) = list_stored_state(place.state)
@@ -129,7 +131,7 @@ async def test_no_link_out_of_the_state_folder_is_followed(place: Place, tmp_pat
 
 
 @pytest.mark.parametrize("part", ["ws", "output", "scratch"])
-async def test_a_link_in_the_place_of_a_part_of_the_state_is_refused(place: Place, tmp_path: Path, part: str) -> None:
+async def test_a_link_in_place_of_a_part_of_the_state_is_refused(place: Place, tmp_path: Path, part: str) -> None:
     folders = await used(place, "ses_1")
     elsewhere = tmp_path / "elsewhere"
     (place.state / part).rename(elsewhere)

@@ -91,7 +91,7 @@ _made = [0]
 
 
 @pytest.mark.proves("X-06")
-def test_a_job_has_one_end_whatever_is_tried(tmp_path: Path) -> None:
+def test_a_job_has_exactly_one_end_under_any_sequence_of_operations(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     Jobs.loop = asyncio.new_event_loop()
     Jobs.store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
@@ -104,7 +104,7 @@ def test_a_job_has_one_end_whatever_is_tried(tmp_path: Path) -> None:
         Jobs.loop.close()
 
 
-async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) -> None:
+async def test_ended_jobs_are_removed_by_number_and_age(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
     table = store.jobs

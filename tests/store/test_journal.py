@@ -74,7 +74,7 @@ def test_a_note_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
     made.close_and_delete()
 
 
-def test_a_holder_whose_journal_was_put_aside_notes_nothing_more_that_counts(tmp_path: Path) -> None:
+def test_a_former_holder_cannot_write_to_its_orphaned_journal(tmp_path: Path) -> None:
     former = Journal(tmp_path, 4)
     assert former.write_note(b"counts")
     orphan_current_journals(tmp_path)
@@ -90,7 +90,7 @@ def test_a_holder_whose_journal_was_put_aside_notes_nothing_more_that_counts(tmp
     successor.close()
 
 
-def test_a_journal_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_journal_of_another_version_is_refused_with_the_next_step(tmp_path: Path) -> None:
     made = Journal(tmp_path, 1)
     made.write_note(b"x")
     content = made.path.read_bytes()
@@ -100,7 +100,7 @@ def test_a_journal_of_another_version_is_refused_with_what_to_do(tmp_path: Path)
     made.close_and_delete()
 
 
-def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_journal_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"HRJ1" + bytes(100))
     (tmp_path / "journal-1.left").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StartError, match=rf"journal-1\.left cannot be read: {os.strerror(errno.ELOOP)}.*move it away"):
@@ -110,7 +110,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
         Journal(tmp_path, 2)
 
 
-def test_to_rouse_it_leaves_its_notes_as_they_are(tmp_path: Path) -> None:
+def test_a_disk_wake_up_leaves_the_notes_of_the_journal_unchanged(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 1)
     journal.wake_disk()
     assert list(read_notes(journal.path)) == []
@@ -122,7 +122,9 @@ def test_to_rouse_it_leaves_its_notes_as_they_are(tmp_path: Path) -> None:
     assert list(read_notes(journal.path)) == [(1, b"one"), (2, b"two")]
 
 
-def test_near_a_full_disk_the_database_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_refuses_notes_when_the_disk_is_nearly_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Journal(tmp_path, 1)
     monkeypatch.setattr(journal, "MIN_FREE_BYTES", 2**62)
     assert not made.write_note(b"x") and made.last == 0

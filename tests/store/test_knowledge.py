@@ -57,7 +57,7 @@ def entry(text: str, **more: object) -> KnowledgeEntry:
 @pytest.mark.parametrize(
     ("processes", "count"), [(4, 25), pytest.param(8, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
 )
-def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, processes: int, count: int) -> None:
+def test_concurrent_writers_lose_no_fact(tmp_path: Path, processes: int, count: int) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "state")]
     writers = [
         subprocess.Popen([*command, str(number), str(count)], stdin=subprocess.PIPE, text=True)
@@ -97,7 +97,7 @@ def test_a_forgotten_fact_and_all_its_former_versions_are_erased_from_the_files(
     assert store.forget([second.id]) == []
 
 
-def test_a_text_that_a_reader_keeps_on_the_disk_is_not_reported_as_forgotten(
+def test_a_forgotten_fact_that_a_reader_still_holds_on_disk_is_reported(
     store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(knowledge_store, "_PATIENCE_S", 0.01)
@@ -124,7 +124,7 @@ def test_a_purge_removes_untrusted_facts_and_keeps_user_facts_without_their_orig
     assert found.keys() == {kept.text, "The user has sold the red bicycle."} and set(found.values()) == {("", "")}
 
 
-def test_only_the_latest_with_a_key_is_found_and_an_unconfirmed_one_hides_no_other(store: KnowledgeStore) -> None:
+def test_only_the_latest_fact_of_a_key_is_found_and_unconfirmed_facts_hide_none(store: KnowledgeStore) -> None:
     store.store(entry("The port of the service is 8080 today.", key="port"))
     store.store(entry("The port of the service is 9090 today.", key="port"))
     store.store(entry("The port of the service is 6666 today.", key="port", untrusted="a page"))
@@ -133,7 +133,7 @@ def test_only_the_latest_with_a_key_is_found_and_an_unconfirmed_one_hides_no_oth
     assert len(store.compact().folded) == 1 and store.count_entries() == 2
 
 
-def test_errors_say_what_is_wrong(store: KnowledgeStore, tmp_path: Path) -> None:
+def test_invalid_writes_and_a_damaged_file_raise_specific_errors(store: KnowledgeStore, tmp_path: Path) -> None:
     with pytest.raises(UnknownEntry):
         store.store(entry("This is no correction of anything.", replaces="mem_none"))
     for number in range(20):
@@ -148,7 +148,7 @@ def test_errors_say_what_is_wrong(store: KnowledgeStore, tmp_path: Path) -> None
             use()
 
 
-def test_a_file_that_a_person_removed_is_made_again(store: KnowledgeStore) -> None:
+def test_a_removed_knowledge_file_is_created_again(store: KnowledgeStore) -> None:
     store.store(entry("The user drinks green tea every morning."))
     for file in [*store.path.parent.iterdir()]:
         file.unlink()
@@ -158,7 +158,7 @@ def test_a_file_that_a_person_removed_is_made_again(store: KnowledgeStore) -> No
     assert (store.path.stat().st_mode & 0o777, store.path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_a_fact_is_read_from_its_json_form_and_nothing_else_is() -> None:
+def test_a_fact_is_parsed_from_json_and_invalid_fields_are_refused() -> None:
     from dataclasses import asdict
 
     made = entry("The user drinks green tea.", id="mem_1", tags=("tea",), key="k")

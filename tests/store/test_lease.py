@@ -58,7 +58,7 @@ def test_a_second_process_gets_one_line_that_names_the_lease_holder(place: Place
 
 
 @pytest.mark.proves("L-07")
-async def test_a_killed_holder_leaves_the_workspace_free_and_the_token_grows(place: Place) -> None:
+async def test_a_killed_holder_frees_the_workspace_and_the_next_token_is_higher(place: Place) -> None:
     with place.process(HOLD) as holder:
         assert first_line(holder.stdout).strip() == "1"
         holder.kill()
@@ -81,7 +81,7 @@ async def test_the_same_process_cannot_hold_a_workspace_twice(place: Place) -> N
     await place.open().aclose()
 
 
-async def test_workspaces_do_not_wait_for_each_other(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_two_workspaces_are_held_independently(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("other")
     one, two = place.open(), Place(other, place.state).open()
     await one.aclose()
@@ -129,7 +129,7 @@ def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: St
     assert not [path for path in folders.workspace_state_folder.iterdir() if path.name.startswith("holder")]
 
 
-def test_a_lease_that_is_renewed_lasts_and_one_that_is_not_lapses_before_others_may_take_it(
+def test_a_renewed_lease_lasts_and_an_unrenewed_lease_lapses_before_another_process_takes_it(
     folders: StateFolders, time: Time
 ) -> None:
     lease = taken(folders, time)
@@ -164,7 +164,7 @@ def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: Stat
     lease.release()
 
 
-def test_while_the_database_cannot_confirm_it_a_lapsed_lease_stays_lapsed(folders: StateFolders, time: Time) -> None:
+def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     time.now += STALE_NS
     other = sqlite3.connect(folders.database_file, isolation_level=None)
@@ -220,7 +220,7 @@ def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(folde
 
 
 @pytest.mark.parametrize("removes", [True, False])
-def test_a_renewal_that_was_paused_before_its_write_does_not_count(
+def test_a_renewal_paused_before_its_write_does_not_restore_the_lease(
     folders: StateFolders, time: Time, removes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = taken(folders, time)
@@ -240,7 +240,7 @@ def test_a_renewal_that_was_paused_before_its_write_does_not_count(
     others[0].release()
 
 
-def test_a_holder_whose_file_was_removed_by_hand_gives_up(folders: StateFolders, time: Time) -> None:
+def test_a_holder_loses_its_lease_when_its_file_is_removed(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     file_of(lease, folders).unlink()
     lease.renew()
@@ -276,7 +276,7 @@ def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(fold
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
+def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unchanged(
     folders: StateFolders, time: Time, tmp_path: Path, kind: str
 ) -> None:
     lease = taken(folders, time)
@@ -303,7 +303,7 @@ def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
     taken(folders, time).release()
 
 
-def test_a_link_in_place_of_the_database_is_named_andleft_alone(
+def test_a_link_in_place_of_the_database_is_named_and_not_followed(
     folders: StateFolders, time: Time, tmp_path: Path
 ) -> None:
     target = tmp_path / "elsewhere"
@@ -313,7 +313,7 @@ def test_a_link_in_place_of_the_database_is_named_andleft_alone(
     assert not target.exists()
 
 
-def test_a_damaged_token_is_not_guessed_at(folders: StateFolders, time: Time) -> None:
+def test_a_damaged_fencing_token_stops_the_start(folders: StateFolders, time: Time) -> None:
     taken(folders, time).release()
     connection = sqlite3.connect(folders.database_file)
     for token in ("many", -1, 2**62, None):
@@ -325,7 +325,7 @@ def test_a_damaged_token_is_not_guessed_at(folders: StateFolders, time: Time) ->
     assert not list(folders.workspace_state_folder.glob("holder-*"))
 
 
-def test_a_copy_of_the_process_takes_nothing_away_from_the_original(folders: StateFolders, time: Time) -> None:
+def test_a_forked_process_does_not_release_the_lease_of_its_parent(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     child = os.fork()
     if child == 0:  # pragma: no cover - another process
@@ -339,7 +339,7 @@ def test_a_copy_of_the_process_takes_nothing_away_from_the_original(folders: Sta
     lease.release()
 
 
-async def test_waiting_for_a_workspace_ends_when_its_holder_lets_go(place: Place) -> None:
+async def test_a_wait_for_a_workspace_ends_when_its_holder_releases_it(place: Place) -> None:
     store = place.open()
     waiting = asyncio.ensure_future(WorkspaceLease.wait_until_free(place.folders, interval_s=0.001))
     await asyncio.sleep(0)
@@ -415,7 +415,7 @@ def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFold
     assert seen == {(os.getpid(), "a.sock")}
 
 
-def test_a_wall_clock_that_jumps_changes_nothing_about_who_holds_a_workspace(folders: StateFolders, time: Time) -> None:
+def test_a_wall_clock_jump_does_not_change_the_holder_of_a_workspace(folders: StateFolders, time: Time) -> None:
     century = 100 * 365 * 86400 * 10**9
     for wall in (0, century, 1):  # what each process in turn takes for the time of day
         lease = WorkspaceLease.acquire(

@@ -16,7 +16,7 @@ from handrail.store.tables.session_messages import read_session_messages
 from handrail.store.tables.session_tables import SessionRow
 
 
-async def test_messages_come_back_by_position_and_a_position_given_again_is_replaced(place: Place) -> None:
+async def test_messages_are_read_by_position_and_a_repeated_position_replaces_its_message(place: Place) -> None:
     store = place.open()
     await store.sessions.record_opened(SessionRow("ses_1", 1))
     await store.messages.queue_messages("ses_1", [(0, {"a": 1}), (2, {"c": 3})], 50)
@@ -46,7 +46,7 @@ def test_a_message_with_any_json_is_decoded_unchanged(value: object) -> None:
     assert decode_any_json(encode_any_json({"value": value}, max_bytes=2**62)) == {"value": value}
 
 
-async def test_a_damaged_row_is_an_empty_message_and_hides_no_other(place: Place) -> None:
+async def test_a_damaged_row_is_read_as_an_empty_message_and_hides_no_other(place: Place) -> None:
     store = place.open()
     await store.messages.queue_messages("ses_1", [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": 3}), (3, {"d": 4})], 1)
     with sqlite3.connect(store.database.path) as other:
@@ -58,7 +58,7 @@ async def test_a_damaged_row_is_an_empty_message_and_hides_no_other(place: Place
     await store.aclose()
 
 
-async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
+async def test_hashes_of_read_files_are_kept_with_the_latest_last_and_bounded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_tables, "MAX_HASHES", 50)
@@ -81,7 +81,7 @@ async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
     await store.aclose()
 
 
-async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place) -> None:
+async def test_a_fork_copies_messages_values_and_file_hashes_but_no_rules(place: Place) -> None:
     store = place.open()
     await store.sessions.record_opened(SessionRow("ses_1", 1))
     await store.messages.queue_messages("ses_1", [(n, {"n": n, "odd": "é\ud800"}) for n in range(100)], 5)
@@ -109,7 +109,7 @@ async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place
     await store.aclose()
 
 
-async def test_only_the_process_that_has_a_session_open_suspends_it(place: Place) -> None:
+async def test_only_the_process_that_has_a_session_open_can_suspend_it(place: Place) -> None:
     store = place.open()
     await store.sessions.record_opened(SessionRow("ses_1", 1))
     with sqlite3.connect(store.database.path) as other:

@@ -146,10 +146,10 @@ def chaos(place: Place, deaths: int, paused_of: int, seed: int) -> None:
     print(f"{deaths} deaths, {len(acknowledged)} acknowledged, slowest takeover {slowest:.2f} s, {blocked} blocked")
 
 
-def test_holders_that_die_or_are_paused_lose_nothing_they_acknowledged(place: Place) -> None:
+def test_killed_or_paused_holders_lose_no_acknowledged_write(place: Place) -> None:
     chaos(place, 10, 4, seed=7)
 
 
 @pytest.mark.slow
-def test_a_thousand_holders_that_die_or_are_paused_lose_nothing_they_acknowledged(place: Place) -> None:
+def test_a_thousand_killed_or_paused_holders_lose_no_acknowledged_write(place: Place) -> None:
     chaos(place, 1000, 40, seed=1007)

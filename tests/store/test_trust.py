@@ -36,7 +36,7 @@ def test_trust_in_a_workspace_lasts_until_it_is_replaced_or_revoked(place: Place
     )
 
 
-def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) -> None:
+def test_the_trust_file_is_private_and_outside_the_workspace(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
     operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
@@ -64,7 +64,7 @@ def test_an_invalid_trust_record_trusts_nothing(place: Place, text: str) -> None
     assert operator_decisions.read_workspace_trust(folders) is None
 
 
-def test_a_record_that_others_could_have_written_or_that_is_a_link_trusts_nothing(place: Place) -> None:
+def test_a_trust_file_that_is_a_link_or_writable_by_others_is_ignored(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
     operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")

@@ -89,7 +89,7 @@ def test_a_closed_signal_does_not_write_to_a_reused_descriptor() -> None:
 
 
 @pytest.mark.usefixtures("kind")
-async def test_a_loop_calls_what_other_threads_ask_for_in_order_and_what_is_left_at_the_end() -> None:
+async def test_an_event_loop_runs_callbacks_from_other_threads_in_order_and_on_close() -> None:
     loop = asyncio.get_running_loop()
     bell, called, all_called = EventLoopWakeup(loop), list[int](), asyncio.Event()
 
@@ -138,7 +138,7 @@ async def test_an_event_loop_blocked_on_its_wakeup_runs_the_scheduled_callbacks(
     assert called == [0, 1]
 
 
-async def test_a_loop_that_stood_still_for_a_ring_it_had_seen_already_is_not_surprised() -> None:
+async def test_a_blocked_event_loop_handles_an_already_seen_wake_up_without_errors() -> None:
     loop, called, complaints = asyncio.get_running_loop(), list[int](), list[Mapping[str, Any]]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     bell, over = EventLoopWakeup(loop), asyncio.Event()
@@ -158,7 +158,7 @@ async def test_a_loop_that_stood_still_for_a_ring_it_had_seen_already_is_not_sur
 
 
 @pytest.mark.usefixtures("kind")
-def test_a_loop_that_is_closed_is_asked_for_nothing_and_leaves_nothing() -> None:
+def test_a_closed_event_loop_runs_no_callback_and_leaves_no_open_descriptor() -> None:
     before = open_descriptors()
     made: list[EventLoopWakeup] = []
 
@@ -176,7 +176,7 @@ def test_a_loop_that_is_closed_is_asked_for_nothing_and_leaves_nothing() -> None
 
 
 @pytest.mark.usefixtures("kind")
-async def test_a_bell_keeps_nothing_alive_that_its_maker_worked_with() -> None:
+async def test_a_wake_up_does_not_keep_context_values_of_its_creator_alive() -> None:
     class Thing:
         pass
 

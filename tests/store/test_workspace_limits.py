@@ -48,7 +48,7 @@ PRIVATE = (
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_a_place_for_keys_or_settings_needs_the_flag(home: Path, tmp_path: Path, name: str) -> None:
+def test_a_folder_for_keys_or_settings_needs_the_allow_home_flag(home: Path, tmp_path: Path, name: str) -> None:
     (folder := home / name).mkdir(parents=True)
     with pytest.raises(StartError, match=r"keys, settings .*--allow-home"):
         locate_folders(folder, tmp_path / "state")
@@ -70,7 +70,7 @@ def test_a_project_folder_below_a_home_folder_is_accepted_as_a_workspace(home: P
     assert locate_folders(folder, tmp_path / "state").workspace == folder
 
 
-def test_a_folder_that_holds_keys_behind_a_link_of_the_home_needs_the_flag(home: Path, tmp_path: Path) -> None:
+def test_the_target_of_a_key_folder_link_in_the_home_folder_needs_the_flag(home: Path, tmp_path: Path) -> None:
     (kept := tmp_path / "vault" / "ssh" / "inner").mkdir(parents=True)
     (home / ".ssh").symlink_to(kept.parent)
     for folder in (kept.parent.parent, kept.parent, kept):
@@ -82,7 +82,7 @@ def test_a_folder_that_holds_keys_behind_a_link_of_the_home_needs_the_flag(home:
 
 
 @pytest.mark.parametrize("name", ["XDG_CONFIG_HOME", "GNUPGHOME", "CLAUDE_CONFIG_DIR", "DOCKER_CONFIG"])
-def test_a_place_that_a_variable_names_needs_the_flag(
+def test_a_folder_named_by_an_environment_variable_for_settings_needs_the_flag(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (place := tmp_path / "elsewhere" / "below").mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_a_place_that_a_variable_names_needs_the_flag(
     ("line", "refused"),
     [("bo:x:1001:1001::{}:/bin/sh", True), ("root:x:0:0::{}:/bin/sh", True), ("www:x:33:33::{}:/bin/false", False)],
 )
-def test_the_home_of_another_person_needs_the_flag(home: Path, tmp_path: Path, line: str, refused: bool) -> None:
+def test_the_home_folder_of_another_user_needs_the_flag(home: Path, tmp_path: Path, line: str, refused: bool) -> None:
     (other := tmp_path.resolve() / "far" / "bo").mkdir(parents=True)
     (other / ".ssh").mkdir()
     (tmp_path / "passwd").write_text(f"nonsense\n{line.format(other)}\n")
@@ -138,7 +138,7 @@ def test_the_home_of_another_person_needs_the_flag(home: Path, tmp_path: Path, l
         *("/run", "/run/user/1000/x", "/var/log", "/var/spool/cron", "/bin", "/System/Library"),
     ],
 )
-def test_a_folder_of_the_system_needs_the_flag(home: Path, place: str) -> None:
+def test_a_system_folder_needs_the_flag(home: Path, place: str) -> None:
     folder = Path(place)
     assert (explain_too_broad_workspace(folder) or find_system_folder(folder)) is not None
 
@@ -147,11 +147,11 @@ def test_a_folder_of_the_system_needs_the_flag(home: Path, place: str) -> None:
     "place",
     ["/usr/src/app", "/srv/site", "/opt/project", "/var/www/site", "/workspace", "/app", "/tmp/x", "/mnt/x/project"],
 )
-def test_a_usual_place_of_projects_needs_no_flag(home: Path, place: str) -> None:
+def test_a_common_project_folder_outside_the_home_folder_needs_no_flag(home: Path, place: str) -> None:
     assert (explain_too_broad_workspace(Path(place)) or find_system_folder(Path(place))) is None
 
 
-def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
+def test_a_bind_mount_of_a_protected_folder_is_recognised(home: Path, tmp_path: Path) -> None:
     for name in (".ssh", "project"):
         (home / name).mkdir()
     bound = tmp_path / "bound"
@@ -170,7 +170,7 @@ def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
     assert done.stdout.strip() == str([True, True, True, False, True])
 
 
-async def test_every_way_in_asks_for_the_flag(home: Path, tmp_path: Path) -> None:
+async def test_the_flag_is_required_for_opening_and_for_joining_a_kernel(home: Path, tmp_path: Path) -> None:
     (keys := home / ".ssh").mkdir()
     with pytest.raises(StartError, match="--allow-home"):
         async with open_kernel(keys, state=tmp_path / "state"):

@@ -40,7 +40,7 @@ async def test_a_producer_that_needs_durability_continues_before_the_database_wr
     writer.close()
 
 
-async def test_a_promise_to_a_lone_caller_is_known_on_return_where_the_disk_was_quick(
+async def test_a_lone_journalled_write_is_durable_on_return_on_a_fast_disk(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)  # whatever else this machine does
@@ -95,7 +95,9 @@ async def asleep(writer: GroupWriter[Any]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_disk_is_woken_for_a_journalled_write_that_may_follow(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer, entered = GroupWriter(shelf, linger_s=60), threading.Event()
 
@@ -118,7 +120,7 @@ async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monk
     writer.close()
 
 
-async def test_a_sink_is_not_roused_for_a_promise_that_follows_at_once(
+async def test_the_disk_is_not_woken_for_a_journalled_write_that_follows_immediately(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
@@ -198,7 +200,7 @@ async def test_an_item_that_cannot_be_journalled_is_written(shelf: Shelf) -> Non
 
 
 @pytest.mark.proves("G-10")
-async def test_a_promise_outlives_a_failure_and_comes_first_when_it_is_over(shelf: Shelf) -> None:
+async def test_a_journalled_write_survives_a_full_disk_and_is_written_first_afterwards(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60, retry_s=60, max_retained=2)
     await writer.start_journalled_write("intent")
     shelf.full = True
@@ -217,7 +219,7 @@ async def test_a_promise_outlives_a_failure_and_comes_first_when_it_is_over(shel
 
 
 @pytest.mark.proves("G-10")
-async def test_behind_what_was_promised_no_more_is_kept_than_without(shelf: Shelf) -> None:
+async def test_a_journalled_write_does_not_raise_the_limit_of_retained_items(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60, retry_s=60, max_retained=3)
     await writer.start_journalled_write("intent")
     shelf.full = True
@@ -233,7 +235,7 @@ async def test_behind_what_was_promised_no_more_is_kept_than_without(shelf: Shel
     writer.close()
 
 
-async def test_a_faulty_item_does_not_tear_what_was_promised_apart(shelf: Shelf) -> None:
+async def test_a_faulty_item_does_not_split_a_batch_of_journalled_writes(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_journalled_write("intent")
     await writer.start_journalled_write("another")
@@ -258,7 +260,7 @@ async def test_a_journalled_item_is_not_lost_when_a_successor_takes_over(shelf: 
     assert writer.lost == 1
 
 
-async def test_closing_writes_what_was_promised(shelf: Shelf) -> None:
+async def test_closing_the_writer_writes_the_journalled_items(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_journalled_write("intent")
     await asyncio.to_thread(writer.close)

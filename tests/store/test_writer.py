@@ -71,7 +71,7 @@ def shelf() -> Shelf:
 
 
 @pytest.mark.proves("G-01")
-async def test_callers_who_come_during_a_sync_share_the_next_one(shelf: Shelf) -> None:
+async def test_callers_that_arrive_during_a_sync_share_the_next_sync(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.create_task(writer.commit("first"))
@@ -85,7 +85,7 @@ async def test_callers_who_come_during_a_sync_share_the_next_one(shelf: Shelf) -
     writer.close()
 
 
-async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: Shelf) -> None:
+async def test_appended_items_are_written_in_order_before_a_later_commit(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     for number in range(100):
         writer.queue_without_waiting(f"n{number}")
@@ -94,7 +94,7 @@ async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: She
     writer.close()
 
 
-async def test_appended_items_are_written_without_anybody_waiting(shelf: Shelf) -> None:
+async def test_an_appended_item_is_written_without_a_waiting_caller(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     writer.queue_without_waiting("alone")
     await asyncio.to_thread(shelf.entered.wait, 30)
@@ -175,7 +175,7 @@ async def test_items_that_exceed_the_retention_limit_are_counted_as_lost(shelf: 
     writer.close()
 
 
-async def test_a_faulty_item_takes_no_neighbour_with_it(shelf: Shelf) -> None:
+async def test_a_faulty_item_does_not_fail_other_items_of_its_batch(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.create_task(writer.commit("first"))
@@ -193,7 +193,7 @@ async def test_a_faulty_item_takes_no_neighbour_with_it(shelf: Shelf) -> None:
     writer.close()
 
 
-async def test_a_cancelled_wait_neither_takes_the_item_back_nor_harms_its_neighbours(shelf: Shelf) -> None:
+async def test_a_cancelled_wait_withdraws_no_item_and_does_not_affect_other_callers(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     tasks = [asyncio.create_task(writer.commit(f"n{n}")) for n in range(3)]
@@ -250,7 +250,7 @@ async def test_items_queued_for_a_sink_that_was_taken_over_are_dropped_and_count
     assert writer.lost == 6 and shelf.items == []
 
 
-async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_not_forgotten(shelf: Shelf) -> None:
+async def test_a_commit_behind_a_long_backlog_is_refused_on_a_full_disk(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, max_batch=2)
     shelf.full = True
     for number in range(5):

@@ -156,7 +156,7 @@ async def test_a_search_by_words_reports_its_method_even_with_results(of: Intera
 
 
 @pytest.mark.proves("D-06")
-async def test_a_search_among_extensions_does_not_give_what_ships(of: InteractionTools) -> None:
+async def test_an_extension_search_does_not_return_shipped_tools(of: InteractionTools) -> None:
     found = await called(of, ToolSearchTool(), {"query": "patch lines of a file"})
     assert all(hit["id"] != "file.patch" for hit in found.data["tools"])
     issue = await called(of, ToolSearchTool(), {"query": "open an issue"})
@@ -166,7 +166,7 @@ async def test_a_search_among_extensions_does_not_give_what_ships(of: Interactio
 
 
 @pytest.mark.proves("D-06")
-async def test_a_search_among_extensions_finds_as_many_however_many_fitting_tools_ship(of: InteractionTools) -> None:
+async def test_matching_shipped_tools_do_not_reduce_the_results_of_an_extension_search(of: InteractionTools) -> None:
     words = "Write the yearly sales report"
     shipped = [built_in(f"report_{n}", description=f"{words}.") for n in range(60)]
     others = [entry(f"other_{n}", description=f"{words}, with two appendices for the library.") for n in range(12)]
@@ -280,7 +280,7 @@ async def test_a_model_sees_no_runtime_view_values_except_the_listed_fields(
 
 
 @pytest.mark.proves("D-02")
-async def test_a_tool_and_a_category_of_one_name_are_each_loaded_by_the_argument_that_names_its_kind(
+async def test_a_tool_and_a_category_with_one_name_are_loaded_by_separate_arguments(
     of: InteractionTools,
 ) -> None:
     there = generation(CORE, many(25), entry("mail", category="own"), many(3, "mail"))
@@ -317,7 +317,7 @@ async def test_a_load_request_with_a_wrong_kind_of_name_is_refused_with_a_hint(
 
 
 @pytest.mark.parametrize("args", [{"category": "x" * 129}, {"category": ""}, {"all": True}])
-def test_arguments_that_name_nothing_that_could_be_there_are_refused(args: dict[str, Any]) -> None:
+def test_load_tools_arguments_that_name_no_possible_tool_or_category_are_refused(args: dict[str, Any]) -> None:
     assert compile_schema(LoadToolsTool().spec.parameters).list_problems(args)
 
 
@@ -329,7 +329,7 @@ async def test_a_load_request_with_neither_or_both_arguments_is_refused_with_a_h
         await called(of, LoadToolsTool(), args)
 
 
-async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: InteractionTools) -> None:
+async def test_a_tool_loaded_with_its_category_is_reported_as_already_loaded(of: InteractionTools) -> None:
     await called(of, LoadToolsTool(), {"category": "github"})
     assert (await called(of, LoadToolsTool(), {"tool": "github_best"})).data == {
         "loaded": "github_best",
@@ -378,7 +378,7 @@ async def test_a_search_without_an_index_names_an_alternative() -> None:
 
 
 @pytest.mark.proves("D-05")
-async def test_an_index_follows_generations_and_reads_only_what_is_new(
+async def test_a_search_index_follows_added_and_removed_tools_of_each_generation(
     searches: GenerationSearchIndexes, of: InteractionTools
 ) -> None:
     await called(of, FindToolsTool(), {"query": "reports"})
@@ -410,7 +410,7 @@ async def test_a_search_by_words_reuses_the_stored_index(tmp_path: Path) -> None
     assert files[0] == files[1], "it was made and written again"
 
 
-async def test_a_place_that_cannot_keep_what_a_search_made_costs_only_the_keeping(tmp_path: Path) -> None:
+async def test_a_search_works_when_its_cache_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "search").write_text("in the way")
     searches = GenerationSearchIndexes(tmp_path / "search", lambda cache: (None, "meaning is not asked for here"))
     try:

@@ -33,7 +33,7 @@ async def read(session: Session, path: str) -> str:
         ("\x1b[31m", "\x1b[0m", ("\x1b[31m", "\x1b[0m")),
     ],
 )
-async def test_edit_finds_what_was_copied_and_keeps_what_was_spelled_out(
+async def test_edit_matches_escaped_text_from_read_and_keeps_literal_escapes(
     tmp_path: Path, old: str, new: str, after: tuple[str, str]
 ) -> None:
     file = tmp_path / "ws" / "a.txt"
@@ -62,7 +62,7 @@ async def test_literal_text_in_the_form_of_an_escape_can_be_edited(tmp_path: Pat
     assert file.read_text() == "text gone"
 
 
-async def test_lines_are_replaced_by_what_was_shown_of_them(tmp_path: Path) -> None:
+async def test_line_patches_accept_the_escaped_text_shown_by_read(tmp_path: Path) -> None:
     file = tmp_path / "ws" / "a.txt"
     file.parent.mkdir()
     file.write_bytes(b'one\nRED = "\x1b[31m"\nthree\n')

@@ -43,7 +43,7 @@ async def test_paths_that_no_rule_allows_are_left_out_and_counted(desk: Desk) ->
     await refused(desk.call("grep", pattern="secret", path="key.pem"), "denied")
 
 
-async def test_outside_the_workspace_nothing_is_found(desk: Desk) -> None:
+async def test_a_search_outside_the_workspace_is_denied(desk: Desk) -> None:
     await refused(desk.call("grep", pattern="x", path=".."), "denied")
     await refused(desk.call("glob", pattern="*", path="/etc"), "denied")
     await refused(desk.call("glob", pattern="../**"), "denied")

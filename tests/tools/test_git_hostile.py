@@ -141,7 +141,7 @@ def traps(desk: Desk, repo: Repo) -> Traps:
     return found
 
 
-async def test_the_traps_do_spring_where_nothing_keeps_git_from_it(desk: Desk, traps: Traps) -> None:
+async def test_git_in_bash_runs_the_programs_of_a_hostile_repository(desk: Desk, traps: Traps) -> None:
     await desk.call("bash", command="git status; git diff; git commit -a -m x; git checkout side")
     assert {"core.fsmonitor", "diff.evil.command", "post-checkout"} <= set(traps.sprung())
 
@@ -172,7 +172,9 @@ async def test_no_git_tool_runs_a_program_configured_in_the_repository(desk: Des
         assert traps.sprung() == [], action
 
 
-async def test_a_merge_driver_of_the_repositorys_leaves_a_conflict(desk: Desk, traps: Traps, repo: Repo) -> None:
+async def test_a_merge_driver_of_the_repository_does_not_run_and_leaves_a_conflict(
+    desk: Desk, traps: Traps, repo: Repo
+) -> None:
     repo.put("a", "ours\n")
     await desk.call("git.commit", message="ours", all=True)
     error = await refused(desk.call("git.merge", ref="side"), "conflict")
@@ -180,7 +182,9 @@ async def test_a_merge_driver_of_the_repositorys_leaves_a_conflict(desk: Desk, t
     assert traps.sprung() == []
 
 
-async def test_clones_and_pushes_by_path_run_nothing_of_either_end(desk: Desk, traps: Traps, repo: Repo) -> None:
+async def test_clones_and_pushes_by_path_run_no_program_of_either_repository(
+    desk: Desk, traps: Traps, repo: Repo
+) -> None:
     cloned = await desk.call("git.clone", source=".", path="copy")
     assert (cloned["branch"], (desk.workspace / "copy/c").read_text()) == ("main", "main\n")
     copy = Repo(desk.workspace / "copy")
@@ -294,9 +298,7 @@ async def test_programs_configured_in_a_submodule_are_not_run(desk: Desk, repo: 
     assert traps.sprung() == []
 
 
-async def test_a_filters_program_does_not_run_and_nothing_is_stored_that_it_would_have_changed(
-    desk: Desk, repo: Repo
-) -> None:
+async def test_a_filter_program_does_not_run_and_changes_to_its_files_are_refused(desk: Desk, repo: Repo) -> None:
     repo.commit("first", a="1\n", b__big="pointer\n")
     repo.git("checkout", "--quiet", "-b", "side")
     repo.commit("side", a="side\n", b__big="another pointer\n")
@@ -348,7 +350,7 @@ async def test_no_argument_is_passed_to_git_as_an_option(
     await refused(desk.call(name, **arguments), "invalid_input", "")
 
 
-async def test_paths_that_look_like_options_or_patterns_are_paths(desk: Desk, repo: Repo) -> None:
+async def test_paths_that_look_like_options_or_patterns_are_treated_as_paths(desk: Desk, repo: Repo) -> None:
     names = ["--output=x", ":(exclude)a", "*", "-O"]
     repo.commit("first", a="1\n")
     for name in names:
@@ -367,14 +369,14 @@ async def test_a_configuration_with_too_many_programs_is_refused(desk: Desk, rep
     await refused(desk.call("git.status"), "limit", ".git/config")
 
 
-async def test_a_git_that_does_not_heed_the_settings_is_not_used() -> None:
+async def test_a_git_version_that_ignores_the_protective_settings_is_unsafe() -> None:
     ours = git_repository.GitConfigEntry("command", "core.hookspath", "/dev/null")
     assert not git_repository.is_unsafe_git_version([ours])
     assert git_repository.is_unsafe_git_version([])
     assert git_repository.is_unsafe_git_version([ours, git_repository.GitConfigEntry("global", "user.name", "x")])
 
 
-def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
+def test_every_program_that_a_git_configuration_could_name_is_overridden() -> None:
     found = [
         git_repository.GitConfigEntry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS
     ]

@@ -40,7 +40,7 @@ CONFIG = """\
         ("/empty", {}),
     ],
 )
-def test_a_pointer_leads_to_its_value(pointer: str, value: Any) -> None:
+def test_a_json_pointer_returns_its_value(pointer: str, value: Any) -> None:
     assert get_json_value(CONFIG, pointer) == value
 
 
@@ -70,7 +70,7 @@ def test_overlong_numbers_are_refused_with_a_clear_error() -> None:
             get_json_value(text, pointer)
 
 
-def test_a_change_leaves_every_other_character_as_it_is() -> None:
+def test_a_json_change_keeps_every_other_character() -> None:
     assert put_json_value(CONFIG, "/servers/0/port", 8080) == CONFIG.replace('"port": 1', '"port": 8080')
     assert put_json_value(CONFIG, "/name", "é") == CONFIG.replace('"demo"', '"é"')
     assert put_json_value(CONFIG, "/servers/-", {"host": "c"}) == CONFIG.replace(
@@ -151,7 +151,7 @@ def test_invalid_json_text_is_refused(text: str, pointer: str) -> None:
         assume(False)
 
 
-async def test_the_tools_read_and_change_a_file(desk: Desk) -> None:
+async def test_the_json_tools_read_and_change_a_file(desk: Desk) -> None:
     path = desk.put("c.json", CONFIG)
     read = await desk.call("json_read", path="c.json", pointer="/servers/0")
     assert read == {"path": "c.json", "pointer": "/servers/0", "type": "object", "value": {"host": "a", "port": 1}}
@@ -210,14 +210,14 @@ async def test_edits_apply_all_or_none_or_partially_according_to_the_mode(desk: 
         assert path.read_text() == after
 
 
-async def test_each_edit_sees_what_those_before_it_changed(desk: Desk) -> None:
+async def test_each_edit_applies_to_the_result_of_the_edits_before_it(desk: Desk) -> None:
     path = desk.put("a.txt", "a\nb\n")
     await desk.call("read", path="a.txt")
     done = await desk.call("multi_edit", path="a.txt", edits=[{"old": "a", "new": "c"}, {"old": "c\nb", "new": "d"}])
     assert path.read_text() == "d\n" and done["replacements"] == 2 and "failed" not in done
 
 
-async def test_a_tree_shows_folders_with_their_counts_and_not_what_is_ignored(desk: Desk) -> None:
+async def test_a_tree_shows_folders_with_file_counts_and_leaves_out_ignored_files(desk: Desk) -> None:
     for name in ("src/a/one.py", "src/a/two.py", "src/b.py", "README.md", ".hidden/x", "out/big.bin"):
         desk.put(name, "x")
     desk.put(".ignore", "out/\n")
@@ -232,7 +232,7 @@ async def test_a_tree_shows_folders_with_their_counts_and_not_what_is_ignored(de
 # ── python ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_python_runs_a_program_in_the_sandbox_where_the_tool_is_allowed(tmp_path: Path) -> None:
+async def test_the_python_tool_runs_a_program_in_the_sandbox_only_when_allowed(tmp_path: Path) -> None:
     code = "import os\nopen('made.txt', 'w').write('x')\nprint(6 * 7)\ntry: open('/etc/made', 'w')\nexcept OSError as e: print(type(e).__name__)"
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(headless=True)

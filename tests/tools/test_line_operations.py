@@ -47,7 +47,7 @@ def append(content: str, **more: str) -> dict[str, Any]:
         ("a\nb\n", [replace(2, 2, "B"), insert(2, "before")], "a\nbefore\nB\n"),
     ],
 )
-def test_operations_mean_the_lines_as_they_were(text: str, operations: list[dict[str, Any]], after: str) -> None:
+def test_operations_refer_to_the_original_line_numbers(text: str, operations: list[dict[str, Any]], after: str) -> None:
     assert patch(text, *operations) == after
 
 
@@ -63,7 +63,7 @@ def test_operations_mean_the_lines_as_they_were(text: str, operations: list[dict
         ("a\nb", replace(2, 2, ""), "a\n"),
     ],
 )
-def test_line_ends_and_a_missing_last_one_stay_as_they_are(text: str, operation: dict[str, Any], after: str) -> None:
+def test_line_endings_and_a_missing_final_newline_are_kept(text: str, operation: dict[str, Any], after: str) -> None:
     assert patch(text, operation) == after
 
 
@@ -91,7 +91,7 @@ def test_two_operations_on_one_line_are_refused(second: dict[str, Any]) -> None:
         patch("a\nb\nc\n", replace(1, 2, "x"), second)
 
 
-def test_an_untrue_expectation_is_a_conflict_that_shows_what_is_there() -> None:
+def test_a_wrong_expected_text_is_a_conflict_that_shows_the_actual_text() -> None:
     for operation in (replace(1, 2, "x", expect="a\nB"), insert(2, "x", expect="B"), append("x", expect="B")):
         with pytest.raises(ToolError, match="does not match") as refused:
             patch("a\r\nb\r\n", operation)
@@ -99,7 +99,7 @@ def test_an_untrue_expectation_is_a_conflict_that_shows_what_is_there() -> None:
         assert "b" in str(refused.value)
 
 
-def test_a_true_expectation_does_not_mind_line_ends() -> None:
+def test_an_expected_text_matches_regardless_of_line_endings() -> None:
     assert patch("a\r\nb\r\n", replace(1, 2, "x", expect="a\nb\n")) == "x\r\n"
 
 
@@ -107,7 +107,7 @@ lines = st.lists(st.text(alphabet="ab", max_size=3), max_size=8)
 
 
 @given(lines, st.booleans(), st.data())
-def test_any_one_replacement_changes_exactly_its_range(body: list[str], ended: bool, data: st.DataObject) -> None:
+def test_a_replacement_changes_exactly_its_range(body: list[str], ended: bool, data: st.DataObject) -> None:
     text = "\n".join(body) + ("\n" if ended and body else "")
     have = split_lines(text)
     if not have:

@@ -122,7 +122,7 @@ USES = [("a.words", 1, 5, "def ship"), ("a.words", 2, 5, "use ship"), ("b.words"
 # Questions.
 
 
-async def test_a_symbol_is_found_by_its_name_and_by_its_position(tmp_path: Path) -> None:
+async def test_a_symbol_is_found_by_name_and_by_position(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         by_name = await work.get("definition", symbol="ship")
         assert lines_of(by_name) == [("a.words", 1, 5, "def ship")]
@@ -140,7 +140,7 @@ async def test_a_symbol_is_found_by_its_name_and_by_its_position(tmp_path: Path)
             assert not found.keys() & {"incomplete", "hidden", "files"}
 
 
-async def test_hover_symbols_and_renaming_answer_with_the_lines(tmp_path: Path) -> None:
+async def test_hover_symbols_and_rename_preview_return_the_matching_lines(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         assert (await work.get("hover", symbol="ship"))["hover"] == "the word ship"
         symbols = await work.get("symbols", path="a.words")
@@ -152,12 +152,12 @@ async def test_hover_symbols_and_renaming_answer_with_the_lines(tmp_path: Path) 
         assert (work.folder / "a.words").read_text() == "def ship\nuse ship\n"
 
 
-async def test_a_column_counts_characters(tmp_path: Path) -> None:
+async def test_columns_count_characters(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "def ship\n", "ä b.words": "😀é ship\n"}) as work:
         assert lines_of(await work.get("references", symbol="ship"))[1] == ("ä b.words", 1, 4, "😀é ship")
 
 
-async def test_more_places_than_an_answer_lists_are_counted_by_file(tmp_path: Path) -> None:
+async def test_locations_above_the_result_limit_are_counted_by_file(tmp_path: Path) -> None:
     files = {"a.words": "def ship\n", **{f"u{number}.words": "ship\n" * 30 for number in range(10)}}
     async with working(tmp_path, files) as work:
         found = await work.get("references", symbol="ship")
@@ -194,7 +194,7 @@ async def test_a_request_without_a_clear_symbol_is_refused_with_the_arguments_to
 # Files as they are now.
 
 
-async def test_every_change_of_a_file_is_in_the_next_answer(tmp_path: Path) -> None:
+async def test_every_file_change_appears_in_the_next_result(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "def ship\n", "b.words": "BAD x\n", "c.words": "fine\n"}) as work:
         assert len((await work.get("diagnostics", path="b.words"))["diagnostics"]) == 1
         await work.run("echo fine > b.words")
@@ -210,7 +210,7 @@ async def test_every_change_of_a_file_is_in_the_next_answer(tmp_path: Path) -> N
         assert len((await work.get("diagnostics", path="b.words"))["diagnostics"]) == 1
 
 
-async def test_a_document_in_a_folder_of_packages_is_current_too(tmp_path: Path) -> None:
+async def test_a_changed_document_in_a_package_folder_is_read_again(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "fine\n", "node_modules/b.words": "BAD x\n"}) as work:
         path = "node_modules/b.words"
         assert len((await work.get("diagnostics", path=path))["diagnostics"]) == 1
@@ -218,7 +218,7 @@ async def test_a_document_in_a_folder_of_packages_is_current_too(tmp_path: Path)
         assert (await work.get("diagnostics", path=path))["diagnostics"] == []
 
 
-async def test_new_packages_replace_the_server(tmp_path: Path) -> None:
+async def test_new_packages_restart_the_language_server(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "def ship\n", "node_modules/b.words": "x\n"}) as work:
         await work.get("hover", symbol="ship")
         before = work.pids
@@ -270,7 +270,7 @@ async def test_outdated_diagnostics_are_marked_as_stale(tmp_path: Path) -> None:
         assert "for which version" in found["why"]
 
 
-async def test_diagnostics_are_requested_once_a_server_registers_for_it(tmp_path: Path) -> None:
+async def test_diagnostics_are_requested_after_a_server_registers_for_them(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "BAD\n"}, registers=True) as work:
         found = await work.get("diagnostics", path="a.words")
         assert [one["text"] for one in found["diagnostics"]] == ["BAD"]
@@ -289,7 +289,7 @@ async def test_unused_documents_are_closed(tmp_path: Path) -> None:
 # What rules hide.
 
 
-async def test_hidden_files_are_in_no_answer_and_not_seen_by_the_server(tmp_path: Path) -> None:
+async def test_hidden_files_appear_in_no_result_and_the_server_cannot_read_them(tmp_path: Path) -> None:
     files = {"a.words": "def ship\n", "secret.words": "the secret ship\n"}
     plan: dict[str, Any] = {"reads": [str((tmp_path / "ws" / "secret.words").resolve())]}
     async with working(tmp_path, files, rules=("deny fs.read secret.words",), **plan) as work:
@@ -300,7 +300,7 @@ async def test_hidden_files_are_in_no_answer_and_not_seen_by_the_server(tmp_path
             await work.fail("denied", action=action, path="secret.words")
 
 
-async def test_a_file_that_rules_hide_later_is_not_seen_by_a_running_server(tmp_path: Path) -> None:
+async def test_a_running_server_cannot_read_a_hidden_file_created_later(tmp_path: Path) -> None:
     plan: dict[str, Any] = {"reads": [str((tmp_path / "ws" / "secret.words").resolve())]}
     async with working(tmp_path, {"a.words": "def ship\n"}, rules=("deny fs.read secret.words",), **plan) as work:
         await work.get("hover", symbol="ship")
@@ -312,7 +312,7 @@ async def test_a_file_that_rules_hide_later_is_not_seen_by_a_running_server(tmp_
         assert lines_of(await work.get("references", symbol="ship")) == [("a.words", 1, 5, "def ship")]
 
 
-async def test_a_hidden_file_that_another_file_replaces_stays_hidden(tmp_path: Path) -> None:
+async def test_a_hidden_file_stays_hidden_after_another_file_replaces_it(tmp_path: Path) -> None:
     secret = (tmp_path / "ws" / "secret.words").resolve()
     plan: dict[str, Any] = {"reads": [str(secret)]}
     files = {"a.words": "def ship\n", "secret.words": "the secret ship\n"}
@@ -322,7 +322,7 @@ async def test_a_hidden_file_that_another_file_replaces_stays_hidden(tmp_path: P
         assert "secret ship" not in (await work.get("hover", symbol="ship"))["hover"]
 
 
-async def test_results_that_only_this_call_may_not_see_are_left_out_and_counted(tmp_path: Path) -> None:
+async def test_results_that_rules_hide_from_the_call_are_left_out_and_counted(tmp_path: Path) -> None:
     async with working(tmp_path, rules=("deny lsp b.words",)) as work:
         found = await work.get("references", symbol="ship")
         assert lines_of(found) == USES[:2]
@@ -334,7 +334,7 @@ async def test_results_that_only_this_call_may_not_see_are_left_out_and_counted(
         assert (await work.get("hover", path="a.words", symbol="harbour"))["hover"] == "the word harbour"
 
 
-async def test_a_server_reads_the_workspace_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_language_server_can_only_read_the_workspace(tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("TOP-SECRET")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -349,7 +349,7 @@ async def test_a_server_reads_the_workspace_and_nothing_else(tmp_path: Path) -> 
     assert not Path(written).exists()
 
 
-async def test_sessions_share_a_server_only_if_they_may_see_the_same(tmp_path: Path) -> None:
+async def test_sessions_share_a_server_only_if_their_rules_show_the_same_files(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         await work.get("hover", symbol="ship")
         same = await work.kernel.session()
@@ -415,7 +415,7 @@ async def test_a_server_that_was_killed_is_started_again(tmp_path: Path) -> None
         assert work.pids not in ([], [pid])
 
 
-async def test_a_server_that_takes_too_much_memory_is_ended_with_the_reason(tmp_path: Path) -> None:
+async def test_a_server_that_uses_too_much_memory_is_ended_with_the_reason(tmp_path: Path) -> None:
     async with working(tmp_path, grows=["textDocument/hover"]) as work:
         text = await work.fail("unavailable", "memory")
     assert "The next start is possible" in text
@@ -439,7 +439,7 @@ async def test_results_of_a_server_that_is_still_indexing_are_marked_incomplete(
         assert (lines_of(found), "incomplete" in found) == (USES, False)
 
 
-async def test_a_fresh_server_is_asked_until_its_results_stay_equal(tmp_path: Path) -> None:
+async def test_a_new_server_is_queried_until_its_results_stay_equal(tmp_path: Path) -> None:
     async with working(tmp_path, partial=1) as work:
         found = await work.get("references", path="a.words", line=1)
     assert (lines_of(found), "incomplete" in found) == (USES, False)
@@ -471,7 +471,7 @@ def kill_with_children(pid: int) -> None:
 # Several questions and several processes.
 
 
-async def test_parallel_questions_of_sessions_are_all_answered(tmp_path: Path) -> None:
+async def test_parallel_requests_of_sessions_are_all_answered_by_one_server(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         other = await work.kernel.session()
         asked = [("hover", work.session), ("references", other), ("definition", other), ("symbols", work.session)] * 5
@@ -480,7 +480,7 @@ async def test_parallel_questions_of_sessions_are_all_answered(tmp_path: Path) -
         assert len(work.pids) == 1
 
 
-async def test_a_tool_of_a_connected_process_asks_the_servers_of_the_holder(tmp_path: Path) -> None:
+async def test_a_tool_of_a_joined_process_uses_the_servers_of_the_holder(tmp_path: Path) -> None:
     @tool(id="uses.of", side_effect="read", requires={"fs": {"read": ["{workspace}"]}})
     async def find_uses(runtime: Runtime) -> list[str]:
         """Find the uses of ships."""
@@ -508,7 +508,7 @@ async def start_hanging_question(work: Work) -> asyncio.Task[Result]:
     return asking
 
 
-async def test_a_stopped_question_leaves_the_server_usable(tmp_path: Path) -> None:
+async def test_a_cancelled_request_leaves_the_server_usable(tmp_path: Path) -> None:
     async with working(tmp_path, mute=["textDocument/hover"]) as work:
         asking = await start_hanging_question(work)
         asking.cancel()
@@ -518,7 +518,7 @@ async def test_a_stopped_question_leaves_the_server_usable(tmp_path: Path) -> No
         assert work.pids == before
 
 
-async def test_a_kernel_that_closes_ends_a_server_in_the_middle_of_a_question(tmp_path: Path) -> None:
+async def test_a_closing_kernel_ends_a_server_during_an_open_request(tmp_path: Path) -> None:
     async with working(tmp_path, mute=["textDocument/hover"]) as work:
         asking = await start_hanging_question(work)
         (pid,) = work.pids
@@ -529,7 +529,7 @@ async def test_a_kernel_that_closes_ends_a_server_in_the_middle_of_a_question(tm
 # The end of servers.
 
 
-async def test_an_idle_server_is_stopped_and_started_again(tmp_path: Path) -> None:
+async def test_an_idle_server_is_stopped_and_started_again_by_the_next_request(tmp_path: Path) -> None:
     async with working(tmp_path, times=ServerTimes(idle_s=0.05)) as work:
         await work.get("hover", symbol="ship")
         async with asyncio.timeout(30):

@@ -23,7 +23,7 @@ from handrail import Runtime, tool
         ("plan", "file.delete", "deny"),
     ],
 )
-async def test_a_mode_that_moves_files_still_asks_about_deleting_them(
+async def test_a_mode_that_allows_moving_files_still_asks_before_deleting_them(
     tmp_path: Path, mode: str, tool_id: str, action: str
 ) -> None:
     async with opened(HELD, tmp_path, mode=mode) as kernel:
@@ -34,7 +34,7 @@ async def test_a_mode_that_moves_files_still_asks_about_deleting_them(
 
 
 @pytest.mark.parametrize("mode", ["accept-edits", "auto"])
-async def test_a_mode_that_moves_files_moves_folders_too_but_no_secret_in_them(tmp_path: Path, mode: str) -> None:
+async def test_a_mode_that_allows_moving_files_moves_folders_without_secrets_only(tmp_path: Path, mode: str) -> None:
     async with opened(HELD, tmp_path, mode=mode) as kernel:
         session = await kernel.session()
         source = Path(session.workdir, "a/deep")
@@ -62,7 +62,7 @@ async def test_a_move_needs_permission_for_both_paths(tmp_path: Path) -> None:
 
 @pytest.mark.proves("P-17")
 @pytest.mark.parametrize("rule", ["allow file.delete **", "allow fs.write **", "allow file.delete"])
-async def test_a_wide_rule_does_not_delete_what_cannot_be_brought_back(tmp_path: Path, rule: str) -> None:
+async def test_a_broad_allow_rule_still_asks_before_a_delete_that_cannot_be_undone(tmp_path: Path, rule: str) -> None:
     async with opened(HELD, tmp_path, rules=[rule, "allow file.delete named"]) as kernel:
         workspace = Path((await kernel.session()).workdir)
         (workspace / "empty").mkdir()
@@ -81,7 +81,7 @@ async def test_a_wide_rule_does_not_delete_what_cannot_be_brought_back(tmp_path:
 
 
 @pytest.mark.parametrize("door", [HELD, JOINED])
-async def test_a_tool_moves_deletes_and_makes_folders(tmp_path: Path, door: str) -> None:
+async def test_a_tool_moves_and_deletes_files_and_creates_folders(tmp_path: Path, door: str) -> None:
     @tool(id="desk.tidy", side_effect="write", requires={"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}})
     async def tidy(runtime: Runtime) -> dict[str, object]:
         """Tidy up."""

@@ -68,7 +68,7 @@ def is_plain(lines: Sequence[str]) -> bool:
 
 @settings(max_examples=3 * settings().max_examples)
 @given(LINES, LINES, st.booleans(), st.booleans(), st.integers(0, 2**32))
-def test_a_unified_diff_of_two_texts_makes_one_of_the_other(
+def test_a_unified_diff_of_two_texts_turns_one_into_the_other(
     before: list[str], after: list[str], old_end: bool, new_end: bool, seed: int
 ) -> None:
     if not is_plain((*before, *after)):
@@ -83,7 +83,7 @@ def test_a_unified_diff_of_two_texts_makes_one_of_the_other(
 
 
 @given(LINES.filter(lambda lines: not any(line.startswith(("-", "+")) for line in lines)), st.integers(0, 2**32))
-def test_wrong_line_counts_change_nothing_about_the_result(lines: list[str], seed: int) -> None:
+def test_wrong_line_counts_do_not_change_the_result(lines: list[str], seed: int) -> None:
     if not is_plain(lines):
         return
     chance = random.Random(seed)
@@ -104,7 +104,7 @@ def test_wrong_line_counts_change_nothing_about_the_result(lines: list[str], see
 
 @settings(max_examples=3 * settings().max_examples)
 @given(LINES, LINES)
-def test_a_marked_patch_makes_the_change_or_is_refused_as_not_unique(before: list[str], after: list[str]) -> None:
+def test_a_marked_patch_makes_the_change_or_is_refused_as_ambiguous(before: list[str], after: list[str]) -> None:
     if not is_plain((*before, *after)) or not before:
         return
     out = make_diff(join(before), join(after), 3)[2:]
@@ -145,7 +145,7 @@ def test_the_parser_parses_any_text_or_refuses_it_with_a_tool_error(text: str) -
 
 
 @given(LINES, LINES)
-def test_a_text_that_has_the_change_already_is_not_changed(before: list[str], after: list[str]) -> None:
+def test_a_text_that_already_has_the_change_is_not_changed(before: list[str], after: list[str]) -> None:
     if not is_plain((*before, *after)) or not before or not after:
         return
     out = make_diff(join(before), join(after), 3)

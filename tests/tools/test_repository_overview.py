@@ -82,7 +82,7 @@ async def test_an_overview_counts_files_and_lines_and_lists_the_commands_of_mani
     ],
 )
 @pytest.mark.parametrize("name", ["package.json", "pyproject.toml", "Cargo.toml", "go.mod", "Makefile"])
-async def test_a_manifest_that_cannot_be_read_is_a_file_like_others(tmp_path: Path, name: str, text: str) -> None:
+async def test_an_unreadable_manifest_causes_no_error_in_the_overview(tmp_path: Path, name: str, text: str) -> None:
     from handrail.tools.files.repository_overview import _read_manifests  # pyright: ignore[reportPrivateUsage]
 
     entry_points, commands = _read_manifests({name: text})
@@ -116,14 +116,14 @@ def rank(files: dict[str, str], query: str) -> list[str]:
 @pytest.mark.parametrize(
     "test", ["tests/test_harbour.py", "spec/harbour.spec.ts", "src/HarbourTest.java", "pkg/harbour_test.go"]
 )
-def test_the_test_of_a_good_file_ranks_above_other_files(test: str) -> None:
+def test_the_test_of_a_matching_file_ranks_above_other_files(test: str) -> None:
     files = {f"other{number}.py": "ships pass\n" for number in range(4)}
     files |= {"src/harbour.py": "ships moor at night\n" * 3, test: "assert True\n"}
     assert rank(files, "mooring ships at night")[:2] == ["src/harbour.py", test]
 
 
 @pytest.mark.parametrize("name", ["tide_table", "tideTable", "TideTable", "tide-table", "other.tide_table.read"])
-def test_files_that_mention_a_good_file_rank_above_others(name: str) -> None:
+def test_files_that_mention_a_matching_file_rank_above_other_files(name: str) -> None:
     files = {f"other{number}.py": f"{'plain words here ' * number}\n" for number in range(30)}
     files |= {"src/tide_table.py": "compute low water\n", "src/uses.py": f"use({name})\n"}
     assert rank(files, "compute low water")[:2] == ["src/tide_table.py", "src/uses.py"]
@@ -183,7 +183,7 @@ async def test_the_overview_index_follows_every_change_of_a_file(tmp_path: Path)
 
 
 @pytest.mark.parametrize("tokens", [200, 500, 2_000])
-async def test_the_answer_keeps_to_its_size(tmp_path: Path, tokens: int) -> None:
+async def test_the_overview_stays_within_its_token_limit(tmp_path: Path, tokens: int) -> None:
     put(
         tmp_path / "ws",
         {
@@ -210,7 +210,7 @@ async def test_a_path_that_is_not_a_workspace_folder_is_refused(tmp_path: Path, 
         assert result.error_kind == kind
 
 
-async def test_a_survey_does_not_count_as_reading_a_file(tmp_path: Path) -> None:
+async def test_an_overview_does_not_count_as_reading_a_file(tmp_path: Path) -> None:
     put(tmp_path / "ws", {"package.json": "{}"})
     async with temporary_kernel(tmp_path, rules=["allow write **"]) as kernel:
         session = await kernel.session()
@@ -242,7 +242,7 @@ async def test_a_survey_does_not_count_as_reading_a_file(tmp_path: Path) -> None
         ("deep.py", "(" * 5_000 + "\ndef f(): pass\n", ["def f"]),
     ],
 )
-def test_definitions_are_named_in_each_language(name: str, text: str, expected: list[str]) -> None:
+def test_definitions_are_found_in_each_language(name: str, text: str, expected: list[str]) -> None:
     found = [entry.text for entry in outline(name, text)]
     assert len(found) >= len(expected) and all(any(one.startswith(want) for one in found) for want in expected), found
 
@@ -253,7 +253,7 @@ def test_binary_content_is_not_decoded_as_text_and_utf_16_is() -> None:
     assert decode_text(b"\xef\xbb\xbfab\xff") == "ab\ufffd"
 
 
-def test_replaced_and_absent_files_leave_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_and_absent_files_are_removed_from_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repository_index, "_MOST_ABSENT", 10)
     index = RepositoryIndex()
     for turn in range(1_500):

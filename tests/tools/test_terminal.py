@@ -80,7 +80,7 @@ def program(tmp_path: Path, text: str) -> None:
 
 @confined
 @pytest.mark.proves("X-11", "X-12")
-async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session) -> None:
+async def test_an_interpreter_in_a_terminal_accepts_input_interrupts_and_exit(session: Session) -> None:
     answered = await data(session, "start", command=PYTHON, name="a python")
     terminal = answered["job_id"]
     assert answered["state"] == "running" and "workspace:X" in answered["note"]
@@ -110,7 +110,9 @@ async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session)
 
 @confined
 @pytest.mark.proves("X-11")
-async def test_a_shell_keeps_its_state_and_learns_its_size(session: Session, tmp_path: Path) -> None:
+async def test_a_shell_in_a_terminal_keeps_its_state_and_receives_size_changes(
+    session: Session, tmp_path: Path
+) -> None:
     (tmp_path / "ws" / "deep").mkdir()
     terminal = (await data(session, "start", cwd="deep", columns=100, rows=30, command=SHELL))["job_id"]
     await data(session, "send", id=terminal, text="pwd\nstty size\n")
@@ -262,7 +264,7 @@ async def test_a_protected_file_made_in_a_terminal_fails_it_and_is_moved_away(se
 
 @confined
 @pytest.mark.proves("X-11")
-async def test_a_session_of_another_process_has_terminals_too_and_finds_them_again(
+async def test_a_session_of_a_joined_process_uses_terminals_and_continues_them_after_reopening(
     kernel: Kernel, tmp_path: Path
 ) -> None:
     async with joined_kernel(tmp_path, rules=RULES) as joined:

@@ -77,7 +77,7 @@ GRANTS = ("elicitation", "sampling", "roots")
 @pytest.mark.proves("F-04")
 @pytest.mark.parametrize("granted", [some for size in range(4) for some in combinations(GRANTS, size)], ids="+".join)
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_server_is_offered_what_it_was_granted_and_nothing_else(granted: tuple[str, ...], era: str) -> None:
+async def test_a_server_is_offered_only_its_granted_client_capabilities(granted: tuple[str, ...], era: str) -> None:
     """In every message that says what a client can do, in either era of the protocol."""
 
     def answers(message: Message) -> dict[str, Any]:

@@ -89,7 +89,7 @@ async def test_a_lost_server_session_is_reopened_once_and_the_refused_call_is_re
         assert [one.rpc_method for one in http.requests].count("initialize") == 2
 
 
-async def test_a_server_that_forgets_every_session_is_given_up_until_the_next_attempt(opened: Opens) -> None:
+async def test_a_server_that_forgets_every_session_is_unavailable_after_few_reconnects(opened: Opens) -> None:
     async def forget(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if asked.rpc_method == "tools/call":
             await answering.send_response(404)
@@ -150,7 +150,7 @@ async def test_a_timed_out_call_sends_a_cancellation_to_the_server(opened: Opens
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_answer_without_end_is_cut_off(opened: Opens, streamed: bool) -> None:
+async def test_an_endless_response_is_cut_off_at_the_size_limit(opened: Opens, streamed: bool) -> None:
     async def endless(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if streamed:
             await answering.start_event_stream()
@@ -167,7 +167,7 @@ async def test_an_answer_without_end_is_cut_off(opened: Opens, streamed: bool) -
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x"
 
 
-async def test_a_stream_that_breaks_off_is_taken_up_again_where_it_was(opened: Opens) -> None:
+async def test_a_broken_stream_is_resumed_at_its_last_event(opened: Opens) -> None:
     waiting: list[Any] = []
 
     async def breaks(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -190,7 +190,7 @@ async def test_a_stream_that_breaks_off_is_taken_up_again_where_it_was(opened: O
         assert text_of(await session.call("h_echo", {"text": "x"})) == "after all"
 
 
-async def test_a_server_that_wants_its_stream_taken_up_at_once_is_not_asked_in_a_tight_loop() -> None:
+async def test_a_stream_that_asks_for_immediate_resumption_is_resumed_after_a_pause() -> None:
     pauses: list[float] = []
     answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -276,7 +276,7 @@ async def test_redirects_and_sign_in_metadata_never_lead_to_a_server_without_a_g
         assert not elsewhere.requests
 
 
-def test_a_tool_that_marks_arguments_for_header_fields_has_them_there() -> None:
+def test_arguments_marked_for_header_fields_are_sent_as_header_fields() -> None:
     from handrail.upstream.mcp_tool import McpTool
 
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
@@ -285,7 +285,7 @@ def test_a_tool_that_marks_arguments_for_header_fields_has_them_there() -> None:
     assert tool.header_fields_from_args({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
 
 
-async def test_a_call_that_is_made_again_on_a_new_connection_is_made_by_no_definition_that_changed_meanwhile(
+async def test_a_call_is_not_repeated_on_a_new_connection_with_a_changed_tool_definition(
     opened: Opens,
 ) -> None:
     async with opened() as (_, session, http):

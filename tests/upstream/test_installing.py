@@ -54,7 +54,7 @@ def server(*words: str) -> ServerDefinition:
         ("pipx run --spec pkg==1 program", ServerPackage("pypi", "pkg", "pkg==1", "program", ())),
     ],
 )
-def test_the_package_that_a_command_means(words: str, package: ServerPackage) -> None:
+def test_the_package_of_a_server_command_is_recognised(words: str, package: ServerPackage) -> None:
     assert find_package(server(*words.split())) == package
 
 
@@ -127,7 +127,7 @@ def test_an_installed_package_is_started_from_its_folder_until_a_file_changes(pl
         found.verify_file_hashes()
 
 
-def test_for_another_command_it_counts_as_not_installed(place: Path) -> None:
+def test_a_package_installed_for_another_command_counts_as_not_installed(place: Path) -> None:
     fake_npm(place, pkg="run.js")
     it, state = server("npx", "-y", "pkg"), place / "state"
     install_server(it, ServerPackage("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
@@ -137,7 +137,7 @@ def test_for_another_command_it_counts_as_not_installed(place: Path) -> None:
         resolve_server_program(other, state, str(place / "ws"))
 
 
-def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
+def test_a_reinstallation_replaces_the_package_and_a_failed_one_keeps_it(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_npm(place, pkg="run.js")
@@ -168,7 +168,7 @@ def test_a_package_without_one_unambiguous_program_is_not_recorded(place: Path, 
     assert not list((state / "mcp" / "packages").iterdir())
 
 
-def test_options_reach_npm_behind_the_end_of_options(place: Path) -> None:
+def test_package_names_are_passed_to_npm_after_the_end_of_options(place: Path) -> None:
     """A package's name can never be taken for an option."""
     fake_npm(place, pkg="run.js")
     done = install_server(

@@ -243,7 +243,7 @@ async def test_a_server_without_subscriptions_is_not_asked_again_and_the_subscri
         assert len([one for one in asked if one.rpc_method == "subscriptions/listen"]) == 1
 
 
-async def test_a_stream_that_ends_at_once_is_opened_more_and_more_seldom(
+async def test_a_stream_that_ends_immediately_is_reopened_with_growing_delays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from handrail.upstream.client import resource_subscriptions

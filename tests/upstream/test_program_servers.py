@@ -103,7 +103,7 @@ async def test_server_tools_are_callable_once_the_user_has_approved_them(tmp_pat
             assert "UPSTREAM_TEST_KEY" not in environment
 
 
-async def test_rules_name_its_tools_by_server_and_tool_and_nothing_else_is_allowed(tmp_path: Path) -> None:
+async def test_a_rule_for_one_tool_of_a_server_allows_no_other_tool(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "pid"])
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:echo"]) as kernel:
         await approve_tools(kernel, "t")
@@ -154,7 +154,7 @@ async def test_a_protected_file_made_in_a_failed_call_or_between_calls_is_also_f
         assert text_of(await session.call("t_put", {"path": str(tmp_path / "ws/plain.txt")})) == "put"
 
 
-async def test_the_first_list_comes_from_what_was_kept_and_each_server_is_started_on_its_first_use(
+async def test_tools_are_listed_from_the_cache_and_a_server_starts_on_first_use(
     tmp_path: Path,
 ) -> None:
     server = StdioServerProgram(tmp_path)
@@ -174,7 +174,7 @@ async def test_the_first_list_comes_from_what_was_kept_and_each_server_is_starte
         assert upstream.state == "connected"
 
 
-async def test_a_program_that_would_fetch_what_it_runs_is_refused_with_the_command_that_installs_it(
+async def test_a_program_that_would_download_its_code_is_refused_with_the_install_command(
     tmp_path: Path,
 ) -> None:
     settings = '[mcp.servers.t]\ncommand = "npx"\nargs = ["-y", "some-server"]\n'
@@ -214,7 +214,7 @@ async def test_a_server_killed_during_a_call_gives_the_reason_and_other_servers_
 
 
 @pytest.mark.proves("F-04")
-async def test_after_each_attempt_that_fails_the_next_wait_is_kept(tmp_path: Path) -> None:
+async def test_each_failed_start_is_followed_by_the_next_retry_delay(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, dies_at_start=True)
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t")) as kernel:
         upstream = kernel.components.upstreams["t"]
@@ -247,7 +247,7 @@ async def test_a_slow_tool_times_out_without_disconnecting_its_server(opened: Op
         assert upstream.attempts == 1
 
 
-async def test_a_script_that_its_sandbox_does_not_show_is_named_with_what_would_show_it(tmp_path: Path) -> None:
+async def test_a_script_hidden_by_its_sandbox_is_named_with_the_setting_that_shows_it(tmp_path: Path) -> None:
     (inside := tmp_path / "ws").mkdir()
     scripts = [tmp_path / "server.py", inside / "server.py"]
     for script in scripts:
@@ -336,7 +336,7 @@ async def test_garbage_floods_and_unrequested_replies_affect_only_their_call(ope
 
 
 @pytest.mark.proves("R-12")
-async def test_a_description_that_changes_after_it_was_approved_turns_the_tool_off(
+async def test_a_tool_whose_description_changes_after_approval_becomes_unavailable(
     opened: Opens, tmp_path: Path
 ) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "chatter"])
@@ -367,7 +367,7 @@ async def test_a_tool_whose_definition_changed_while_disconnected_is_not_called(
         assert result.error_kind == "conflict" and "has changed its definition" in str(result.error_text)
 
 
-async def test_progress_and_logs_reach_the_face_of_the_call(opened: Opens, tmp_path: Path) -> None:
+async def test_progress_and_log_messages_of_a_server_reach_the_event_watchers(opened: Opens, tmp_path: Path) -> None:
     async with opened(StdioServerProgram(tmp_path, ["steps"])) as (_, session, _u):
         told: list[Event] = []
         session.watch_events(told.append)
@@ -394,7 +394,7 @@ async def test_a_request_of_a_server_reaches_the_client_only_when_granted(opened
         assert refused["code"] == -32601 and "not granted" in refused["message"]
 
 
-async def test_a_request_of_it_that_could_be_for_either_of_two_calls_is_refused(opened: Opens, tmp_path: Path) -> None:
+async def test_a_server_request_that_could_belong_to_two_calls_is_refused(opened: Opens, tmp_path: Path) -> None:
     peer = ScriptedClient([])
     server = StdioServerProgram(tmp_path, ["ask", "hang"])
     async with opened(server, "elicitation = true", client=peer) as (kernel, session, _):
@@ -437,7 +437,7 @@ async def test_resources_prompts_completions_and_subscriptions_of_a_server_are_u
         assert upstream.attempts == 1
 
 
-async def test_connecting_and_disconnecting_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_connecting_and_disconnecting_a_server_leaves_no_files_or_tasks_behind(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path)
     async with temporary_kernel(tmp_path, rules=["allow mcp:t:*"]) as kernel:
         session = await kernel.session()

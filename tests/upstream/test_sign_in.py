@@ -68,7 +68,7 @@ class SignInServer:
         await answering.send_response(status, json.dumps(what).encode())
 
 
-async def test_a_person_signs_in_once_the_token_is_kept_for_this_user_alone_and_refreshed_once_when_refused(
+async def test_a_user_signs_in_once_and_the_stored_token_is_refreshed_when_refused(
     tmp_path: Path,
 ) -> None:
     visited: list[str] = []
@@ -132,7 +132,7 @@ async def test_an_access_token_that_a_server_echoes_is_kept_only_in_the_token_st
     assert [path.parent.name for path in files if guard.secret.encode() in path.read_bytes()] == ["tokens"]
 
 
-async def test_signing_in_from_the_command_line_leaves_a_token_that_a_kernel_then_uses(tmp_path: Path) -> None:
+async def test_a_kernel_uses_the_token_of_a_sign_in_from_the_command_line(tmp_path: Path) -> None:
     guard = SignInServer()
     async with run_upstream_http_server(any_request=guard) as http:
         file = tmp_path / "config" / "handrail.toml"
@@ -217,7 +217,7 @@ async def test_a_refresh_token_is_sent_only_to_its_issuer_even_after_a_restart(t
             assert "/token" not in server.told
 
 
-async def test_a_client_with_an_id_signs_in_as_that_and_at_the_authorization_server_that_its_operator_trusts(
+async def test_a_configured_client_id_is_used_only_at_the_trusted_authorisation_server(
     tmp_path: Path,
 ) -> None:
     issuer, visited = SignInServer(), list[str]()

@@ -124,7 +124,7 @@ async def opened(
 WORKING = {"status": "working", "statusMessage": "half way"}
 
 
-async def test_a_task_is_looked_at_until_it_has_a_result(tmp_path: Path) -> None:
+async def test_a_task_is_polled_until_it_has_a_result(tmp_path: Path) -> None:
     tasking = Tasking("modern", WORKING, {"status": "completed", "result": content("found it")})
     async with opened(tmp_path, tasking) as (session, _):
         told: list[object] = []
@@ -194,7 +194,7 @@ async def test_a_task_without_a_result_fails_with_the_reason(
 
 @pytest.mark.proves("X-08")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_a_call_that_is_stopped_stops_its_task(tmp_path: Path, era: str) -> None:
+async def test_a_cancelled_call_cancels_its_task(tmp_path: Path, era: str) -> None:
     tasking = Tasking(era, *([WORKING] if era == "modern" else []))
     async with opened(tmp_path, tasking) as (session, _):
         calling = asyncio.create_task(session.call("h_slow", {}))
@@ -206,7 +206,7 @@ async def test_a_call_that_is_stopped_stops_its_task(tmp_path: Path, era: str) -
         assert stop.body["params"]["taskId"] == "t-1"
 
 
-async def test_in_the_older_era_a_tool_that_is_a_task_is_called_as_one(tmp_path: Path) -> None:
+async def test_a_task_tool_of_the_older_protocol_is_called_as_a_task(tmp_path: Path) -> None:
     tasking = Tasking("legacy", content("found it"))
     async with opened(tmp_path, tasking) as (session, _):
         assert (await session.call("h_slow", {})).data == "found it"
