@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import AsyncGenerator
@@ -19,7 +20,7 @@ from handrail import tool
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.services.client_services import ClientRequest
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.frontends.mcp import client_manager, connected_client
+from handrail.frontends.mcp import client_manager, connected_client, http_server
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
 from handrail.frontends.mcp.http_limits import MAX_CONNECTIONS
 from handrail.frontends.mcp.http_server import (
@@ -397,6 +398,25 @@ async def test_idle_clients_are_evicted_and_busy_clients_stay(tmp_path: Path, mo
         assert text(done) == "Hello, Ann"
         assert "result" in await rpc.call("todo", token="carol-0123456789abcdef")
     assert client_manager.McpFrontendSettings().max_sessions > 1
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"])
+async def test_many_connections_at_once_shut_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 40)
+    async with running(tmp_path, McpFrontendSettings()) as rpc:
+        port = int(rpc.url.rpartition(":")[2].partition("/")[0])
+        opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(200)))
+        for _, writer in opened:
+            writer.write(begun)
+        assert "result" in await rpc.call("todo")
+        for reader, writer in opened[:100]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b"", "the oldest make room"
+            writer.close()
+        for _, writer in opened[100:]:
+            writer.close()
 
 
 async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:

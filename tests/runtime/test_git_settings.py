@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,17 @@ NAMING = [
     ('[tar "x"]\n\tcommand = scripts/tar', "scripts/tar"),
     ("[sendemail]\n\tsendmailCmd = scripts/send", "scripts/send"),
     ("[gc]\n\trecentObjectsHook = scripts/gc", "scripts/gc"),
+    ("[core]\n\tpager = $(git rev-parse --show-toplevel)/tools/page", "tools/page"),
+    ('[core]\n\tpager = "`pwd`/tools/page"', "tools/page"),
+    ("[core]\n\tpager = ${PWD}/tools/page", "tools/page"),
+    ("[core]\n\tsshCommand = ssh -F./conf/ssh", "conf/ssh"),
+    ("[core]\n\tsshCommand = ssh -F conf/ssh", "conf/ssh"),
+    ("[alias]\n\tup = !cd tools && ./update", "tools/update"),
+    ("[alias]\n\tcheck = rebase -x ./tools/check main", "tools/check"),
+    ("[alias]\n\tcheck = rebase --exec=tools/check", "tools/check"),
+    ("[alias]\n\tbad = bisect run ./tools/check", "tools/check"),
+    ("[alias]\n\tall = submodule foreach ./tools/all", "tools/all"),
+    ("[alias]\n\td = difftool --extcmd tools/diff", "tools/diff"),
     ('[some "key"]\n\tofTomorrow = scripts/tomorrow', "scripts/tomorrow"),
 ]
 NAMING_NOTHING = [
@@ -124,6 +136,17 @@ def test_a_path_named_by_a_git_setting_is_found_in_every_configuration_source(
         monkeypatch.setenv("GIT_CONFIG_KEY_0", key)
         monkeypatch.setenv("GIT_CONFIG_VALUE_0", value)
     assert path in pointed(workspace)
+
+
+@pytest.mark.parametrize(
+    "value", ["$HOME/ws/edit", '\\"${HOME}/ws/edit\\" -w', "~/ws/edit", "~somebody/ws/edit", "~nobody-here/x ~/ws/edit"]
+)
+def test_a_home_folder_has_several_names(workspace: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HOME", str(workspace.parent))
+    users = {"somebody": pwd.struct_passwd(("somebody", "x", 1, 1, "", str(workspace.parent), "/bin/sh"))}
+    monkeypatch.setattr(pwd, "getpwnam", users.__getitem__)
+    (workspace.parent / ".gitconfig").write_text(f'[core]\n\teditor = "{value}"\n')
+    assert "edit" in pointed(workspace)
 
 
 @pytest.mark.parametrize("text", NAMING_NOTHING)

@@ -128,6 +128,36 @@ async def test_a_call_that_fills_memory_with_empty_files_is_ended(confined: Grou
     assert "files in /tmp and /dev/shm" in caught.value.text
 
 
+TERMINALS = """
+import os, time
+for n in range({processes}):
+    if n and os.fork() == 0:
+        break
+held = []
+try:
+    while len(held) < {each}:
+        held.append(os.open("/dev/ptmx", os.O_RDWR))
+except OSError:
+    pass
+time.sleep({rest})
+print("DONE")
+"""
+
+
+@pytest.mark.proves("S-04")
+@pytest.mark.parametrize(("processes", "each"), [(1, 3_000), (20, 200)])
+async def test_a_call_that_takes_the_machines_terminals_is_ended(confined: Ground, processes: int, each: int) -> None:
+    (confined.workspace / "probe.py").write_text(TERMINALS.format(processes=processes, each=each, rest=60))
+    with pytest.raises(ToolError) as caught:
+        await confined.bash("python3 probe.py")
+    assert caught.value.kind == "limit" and "pseudo-terminals" in caught.value.text
+
+
+async def test_a_call_may_have_many_terminals(confined: Ground) -> None:
+    (confined.workspace / "probe.py").write_text(TERMINALS.format(processes=1, each=100, rest=1))
+    assert "DONE" in (await confined.bash("python3 probe.py")).out
+
+
 ATTRIBUTES = """
 import itertools, os
 for n in itertools.count():

@@ -133,7 +133,7 @@ class _StrictHttpParser(h11.Connection):
 class TimedHttpConnection(H11Protocol):
     """One connection, which is closed if a request is not complete in time.
 
-    If too many connections are open, the one that has waited longest for a request is closed, else the new one.
+    If too many connections are open, those that have waited longest for a request are closed, else the newest ones.
     """
 
     most = MAX_CONNECTIONS
@@ -141,6 +141,7 @@ class TimedHttpConnection(H11Protocol):
     """Called with each connection that has ended."""
     _awaited: type[h11.Request | h11.EndOfMessage] | None = None
     _timer: asyncio.TimerHandle | None = None
+    _is_making_room = False
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -151,9 +152,20 @@ class TimedHttpConnection(H11Protocol):
         self.app_state = {**self.app_state, CONNECTION_KEY: self}
         self.began = self.loop.time()
         self._await_next()
-        if len(self.connections) > self.most:
-            waiting = (one for one in self.connections if isinstance(one, TimedHttpConnection) and one.is_waiting)
-            min(waiting, key=lambda one: one.began, default=self).transport.abort()
+        if len(self.connections) > self.most and not self._is_making_room:
+            type(self)._is_making_room = True
+            self.loop.call_soon(self._make_room)
+
+    def _make_room(self) -> None:
+        """Close as many connections as there are too many. A client can open hundreds before this runs."""
+        type(self)._is_making_room = False
+        found = [one for one in self.connections if isinstance(one, TimedHttpConnection)]
+        found = [one for one in found if not one.transport.is_closing()]
+        longest = sorted(found, key=lambda one: one.began if one.is_waiting else float("inf"))
+        newest = sorted((one for one in longest if not one.is_waiting), key=lambda one: -one.began)
+        waiting = longest[: len(longest) - len(newest)]
+        for one in [*waiting, *newest][: max(len(found) - self.most, 0)]:
+            one.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

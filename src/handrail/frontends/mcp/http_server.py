@@ -345,7 +345,7 @@ async def run_http_server(
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=protocol.most + 1,
+            limit_concurrency=protocol.most + BACKLOG,
             timeout_graceful_shutdown=GRACE_S,
             ws="none",
         )

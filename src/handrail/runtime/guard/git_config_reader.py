@@ -318,6 +318,15 @@ _PATHLESS_KEYS = compile_on_first_use(
 )
 """Keys whose value is not a path that git runs or reads settings from."""
 _PARTS = compile_on_first_use(r"[\s;|&()<>\"'`$={},]+")
+_RUNS_A_PROGRAM = compile_on_first_use(
+    r"(?:^|\s)(?:-[A-Za-z]*[cxO]|--(?:exec|extcmd|upload-pack|receive-pack|open-files-in-pager)(?:\s|=)|run\s|foreach\s)"
+)
+"""An option or word in an alias with which a command of git runs a program that the alias names."""
+_HOME = compile_on_first_use(r"\$(?:HOME\b|\{HOME\})")
+_OTHER_FOLDER = compile_on_first_use(r"(?:\$\w++|\$\{[^{}]*+\}|\$\([^()]*+\)|`[^`]*+`)\"?'?/")
+"""A folder in a command that only a shell knows, such as ``$(git rev-parse --show-toplevel)/``; often the work tree."""
+_OPTION_BEFORE_PATH = compile_on_first_use(r"^-[A-Za-z](?=[^-])|^--?[\w-]*+(?=/)")
+_MOST_FOLDERS = 8
 
 
 class GitNamedPath(NamedTuple):
@@ -457,7 +466,11 @@ def _collect(
 
 
 def _expand_home(value: str) -> str:
-    return str(Path(value).expanduser()) if value.startswith("~/") else value
+    """Return a path with the home folder in the place of ``~``, or of ``~USER``."""
+    try:
+        return str(Path(value).expanduser()) if value.startswith("~") else value
+    except RuntimeError:  # there is no such user
+        return value
 
 
 def _can_be_program_path(word: str, *, first: bool) -> bool:
@@ -467,7 +480,7 @@ def _can_be_program_path(word: str, *, first: bool) -> bool:
 
     :param first: whether the word is the program of a command
     """
-    if word.startswith("-") or "://" in word or "\0" in word:
+    if "://" in word or "\0" in word or (word.startswith("-") and "/" not in word):
         return False
     return "/" in word or (not first and "." in word.strip(".") and not word.replace(".", "").isdecimal())
 
@@ -477,14 +490,19 @@ def _find_program_path_words(entry: GitConfigLine) -> Iterator[str]:
     value = entry.value or ""
     if _PATHLESS_KEYS.fullmatch(entry.key) or is_harmless_git_setting(entry, lambda _: True):
         return
-    if entry.key.startswith("alias.") and not value.lstrip().startswith("!") and " -c" not in f" {value}":
+    if entry.key.startswith("alias.") and not value.lstrip().startswith("!") and not _RUNS_A_PROGRAM.search(value):
         return  # a command of git itself
+    text = _OTHER_FOLDER.sub("./", _HOME.sub("~", value.removeprefix("!")))
     try:
-        words = shlex.split(value.removeprefix("!"))
+        words = shlex.split(text)
     except ValueError:
         words = []
-    parts = [part for part in _PARTS.split(value.removeprefix("!")) if part]
+    parts = [part for part in _PARTS.split(text) if part]
+    folders = [*dict.fromkeys(parts[at + 1] for at, part in enumerate(parts[:-1]) if part in ("cd", "pushd"))]
     for number, part in enumerate((*parts, *words)):
         first = number == 0 or number == len(parts)
         if _can_be_program_path(part, first=first):
-            yield part
+            named = _OPTION_BEFORE_PATH.sub("", part)
+            yield named
+            if not named.startswith(("/", "~")):
+                yield from (f"{folder}/{named}" for folder in folders[:_MOST_FOLDERS])
