@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -84,6 +85,22 @@ def test_the_commands_of_each_page_run_in_order_with_the_files_of_the_page(name:
     folder.prepare(text)
     for command in commands(text):
         folder.run(command)
+
+
+def test_every_name_of_a_module_or_entry_point_group_in_the_pages_exists() -> None:
+    source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
+    shown = {found for name in ("README.md", *PAGES) for found in re.findall(r"`(handrail(?:\.\w+)+)[`(]", page(name))}
+    assert "handrail.tools" in shown
+    for name in shown - {"handrail.toml"}:
+        assert f'"{name}"' in source or _is_importable(name), name
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def test_the_agent_manifests_of_the_pages_are_valid() -> None:

@@ -181,6 +181,18 @@ def test_adoption_is_refused_while_the_new_path_has_state(program: Program) -> N
     assert ok(there, "state", "adopt", "--yes")["key"] == key
 
 
+def test_a_command_that_runs_no_call_at_the_new_path_is_no_obstacle(program: Program) -> None:
+    before, there = intact(program), moved(program)
+    assert "handrail state adopt" in there("log").err
+    for words in (("explain", "read", '{"path": "note.txt"}'), ("undo",), ("tools",)):
+        there(*words)
+    assert "handrail state adopt" in there("explain", "read", '{"path": "note.txt"}').err
+    third = moved(there, "third")
+    third("explain", "read", '{"path": "note.txt"}')
+    ok(third, "state", "adopt", "--yes")
+    assert intact(third) == before
+
+
 async def test_state_in_use_is_not_adopted(tmp_path: Path) -> None:
     (workspace := tmp_path / "ws").mkdir()
     async with opened(tmp_path, workspace):

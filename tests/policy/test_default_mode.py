@@ -26,13 +26,14 @@ PYTHON = ToolSpec(
 CONFINED = [
     "pytest -q", "make test", "echo x > src/new.py", "sed -i s/a/b/ src/a.py", "python - <<'E'\nprint(1)\nE", "for f in *; do pytest \"$f\"; done",
     "npm test 2>&1 | tail", "git add -A && git commit -m x", "x=1; run $x", "cp .env.example settings.example",
+    "source .venv/bin/activate && pytest -q", "python -m venv .venv && . .venv/bin/activate && python -c 'print(1)'",
     "perl -pi -e 's/a/b/' src/a.py", "python -m venv build/v", "git -c user.name=x -c user.email=x@y commit -m x",
 ]  # fmt: skip
 NOT_CONFINED = [
     "curl https://example.org", "git push", "pip install x", "npm install", "ssh host", "rm -rf src", "git reset --hard", "git clean -fdx", "rm -rf .git",
     "echo gone > src/a.py", "cat .env", "echo x > .env", "cp .env x", "touch .vscode/x", "python -c \"open('src/a.py', 'w').close()\"",
     "python -m pip install x", "python3 -m twine upload x", "rsync -a src host:x", "perl -ni -e '' src/a.py", "ruby -n -i -e '' src/a.py",
-    "F=src/a.py; echo gone > $F", "awk '{print > \"src/a.py\"}' x",
+    "F=src/a.py; echo gone > $F", "source .env && make", "source x; echo gone > src/a.py", "source x && rm src/a.py", "awk '{print > \"src/a.py\"}' x",
 ]  # fmt: skip
 
 
@@ -62,6 +63,16 @@ def test_a_command_that_stays_confined_is_allowed_as_a_confined_call(desk: Desk,
 @pytest.mark.parametrize("command", NOT_CONFINED)
 def test_commands_that_need_a_host_destroy_data_or_name_a_secret_require_approval(desk: Desk, command: str) -> None:
     assert judge(desk, command).action == "ask"
+
+
+def test_a_sourced_file_is_code_so_the_repository_is_read_only(desk: Desk) -> None:
+    for command, changes in (
+        ("git commit -m x", True),
+        ("source x && git commit -m x", False),
+        (". x; git add a", False),
+    ):
+        confinement = judge(desk, command).confinement
+        assert confinement is not None and confinement.changes_repository is changes, command
 
 
 def test_python_code_also_runs_confined(desk: Desk) -> None:

@@ -145,12 +145,13 @@ CONFINED = [
     "git config user.name", "git config --type=bool core.bare", "git format-patch -3 -o build/patches", "find src -type d -empty -delete",
     "env -i HOME=/tmp PATH=/usr/bin make test", "env -u PYTHONPATH pytest -q", "env PYTHONPATH=src pytest", "xargs -a files.txt wc -l",
     "strace -f -e trace=openat python3 src/a.py", "terraform fmt -check", "helm template chart", "docker compose config", "rsync -a src/ build/copy",
-    "sed -i.bak -E 's/(a) b/\\1/' f", "LOG=build/x.log; make test > \"$LOG\" 2>&1; tail \"$LOG\"",
+    "source .venv/bin/activate && pytest -q", ". ./env.sh fast; make", "curl -sS localhost:8000/x | head", "curl http://127.0.0.1:3000/",
+    "curl -X POST 'http://[::1]:80'", "sed -i.bak -E 's/(a) b/\\1/' f", "LOG=build/x.log; make test > \"$LOG\" 2>&1; tail \"$LOG\"",
 ]  # fmt: skip
 NOT_CONFINED = [
     "rm -rf .git", "git clean -fd", "git $x", "bash -c 'rm -rf .git'", "bash -c \"$x\"", "sh $x", "sh", "cat x | sh", "sh <<'E'\nrm -rf .\nE",
     "find . -exec rm {} +", "find . -exec sh -c 'rm -rf .' ;", "ls | xargs rm", "ls | xargs -I{} mv {} /x", "uv run rm -rf src", "npx --no-install rimraf x",
-    "npx tsc", "pip install x", "python -m pip install x", "curl x", "git push", "git fetch", "python -c 'x'", "python $x", "node -e x", "eval ls", "source x",
+    "npx tsc", "pip install x", "python -m pip install x", "curl x", "git push", "git fetch", "python -c 'x'", "python $x", "node -e x", "eval ls", "source $x", "source", "source -p x y", ". /dev/stdin", "source <(curl x)",
     "sudo ls", "make SHELL=x", "make -f -", "sed -i 'w x' f", "sed -i d f", "cp x .git/hooks/y", "mv .git x", "git -C .. status -x", "git -c a=b commit",
     "cd / && rm x", "$x y", "f() { x; }",
     "git -c core.pager=./x log", "git -c core.fsmonitor=./x status", "git -c user.name=x -c alias.l=!x l", "git -c commit.gpgsign=true commit -m x",
@@ -159,7 +160,8 @@ NOT_CONFINED = [
     "find . -delete -type d -empty", "env -i rm -rf src", "env -u X rm a.py", "env GIT_SSH_COMMAND='rm -rf src' git log", "env -S 'rm x'", "env -i $x",
     "env -i git push", "python -m twine upload x", "python3 -m pipx install x", "rsync -a x h:y", "rsync -a h::m x", "rsync rsync://h/m x", "terraform apply",
     "helm install x y", "docker compose up", "sed -n -i p f", "sed -n -i.bak /x/p f", "sed -i 's/.*//' f", "perl -ni -e x f", "perl -i.bak -ne x f", "ruby -n -i -e x f",
-    "gawk -i inplace 0 f", "strace rm -rf src", "X=.git; rm -rf $X", "X=-rf; rm $X src",
+    "curl localhost:80 http://x.org", "curl http://localhost.x.org", "curl http://localhost:80@x.org/", "curl http://localhost:$P", "curl -o a.py localhost",
+    "curl -K x localhost", "wget localhost/a.py", "source x && rm a.py", "source x && git push", "gawk -i inplace 0 f", "strace rm -rf src", "X=.git; rm -rf $X", "X=-rf; rm $X src",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from handrail.policy.rules.rules_and_modes import (
     MODE_RULE_TEXTS,
     SECRET_FILE_NAMES,
     SECRET_NAME_EXCEPTIONS,
+    default_book,
     parse_mode,
     parse_rule,
     with_mode,
@@ -156,3 +157,18 @@ def test_the_modes_are_ordered_from_narrowest_to_widest(desk: Desk) -> None:
     for command in ("ls", "git status", "make", "rm x", "echo $x", "sudo ls"):
         actions = [desk.judge(SHELL, {"command": command}, with_mode(book(), mode)).action for mode in order[1:]]
         assert actions == sorted(actions, key=["ask", "allow"].index)
+
+
+def test_the_reason_names_a_command_that_changes_something_and_none_that_only_reads(desk: Desk) -> None:
+    spec = replace(BASH, single_command=True)
+    for command, begin in (
+        ("ls build && rm -rf build", "`rm -rf build`"),
+        ("cd src; echo x; make", "`make`"),
+        ("make; touch x", "`make`"),
+    ):
+        for rules in (
+            with_mode(default_book(), "plan"),
+            default_book().with_rules(parse_rule("ask bash", scope="session")),
+        ):
+            verdict = desk.authority.evaluate(spec, {"command": command}, rules=rules, roots=desk.roots)
+            assert verdict.reason.startswith(begin), verdict.reason

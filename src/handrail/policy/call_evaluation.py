@@ -31,7 +31,7 @@ from handrail.policy.call_targets import (
     is_in_private_tmp,
     script_touches,
 )
-from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
+from handrail.policy.findings import PolicyFinding, TraceStep, choose_deciding_finding, format_reason
 from handrail.policy.path_denials import list_deletion_rules, path_denials_of_rules
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
@@ -174,11 +174,7 @@ class ToolPolicy:
             findings.append(self._evaluate_without_targets(arguments))
         replaced = {target.value for target in targets if target.capability == "fs.write"}
         findings = [finding for finding in findings if not finding.only_reads_one_of(replaced)]
-        deciding = findings[0]
-        for finding in findings:
-            if STRICTNESS[finding.action] > STRICTNESS[deciding.action]:
-                deciding = finding
-        return PolicyVerdict(self, arguments, targets, findings, deciding)
+        return PolicyVerdict(self, arguments, targets, findings, choose_deciding_finding(findings))
 
     # ── capabilities ─────────────────────────────────────────────────────────────────────────────
 

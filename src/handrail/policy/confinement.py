@@ -301,7 +301,7 @@ def _runs_code(argv: Sequence[str]) -> bool:
     *_, inner = command_wrappers.split_wrapper_layers(argv)
     if not inner or read_only_proof.changes_nothing(argv):
         return False
-    if program_name(inner) in _INTERPRETERS | SHELLS | command_wrappers.RUNNERS:
+    if program_name(inner) in _INTERPRETERS | SHELLS | command_wrappers.RUNNERS | {"source", "."}:
         return True
     found = find_program_prefix(inner)
     return found is not None and found.note != ""

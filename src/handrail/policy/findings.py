@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from handrail.contract.struct import Struct
 from handrail.policy.call_targets import VERBS, CallTarget, format_argv
-from handrail.policy.rules.rules_and_modes import Action, Rule
+from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule
+from handrail.policy.shell.read_only_proof import changes_nothing
 
 if TYPE_CHECKING:
     from handrail.policy.rules.matchers import RankedRule
@@ -74,6 +75,19 @@ class PolicyFinding(NamedTuple):
         if target.capability == "shell.run":
             return target.shown
         return f"{VERBS[target.capability].capitalize()} {target.shown} with {tool_id}"
+
+
+def choose_deciding_finding(findings: Sequence[PolicyFinding]) -> PolicyFinding:
+    """Return the first of the strictest findings.
+
+    If one rule decides several commands alike, a command that may change something comes before those that only read: the
+    reason then names what the user or the model can leave out.
+    """
+    deciding = max(findings, key=lambda one: STRICTNESS[one.action])
+    if deciding.action == "allow" or deciding.cause != "rule" or deciding.argv is None:
+        return deciding
+    alike = (one for one in findings if one.action == deciding.action and one.rule is deciding.rule and one.argv)
+    return next((one for one in alike if not changes_nothing(one.evaluated_argv or ())), deciding)
 
 
 def format_reason(finding: PolicyFinding, tool_id: str) -> str:

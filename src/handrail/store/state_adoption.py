@@ -11,18 +11,34 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from handrail.contract.errors import UsageError
+from handrail.contract.errors import StartError, UsageError
 from handrail.contract.struct import Struct
+from handrail.store.database.sqlite_connection import open_reader
 from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable
 from handrail.store.operator_decisions import write_private_file
 from handrail.store.project_identity import adopt_folder, identify_folder, read_project
 from handrail.store.state_folders import StateFolders, prepare_redirects, workspace_key
-from handrail.store.state_inventory import MEMORY, USER_DATA, StateInventoryEntry, list_stored_state, refuse_if_held
+from handrail.store.state_inventory import (
+    MEMORY,
+    USER_DATA,
+    StateInventoryEntry,
+    list_stored_state,
+    refuse_if_held,
+    remove_workspace_state,
+)
 
 _KEY_BYTES = 12
+_NAMES_IF_EMPTY = ("handrail.db", "handrail.db-shm", "handrail.db-wal", "artifacts", "project.json", "workspace")
+"""The entries in the state folder of a workspace that has run no call. Others contain data."""
+_HAS_CONTENT = (
+    "SELECT EXISTS (SELECT 1 FROM record) OR EXISTS (SELECT 1 FROM session) "
+    "OR EXISTS (SELECT 1 FROM project_rule) OR EXISTS (SELECT 1 FROM task)"
+)
+"""Everything in a database belongs to a row of these tables."""
 
 
 class AdoptableState(Struct, frozen=True):
@@ -46,7 +62,9 @@ def find_adoptable(folders: StateFolders) -> list[AdoptableState]:
     found: list[AdoptableState] = []
     for key in _list_keys(folders.state):
         record = read_project(folders.state / "ws" / key)
-        if key != folders.key and record is not None and record.identity.is_same_as(identity):
+        if key == folders.key or record is None or not record.identity.is_same_as(identity):
+            continue
+        if has_state(StateFolders(folders.workspace, folders.state, key)):
             found += [AdoptableState(one, True) for one in list_stored_state(folders.state, key)]
     return found
 
@@ -82,6 +100,8 @@ def adopt_state(folders: StateFolders, chosen: AdoptableState) -> StateFolders:
     :raises StartError: if the state folder cannot be written, or a process holds one of the two
     """
     _check_free(folders, chosen.stored)
+    if os.path.lexists(folders.database_file) and not has_state(folders):
+        remove_workspace_state(folders.state, folders.key)
     if has_state(folders):
         raise UsageError(
             f"The workspace {folders.workspace} has state already, with the key {folders.key}. Back it up if you need it, "
@@ -105,8 +125,19 @@ def adopt_state(folders: StateFolders, chosen: AdoptableState) -> StateFolders:
 
 
 def has_state(folders: StateFolders) -> bool:
-    """Return whether a workspace has a database."""
-    return os.path.lexists(folders.database_file)
+    """Return whether a workspace has state that is worth keeping.
+
+    A command that runs no call, such as ``handrail explain``, leaves an empty database, which is not.
+    """
+    if not os.path.lexists(folders.database_file):
+        return False
+    try:
+        if any(entry.name not in _NAMES_IF_EMPTY for entry in folders.workspace_state_folder.iterdir()):
+            return True
+        with contextlib.closing(open_reader(folders.database_file)) as connection:
+            return bool(connection.execute(_HAS_CONTENT).fetchone()[0])
+    except (OSError, StartError, sqlite3.Error):
+        return True
 
 
 def _list_keys(state: Path) -> Iterator[str]:

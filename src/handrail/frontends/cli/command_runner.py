@@ -151,6 +151,17 @@ def offer_state_of_former_path(setting: CommandOptions) -> None:
         print_note(f"{question} To continue with them, run first: handrail state adopt")
 
 
+def print_former_paths(folders: StateFolders) -> None:
+    """Print a note for each stored state whose folder was moved to the path of this workspace."""
+    from handrail.store.state_adoption import find_adoptable
+
+    for one in find_adoptable(folders):
+        where = "an unknown path" if one.stored.workspace is None else str(one.stored.workspace)
+        print_note(
+            f"This folder was at {to_one_line(where)} before. To continue with its state: handrail state adopt {one.stored.key}"
+        )
+
+
 def _print_project_note(setting: CommandOptions) -> None:
     """Print a note if the stored answers were given for another folder."""
     from handrail.store.project_identity import is_same_project

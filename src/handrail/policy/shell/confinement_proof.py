@@ -104,6 +104,8 @@ def explain_network_need(argv: Sequence[str]) -> str | None:
     words = [word for word in argv[1:] if word[:1] != "-"]
     if program == "rsync" and (host := next(filter(_REMOTE.match, words), None)) is not None:
         return f"rsync needs the network for {show_marks(host)}"
+    if program == "curl" and _names_loopback_alone(words):
+        return None
     verbs = _NETWORK.get(program)
     if verbs is None or tuple(words[:1]) in _OFFLINE.get(program, ()) or tuple(words[:2]) in _OFFLINE.get(program, ()):
         return None
@@ -113,6 +115,16 @@ def explain_network_need(argv: Sequence[str]) -> str | None:
         if verb and tuple(words[: len(verb.split())]) == tuple(verb.split()):
             return f"{argv[0]} {verb} needs the network"
     return None
+
+
+def _names_loopback_alone(words: Sequence[str]) -> bool:
+    """Return whether the words of curl name only a server in its sandbox, such as one that an earlier call has started."""
+    return any(map(_LOOPBACK.fullmatch, words)) and not any(
+        "://" in word and not _LOOPBACK.match(word) for word in words
+    )
+
+
+_LOOPBACK = compile_on_first_use(r"(?:https?://)?(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?(?:[/?#].*)?")
 
 
 def _make_verb_list(text: str) -> tuple[str, ...]:
@@ -284,6 +296,15 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
     ):
         return None
     return f"{argv[0]} runs its input, or a text that is not plain"
+
+
+def _sourced_file(argv: tuple[str, ...], depth: int) -> str | None:
+    """Check a file of commands for the shell itself, such as the one that activates a virtual environment."""
+    del depth
+    file = "".join(argv[1:2])
+    if file and file[0] != "-" and not any(map(is_marked, argv)) and "/dev/" not in file:
+        return None
+    return f"{program_name(argv)} runs a file that the text does not name"
 
 
 def _find(argv: tuple[str, ...], depth: int) -> str | None:
@@ -486,6 +507,7 @@ _CHECKS: Mapping[str, _Check] = {
     **dict.fromkeys(("xargs", "gxargs"), _xargs),
     **dict.fromkeys(("python", "python3"), _python),
     **dict.fromkeys(("sed", "gsed"), _sed),
+    **dict.fromkeys(("source", "."), _sourced_file),
     **dict.fromkeys(("make", "gmake"), _make),
     **dict.fromkeys(
         (

@@ -14,7 +14,7 @@ import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, workspace_options
-from handrail.frontends.cli.command_runner import warn_about_missing_records
+from handrail.frontends.cli.command_runner import print_former_paths, warn_about_missing_records
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import call_ids, session_ids
 from handrail.frontends.cli.terminal_output import (
@@ -171,6 +171,7 @@ def _report_missing_log(setting: CommandOptions, folders: StateFolders, action: 
         print_note(f"handrail log: not intact: {why}. {what}")
     else:
         print_note(what)
+        print_former_paths(folders)
     return ERROR if gone else OUTPUT
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, workspace_options
+from handrail.frontends.cli.command_runner import print_former_paths
 from handrail.frontends.cli.commands.log import require_confirmation
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import state_keys
@@ -230,22 +232,14 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
 
 def _list_states(setting: CommandOptions) -> None:
     from handrail.contract.errors import StartError
-    from handrail.store.state_adoption import find_adoptable
     from handrail.store.state_folders import find_state_root
     from handrail.store.state_inventory import list_stored_state
 
     _print_states(setting, list_stored_state(find_state_root(setting.state)))
     if setting.json:
         return
-    try:
-        adoptable = find_adoptable(_locate(setting))
-    except StartError:  # the folder is no workspace
-        return
-    for one in adoptable:
-        where = "an unknown path" if one.stored.workspace is None else str(one.stored.workspace)
-        print_note(
-            f"This folder was at {where} before. To continue with its state: handrail state adopt {one.stored.key}"
-        )
+    with suppress(StartError):  # the folder is no workspace
+        print_former_paths(_locate(setting))
 
 
 def _remove_chosen(setting: CommandOptions, keys: tuple[str, ...], flags: Mapping[str, Any]) -> int:
