@@ -32,12 +32,14 @@ class EventStreamClient(httpx2.AsyncClient):
 
     :param name: the model, as the operator wrote it
     :param convert: converts an answer that is one JSON object
+    :param needs_names: whether the SDK skips events without a name
     """
 
-    def __init__(self, name: str, convert: ConvertBody) -> None:
+    def __init__(self, name: str, convert: ConvertBody, *, needs_names: bool = False) -> None:
         super().__init__(timeout=httpx2.Timeout(_LONGEST_WAIT_S, connect=_CONNECT_S), follow_redirects=True)
         self._name = name
         self._convert = convert
+        self._needs_names = needs_names
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **more: Any) -> httpx2.Response:
         """Send a request; see :meth:`httpx2.AsyncClient.send`.
@@ -62,7 +64,7 @@ class EventStreamClient(httpx2.AsyncClient):
         return httpx2.Response(
             200,
             headers=_without_lengths(response),
-            stream=_CleanStream(response, start, pieces),
+            stream=_CleanStream(response, start, pieces, needs_names=self._needs_names),
             request=request,
             extensions=response.extensions,
         )
@@ -121,9 +123,11 @@ class _CleanStream(httpx2.AsyncByteStream):
     :param start: the part that is read already, before ``rest``
     """
 
-    def __init__(self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes], *, needs_names: bool
+    ) -> None:
         self._response, self._start, self._rest = response, start, rest
-        self.cleaner = EventStreamCleaner()
+        self.cleaner = EventStreamCleaner(needs_names=needs_names)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if cleaned := self.cleaner.feed(self._start):

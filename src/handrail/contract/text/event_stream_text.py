@@ -6,6 +6,7 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 _BOM = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 32 * 1024 * 1024
@@ -17,9 +18,13 @@ class EventStreamCleaner:
 
     It removes a byte order mark, spaces before a field and events without data. It adds the empty line after an event and
     the field name of a line that is only JSON.
+
+    :param needs_names: whether an event without a name gets the one that its data has as ``type``
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_names: bool = False) -> None:
+        self._needs_names = needs_names
+        self._has_name = False
         self.last_data = b""
         """The data of the last line that has some."""
         self._waiting: list[bytes] = []
@@ -57,17 +62,30 @@ class EventStreamCleaner:
 
     def _clean_line(self, line: bytes) -> bytes:
         if not (text := line.strip()):
-            self._data_lines = 0
+            self._data_lines, self._has_name = 0, False
             return line
         if text == b"data:":
             return b""
         is_json = text.startswith(b"{") and text.endswith(b"}")
         is_data = is_json or text.startswith(b"data:")
         separator = b"\n" if is_data and self._has_whole_data() else b""
+        self._has_name = (self._has_name and not separator) or text.startswith(b"event:")
         if is_data:
             self._data_lines = 1 if separator else self._data_lines + 1
             self.last_data = text if is_json else text[5:].strip()
+            if self._needs_names and not self._has_name:
+                separator += self._make_name_line()
         return separator + (b"data: " if is_json else b"") + line.lstrip(b" \t")
+
+    def _make_name_line(self) -> bytes:
+        """Return the line with the name of an event by its data; empty if the data has none."""
+        self._has_name = True
+        try:
+            data: Any = json.loads(self.last_data)
+        except (ValueError, RecursionError):
+            return b""
+        kind: object = cast("dict[str, Any]", data).get("type") if isinstance(data, dict) else None
+        return f"event: {kind}\n".encode() if isinstance(kind, str) and kind.isprintable() else b""
 
     def _has_whole_data(self) -> bool:
         """Return whether the event has one line of data, which is whole."""
