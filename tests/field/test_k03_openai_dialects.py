@@ -538,6 +538,38 @@ async def test_a_request_form_that_does_not_help_is_not_kept() -> None:
     assert ["stream_options" in request.body for request in b.server.requests] == [True, False, True]
 
 
+BLOCK: dict[str, Any] = {"type": "tool_use", "id": "c", "name": "echo", "input": {}}
+ANTHROPIC: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {"id": "m", "role": "assistant", "content": []}},
+    {"type": "content_block_start", "index": 0, "content_block": BLOCK},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": '{"n":1}'}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+    {"type": "message_stop"},
+]
+ITEM = {"type": "function_call", "id": "f", "call_id": "c", "name": "echo", "arguments": ""}
+RESPONSES: list[dict[str, Any]] = [
+    {"type": "response.output_item.added", "output_index": 0, "item": ITEM},
+    {"type": "response.function_call_arguments.done", "output_index": 0, "item_id": "f", "arguments": '{"n":1}'},
+    {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": []}},
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        ("anthropic", ANTHROPIC),
+        ("anthropic", [one for one in ANTHROPIC if one["type"] != "content_block_stop"]),
+        ("openai-responses", RESPONSES),
+    ],
+    ids=["events without names", "a block that is not closed", "arguments only at their end"],
+)
+async def test_calls_of_servers_that_speak_another_api_in_their_own_way(kind: Any, sent: list[dict[str, Any]]) -> None:
+    async with bench(kind, events(*(json.dumps(one).encode() for one in sent), end=b""), OK) as b:
+        assert (await b.run()).text == "ok"
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}] and not b.naps
+
+
 @pytest.mark.parametrize("body", [b"", b'{"choices": [{"mess', b"[]"])
 async def test_a_truncated_reply_is_requested_again(body: bytes) -> None:
     async with bench("openai", RawReply(body, "application/json"), OK) as b:

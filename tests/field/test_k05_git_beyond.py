@@ -94,6 +94,13 @@ def make_work_tree_of_bare(folder: Path) -> tuple[Path, dict[Path, str]]:
     return folder / "ws", {folder / "bare.git": "write"}
 
 
+def make_link(folder: Path) -> tuple[Path, dict[Path, str]]:
+    workspace, roots = make_separate_directory(folder)
+    (workspace / ".git").unlink()
+    (workspace / ".git").symlink_to("../apart.git")
+    return workspace, roots
+
+
 Layout = Callable[[Path], tuple[Path, dict[Path, str]]]
 layouts = pytest.mark.parametrize(
     "layout",
@@ -101,6 +108,7 @@ layouts = pytest.mark.parametrize(
         make_linked_work_tree,
         make_submodule,
         make_separate_directory,
+        make_link,
         make_sub_folder,
         make_alternates,
         make_work_tree_of_bare,

@@ -202,3 +202,64 @@ async def test_an_answer_with_an_unusual_content_type_is_accepted(tmp_path: Path
     async with connected(tmp_path) as (_, session, http):
         http.replies.append(plain)
         assert (await session.call("h_echo", {"text": "x"})).data == "said"
+
+
+STREAM_FORMS: dict[str, bytes] = {
+    "no empty line at the end": b"data: %s\n",
+    "no line end": b"data: %s",
+    "a byte order mark": b"\xef\xbb\xbfdata: %s\n\n",
+    "another event name": b"event: response\ndata: %s\n\n",
+    "no field name": b"%s\n",
+    "spaces before the field": b"  data: %s\n\n",
+    "no empty line between": b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}\ndata: %s\n\n',
+    "an event without data": b"id: 7\ndata:\n\ndata: %s\n\n",
+    "carriage returns": b"data: %s\r\r",
+    "data in several lines": b"data: [\ndata: %s\ndata: ]\n\n",
+    "the id behind the data": b"data: %s\nid: 7\n\n",
+}
+
+
+@pytest.mark.parametrize("form", STREAM_FORMS)
+async def test_an_answer_in_an_unusual_stream_is_lost(tmp_path: Path, form: str) -> None:
+    async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [{"type": "text", "text": "said"}]}}
+        await answering.start_event_stream()
+        await answering.raw(STREAM_FORMS[form] % json.dumps(body).encode())
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(answers)
+        assert (await session.call("h_echo", {"text": "x"})).data == "said"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (500, b'{"error": "no such table"}', "application/json"),
+        (422, b'{"detail": [{"msg": "no such table"}]}', "application/json"),
+        (502, b"<html><style>p {}</style><title>no such table</title></html>", "text/html"),
+        (503, b"no such table", "text/plain"),
+    ],
+)
+async def test_the_text_of_an_http_error_is_lost(tmp_path: Path, status: int, body: bytes, kind: str) -> None:
+    async def refuses(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.send_response(status, body, kind)
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(refuses)
+        said = str((await session.call("h_echo", {"text": "x"})).error_text)
+        assert "no such table" in said and str(status) in said and "<" not in said
+        assert (await session.call("h_echo", {"text": "x"})).data == "x"
+
+
+@pytest.mark.parametrize("status", [202, 500])
+async def test_an_answer_with_another_status_is_lost(tmp_path: Path, status: int) -> None:
+    async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [{"type": "text", "text": "said"}]}}
+        await answering.send_response(status, json.dumps(body).encode())
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(answers)
+        assert (await session.call("h_echo", {"text": "x"})).data == "said"

@@ -183,7 +183,7 @@ class AnthropicModel:
             api_key=api_key,
             base_url=base_url,
             max_retries=0,
-            http_client=EventStreamClient(self.name, _whole_body_events),
+            http_client=EventStreamClient(self.name, _whole_body_events, needs_names=True),
         )
 
     @property
@@ -265,9 +265,7 @@ class _EventReader:
                 if self._native.has_block(index):
                     yield from self._native.stop_block(index)
                 elif index in self._calls:
-                    if whole := self._calls.pop(index):
-                        yield CallArgumentsDelta(index, whole if isinstance(whole, str) else json.dumps(whole))
-                    yield CallBlockClosed(index)
+                    yield from self._close_call(index)
                 elif index in self._kept:
                     yield ProviderBlock("anthropic", self._kept.pop(index))
             case "message_delta":
@@ -275,10 +273,18 @@ class _EventReader:
                     self._reason = _REASONS.get(reason, "other")
                 yield from self._usage(get_sdk_field(event, "usage"))
             case "message_stop":
+                if self._reason in ("calls", "end"):  # some servers do not close the blocks of a whole reply
+                    for open_index in list(self._calls):
+                        yield from self._close_call(open_index)
                 self.finished = True
                 yield ReplyFinished(self._reason)
             case _:
                 pass
+
+    def _close_call(self, index: int) -> Iterator[BlockEvent]:
+        if whole := self._calls.pop(index):
+            yield CallArgumentsDelta(index, whole if isinstance(whole, str) else json.dumps(whole))
+        yield CallBlockClosed(index)
 
     def _start(self, index: int, block: object) -> Iterator[BlockEvent]:
         match get_sdk_field(block, "type"):

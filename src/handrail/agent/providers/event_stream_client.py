@@ -14,6 +14,7 @@ import httpx2
 
 from handrail.agent.model_protocol import ProviderBusy, ReplyStreamCut, RequestRejected
 from handrail.agent.providers.provider_errors import describe_page
+from handrail.contract.text.event_stream_text import EventStreamCleaner
 
 MAX_WHOLE_BYTES = 32 * 1024 * 1024
 """The largest answer that is not a stream."""
@@ -31,12 +32,14 @@ class EventStreamClient(httpx2.AsyncClient):
 
     :param name: the model, as the operator wrote it
     :param convert: converts an answer that is one JSON object
+    :param needs_names: whether the SDK skips events without a name
     """
 
-    def __init__(self, name: str, convert: ConvertBody) -> None:
+    def __init__(self, name: str, convert: ConvertBody, *, needs_names: bool = False) -> None:
         super().__init__(timeout=httpx2.Timeout(_LONGEST_WAIT_S, connect=_CONNECT_S), follow_redirects=True)
         self._name = name
         self._convert = convert
+        self._needs_names = needs_names
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **more: Any) -> httpx2.Response:
         """Send a request; see :meth:`httpx2.AsyncClient.send`.
@@ -61,7 +64,7 @@ class EventStreamClient(httpx2.AsyncClient):
         return httpx2.Response(
             200,
             headers=_without_lengths(response),
-            stream=_CleanStream(response, start, pieces),
+            stream=_CleanStream(response, start, pieces, needs_names=self._needs_names),
             request=request,
             extensions=response.extensions,
         )
@@ -115,62 +118,29 @@ def _parse_objects(text: str) -> object:
 
 def has_end_mark(response: httpx2.Response) -> bool:
     """Return whether the event stream of a response ended with the mark of a complete reply, ``[DONE]``."""
-    return isinstance(response.stream, _CleanStream) and response.stream.last_data == b"[DONE]"
+    return isinstance(response.stream, _CleanStream) and response.stream.cleaner.last_data == b"[DONE]"
 
 
 class _CleanStream(httpx2.AsyncByteStream):
-    """The decoded body of a response without a byte order mark, and with an empty line after each event.
+    """The decoded body of a response, cleaned.
 
     :param start: the part that is read already, before ``rest``
     """
 
-    def __init__(self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes], *, needs_names: bool
+    ) -> None:
         self._response, self._start, self._rest = response, start, rest
-        self.last_data: bytes = b""
-        """The data of the last line that has some."""
-        self._is_in_event = False
-        """Whether no empty line followed that line so far."""
+        self.cleaner = EventStreamCleaner(needs_names=needs_names)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        waiting = [self._start]
-        is_start = True
-        async for piece in self._rest:
-            waiting.append(piece)
-            if b"\n" not in piece and b"\r" not in piece:
-                continue
-            *lines, rest = b"".join(waiting).removeprefix(_BOM if is_start else b"").splitlines(keepends=True)
-            is_start = False
-            if rest.endswith(b"\n"):
-                lines.append(rest)
-                rest = b""
-            waiting = [rest]
-            if cleaned := b"".join(map(self._clean_line, lines)):
-                yield cleaned
-        left = b"".join(waiting).removeprefix(_BOM if is_start else b"").splitlines(keepends=True)
-        if cleaned := b"".join(map(self._clean_line, left)):
+        if cleaned := self.cleaner.feed(self._start):
             yield cleaned
-
-    def _clean_line(self, line: bytes) -> bytes:
-        """Return a line as it goes to the SDK. Some servers send events without data, or no line between two events."""
-        if not (text := line.strip()):
-            self._is_in_event = False
-            return line
-        is_data = text.startswith(b"data:")
-        if text == b"data:":
-            return b""
-        separator = b"\n" if self._is_in_event and (is_data or text.startswith(b"event:")) and self._is_whole() else b""
-        if is_data:
-            self.last_data = text[5:].strip()
-        self._is_in_event = is_data or (self._is_in_event and not separator)
-        return separator + line
-
-    def _is_whole(self) -> bool:
-        if not self.last_data.endswith(b"}"):
-            return False
-        try:
-            return isinstance(json.loads(self.last_data), dict)
-        except (ValueError, RecursionError):
-            return False
+        async for piece in self._rest:
+            if cleaned := self.cleaner.feed(piece):
+                yield cleaned
+        if cleaned := self.cleaner.close():
+            yield cleaned
 
     async def aclose(self) -> None:
         await self._response.aclose()

@@ -179,6 +179,10 @@ class _ItemReader:
                 if piece := get_nonempty_text(event, "delta"):
                     self._open[index] = True
                     yield CallArgumentsDelta(index, piece)
+            case "response.function_call_arguments.done" if isinstance(index, int) and self._open.get(index) is False:
+                if whole := get_json_text(event, "arguments"):
+                    self._open[index] = True
+                    yield CallArgumentsDelta(index, whole)
             case "response.output_item.done" if isinstance(index, int):
                 yield from self._finish_item(index, get_sdk_field(event, "item"))
             case "response.completed" | "response.incomplete":
@@ -235,6 +239,9 @@ class _ItemReader:
                 yield from map(TextDelta, self._find_texts(item))
             if not self._items or index in self._open:  # the server streamed no items, or not the end of this one
                 yield from self._finish_item_unless_known(index, item)
+        if whole:
+            yield from map(CallBlockClosed, self._open)
+            self._open.clear()
         usage = get_sdk_field(response, "usage")
         if usage is not None:
             cached = get_positive_count(get_sdk_field(usage, "input_tokens_details"), "cached_tokens")

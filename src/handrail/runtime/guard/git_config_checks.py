@@ -152,6 +152,8 @@ def find_repository_of(folder: str) -> RepositoryLocation | None:
         folder = folder.rpartition("/")[0]
     else:
         return None
+    if Path(place).is_symlink():  # as some programs that manage many repositories make it
+        place = os.path.realpath(place)
     common, _, name = place.rpartition("/worktrees/")
     is_linked = bool(common) and "/" not in name
     if not is_linked:

@@ -196,6 +196,10 @@ def replace_exact_text(
         if spans and first < spans[-1].end:
             continue
         made = shown.restore(new, start, stop, notes)
+        next_end = find_line_end_at(text, last)
+        if "\n" in made and mark == "\n" and "\n" not in (made[-1], old[0]) and text.startswith(next_end, last):
+            made += "\n"  # so that the last line keeps its end before further lines
+            last += len(next_end)
         if "\n" in made:
             made = fit_line_ends(text[first:last], made, end or find_line_end_at(text, last), mark)
         spans.append(SpanReplacement(first, last, made))
